@@ -1,0 +1,1 @@
+"""Credit assignment for teams of LLM agents."""

@@ -1,0 +1,47 @@
+"""What can go wrong, as one small hierarchy.
+
+Every message names what it is about (an id, a key, a file), what was expected and what came.
+"""
+
+
+class CreditflowError(Exception):
+    """The base of every error that creditflow raises on purpose."""
+
+
+class InputError(CreditflowError):
+    """The user's input is wrong: the command line prints the message and exits with code 2."""
+
+
+class ConfigError(InputError):
+    """A key or value of the configuration is unknown, missing or contradictory."""
+
+
+class DataError(InputError):
+    """A data file is missing, malformed or empty."""
+
+
+class ModelError(InputError):
+    """A model folder is missing, incomplete or does not fit its tokenizer."""
+
+
+class RewardError(InputError):
+    """A reward function cannot be loaded, or matches nothing, so that nothing would be learned."""
+
+
+class BatchError(CreditflowError):
+    """Columns that do not make a trajectory batch: a wrong length, a cycle, an unknown index."""
+
+
+class TooManyFailedScores(CreditflowError):
+    """More scores failed than `reward.max_failed_frac` allows; training on the rest would mislead."""
+
+
+class AgentError(CreditflowError):
+    """Raised by a workflow where the agents themselves went wrong (unparsable output, an illegal action).
+
+    The trajectory is kept with outcome 0: were it dropped, crashing would cost an agent nothing.
+    """
+
+
+class PromptTooLong(CreditflowError):
+    """A prompt leaves no room for a response; its trajectory ends there with status `truncated`."""

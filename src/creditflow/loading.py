@@ -1,0 +1,65 @@
+"""Finds the user's own functions: `package.module:name`, or `file.py:name` relative to the recipe.
+
+Naming a function in a recipe is asking to run it: this imports Python code, as the user's own command line does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from creditflow.errors import ConfigError
+
+
+def load_object(reference: str, base: Path, key: str) -> Any:
+    """The object that `reference` names.
+
+    `base`: the folder that a relative file is looked up in (the recipe's, then the working directory). `key`: the option
+    that holds the reference, for the message of a ConfigError.
+    """
+    where, colon, name = reference.rpartition(":")
+    if not colon or not where or not name:
+        raise ConfigError(f"{key}: expected `package.module:function` or `file.py:function`, got {reference!r}")
+    module = _load_file(where, base, key) if where.endswith(".py") else _import(where, key)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        raise ConfigError(f"{key}: {where} has no {name!r}") from None
+
+
+def is_reference(value: object) -> bool:
+    """Whether `value` names an object (`file.py:name`, `package.module:name`) rather than a file or a folder."""
+    return isinstance(value, str) and ":" in value and not Path(value).exists()
+
+
+def _import(name: str, key: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{key}: no module {error.name!r}") from error
+
+
+def _load_file(file: str, base: Path, key: str) -> Any:
+    path = next((p for p in (base / file, Path(file)) if p.is_file()), None)
+    if path is None:
+        raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
+    path = path.resolve()
+    # One module per file and process: two references to the same file must share its state.
+    name = f"creditflow_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{key}: {path} cannot be loaded as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,537 @@
+"""The nouns that every room speaks: Task, Score, Step, Trajectory, and TrajectoryBatch, the same in columns.
+
+This module knows nothing of models, rewards or credit. It imports numpy; pyarrow only when a file is read or written.
+
+Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt tokens, K reward functions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.errors import BatchError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Message = dict[str, Any]
+"""One chat message: `{"role": ..., "content": ...}`."""
+
+ScoreStatus = Literal["ok", "failed", "timeout"]
+TrajectoryStatus = Literal["ok", "failed", "truncated"]
+TRAJECTORY_STATUSES: tuple[TrajectoryStatus, ...] = ("ok", "failed", "truncated")
+
+NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
+"""Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: no such function looked at the step."""
+_CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
+_STATUS_OF_CODE: dict[int, ScoreStatus] = {code: status for status, code in _CODE_OF_STATUS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row of the data set, with verl's columns."""
+
+    data_source: str
+    prompt: tuple[Message, ...]
+    """Chat messages; `text` gives the last user message, which is what most workflows want."""
+    ground_truth: Any
+    """verl's `reward_model.ground_truth`. Anything that JSON can hold."""
+    extra_info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The content of the last message."""
+        return str(self.prompt[-1]["content"]) if self.prompt else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one reward function said of one step, or the outcome function of one trajectory."""
+
+    value: float | tuple[float, ...]
+    """One number, or one per response token. Meaningless unless `status` is ok."""
+    range: tuple[float, float] = (0.0, 1.0)
+    """What the function may return; gates and credit see the value rescaled from it to [0, 1]."""
+    weight: float = 1.0
+    """Share in the step's weighted mean. 0: measured and reported, never part of credit."""
+    status: ScoreStatus = "ok"
+    reason: str = ""
+    seconds: float = 0.0
+    version: str = ""
+    """A hash of the function's source and arguments."""
+
+    @property
+    def rescaled(self) -> float:
+        """The (mean) value, rescaled from `range` to [0, 1]; NaN where the scoring failed."""
+        if self.status != "ok":
+            return float("nan")
+        low, high = self.range
+        mean = float(np.mean(self.value))
+        return (mean - low) / (high - low)
+
+
+@dataclass(slots=True)
+class Step:
+    """One call of one agent: a prompt, a response, and later its scores."""
+
+    id: str
+    trajectory_id: str
+    index: int
+    """Position in the trajectory, from 0."""
+    agent: str
+    turn: int
+    """How many steps this agent had made before in this trajectory."""
+    parents: tuple[int, ...]
+    """Indices of the steps whose responses this prompt used; each smaller than `index`."""
+    prompt: str
+    response: str
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    response_mask: tuple[int, ...] = ()
+    """1 where the policy sampled the token, 0 where a tool or the environment wrote it."""
+    logprobs: tuple[float, ...] = ()
+    """Natural log-probability of each response token when it was sampled; 0 where the mask is 0."""
+    policy: str = "default"
+    policy_version: int = 0
+    """How many updates the policy had seen when it sampled this response."""
+    scores: dict[str, Score] = field(default_factory=dict)
+    stratum: str | None = None
+    """A label made from the prompt alone that splits groups (`algorithm.strata`)."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One play of a task. The plays of one task share `uid`: they are its group."""
+
+    id: str
+    uid: str
+    task: Task
+    steps: list[Step] = field(default_factory=list)
+    answer_steps: tuple[int, ...] = ()
+    """Indices of the steps that the answer came from; the last step if the workflow named none."""
+    answer: str | None = None
+    """What the workflow returned."""
+    outcome: Score | None = None
+    """The global reward; None until scored, and where no outcome function is given."""
+    status: TrajectoryStatus = "ok"
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def _codes(values: Iterable[str]) -> tuple[Ints, tuple[str, ...]]:
+    """Integer codes in order of first appearance, and the names that they stand for."""
+    names: dict[str, int] = {}
+    codes = [names.setdefault(value, len(names)) for value in values]
+    return np.asarray(codes, dtype=np.int64), tuple(names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrajectoryBatch:
+    """N trajectories with S steps, column by column: what credit, engine and ledger work on.
+
+    Steps lie trajectory by trajectory, each trajectory's in the order in which they were made, so parents come before
+    children and one reverse pass over the edges does any propagation.
+    """
+
+    # Trajectories
+    trajectory_ids: tuple[str, ...]
+    tasks: tuple[Task, ...]
+    group_names: tuple[str, ...]
+    group_of_trajectory: Ints
+    """[N] index into `group_names` (the `uid`)."""
+    outcome: Floats
+    """[N] the outcome in its own units; NaN where there is none or its scoring failed."""
+    outcome_scores: tuple[Score | None, ...]
+    status_of_trajectory: Ints
+    """[N] index into TRAJECTORY_STATUSES."""
+    answers: tuple[str | None, ...]
+    trajectory_info: tuple[dict[str, Any], ...]
+
+    # Steps
+    step_ids: tuple[str, ...]
+    trajectory_of_step: Ints
+    """[S] non-decreasing index of the trajectory."""
+    index_of_step: Ints
+    """[S] position inside its trajectory."""
+    agent_names: tuple[str, ...]
+    agent_of_step: Ints
+    """[S] index into `agent_names`."""
+    turn_of_step: Ints
+    policy_names: tuple[str, ...]
+    policy_of_step: Ints
+    policy_version: Ints
+    is_answer: Bools
+    """[S] whether the trajectory's answer came from this step."""
+    stratum_names: tuple[str, ...]
+    stratum_of_step: Ints
+    """[S] index into `stratum_names`; -1 for steps without a label."""
+    prompts: tuple[str, ...]
+    responses: tuple[str, ...]
+    step_info: tuple[dict[str, Any], ...]
+
+    # Edges, sorted by child
+    edge_child: Ints
+    """[E] step index of the child."""
+    edge_parent: Ints
+    """[E] step index of the parent: same trajectory, smaller than the child."""
+
+    # Scores
+    score_names: tuple[str, ...]
+    scores: Floats
+    """[S, K] each score rescaled to [0, 1] (the mean, where it came per token); NaN where not ok."""
+    score_status: Ints
+    """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
+    score_weights: Floats
+    """[S, K] weight of the function; 0 where it did not match."""
+    raw_scores: tuple[dict[str, Score], ...]
+    """[S] the scores as they were given."""
+
+    # Tokens
+    prompt_offsets: Ints
+    """[S+1] bounds of each step's tokens in `prompt_ids`."""
+    prompt_ids: Ints
+    token_offsets: Ints
+    """[S+1] bounds of each step's response tokens in the [T] columns."""
+    response_ids: Ints
+    response_mask: Bools
+    logprobs: Floats
+
+    @property
+    def n_trajectories(self) -> int:
+        """N."""
+        return len(self.trajectory_ids)
+
+    @property
+    def n_steps(self) -> int:
+        """S."""
+        return len(self.step_ids)
+
+    @property
+    def scored(self) -> Bools:
+        """[S, K] whether the score is there and ok."""
+        return self.score_status == OK
+
+    @classmethod
+    def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
+        """Columns of `trajectories`.
+
+        Raises BatchError where a step's index, parents or token columns contradict one another.
+        """
+        for trajectory in trajectories:
+            _check_trajectory(trajectory)
+        ids = [trajectory.id for trajectory in trajectories]
+        if len(set(ids)) != len(ids):
+            twice = next(i for i in ids if ids.count(i) > 1)
+            raise BatchError(f"trajectory {twice}: ids must be unique, but this one stands twice in the batch")
+        steps = [step for trajectory in trajectories for step in trajectory.steps]
+        group_of_trajectory, group_names = _codes(t.uid for t in trajectories)
+        agent_of_step, agent_names = _codes(s.agent for s in steps)
+        policy_of_step, policy_names = _codes(s.policy for s in steps)
+        strata, stratum_names = _codes(s.stratum for s in steps if s.stratum is not None)
+        stratum_of_step = np.full(len(steps), -1, dtype=np.int64)
+        stratum_of_step[[s.stratum is not None for s in steps]] = strata
+
+        lengths = np.array([len(t.steps) for t in trajectories], dtype=np.int64)
+        first_step = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64) if len(lengths) else lengths
+        trajectory_of_step = np.repeat(np.arange(len(trajectories)), lengths).astype(np.int64)
+        is_answer = np.zeros(len(steps), dtype=np.bool_)
+        edges: list[tuple[int, int]] = []
+        for first, trajectory in zip(first_step, trajectories, strict=True):
+            for step in trajectory.steps:
+                edges.extend((first + step.index, first + parent) for parent in step.parents)
+            for index in trajectory.answer_steps:
+                is_answer[first + index] = True
+        edge_array = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
+
+        score_names = tuple(dict.fromkeys(name for step in steps for name in step.scores))
+        column = {name: k for k, name in enumerate(score_names)}
+        scores = np.full((len(steps), len(score_names)), np.nan)
+        score_status = np.full(scores.shape, NOT_MATCHED, dtype=np.int64)
+        score_weights = np.zeros_like(scores)
+        for s, step in enumerate(steps):
+            for name, score in step.scores.items():
+                scores[s, column[name]] = score.rescaled
+                score_status[s, column[name]] = _CODE_OF_STATUS[score.status]
+                score_weights[s, column[name]] = score.weight
+
+        def flat(name: str, dtype: Any) -> NDArray[Any]:
+            return np.asarray([value for step in steps for value in getattr(step, name)], dtype=dtype)
+
+        def offsets(name: str) -> Ints:
+            return np.concatenate([[0], np.cumsum([len(getattr(step, name)) for step in steps])]).astype(np.int64)
+
+        return cls(
+            trajectory_ids=tuple(ids),
+            tasks=tuple(t.task for t in trajectories),
+            group_names=group_names,
+            group_of_trajectory=group_of_trajectory,
+            outcome=np.array(
+                [t.outcome.value if t.outcome and t.outcome.status == "ok" else np.nan for t in trajectories],
+                dtype=np.float64,
+            ),
+            outcome_scores=tuple(t.outcome for t in trajectories),
+            status_of_trajectory=np.array([TRAJECTORY_STATUSES.index(t.status) for t in trajectories], dtype=np.int64),
+            answers=tuple(t.answer for t in trajectories),
+            trajectory_info=tuple(t.info for t in trajectories),
+            step_ids=tuple(s.id for s in steps),
+            trajectory_of_step=trajectory_of_step,
+            index_of_step=np.array([s.index for s in steps], dtype=np.int64),
+            agent_names=agent_names,
+            agent_of_step=agent_of_step,
+            turn_of_step=np.array([s.turn for s in steps], dtype=np.int64),
+            policy_names=policy_names,
+            policy_of_step=policy_of_step,
+            policy_version=np.array([s.policy_version for s in steps], dtype=np.int64),
+            is_answer=is_answer,
+            stratum_names=stratum_names,
+            stratum_of_step=stratum_of_step,
+            prompts=tuple(s.prompt for s in steps),
+            responses=tuple(s.response for s in steps),
+            step_info=tuple(s.info for s in steps),
+            edge_child=edge_array[:, 0].copy(),
+            edge_parent=edge_array[:, 1].copy(),
+            score_names=score_names,
+            scores=scores,
+            score_status=score_status,
+            score_weights=score_weights,
+            raw_scores=tuple(s.scores for s in steps),
+            prompt_offsets=offsets("prompt_ids"),
+            prompt_ids=flat("prompt_ids", np.int64),
+            token_offsets=offsets("response_ids"),
+            response_ids=flat("response_ids", np.int64),
+            response_mask=flat("response_mask", np.bool_),
+            logprobs=flat("logprobs", np.float64),
+        )
+
+    def to_trajectories(self) -> list[Trajectory]:
+        """The trajectories that the columns were made of."""
+        trajectories = []
+        parents: list[list[int]] = [[] for _ in range(self.n_steps)]
+        for child, parent in zip(self.edge_child.tolist(), self.edge_parent.tolist(), strict=True):
+            parents[child].append(int(self.index_of_step[parent]))
+        for n in range(self.n_trajectories):
+            start, stop = np.searchsorted(self.trajectory_of_step, [n, n + 1])
+            trajectories.append(
+                Trajectory(
+                    id=self.trajectory_ids[n],
+                    uid=self.group_names[self.group_of_trajectory[n]],
+                    task=self.tasks[n],
+                    steps=[self._step(s, tuple(parents[s])) for s in range(start, stop)],
+                    answer_steps=tuple(int(i) for i in np.flatnonzero(self.is_answer[start:stop])),
+                    answer=self.answers[n],
+                    outcome=self.outcome_scores[n],
+                    status=TRAJECTORY_STATUSES[self.status_of_trajectory[n]],
+                    info=self.trajectory_info[n],
+                )
+            )
+        return trajectories
+
+    def _step(self, s: int, parents: tuple[int, ...]) -> Step:
+        prompt = slice(self.prompt_offsets[s], self.prompt_offsets[s + 1])
+        response = slice(self.token_offsets[s], self.token_offsets[s + 1])
+        stratum = int(self.stratum_of_step[s])
+        return Step(
+            id=self.step_ids[s],
+            trajectory_id=self.trajectory_ids[self.trajectory_of_step[s]],
+            index=int(self.index_of_step[s]),
+            agent=self.agent_names[self.agent_of_step[s]],
+            turn=int(self.turn_of_step[s]),
+            parents=parents,
+            prompt=self.prompts[s],
+            response=self.responses[s],
+            prompt_ids=tuple(self.prompt_ids[prompt].tolist()),
+            response_ids=tuple(self.response_ids[response].tolist()),
+            response_mask=tuple(self.response_mask[response].astype(int).tolist()),
+            logprobs=tuple(self.logprobs[response].tolist()),
+            policy=self.policy_names[self.policy_of_step[s]],
+            policy_version=int(self.policy_version[s]),
+            scores=self.raw_scores[s],
+            stratum=self.stratum_names[stratum] if stratum >= 0 else None,
+            info=self.step_info[s],
+        )
+
+    def write_parquet(self, path: Path | str, step_columns: dict[str, NDArray[Any]] | None = None) -> None:
+        """Write one row per step (and one for each trajectory without steps), everything included.
+
+        `step_columns`: further [S] columns, such as an assignment's credit; they are there for readers of the file and
+        are not part of the batch. The file is written as it is named; for a crash-safe write see `ledger`.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = [_row(t, s) for t in self.to_trajectories() for s in (t.steps or [None])]
+        table = pa.Table.from_pylist(rows, schema=_parquet_schema())
+        if step_columns:
+            has_step = np.array([row["step_id"] is not None for row in rows], dtype=np.bool_)
+            for name, values in step_columns.items():
+                if len(values) != self.n_steps:
+                    raise BatchError(f"column {name}: expected {self.n_steps} values, one per step, got {len(values)}")
+                column: list[Any] = [None] * len(rows)
+                for row, value in zip(np.flatnonzero(has_step), values.tolist(), strict=True):
+                    column[row] = value
+                table = table.append_column(name, pa.array(column))
+        pq.write_table(table, path, compression="zstd")
+
+    @classmethod
+    def read_parquet(cls, path: Path | str) -> TrajectoryBatch:
+        """The batch that `write_parquet` wrote; columns that it does not know are left aside."""
+        import pyarrow.parquet as pq
+
+        schema = _parquet_schema()
+        try:
+            table = pq.read_table(path, columns=schema.names)
+        except (OSError, ValueError) as error:
+            raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
+        if missing := sorted(set(schema.names) - set(table.column_names)):
+            raise BatchError(f"{path}: expected the columns of a trajectory batch, missing {', '.join(missing)}")
+        trajectories: dict[str, Trajectory] = {}
+        for row in table.to_pylist():
+            trajectory = trajectories.get(row["trajectory_id"])
+            if trajectory is None:
+                trajectory = trajectories[row["trajectory_id"]] = _trajectory_of_row(row)
+            if row["step_id"] is not None:
+                trajectory.steps.append(_step_of_row(row))
+        return cls.from_trajectories(list(trajectories.values()))
+
+
+def _check_trajectory(trajectory: Trajectory) -> None:
+    for index, step in enumerate(trajectory.steps):
+        where = f"step {step.id} of trajectory {trajectory.id}"
+        if step.index != index:
+            raise BatchError(f"{where}: expected index {index}, its place in the trajectory, got {step.index}")
+        if step.trajectory_id != trajectory.id:
+            raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
+        if len(set(step.parents)) != len(step.parents):
+            raise BatchError(f"{where}: a parent stands twice in {step.parents}")
+        if any(not 0 <= parent < index for parent in step.parents):
+            raise BatchError(f"{where}: parents must come before it (0 to {index - 1}), got {step.parents}")
+        n_tokens = len(step.response_ids)
+        if len(step.response_mask) != n_tokens or len(step.logprobs) != n_tokens:
+            raise BatchError(
+                f"{where}: expected a mask and a log-probability for each of {n_tokens} response tokens, "
+                f"got {len(step.response_mask)} and {len(step.logprobs)}"
+            )
+        for name, score in step.scores.items():
+            if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
+                raise BatchError(
+                    f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens"
+                )
+    if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
+        raise BatchError(
+            f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)} steps"
+        )
+
+
+def _parquet_schema() -> Any:
+    import pyarrow as pa
+
+    text, whole, ints = pa.string(), pa.int64(), pa.list_(pa.int64())
+    return pa.schema(
+        [
+            ("trajectory_id", text),
+            ("uid", text),
+            ("task", text),  # JSON
+            ("answer", text),
+            ("answer_steps", ints),
+            ("outcome", pa.float64()),
+            ("outcome_score", text),  # JSON
+            ("status", text),
+            ("trajectory_info", text),  # JSON
+            ("step_id", text),
+            ("index", whole),
+            ("agent", text),
+            ("turn", whole),
+            ("parents", ints),
+            ("prompt", text),
+            ("response", text),
+            ("prompt_ids", ints),
+            ("response_ids", ints),
+            ("response_mask", pa.list_(pa.int8())),
+            ("logprobs", pa.list_(pa.float64())),
+            ("policy", text),
+            ("policy_version", whole),
+            ("scores", text),  # JSON: name -> score
+            ("stratum", text),
+            ("step_info", text),  # JSON
+        ]
+    )
+
+
+def _row(trajectory: Trajectory, step: Step | None) -> dict[str, Any]:
+    outcome = trajectory.outcome
+    row: dict[str, Any] = {
+        "trajectory_id": trajectory.id,
+        "uid": trajectory.uid,
+        "task": json.dumps({f.name: getattr(trajectory.task, f.name) for f in fields(Task)}),
+        "answer": trajectory.answer,
+        "answer_steps": trajectory.answer_steps,
+        "outcome": outcome.value if outcome and outcome.status == "ok" else None,
+        "outcome_score": json.dumps(_score_to_json(outcome)) if outcome else None,
+        "status": trajectory.status,
+        "trajectory_info": json.dumps(trajectory.info),
+        "step_id": None,
+    }
+    if step is not None:
+        row |= {
+            name: getattr(step, name)
+            for name in (
+                "index agent turn parents prompt response prompt_ids response_ids response_mask logprobs policy"
+                " policy_version stratum"
+            ).split()
+        }
+        row["step_id"] = step.id
+        row["scores"] = json.dumps({name: _score_to_json(score) for name, score in step.scores.items()})
+        row["step_info"] = json.dumps(step.info)
+    return row
+
+
+def _trajectory_of_row(row: dict[str, Any]) -> Trajectory:
+    task = json.loads(row["task"])
+    return Trajectory(
+        id=row["trajectory_id"],
+        uid=row["uid"],
+        task=Task(**{**task, "prompt": tuple(task["prompt"])}),
+        answer_steps=tuple(row["answer_steps"]),
+        answer=row["answer"],
+        outcome=_score_of_json(json.loads(row["outcome_score"])) if row["outcome_score"] else None,
+        status=row["status"],
+        info=json.loads(row["trajectory_info"]),
+    )
+
+
+def _step_of_row(row: dict[str, Any]) -> Step:
+    return Step(
+        id=row["step_id"],
+        trajectory_id=row["trajectory_id"],
+        index=row["index"],
+        agent=row["agent"],
+        turn=row["turn"],
+        parents=tuple(row["parents"]),
+        prompt=row["prompt"],
+        response=row["response"],
+        prompt_ids=tuple(row["prompt_ids"]),
+        response_ids=tuple(row["response_ids"]),
+        response_mask=tuple(row["response_mask"]),
+        logprobs=tuple(row["logprobs"]),
+        policy=row["policy"],
+        policy_version=row["policy_version"],
+        scores={name: _score_of_json(score) for name, score in json.loads(row["scores"]).items()},
+        stratum=row["stratum"],
+        info=json.loads(row["step_info"]),
+    )
+
+
+def _score_to_json(score: Score) -> dict[str, Any]:
+    return {f.name: getattr(score, f.name) for f in fields(Score)}
+
+
+def _score_of_json(score: dict[str, Any]) -> Score:
+    value = score["value"]
+    return Score(**{**score, "value": tuple(value) if isinstance(value, list) else value, "range": tuple(score["range"])})
