@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from creditflow.credit.options import CreditOptions
 from creditflow.errors import ConfigError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-PROPAGATIONS = ("identical", "uniform", "none", "discounted", "threshold")
-GROUPINGS = ("task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn")
 
 
 @dataclass
@@ -103,32 +101,15 @@ class ActorRolloutRefConfig:
 
 
 @dataclass
-class AlgorithmConfig:
-    reward_decomp: bool = True
-    """False: outcome only; no sub-reward enters credit."""
-    propagation: str | None = None
-    """`identical`, `uniform`, `none`, `discounted` or `threshold` (the default). See docs/credit.md."""
+class AlgorithmConfig(CreditOptions):
+    """The options of credit (`creditflow.credit.CreditOptions`), with what else is said in their section."""
+
+    propagation: Any = None
+    """None: `threshold`, unless `threshold_share` says otherwise."""
     threshold_share: bool | None = None
     """True/false: the same as `propagation: threshold/discounted`; contradicting it is an error."""
-    propagation_threshold: float = 0.5
-    adv_estimator: str = "grpo"
-    norm_adv_by_std_in_grpo: bool = True
-    group_by: str = "agent_turn"
-    gamma: float = 0.99
-    """Discount per step of propagation (per token in verl; see gamma_token there)."""
-    lam: float = 0.95
     error_minimization: Any = None
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
-    outcome_to: str = "all"
-    """`all`: the outcome is added to every step's credit; `answer`: to the own reward of the answer's steps."""
-    sub_reward_origin: float = 1.0
-    """1: wrong steps are charged; 0: right steps are paid, so that needless steps pay too."""
-    w_r: float = 1.0
-    w_o: float = 1.0
-    shared_reward: str = "outcome"
-    """What `identical` and `uniform` hand out: `outcome`, or `outcome_plus_mean_sub_reward`."""
-    gate_unscored: str = "open"
-    mask_truncated: bool = False
     strata: str | None = None
     """`file.py:function` of a step that returns a label (from the prompt alone) or None."""
 
@@ -198,3 +179,202 @@ class Config:
     """Whatever the recipe's own functions read (`recipe.operations` and the like)."""
     compare: dict[str, Any] = field(default_factory=dict)
     """Overrides that an arm of `creditflow compare` carries: `values.<value>` and `arms.<name>`."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A configuration, and where it came from."""
+
+    config: Config
+    name: str
+    folder: Path
+    """What relative `file.py:function` references are looked up in."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved configuration, as it is kept with a run."""
+        from dataclasses import asdict
+
+        return asdict(self.config)
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as YAML that loads again as a recipe."""
+        from omegaconf import OmegaConf
+
+        return str(OmegaConf.to_yaml(OmegaConf.create(self.to_dict())))
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
+
+    A recipe may begin from another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key, what
+    was expected and what came; an unknown key names the nearest known one.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    path = Path(path)
+    merged = OmegaConf.structured(Config)
+    for layer in (*_layers(path), _dotlist(overrides)):
+        try:
+            merged = OmegaConf.merge(merged, layer)
+        except OmegaConfBaseException as error:
+            raise ConfigError(_explain(error, merged)) from error
+    try:
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or path}: {_first_line(error)}") from error
+    assert isinstance(config, Config)
+    _resolve_aliases(config.algorithm)
+    _validate(config)
+    return Recipe(config=config, name=path.stem, folder=path.resolve().parent)
+
+
+def _layers(path: Path) -> list[DictConfig]:
+    """The recipes that `path` extends, the outermost last."""
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+
+    chain: list[DictConfig] = []
+    seen: set[Path] = set()
+    while True:
+        if path.resolve() in seen:
+            raise ConfigError(f"{path}: `extends` runs in a circle")
+        seen.add(path.resolve())
+        try:
+            layer = OmegaConf.load(path)
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such recipe") from None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path}: not readable as YAML: {_first_line(error)}") from error
+        if not isinstance(layer, DictConfig):
+            raise ConfigError(f"{path}: expected a mapping of options at the top level")
+        base = layer.pop("extends", None)
+        chain.insert(0, layer)
+        if base is None:
+            return chain
+        path = path.parent / str(base)
+
+
+def _dotlist(overrides: Sequence[str]) -> DictConfig:
+    import yaml
+    from omegaconf import OmegaConf
+
+    for override in overrides:
+        if "=" not in override or override.startswith("="):
+            raise ConfigError(f"{override}: expected key=value")
+    try:
+        return OmegaConf.from_dotlist(list(overrides))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML: {_first_line(error)}") from error
+
+
+def _explain(error: Exception, known: DictConfig) -> str:
+    from omegaconf.errors import ConfigKeyError
+
+    key = str(getattr(error, "full_key", None) or "?")
+    if not isinstance(error, ConfigKeyError):
+        return f"{key}: {_first_line(error)}"
+    names = list(_known_keys(known))
+    # The nearest by its last part first: `algorithm.gama` is nearer to `algorithm.gamma` than to `algorithm.lam`.
+    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [
+        name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
+    ]
+    return f"unknown key {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
+
+
+def _known_keys(config: DictConfig, prefix: str = "") -> list[str]:
+    from omegaconf import DictConfig
+
+    keys: list[str] = []
+    for key in config:
+        name = f"{prefix}{key}"
+        keys.append(name)
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            keys += _known_keys(node, f"{name}.")
+    return keys
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
+    """`threshold_share` and `error_minimization` are other words for `propagation` and `lam`."""
+    if algorithm.threshold_share is not None:
+        meant = "threshold" if algorithm.threshold_share else "discounted"
+        if algorithm.propagation not in (None, meant):
+            raise ConfigError(
+                f"algorithm.threshold_share: {str(algorithm.threshold_share).lower()} means propagation {meant!r}, "
+                f"but algorithm.propagation is {algorithm.propagation!r}"
+            )
+        algorithm.propagation = meant
+    algorithm.propagation = algorithm.propagation or "threshold"
+    if algorithm.error_minimization is not None:
+        algorithm.lam = _gae_lambda(algorithm.error_minimization)
+
+
+def _gae_lambda(value: Any) -> float:
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*gae_lambda\s*=\s*(\S+)\s*", value)):
+        value = {"gae_lambda": match[1]}
+    if isinstance(value, dict) and set(value) == {"gae_lambda"}:
+        try:
+            return float(value["gae_lambda"])
+        except (TypeError, ValueError):
+            pass  # told below, with what is expected
+    raise ConfigError(
+        f"algorithm.error_minimization: expected {{gae_lambda: 0.95}} or the string gae_lambda=0.95, got {value!r}"
+    )
+
+
+def _positive(key: str, value: float, *, zero: bool = False) -> None:
+    if not (value > 0 or (zero and value == 0)):
+        raise ConfigError(f"{key}: expected a number {'of at least' if zero else 'above'} 0, got {value}")
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
+
+
+def _validate(config: Config) -> None:
+    """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
+    data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    config.algorithm.validate()
+    for key, value in {
+        "data.train_batch_size": data.train_batch_size,
+        "data.max_prompt_length": data.max_prompt_length,
+        "data.max_response_length": data.max_response_length,
+        "actor_rollout_ref.rollout.n": rollout.n,
+        "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
+        "actor_rollout_ref.rollout.temperature": rollout.temperature,
+        "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
+        "actor_rollout_ref.actor.optim.lr": actor.optim.lr,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": actor.ppo_mini_batch_size,
+        "actor_rollout_ref.actor.ppo_epochs": actor.ppo_epochs,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+        "actor_rollout_ref.actor.grad_clip": actor.grad_clip,
+        "trainer.total_epochs": config.trainer.total_epochs,
+    }.items():
+        _positive(key, value)
+    _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, ("kl", "abs", "mse", "low_var_kl"))
+    _one_of(
+        "actor_rollout_ref.actor.loss_agg_mode",
+        actor.loss_agg_mode,
+        ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
+    )
+    _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
+    if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
+        raise ConfigError(
+            "actor_rollout_ref.rollout.n: 1 play of each task; grpo compares plays of the same task, so a group of one "
+            "would train on nothing: use 2 or more"
+        )
+    if actor.ppo_mini_batch_size > data.train_batch_size:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: {actor.ppo_mini_batch_size} tasks, but "
+            f"data.train_batch_size is {data.train_batch_size}"
+        )
+    if not config.team.agents:
+        raise ConfigError("team.agents: expected at least one agent, got none")
+    if config.trainer.total_training_steps is not None:
+        _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)

@@ -1,0 +1,263 @@
+"""Word problems of k chained operations, played by a planner, an executor and a verifier; small enough to learn on a CPU.
+
+The planner turns the story into operations. The executor computes one operation a turn, on two-digit numbers modulo 100;
+the verifier recomputes it and says `ok` or `bad`; on `bad` the executor tries once more. With k operations that is 1 + 2k
+turns and up to k retries. Scores are graded and judge a step given its input: a right sum on a wrong plan is right.
+
+Recipe settings (`recipe.*`): `operations` (k), `train_tasks`, `val_tasks`, `warmup_planner` and `warmup_executor` (sampled
+accuracies at which warm-up stops), `hidden`, `layers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditflow import AgentError, Step, Task, Team, Trajectory, outcome, reward
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import made_once, save_tiny_llama
+from creditflow.rollout import GenerationRequest
+
+VERBS = {
+    "+": ("gets", "finds", "buys", "wins"),
+    "-": ("loses", "eats", "sells", "drops"),
+}
+MULTIPLES = {2: "makes it double", 3: "makes it triple"}
+NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
+SIGNS = (*VERBS, "*")
+DIGITS = tuple("0123456789")
+MAX_PLAN_FACTOR = 2
+"""A plan may have so many times k operations before it is refused: a hostile plan must not play for ever."""
+
+
+# The task
+
+
+def compute(a: int, operation: str, b: int) -> int:
+    """One operation modulo 100."""
+    return {"+": a + b, "-": a - b, "*": a * b}[operation] % 100
+
+
+def digits(number: int) -> str:
+    """Two digits, one token each."""
+    return f"{number // 10} {number % 10}"
+
+
+def make_task(rng: random.Random, operations: int, index: int, split: str) -> Task:
+    """A random word problem."""
+    start = rng.randrange(100)
+    chain = [_operation(rng) for _ in range(operations)]
+    value = start
+    for operation, number in chain:
+        value = compute(value, operation, number)
+    story = [f"{rng.choice(NAMES)} has {digits(start)} ."]
+    story += [
+        f"{MULTIPLES[number]} ." if operation == "*" else f"{rng.choice(VERBS[operation])} {digits(number)} ."
+        for operation, number in chain
+    ]
+    return Task(
+        data_source="arithmetic_chain",
+        prompt=({"role": "user", "content": " ".join(story)},),
+        ground_truth=digits(value),
+        extra_info={
+            "index": index,
+            "split": split,
+            "plan": " ; ".join([digits(start), *(f"{operation} {digits(number)}" for operation, number in chain)]),
+        },
+    )
+
+
+def _operation(rng: random.Random) -> tuple[str, int]:
+    operation = rng.choice("++--*")
+    return operation, rng.choice(list(MULTIPLES)) if operation == "*" else rng.randrange(1, 100)
+
+
+def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """The tasks of a split; `tune` is a third one, for choosing learning rates on problems that are never reported."""
+    number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
+    split = recipe.get("val_split", split) if split == "val" else split
+    rng = random.Random(f"{split}-{recipe['operations']}")
+    return [make_task(rng, recipe["operations"], index, split) for index in range(number)]
+
+
+# The workflow
+
+
+async def solve(task: Task, team: Team) -> str:
+    """Plan, then compute and check one operation at a time."""
+    plan = await team.planner(task.text)
+    start, *operations = plan.split(" ; ")
+    if not _is_number(start):
+        raise AgentError(f"the plan does not start with a number: {start[:40]!r}")
+    if len(operations) > MAX_PLAN_FACTOR * (task.extra_info["plan"].count(";")):
+        raise AgentError(f"the plan has {len(operations)} operations")
+    value = start
+    for operation in operations:
+        sign, _, number = operation.partition(" ")
+        if sign not in SIGNS or not _is_number(number):
+            raise AgentError(f"not an operation: {operation[:40]!r}")
+        sum_ = f"{value} {operation} ="
+        candidate = await team.executor(sum_, info={"sum": sum_})
+        verdict = await team.verifier(f"{sum_} {candidate} ?", info={"sum": sum_, "candidate": candidate.text})
+        if verdict.split()[-1:] == ["bad"]:
+            candidate = await team.executor(f"{sum_} {candidate} bad =", info={"sum": sum_})
+        if not _is_number(candidate):
+            raise AgentError(f"not a number: {candidate[:40]!r}")
+        value = candidate.text
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return len(text) == 3 and text[0] in DIGITS and text[1] == " " and text[2] in DIGITS
+
+
+def _true_value(step: Step) -> str:
+    """What the sum in an executor's or verifier's prompt comes to (its operands were checked by the workflow)."""
+    first, second, operation, third, fourth, _ = step.info["sum"].split()
+    return digits(compute(int(first + second), operation, int(third + fourth)))
+
+
+# The sub-rewards
+
+
+def _share_equal(said: list[str], right: list[str]) -> float:
+    same = sum(a == b for a, b in zip(said, right, strict=False))
+    return same / max(len(said), len(right))
+
+
+@reward(agent_match="planner")
+def plan_right(step: Step, trajectory: Trajectory) -> float:
+    """Share of the plan's parts that are right."""
+    return _share_equal(step.response.split(" ; "), trajectory.task.extra_info["plan"].split(" ; "))
+
+
+@reward(agent_match="executor")
+def digits_right(step: Step, trajectory: Trajectory) -> float:
+    """Share of the digits that are right, given the sum that was asked."""
+    return _share_equal(step.response.split(), _true_value(step).split())
+
+
+@reward(agent_match="verifier")
+def verdict_right(step: Step, trajectory: Trajectory) -> float:
+    """Whether the verdict is right, given the candidate that was shown."""
+    right = "ok" if step.info["candidate"] == _true_value(step) else "bad"
+    return float(step.response.split()[-1:] == [right])
+
+
+@outcome
+def answer_right(trajectory: Trajectory) -> float:
+    """Whether the final value is that of the story."""
+    return float(trajectory.answer == trajectory.task.ground_truth)
+
+
+def candidate_kind(step: Step) -> str | None:
+    """Stratum of a verifier's step: without it, a verifier that always says `ok` looks good while most sums are right."""
+    if step.agent != "verifier":
+        return None
+    return "right" if step.info["candidate"] == _true_value(step) else "wrong"
+
+
+# The model, warmed up by supervised learning so that there is something to reinforce
+
+
+def warm_model(recipe: dict[str, Any]) -> Path:
+    """The folder of a small Llama that plays this game half well; made on first use, in about a minute, and cached."""
+    keys = ("operations", "hidden", "layers", "warmup_planner", "warmup_executor")
+    settings = {key: recipe[key] for key in keys}
+    source = Path(__file__).read_text()
+    version = hashlib.sha256((json.dumps(settings) + source[source.index("# The model") :]).encode()).hexdigest()[:12]
+    return made_once(f"arithmetic_chain-{version}", lambda folder: _warm_up(folder, settings))
+
+
+def make_tokenizer() -> Any:
+    """One token per word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<|end|>", "plan", "exec", "check", "has", ".", ";", "=", "?", "ok", "bad", *DIGITS, *NAMES]
+    words += [*SIGNS, "makes", "it", "double", "triple", *(verb for verbs in VERBS.values() for verb in verbs)]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def _example(role: str, rng: random.Random, operations: int) -> tuple[str, str]:
+    if role == "planner":
+        task = make_task(rng, operations, 0, "warm-up")
+        return f"plan {task.text}", task.extra_info["plan"]
+    a, (operation, b) = rng.randrange(100), _operation(rng)
+    right = digits(compute(a, operation, b))
+    wrong = digits((compute(a, operation, b) + rng.choice((-10, -1, 1, 10, rng.randrange(1, 100)))) % 100)
+    sum_ = f"{digits(a)} {operation} {digits(b)} ="
+    if role == "executor":
+        return f"exec {sum_}", right
+    if role == "retry":
+        return f"exec {sum_} {wrong} bad =", right
+    good = rng.random() < 0.5 or wrong == right
+    return f"check {sum_} {right if good else wrong} ?", f"{right} {'ok' if good else 'bad'}"
+
+
+EXECUTOR_ROLES = {"executor": 128, "verifier": 32, "retry": 32}
+"""Examples per warm-up step; the planner gets as many as make up PLANNER_OPERATIONS."""
+PLANNER_OPERATIONS = 224
+
+
+def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
+    save_tiny_llama(
+        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=512, seed=0
+    )
+    policy = Policy.load(folder, pick_device("cpu"))
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
+    rng = random.Random(0)
+    operations = settings["operations"]
+    targets = {"planner": settings["warmup_planner"], "executor": settings["warmup_executor"]}
+    learning = {"planner": False, "executor": True}  # planning is quickly learned, and last, so as not to overshoot
+    for step in range(1, 3001):
+        rows = (EXECUTOR_ROLES if learning["executor"] else {}) | (
+            {"planner": PLANNER_OPERATIONS // operations} if learning["planner"] else {}
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, step / 50)
+        optimizer.zero_grad(set_to_none=True)
+        for role, n in rows.items():
+            _supervised_loss(policy, [_example(role, rng, operations) for _ in range(n)]).backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        if step % 10 == 0:
+            # A role that has reached its target waits for the other: the rest is for reinforcement to teach.
+            accuracy = {role: _sampled_accuracy(policy, role, operations) for role in targets}
+            learning["executor"] = accuracy["executor"] < targets["executor"]
+            learning["planner"] = accuracy["planner"] < targets["planner"] and (
+                learning["planner"] or not learning["executor"]
+            )
+            if step % 50 == 0 or not any(learning.values()):
+                print(f"warm-up step {step}: " + ", ".join(f"{r} {a:.2f}" for r, a in accuracy.items()), file=sys.stderr)
+            if not any(learning.values()):
+                break
+    policy.save(folder)
+
+
+def _supervised_loss(policy: Policy, examples: list[tuple[str, str]]) -> torch.Tensor:
+    prompts = [policy.tokenizer(prompt)["input_ids"] for prompt, _ in examples]
+    targets = [policy.tokenizer(target)["input_ids"] + [policy.pad_id] for _, target in examples]  # <|end|> is both
+    ids = torch.tensor([p + t for p, t in zip(prompts, targets, strict=True)])  # equal lengths inside a role
+    n = len(targets[0])
+    logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=n + 1).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -n:].flatten())
+
+
+def _sampled_accuracy(policy: Policy, role: str, operations: int) -> float:
+    rng = random.Random(1)
+    examples = [_example(role, rng, operations) for _ in range(256)]
+    requests = [
+        GenerationRequest(tuple(policy.tokenizer(prompt)["input_ids"]), len(target.split()) + 1, 1.0, (i,))
+        for i, (prompt, target) in enumerate(examples)
+    ]
+    answers = [policy.decode(generation.response_ids) for generation in policy.generate(requests)]
+    return sum(answer == target for answer, (_, target) in zip(answers, examples, strict=True)) / len(examples)

@@ -1,0 +1,362 @@
+"""Planner, executor and verifier on grade-school word problems: how they play, and what each step's work is worth.
+
+The sub-rewards compare a step with the `<<a*b=c>>` calculations of the published solution, which no agent sees. All
+that agents write is untrusted: it is clipped, read by expressions of bounded length, and never evaluated as code.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from creditflow.reward import reward
+from creditflow.reward.text import final_answer, numbers_in
+from creditflow.rollout import Reply, Team
+from creditflow.trajectory import Step, Task, Trajectory
+
+MAX_EXECUTOR_TURNS = 8
+"""Retries included; GSM8K's longest solutions have nine calculations, 98 % have six or fewer."""
+PLAN_CHARACTERS, LINE_CHARACTERS, READ_CHARACTERS = 800, 160, 4_000
+
+# The play
+
+
+async def solve(task: Task, team: Team) -> str:
+    """One play. Whatever the agents write, it goes on: what cannot be read is passed over, and earns nothing."""
+    plan: Reply = await team.planner(
+        f"Problem: {task.text}\n\nWrite a numbered plan, one calculation per line. Do not calculate yet."
+    )
+    sub_steps = plan_lines(plan.text) or ["Solve the problem."]
+    results: list[str] = []
+    newest: Reply = plan
+    accepted = ""
+    turns_left = MAX_EXECUTOR_TURNS
+    for number, sub_step in enumerate(sub_steps, start=1):
+        if turns_left == 0:
+            break
+        last = number == len(sub_steps) or turns_left == 1
+        so_far = "\n".join(results) or "nothing yet"
+        situation = f"Problem: {task.text}\n\nResults so far:\n{so_far}\n\nNow: {sub_step}"
+        finish = " Then write the final answer on a line of its own: #### answer" if last else ""
+
+        # What the earlier steps found reaches this prompt through the newest reply that let it pass.
+        tried: Reply = await team.executor(
+            f"Problem: {task.text}\n\nPlan:\n{plan.text[:PLAN_CHARACTERS]}\n\nResults so far:\n{so_far}\n\n"
+            f"Now: {sub_step}\n\nWrite one calculation as a*b=c.{finish}",
+            parents=[plan, newest],
+        )
+        turns_left -= 1
+        verdict: Reply = await team.verifier(
+            f"{situation}\n\nThe executor wrote: {one_line(tried.text)}\n\n"
+            "Calculate it again as a*b=c. Then say ok if the executor's value is right, or bad if it is not.",
+            info={"candidate": one_line(tried.text)},
+        )
+        newest = verdict
+        if said(verdict.text) == "bad" and turns_left > 0:
+            newest = tried = await team.executor(
+                f"{situation}\n\nYou wrote: {one_line(tried.text)}\nThe verifier objects: {one_line(verdict.text)}\n\n"
+                f"Write the right calculation as a*b=c.{finish}",
+                parents=[tried, verdict],
+                info={"retry_of": tried.step.index},
+            )
+            turns_left -= 1
+        accepted = tried.text
+        value = value_in(accepted)
+        results.append(f"{number}. {one_line(sub_step)} Value: {'unknown' if value is None else figure(value)}")
+    return answer_line(accepted)
+
+
+def plan_lines(plan: str) -> list[str]:
+    """The numbered lines of a plan, without their numbers, at most as many as the executor has turns."""
+    lines = plan[:READ_CHARACTERS].splitlines()
+    numbered = [re.fullmatch(r"\s{0,8}(?:[Ss]tep\s)?[0-9]{1,2}[.):]\s?(.{0,2000})", line) for line in lines]
+    texts = [match[1].strip()[:LINE_CHARACTERS] for match in numbered if match]
+    return [text for text in texts if text][:MAX_EXECUTOR_TURNS]
+
+
+def one_line(text: str) -> str:
+    """A reply as it is quoted in another agent's prompt: its calculation if it has one, else its beginning."""
+    shown = calculations_in(text)
+    return shown[-1].text if shown else " ".join(text[:READ_CHARACTERS].split())[:LINE_CHARACTERS]
+
+
+def said(text: str) -> str | None:
+    """The verifier's verdict: the last `ok` or `bad`; None where there is neither."""
+    words = re.findall(r"\b(?:ok|bad)\b", text[-READ_CHARACTERS:].lower())
+    return words[-1] if words else None
+
+
+def answer_line(text: str) -> str:
+    """`#### answer` from the last accepted reply: what it marked so, else its value; empty where it has none."""
+    if "####" in text and (marked := final_answer(text)):
+        return f"#### {marked[:LINE_CHARACTERS]}"
+    value = value_in(text)
+    return "" if value is None else f"#### {figure(value)}"
+
+
+def figure(value: float) -> str:
+    """A number as people write it: 24 for 24.0."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.10g}"
+
+
+# Arithmetic, read and checked
+
+
+@dataclass(frozen=True, slots=True)
+class Calculation:
+    """An equation `expression = number` as somebody wrote it."""
+
+    text: str
+    operands: tuple[float, ...]
+    operators: frozenset[str]
+    stated: float
+    computed: float | None
+    """What the expression is worth; None where it is no arithmetic."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the stated number is right, to a per mille or half a cent: solutions round."""
+        return self.computed is not None and math.isclose(self.computed, self.stated, rel_tol=1e-3, abs_tol=0.0051)
+
+
+_OPERATORS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]] = {
+    ast.Add: ("+", operator.add),
+    ast.Sub: ("-", operator.sub),
+    ast.Mult: ("*", operator.mul),
+    ast.Div: ("/", operator.truediv),
+}
+_RIGHT_SIDE = re.compile(r"=\s{0,3}\$?\s?(-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12})?|-?\.[0-9]{1,12})")
+_LEFT_CHARACTERS = "0123456789.,+-*/()$%x\u00d7\u00f7\u2212 "
+_AS_ASCII = str.maketrans({"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-", "$": "", ",": ""})
+
+
+def calculations_in(text: str) -> list[Calculation]:
+    """Every `expression = number` with at least one operation, in order."""
+    text = text[-READ_CHARACTERS:]
+    found = []
+    for match in _RIGHT_SIDE.finditer(text):
+        left = text[max(0, match.start() - 120) : match.start()]
+        left = left[len(left.rstrip(_LEFT_CHARACTERS)) :]
+        if (tree := _arithmetic(left)) is not None:
+            expression, body = tree
+            operations = [node.op for node in ast.walk(body) if isinstance(node, ast.BinOp)]
+            found.append(
+                Calculation(
+                    text=f"{expression}={match[1]}",
+                    operands=tuple(abs(number.value) for number in numbers_in(expression)),
+                    operators=frozenset(_OPERATORS[type(operation)][0] for operation in operations),
+                    stated=float(match[1].replace(",", "")),
+                    computed=_worth(body),
+                )
+            )
+    return found
+
+
+def _arithmetic(left: str) -> tuple[str, ast.expr] | None:
+    """The longest end of `left` that is an expression with an operation in it: `1. 48/2` says 48/2."""
+    left = re.sub(r"([0-9]+(?:\.[0-9]+)?)\s?%", r"(\1/100)", left.translate(_AS_ASCII))
+    words = left.split()[-20:]
+    for start in range(len(words)):
+        expression = " ".join(words[start:]).lstrip("*/) ")
+        try:
+            body = ast.parse(expression, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        nodes = list(ast.walk(body))
+        if any(isinstance(node, ast.BinOp) for node in nodes) and all(_is_arithmetic(node) for node in nodes):
+            return expression.replace(" ", ""), body
+    return None
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float)
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, *_OPERATORS))
+
+
+def _worth(body: ast.expr) -> float | None:
+    """The value of a tree of + - * / in floats; None on a division by zero."""
+
+    def of(node: ast.expr) -> float:
+        match node:
+            case ast.Constant(value=int() | float() as number):
+                return float(number)
+            case ast.UnaryOp(op=sign, operand=inner):
+                return -of(inner) if isinstance(sign, ast.USub) else of(inner)
+            case ast.BinOp(left=left, op=operation, right=right):
+                return _OPERATORS[type(operation)][1](of(left), of(right))
+        raise ValueError(f"expected arithmetic, got {type(node).__name__}")
+
+    try:
+        return of(body)
+    except ZeroDivisionError:
+        return None
+
+
+def value_in(text: str) -> float | None:
+    """The value that a reply arrives at: its last calculation's, else its last number."""
+    if shown := calculations_in(text):
+        return shown[-1].stated
+    numbers = numbers_in(text[-READ_CHARACTERS:])
+    return numbers[-1].value if numbers else None
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+def _among(value: float, values: Sequence[float]) -> bool:
+    return any(_same(value, other) for other in values)
+
+
+# What a step's work is worth
+
+
+def solution(task: Task) -> list[Calculation]:
+    """The calculations of the published solution.
+
+    Raises ValueError where it shows none (one task in eighty): the step is then unscored, not wrong.
+    """
+    shown = [c for text in task.extra_info.get("calculations") or () for c in calculations_in(text)]
+    if not shown:
+        raise ValueError("the published solution shows no <<calculation>> to compare with")
+    return shown
+
+
+_WORDS: dict[str, tuple[str, float | None]] = {
+    **dict.fromkeys(("add", "adding", "plus", "sum", "total"), ("+", None)),
+    **dict.fromkeys(("subtract", "subtracting", "minus", "difference", "less"), ("-", None)),
+    **dict.fromkeys(("multiply", "multiplying", "times", "product"), ("*", None)),
+    **dict.fromkeys(("divide", "dividing", "divided", "split", "quotient"), ("/", None)),
+    "half": ("/", 2.0),
+    "twice": ("*", 2.0),
+    "double": ("*", 2.0),
+    "triple": ("*", 3.0),
+}
+_SYMBOLS = {
+    "+": r"\+",
+    "-": r"(?<=[0-9 )])[-\u2212](?=[0-9 ($])",
+    "*": r"[*\u00d7]|(?<=[0-9 ])x(?=[ 0-9])",
+    "/": r"[/\u00f7]",
+}
+
+
+def _mentions(line: str) -> set[str | float]:
+    """The numbers and the operations that a line of a plan speaks of."""
+    found: set[str | float] = {round(abs(number.value), 6) for number in numbers_in(line)}
+    found |= {operation for operation, symbol in _SYMBOLS.items() if re.search(symbol, line)}
+    for word in re.findall(r"[a-z]{3,12}", line.lower()):
+        found |= {part for part in _WORDS.get(word, ()) if part is not None}
+    return found
+
+
+@reward(agent_match="^planner$")
+def plan_covers(step: Step, trajectory: Trajectory) -> float:
+    """How much of the solution the plan covers: the mean over its calculations of how well a line of the plan fits.
+
+    Fit: shared / all of what line and calculation speak of, numbers and operations (Jaccard), where values that an
+    earlier calculation found need not be named. Each line counts for one calculation at most, so that neither a line
+    that lists everything nor the question said again pays.
+
+    Range: [0, 1]. Cost: none to speak of.
+    """
+    lines = [_mentions(line) for line in plan_lines(step.response)]
+    calculations = solution(trajectory.task)
+    found_before: set[str | float] = set()
+    fits = []
+    for c, calculation in enumerate(calculations):
+        wanted = ({round(operand, 6) for operand in calculation.operands} - found_before) | calculation.operators
+        fits += [(len(line & wanted) / len((line - found_before) | wanted), c, n) for n, line in enumerate(lines)]
+        found_before.add(round(abs(calculation.stated), 6))
+    total, calculations_left, lines_left = 0.0, set(range(len(calculations))), set(range(len(lines)))
+    for fit, c, n in sorted(fits, key=lambda pair: -pair[0]):  # the best pairs first
+        if c in calculations_left and n in lines_left:
+            total += fit
+            calculations_left.remove(c)
+            lines_left.remove(n)
+    return total / len(calculations)
+
+
+_EVERYDAY = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 24, 30, 52, 60, 100, 365, 1000)
+"""Numbers that a right calculation may use though the question has no such figure (`three`, `a week`, `half`)."""
+
+
+def _open_values(step: Step, trajectory: Trajectory) -> tuple[list[float], list[float]]:
+    """Values of the solution that no earlier executor step has found, and the values that those steps found."""
+    earlier = [s for s in trajectory.steps[: step.index] if s.agent == "executor"]
+    replaced = {s.info.get("retry_of") for s in [*earlier, step]}
+    found = [value for s in earlier if s.index not in replaced and (value := value_in(s.response)) is not None]
+    wanted = [calculation.stated for calculation in solution(trajectory.task)]
+    for number in numbers_in(str(trajectory.task.ground_truth))[-1:]:
+        if not _among(number.value, wanted):
+            wanted.append(number.value)
+    for value in found:
+        claimed = next((i for i, other in enumerate(wanted) if _same(value, other)), None)
+        if claimed is not None:
+            del wanted[claimed]
+    return wanted, found
+
+
+@reward(agent_match="^executor$")
+def value_matches(step: Step, trajectory: Trajectory) -> float:
+    """Whether the step's value is one that the solution arrives at and no earlier step has found.
+
+    1: it is, by a calculation that holds; 0.75: it is, without a calculation; 0.5: it is not, but the calculation holds
+    and uses only known numbers (a finer step than the solution's, or another way); 0.25: a calculation that holds from
+    numbers that nobody gave, or a right value from a false calculation; 0: neither.
+    """
+    value, shown = value_in(step.response), calculations_in(step.response)
+    wanted, found = _open_values(step, trajectory)
+    if value is None:
+        return 0.0
+    matches = _among(value, wanted)
+    if not shown:
+        return 0.75 if matches else 0.0
+    if matches:
+        return 1.0 if shown[-1].holds else 0.25
+    if not shown[-1].holds:
+        return 0.0
+    question = [abs(number.value) for number in numbers_in(trajectory.task.text)]
+    known = [*question, *(abs(v) for v in found), *_EVERYDAY]
+    return 0.5 if all(_among(operand, known) for operand in shown[-1].operands) else 0.25
+
+
+@reward(agent_match="^verifier$")
+def verdict_right(step: Step, trajectory: Trajectory) -> float:
+    """0.6 for the right verdict on the executor's step, 0.4 for the right value.
+
+    `ok` is right where `value_matches` gives the step 0.5 or more. The right value is then the executor's own; else
+    what its calculation is really worth, or any value of the solution still to be found.
+
+    Range: [0, 1]. Raises ValueError where there is no executor's step to judge.
+    """
+    judged = [s for s in trajectory.steps[: step.index] if s.agent == "executor"]
+    if not judged:
+        raise ValueError("expected an executor's step before the verifier's, found none")
+    candidate = judged[-1]
+    right = value_matches(candidate, trajectory) >= 0.5
+    candidate_value, shown = value_in(candidate.response), calculations_in(candidate.response)
+    if right and candidate_value is not None:
+        values = [candidate_value]
+    else:
+        values, _ = _open_values(candidate, trajectory)
+        values += [c.computed for c in shown[-1:] if c.computed is not None]
+    value = value_in(step.response)
+    return 0.6 * (said(step.response) == ("ok" if right else "bad")) + 0.4 * (
+        value is not None and _among(value, values)
+    )
+
+
+def candidate_kind(step: Step) -> str | None:
+    """Stratum of a verifier's step: whether the calculation that it was shown holds.
+
+    Without it a verifier that always says `ok` looks good while most calculations are right.
+    """
+    if step.agent != "verifier":
+        return None
+    shown = calculations_in(str(step.info.get("candidate", "")))
+    return "none" if not shown else "holds" if shown[-1].holds else "wrong"

@@ -1,0 +1,211 @@
+"""Reads and writes tasks: verl-schema Parquet and JSONL, published GSM8K, or a function of the user's.
+
+It must not know what is done with a task. pyarrow is imported only when a Parquet file is read or written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from creditflow.errors import DataError
+from creditflow.loading import is_reference, load_object
+from creditflow.trajectory import Task
+
+Split = Literal["train", "val"]
+
+_CALCULATION = re.compile(r"<<([^<>]*)>>")
+
+
+def load_tasks(
+    files: str | Sequence[str] | None, base: Path, recipe_settings: Mapping[str, Any], split: Split
+) -> list[Task]:
+    """The tasks of `data.train_files` or `data.val_files`, file after file.
+
+    A file is looked up in `base` (the recipe's folder), then in the working directory: `.parquet` or `.jsonl` with
+    verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as `function(split=..., recipe=...)`
+    and returns a list of tasks. Raises DataError (with file and line, where there is one) for what cannot be used.
+    """
+    key = f"data.{split}_files"
+    names = [files] if isinstance(files, str) else list(files or [])
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"{key}: expected a path, a list of paths or `file.py:function`, got {files!r}")
+    tasks: list[Task] = []
+    for name in names:
+        found = _call(name, base, key, recipe_settings, split) if is_reference(name) else _read(name, base, key)
+        if not found:
+            raise DataError(f"{key}: {name} holds no task")
+        tasks += found
+    return tasks
+
+
+def gsm8k_tasks(path: Path | str) -> list[Task]:
+    """The tasks of a published GSM8K file (JSONL of question and answer), in verl's terms.
+
+    `ground_truth` is the number after ####, without thousands separators. `extra_info` holds `index`, `split` (by the
+    file's name), `answer` (the solution as published) and `calculations` (what stands between << and >>: `48/2=24`).
+    Raises DataError with the line of what is no such row.
+    """
+    path = _existing(Path(path), "gsm8k")
+    tasks: list[Task] = []
+    for line, row in _jsonl(path):
+        if not _is_gsm8k(row):
+            raise DataError(f"{path}:{line}: expected GSM8K's question and answer, got {_keys(row)}")
+        tasks.append(_gsm8k_task(row, len(tasks), path, line))
+    if not tasks:
+        raise DataError(f"{path}: holds no task")
+    return tasks
+
+
+def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -> None:
+    """Write verl's columns (data_source, prompt, ability, reward_model, extra_info) as Parquet.
+
+    Written to the side, synced, then renamed: `out` is either as it was or complete. Raises DataError where the tasks
+    do not fit one table (`ground_truth` a number in one and a text in another).
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out = Path(out)
+    rows = [
+        {
+            "data_source": task.data_source,
+            "prompt": list(task.prompt),
+            "ability": ability,
+            "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+            "extra_info": task.extra_info or None,
+        }
+        for task in tasks
+    ]
+    try:
+        table = pa.Table.from_pylist(rows)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{out}: the tasks do not fit one Parquet table: {error}") from error
+    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(out)
+    except OSError as error:
+        raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Split) -> list[Task]:
+    make = load_object(name, base, key)
+    if not callable(make):
+        raise DataError(f"{key}: expected a function, {name} is a {type(make).__name__}")
+    tasks = make(split=split, recipe=dict(recipe))
+    if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
+        kind = next((type(t).__name__ for t in tasks if not isinstance(t, Task)), "") if isinstance(tasks, list) else ""
+        got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
+        raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
+    return tasks
+
+
+def _read(name: str, base: Path, key: str) -> list[Task]:
+    path = next((p for p in (base / name, Path(name)) if p.exists()), None)
+    if path is None:
+        raise DataError(f"{key}: no file {name!r} in {base} or the working directory")
+    path = _existing(path, key)
+    if path.suffix == ".parquet":
+        return [_task(row, f"{path}: row {i}") for i, row in enumerate(_parquet(path))]
+    if path.suffix == ".jsonl":
+        tasks: list[Task] = []
+        for line, row in _jsonl(path):
+            gsm8k = _is_gsm8k(row)
+            tasks.append(_gsm8k_task(row, len(tasks), path, line) if gsm8k else _task(row, f"{path}:{line}"))
+        return tasks
+    raise DataError(f"{key}: expected a .parquet or .jsonl file, got {name!r}")
+
+
+def _existing(path: Path, key: str) -> Path:
+    if not path.is_file():
+        raise DataError(f"{key}: {'a folder, not a file' if path.is_dir() else 'no such file'}: {path}")
+    return path
+
+
+def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number (from 1) and object of each line that is not blank."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:  # ValueError: not JSON, or not UTF-8
+                raise DataError(f"{path}:{number}: not a line of JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise DataError(f"{path}:{number}: expected a JSON object, got a {type(row).__name__}")
+            yield number, row
+
+
+def _parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {error}") from error
+    return rows
+
+
+def _task(row: Mapping[str, Any], where: str) -> Task:
+    """A row with verl's columns."""
+    if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
+        raise DataError(f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}")
+    prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
+    if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
+        raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
+    if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
+        raise DataError(f"{where}: reward_model: expected an object with ground_truth, got {str(reward_model)[:80]!r}")
+    if extra_info is not None and not isinstance(extra_info, dict):
+        raise DataError(f"{where}: extra_info: expected an object, got a {type(extra_info).__name__}")
+    return Task(
+        data_source=str(row["data_source"]),
+        prompt=tuple(prompt),
+        ground_truth=reward_model["ground_truth"],
+        extra_info=dict(extra_info or {}),
+    )
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+
+
+def _is_gsm8k(row: Mapping[str, Any]) -> bool:
+    return "prompt" not in row and {"question", "answer"} <= row.keys()
+
+
+def _gsm8k_task(row: Mapping[str, Any], index: int, path: Path, line: int) -> Task:
+    question, answer = row["question"], row["answer"]
+    if not isinstance(question, str) or not isinstance(answer, str):
+        raise DataError(f"{path}:{line}: expected question and answer to be text")
+    _, marker, final = answer.rpartition("####")
+    truth = final.strip().replace(",", "")
+    if not marker or not truth:
+        raise DataError(f"{path}:{line}: expected an answer that ends with `#### number`, got {answer[-40:]!r}")
+    return Task(
+        data_source="openai/gsm8k",
+        prompt=({"role": "user", "content": question},),
+        ground_truth=truth,
+        extra_info={
+            "index": index,
+            "split": "test" if "test" in path.stem else "train",
+            "answer": answer,
+            "calculations": _CALCULATION.findall(answer),
+        },
+    )
+
+
+def _keys(row: Mapping[str, Any]) -> str:
+    return ", ".join(str(key)[:40] for key in list(row)[:8]) or "an empty object"

@@ -1,0 +1,117 @@
+"""Updates one policy from steps and their advantages; knows nothing of how either came about."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from creditflow.config import ActorConfig
+from creditflow.engines.local.batching import Rows, bucket, pad
+from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
+from creditflow.engines.local.policy import Policy
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+
+
+def response_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
+    """[B, R] log-prob of each response token, and the entropy there, as the model stands; float32."""
+    R = rows.response_ids.shape[1]
+    with policy.autocast():
+        out: Any = policy.model(
+            input_ids=rows.input_ids,
+            attention_mask=rows.attention_mask,
+            position_ids=rows.position_ids,
+            use_cache=False,
+            logits_to_keep=R + 1,
+        )
+    scaled = torch.log_softmax(out.logits[:, :-1].float() / (temperature or 1.0), dim=-1)
+    logprobs = scaled.gather(2, rows.response_ids.unsqueeze(2)).squeeze(2)
+    with torch.no_grad():
+        entropy = -(scaled.exp() * scaled).sum(-1)
+    return logprobs, entropy
+
+
+class Actor:
+    """A policy with its optimizer and, for the KL loss, its frozen reference."""
+
+    def __init__(self, policy: Policy, config: ActorConfig, temperature: float) -> None:
+        self.policy = policy
+        self.config = config
+        self.temperature = temperature
+        self.reference: Policy | None = None
+        if config.use_kl_loss:
+            self.reference = copy.copy(policy)
+            self.reference.model = copy.deepcopy(policy.model).requires_grad_(False)
+        optim = config.optim
+        self.optimizer = torch.optim.AdamW(
+            policy.model.parameters(), lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), weight_decay=optim.weight_decay
+        )
+        warmup = optim.lr_warmup_steps
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda update: min(1.0, (update + 1) / (warmup + 1))
+        )
+
+    def update(
+        self, batch: TrajectoryBatch, advantage_S: Floats, trained_S: Bools, mini_batch_of_step: Ints
+    ) -> dict[str, float]:
+        """One optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over the updates.
+
+        `advantage_S`: what every sampled token of the step gets. `trained_S`: False leaves the step out of the loss and
+        of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
+        """
+        updates = [
+            self._update_once(batch, advantage_S, np.flatnonzero(trained_S & (mini_batch_of_step == m)))
+            for _ in range(self.config.ppo_epochs)
+            for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
+        ]
+        done = [metrics for metrics in updates if metrics]
+        self.policy.version += 1
+        return {key: float(np.mean([metrics[key] for metrics in done])) for key in (done[0] if done else {})}
+
+    def _update_once(self, batch: TrajectoryBatch, advantage_S: Floats, steps: Ints) -> dict[str, float]:
+        config, policy = self.config, self.policy
+        sampled = np.add.reduceat(np.append(batch.response_mask, 0), batch.token_offsets[:-1]) if batch.n_steps else []
+        sampled = np.where(np.diff(batch.token_offsets) > 0, sampled, 0)  # reduceat repeats an element for empty steps
+        weights = token_weights_for(config.loss_agg_mode, torch.from_numpy(sampled[steps].astype(np.int64)))
+        weight_S = np.zeros(batch.n_steps)
+        weight_S[steps] = weights.numpy()
+        steps = steps[sampled[steps] > 0]
+        if len(steps) == 0:
+            return {}
+        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+
+        totals = {name: 0.0 for name in ("pg_loss", "clip_frac", "entropy", "ppo_kl", "kl_loss")}
+        self.optimizer.zero_grad(set_to_none=True)
+        for micro in bucket(batch, steps, config.ppo_max_token_len_per_gpu):
+            rows = pad(batch, micro, policy.pad_id, policy.device)
+            logprobs, entropy = response_logprobs(policy, rows, self.temperature)
+            weight = torch.from_numpy(weight_S[micro]).to(logprobs)[:, None] * rows.response_mask
+            advantage = torch.from_numpy(advantage_S[micro]).to(logprobs)[:, None].expand_as(logprobs)
+            loss, clipped = policy_loss(logprobs, rows.old_logprobs, advantage, weight, low, high)
+            totals["pg_loss"] += float(loss.detach())
+            totals["clip_frac"] += float(clipped)
+            if self.reference is not None:
+                with torch.no_grad():
+                    reference, _ = response_logprobs(self.reference, rows, self.temperature)
+                kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
+                totals["kl_loss"] += float(kl.detach())
+                loss = loss + config.kl_loss_coef * kl
+            loss.backward()
+            mean_weight = weight / float(weight_S @ sampled)  # the loss's own averaging, scaled to sum to one
+            totals["entropy"] += float((entropy * mean_weight).sum())
+            totals["ppo_kl"] += float(((rows.old_logprobs - logprobs.detach()) * mean_weight).sum())
+        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip)
+        finite = bool(torch.isfinite(norm))
+        if finite:  # one bad batch must not poison the weights; the skip is counted
+            self.optimizer.step()
+        self.schedule.step()
+        lr = self.optimizer.param_groups[0]["lr"]
+        metrics = {f"actor/{name}": value for name, value in totals.items()}
+        metrics |= {"actor/grad_norm": float(norm), "actor/lr": lr, "actor/skipped_updates": float(not finite)}
+        if self.reference is None:
+            del metrics["actor/kl_loss"]
+        return metrics

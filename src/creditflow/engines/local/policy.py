@@ -1,0 +1,102 @@
+"""A policy on this machine: a Hugging Face causal LM with its tokenizer, as a rollout's model client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditflow.engines.local import sampler
+from creditflow.errors import ModelError
+from creditflow.rollout.client import Generation, GenerationRequest
+from creditflow.trajectory import Message
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: CUDA where there is a device, else the CPU."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ModelError("trainer.device: cuda was asked for, but torch sees no CUDA device")
+    return torch.device(name)
+
+
+class Policy:
+    """Model, tokenizer and version. Computes in bf16 on CUDA (weights stay float32), in float32 on the CPU."""
+
+    def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
+        self.version = 0
+        eos = model.generation_config.eos_token_id
+        if eos is None:
+            eos = tokenizer.eos_token_id
+        self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.eos_ids))
+        self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+
+    @classmethod
+    def load(cls, folder: Path | str, device: torch.device) -> Policy:
+        """The model in a Hugging Face folder; raises ModelError that names what is missing. Runs no code from it."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+        path = Path(folder)
+        if not (path / "config.json").is_file():
+            raise ModelError(f"actor_rollout_ref.model.path: {path} is not a Hugging Face model folder (no config.json)")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            raise ModelError(f"actor_rollout_ref.model.path: {path} has no usable tokenizer: {_first_line(error)}") from error
+        if len(tokenizer) == 0:
+            raise ModelError(f"actor_rollout_ref.model.path: {path} has no usable tokenizer: its vocabulary is empty")
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path, local_files_only=True, dtype=torch.float32, use_safetensors=True
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"actor_rollout_ref.model.path: {path} cannot be loaded: {_first_line(error)}") from error
+        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
+            raise ModelError(
+                f"actor_rollout_ref.model.path: {path}: the tokenizer has {len(tokenizer)} tokens, "
+                f"the model embeds {model.get_input_embeddings().num_embeddings}"
+            )
+        if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
+            raise ModelError(f"actor_rollout_ref.model.path: {path} names no end-of-sequence token")
+        return cls(model, tokenizer, device)
+
+    def save(self, folder: Path | str) -> None:
+        """A Hugging Face folder that anyone can load."""
+        self.model.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
+    def autocast(self) -> torch.autocast:
+        """bf16 on CUDA; does nothing on the CPU."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+
+    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines."""
+        if self.tokenizer.chat_template:
+            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            text = "\n".join(str(message["content"]) for message in messages)
+            ids = self.tokenizer(text)["input_ids"]
+        return text, tuple(ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """One response for each request, all decoded together."""
+        with self.autocast():
+            return sampler.generate(self.model, requests, self.eos_ids, self.pad_id)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

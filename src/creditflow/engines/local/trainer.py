@@ -1,0 +1,239 @@
+"""The embedded engine's control flow: play, score, credit, update, record. It reads like the algorithm."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from creditflow.config import Config, Recipe
+from creditflow.credit import assign
+from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import ConfigError, CreditflowError
+from creditflow.ledger import RunFolder
+from creditflow.loading import is_reference, load_object
+from creditflow.monitor import evaluation_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.parts import Parts, build_parts
+from creditflow.progress import Reporter
+from creditflow.rollout import Play, Scheduler, play_all
+from creditflow.trajectory import Ints, Task, Trajectory, TrajectoryBatch
+
+_TRAIN, _VAL = 0, 1
+"""First part of a play's random key."""
+
+
+def load_policy(recipe: Recipe) -> Policy:
+    """The model that the recipe names, on the device that it names."""
+    config = recipe.config
+    if config.trainer.num_threads:
+        torch.set_num_threads(config.trainer.num_threads)
+    return Policy.load(model_folder(recipe), pick_device(config.trainer.device))
+
+
+def model_folder(recipe: Recipe) -> Path:
+    """`actor_rollout_ref.model.path` as a folder: made first, if it is `tiny` or a function that makes one."""
+    path, key = recipe.config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path"
+    if path is None:
+        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got nothing")
+    if path == "tiny":
+        return tiny_byte_model()
+    if is_reference(path):
+        return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
+    return Path(path)
+
+
+def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
+    """Train as the recipe says; returns the run's folder. Bad input raises before anything is written."""
+    parts = build_parts(recipe)
+    policy = load_policy(recipe)
+    config = recipe.config
+    actor = Actor(policy, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature)
+    batches = task_batches(len(parts.train_tasks), config)
+    folder = RunFolder.create(run_path(recipe), run_facts(recipe, policy), recipe.to_yaml())
+    reporter.say(f"run folder: {folder.path}")
+    asyncio.run(_train(parts, actor, batches, folder, reporter))
+    return folder
+
+
+async def _train(
+    parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter
+) -> None:
+    trainer = parts.recipe.config.trainer
+    if trainer.val_before_train:
+        folder.append_metrics(0, await validate(parts, actor.policy, reporter, "before training"))
+    with reporter.bar("train", len(batches)) as bar:
+        for step, batch in enumerate(batches, start=1):
+            metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, folder)
+            last = step == len(batches)
+            if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+                metrics |= await validate(parts, actor.policy, reporter, f"after step {step}")
+            if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
+                save_model(actor.policy, folder, step)
+            folder.append_metrics(step, metrics)
+            bar.advance(status=_status(metrics))
+
+
+async def train_step(
+    step: int, tasks: Sequence[Task], parts: Parts, actor: Actor, folder: RunFolder
+) -> dict[str, float]:
+    """One training step: play the tasks, score, assign credit, update, record."""
+    config, timing = parts.recipe.config, Stopwatch()
+    n = config.actor_rollout_ref.rollout.n
+    with timing("rollout"):
+        trajectories = await play(parts, actor.policy, tasks, n, parts.sampling.temperature, (_TRAIN, step))
+    with timing("reward"):
+        report = await parts.rewards.score(trajectories)
+        parts.label(trajectories)
+    with timing("propagation"):
+        batch = TrajectoryBatch.from_trajectories(trajectories)
+        assignment = assign(batch, config.algorithm)
+    with timing("update"):
+        mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
+        mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
+        update = actor.update(batch, assignment.advantage_S, assignment.trained_S, mini_batch_of_step)
+    with timing("ledger"):
+        folder.write_steps(step, batch, assignment)
+    played = evaluation_metrics(trajectories, n=1)
+    return {
+        "train/pass_at_1": played["pass_at_1"],
+        **rollout_metrics(trajectories),
+        **report.metrics(),
+        **sub_reward_metrics(trajectories),
+        **assignment.metrics(),
+        **update,
+        **timing.metrics(),
+    }
+
+
+async def play(
+    parts: Parts, policy: Policy, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
+) -> list[Trajectory]:
+    """`n` plays of each task, all live together. Same key and seed: the same plays."""
+    config = parts.recipe.config
+    scheduler = Scheduler({"default": policy}, config.actor_rollout_ref.rollout.max_num_seqs)
+    prefix = "-".join(map(str, key))
+    plays = [
+        Play(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
+        for t, task in enumerate(tasks)
+        for k in range(n)
+    ]
+    sampling = replace(parts.sampling, temperature=temperature)
+    trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
+    if all(trajectory.status == "failed" for trajectory in trajectories):
+        raise CreditflowError(f"all {len(trajectories)} plays failed; the first: {trajectories[0].info['error']}")
+    return trajectories
+
+
+async def validate(parts: Parts, policy: Policy, reporter: Reporter, when: str) -> dict[str, float]:
+    """`val/*`: sampled as `rollout.val_kwargs` says, and greedy (`val/*_greedy`)."""
+    kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
+    n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
+    start = time.perf_counter()
+    sampled = await evaluate(parts, policy, n, temperature)
+    greedy = await evaluate(parts, policy, 1, 0.0) if temperature > 0 else sampled
+    metrics = {f"val/{key}": value for key, value in sampled.items()}
+    metrics |= {f"val/{key}_greedy": greedy[key] for key in ("pass_at_1", "step_error_rate") if key in greedy}
+    metrics["timing/validation_s"] = time.perf_counter() - start
+    reporter.say(f"{when}: {_status(metrics)} on {len(parts.val_tasks)} tasks")
+    return metrics
+
+
+async def evaluate(parts: Parts, policy: Policy, n: int, temperature: float) -> dict[str, float]:
+    """avg@n, pass@k, sub-rewards by agent and step error rate on the validation tasks."""
+    # The same plays at every evaluation of a run and in every run: differences come from the policy.
+    trajectories = await play(parts, policy, parts.val_tasks, n, temperature, (_VAL,))
+    await parts.rewards.score(trajectories)
+    parts.label(trajectories)
+    return evaluation_metrics(trajectories, n)
+
+
+def task_batches(n_tasks: int, config: Config) -> list[Ints]:
+    """The tasks of every training step: each epoch a new order, what does not fill a batch left out of it."""
+    size, steps = config.data.train_batch_size, config.trainer.total_training_steps
+    per_epoch = n_tasks // size
+    if steps is None:
+        steps = per_epoch * config.trainer.total_epochs
+    batches: list[Ints] = []
+    epoch = 0
+    while len(batches) < steps:
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, epoch))))
+        order = rng.permutation(n_tasks) if config.data.shuffle else np.arange(n_tasks)
+        batches += list(order[: per_epoch * size].reshape(per_epoch, size))
+        epoch += 1
+    return batches[:steps]
+
+
+def save_model(policy: Policy, folder: RunFolder, step: int) -> Path:
+    """`checkpoints/global_step_N`: a Hugging Face folder, written aside and renamed."""
+    target = folder.path / "checkpoints" / f"global_step_{step}"
+    aside = target.with_name(f".{target.name}.part")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    policy.save(aside)
+    aside.rename(target)
+    return target
+
+
+def run_path(recipe: Recipe) -> Path:
+    """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
+    named = recipe.config.trainer.default_local_dir
+    return Path(named) if named else Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def run_facts(recipe: Recipe, policy: Policy) -> dict[str, object]:
+    """What `run.json` says: configuration, versions, seed, machine."""
+    return {
+        "recipe": recipe.name,
+        "engine": "local",
+        "seed": recipe.config.data.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": str(policy.device),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
+        "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "config": recipe.to_dict(),
+    }
+
+
+class Stopwatch:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`timing/<name>_s`, and their sum as `timing/step_s`."""
+        metrics = {f"timing/{name}_s": seconds for name, seconds in self._seconds.items()}
+        return metrics | {"timing/step_s": sum(self._seconds.values())}
+
+
+def _status(metrics: dict[str, float]) -> str:
+    shown = {
+        "train/pass_at_1": "train pass@1",
+        "reward/step_error_rate": "step errors",
+        "val/pass_at_1": "pass@1",
+        "val/pass_at_1_greedy": "greedy",
+        "val/step_error_rate": "val step errors",
+        "timing/step_s": "seconds",
+    }
+    return "  ".join(f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics)

@@ -1,0 +1,85 @@
+"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `steps/NNNNNN.parquet`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from creditflow.credit import Assignment
+from creditflow.errors import InputError
+from creditflow.trajectory import TrajectoryBatch
+
+
+class RunFolder:
+    """Where one run writes. Files appear whole or not at all; metrics are appended line by line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, run: Mapping[str, Any], config_yaml: str) -> RunFolder:
+        """A new folder with `run.json` and `config.yaml`; refuses one that holds a run already."""
+        if (path / "run.json").exists():
+            raise InputError(f"trainer.default_local_dir: {path} holds a run already; name another folder")
+        try:
+            (path / "steps").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"trainer.default_local_dir: {path} cannot be made: {error.strerror}") from error
+        folder = cls(path)
+        folder.write_text("config.yaml", config_yaml)
+        folder.write_text("run.json", json.dumps(run, indent=2) + "\n")
+        return folder
+
+    def write_text(self, name: str, text: str) -> None:
+        """The file `name`, replaced whole."""
+        self._whole(name, lambda path: path.write_text(text))
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
+        values = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, **values}) + "\n")
+
+    def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment) -> None:
+        """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from."""
+        columns = step_columns(assignment)
+        self._whole(f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
+
+    def _whole(self, name: str, write: Callable[[Path], Any]) -> None:
+        """Written to the side, synced, renamed: a reader, or a killed run, never sees a torn file."""
+        target = self.path / name
+        aside = target.with_name(f".{target.name}.part")
+        write(aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.rename(target)
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:
+    """The [S] columns of an assignment under the names that they have in the step files."""
+    renamed = {"stratum": "stratum_in_force", "group": "group_id"}  # a column of the batch, and a word of SQL
+    names = [f.name.removesuffix("_S") for f in fields(assignment) if f.name.endswith("_S")]
+    return {renamed.get(name, name): getattr(assignment, f"{name}_S") for name in names}
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`; a torn last line (the run was killed) is left out."""
+    rows = []
+    for line in (path / "metrics.jsonl").read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows

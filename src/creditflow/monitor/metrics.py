@@ -1,0 +1,91 @@
+"""Metrics of trajectories: what was played, how it scored, how often it was right."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from creditflow.trajectory import Score, Step, Trajectory
+
+TIED = 1e-9
+"""A score this close to 1 is right."""
+
+
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`rollout/*`: steps and tokens per trajectory, shares that failed or were truncated."""
+    n_steps = [len(t.steps) for t in trajectories]
+    tokens = [len(s.response_ids) for t in trajectories for s in t.steps]
+    return {
+        "rollout/steps_per_trajectory": float(np.mean(n_steps)),
+        "rollout/response_tokens": float(np.sum(tokens)),
+        "rollout/tokens": float(np.sum(tokens) + sum(len(s.prompt_ids) for t in trajectories for s in t.steps)),
+        "rollout/failed_frac": float(np.mean([t.status == "failed" for t in trajectories])),
+        "rollout/truncated_frac": float(np.mean([t.status == "truncated" for t in trajectories])),
+        "rollout/agent_error_frac": float(np.mean(["agent_error" in t.info for t in trajectories])),
+    }
+
+
+def _values(step: Step) -> list[float]:
+    return [score.rescaled for score in step.scores.values() if score.status == "ok"]
+
+
+def step_errors(steps: Sequence[Step]) -> list[bool]:
+    """For every step that has a score, of whatever weight: whether any score is short of its maximum."""
+    return [min(values) < 1 - TIED for step in steps if (values := _values(step))]
+
+
+def sub_reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent)."""
+    steps_of: dict[str, list[Step]] = defaultdict(list)
+    for trajectory in trajectories:
+        for step in trajectory.steps:
+            steps_of[step.agent].append(step)
+    metrics: dict[str, float] = {}
+    every: list[bool] = []
+    for agent, steps in sorted(steps_of.items()):
+        values = [float(np.mean(scored)) for step in steps if (scored := _values(step))]
+        if not values:
+            continue
+        errors = step_errors(steps)
+        every += errors
+        metrics[f"reward/sub_reward/{agent}"] = float(np.mean(values))
+        metrics[f"reward/sub_reward_var/{agent}"] = float(np.var(values))
+        metrics[f"reward/step_error_rate/{agent}"] = float(np.mean(errors))
+    if every:
+        metrics["reward/step_error_rate"] = float(np.mean(every))
+    return metrics
+
+
+def evaluation_metrics(trajectories: Sequence[Trajectory], n: int) -> dict[str, float]:
+    """avg@n (`pass_at_1`: the mean over plays), pass@k for k = 2, 4, ... up to n, and how often steps were wrong.
+
+    A play passes when its outcome reaches the top of its range. A play that failed, or whose outcome could not be
+    scored, has not passed. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
+    """
+    passed: dict[str, list[bool]] = defaultdict(list)
+    for trajectory in trajectories:
+        passed[trajectory.uid].append(_passes(trajectory.outcome))
+    metrics = {"pass_at_1": float(np.mean([np.mean(plays) for plays in passed.values()]))}
+    ks = [2**i for i in range(1, 11) if 2**i < n] + ([n] if n > 1 else [])
+    for k in ks:
+        metrics[f"pass_at_{k}"] = float(np.mean([_pass_at_k(len(p), sum(p), k) for p in passed.values()]))
+    outcomes = [t.outcome.rescaled for t in trajectories if t.outcome is not None and t.outcome.status == "ok"]
+    if outcomes:
+        metrics["outcome_mean"] = float(np.mean(outcomes))
+    metrics["unscored_frac"] = float(np.mean([t.outcome is None or t.outcome.status != "ok" for t in trajectories]))
+    for key, value in sub_reward_metrics(trajectories).items():
+        metrics[key.removeprefix("reward/")] = value
+    return metrics
+
+
+def _passes(outcome: Score | None) -> bool:
+    return outcome is not None and outcome.status == "ok" and outcome.rescaled >= 1 - TIED
+
+
+def _pass_at_k(n: int, n_passed: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k), as a product so that nothing overflows."""
+    if n - n_passed < k:
+        return 1.0
+    return 1.0 - float(np.prod(1.0 - k / np.arange(n - n_passed + 1, n + 1)))

@@ -1,0 +1,331 @@
+"""Finds reward functions: decorators that say what a function scores, and a recipe's entries made into RewardFunctions.
+
+It must not know when or where the functions run (that is the manager's), nor what any of them measures.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args, overload
+
+from creditflow.config import RewardFunctionConfig
+from creditflow.errors import RewardError
+from creditflow.loading import load_object
+from creditflow.trajectory import Score, Step, Trajectory
+
+Level = Literal["step", "trajectory", "outcome"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__creditflow_reward__"
+_BUILTINS: dict[str, Callable[..., Any]] = {}
+_CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
+_CALLED_AS_ANSWER = "(text, truth)"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """One entry of `reward.functions`, ready to be called."""
+
+    name: str
+    level: Level
+    call: Callable[..., Any]
+    """step: `call(step, trajectory)`; trajectory and outcome: `call(trajectory)`."""
+    agent_match: re.Pattern[str] | None = None
+    """Searched in the agent's name; None: every agent."""
+    weight: float = 1.0
+    """Share in the step's weighted mean. 0: measured and reported, never part of credit."""
+    range: tuple[float, float] = (0.0, 1.0)
+    version: str = ""
+    """A hash of the function's own source and of its arguments (helpers that it calls are not in it)."""
+    is_async: bool = False
+
+    def matches(self, agent: str) -> bool:
+        """Whether this function scores the agent's steps."""
+        return self.agent_match is None or self.agent_match.search(agent) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """What a decorator says of its function."""
+
+    level: Literal["step", "trajectory", "outcome", "answer"]
+    agent_match: str | None = None
+    weight: float = 1.0
+    range: tuple[float, float] = (0.0, 1.0)
+    name: str | None = None
+
+
+@overload
+def reward(function: F, /) -> F: ...
+
+
+@overload
+def reward(
+    *,
+    agent_match: str | None = None,
+    weight: float = 1.0,
+    level: Literal["step", "trajectory"] = "step",
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+) -> Callable[[F], F]: ...
+
+
+def reward(
+    function: F | None = None,
+    /,
+    *,
+    agent_match: str | None = None,
+    weight: float = 1.0,
+    level: Literal["step", "trajectory"] = "step",
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+) -> F | Callable[[F], F]:
+    """Declare a function of sub-rewards. The function itself stays as it is.
+
+    `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
+    `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
+    `agent_match`: a regular expression (re.search) on the agent's name. `range`: what the function may return.
+    A recipe's entry may say otherwise of `agent_match`, `weight` and `name`.
+    """
+    if level not in ("step", "trajectory"):
+        raise RewardError(f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}")
+    return _declare(function, _Declared(level, agent_match, weight, range, name))
+
+
+@overload
+def outcome(function: F, /) -> F: ...
+
+
+@overload
+def outcome(*, range: tuple[float, float] = (0.0, 1.0), name: str | None = None) -> Callable[[F], F]: ...
+
+
+def outcome(
+    function: F | None = None, /, *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None
+) -> F | Callable[[F], F]:
+    """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is."""
+    return _declare(function, _Declared("outcome", range=range, name=name))
+
+
+@overload
+def answer(function: F, /) -> F: ...
+
+
+@overload
+def answer(*, range: tuple[float, float] = (0.0, 1.0), name: str | None = None) -> Callable[[F], F]: ...
+
+
+def answer(
+    function: F | None = None, /, *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None
+) -> F | Callable[[F], F]:
+    """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
+
+    As `level: outcome` (the default) it sees `trajectory.answer`, as `level: step` it sees `step.response`.
+    """
+    return _declare(function, _Declared("answer", range=range, name=name))
+
+
+def _declare(function: F | None, declared: _Declared) -> F | Callable[[F], F]:
+    if function is None:
+        return functools.partial(_mark, declared)
+    return _mark(declared, function)
+
+
+def _mark(declared: _Declared, function: F) -> F:
+    setattr(function, _MARK, declared)
+    return function
+
+
+def builtin(function: F) -> F:
+    """Let recipes find a decorated function by its bare name."""
+    if getattr(function, _MARK, None) is None:
+        raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
+    if function.__name__ in _BUILTINS:
+        raise RewardError(f"@builtin: there is already a reward function named {function.__name__!r}")
+    _BUILTINS[function.__name__] = function
+    return function
+
+
+def builtins() -> Mapping[str, Callable[..., Any]]:
+    """The ready-made reward functions by name."""
+    import creditflow.reward.math
+    import creditflow.reward.text  # noqa: F401  (each registers its functions)
+
+    return _BUILTINS
+
+
+def load_reward_functions(
+    entries: Sequence[RewardFunctionConfig], base: Path, agents: Sequence[str]
+) -> tuple[RewardFunction, ...]:
+    """The functions that `reward.functions` names, in its order.
+
+    `base`: the folder that `file.py:function` is looked up in. `agents`: the team's; a function that matches none of
+    them would score nothing, and is refused (where the team names no agents, this is not checked).
+    Raises RewardError, or ConfigError where a reference leads nowhere.
+    """
+    functions = [_load(entry, f"reward.functions[{i}]", base, agents) for i, entry in enumerate(entries)]
+    names = [function.name for function in functions]
+    for i, name in enumerate(names):
+        if (first := names.index(name)) != i:
+            raise RewardError(
+                f"reward.functions[{i}]: the name {name!r} is taken by reward.functions[{first}]; set `name` in one"
+            )
+    outcomes = [function.name for function in functions if function.level == "outcome"]
+    if len(outcomes) > 1:
+        raise RewardError(f"reward.functions: expected at most one outcome function, got {', '.join(outcomes)}")
+    return tuple(functions)
+
+
+def _load(entry: RewardFunctionConfig, key: str, base: Path, agents: Sequence[str]) -> RewardFunction:
+    function = _find(entry.fn, base, key)
+    args = {str(name): value for name, value in entry.args.items()}
+    declared: _Declared | None = getattr(function, _MARK, None)
+    if declared is None:
+        declared = _Declared(_level_by_parameters(function, entry, args, key))
+    name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
+    key = f"{key} ({name})"
+    level = _level(entry.level, declared, key)
+    _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
+
+    weight = declared.weight if entry.weight is None else entry.weight
+    if not (math.isfinite(weight) and weight >= 0):
+        raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
+    low, high = declared.range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise RewardError(
+            f"{key}: expected a range (low, high) of finite numbers with low < high, got {declared.range}"
+        )
+    if level == "outcome" and (entry.agent_match is not None or weight != 1):
+        raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
+
+    bound = functools.partial(function, **args) if args else function
+    call: Callable[..., Any] = bound
+    if declared.level == "answer" and level == "outcome":
+        call = functools.partial(_compare_answer, bound, low)
+    elif declared.level == "answer":
+        call = functools.partial(_compare_response, bound)
+    return RewardFunction(
+        name=name,
+        level=level,
+        call=call,
+        agent_match=_pattern(declared.agent_match if entry.agent_match is None else entry.agent_match, agents, key),
+        weight=float(weight),
+        range=(float(low), float(high)),
+        version=_version(function, args),
+        is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
+    )
+
+
+def _compare_answer(compare: Callable[[str, Any], Any], low: float, trajectory: Trajectory) -> Any:
+    if trajectory.answer is None:
+        return Score(low, reason="the workflow returned no answer")
+    return compare(trajectory.answer, trajectory.task.ground_truth)
+
+
+def _compare_response(compare: Callable[[str, Any], Any], step: Step, trajectory: Trajectory) -> Any:
+    return compare(step.response, trajectory.task.ground_truth)
+
+
+def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
+    if ":" not in fn:
+        if fn in builtins():
+            return builtins()[fn]
+        raise RewardError(
+            f"{key}.fn: no ready-made reward function {fn!r}{_nearest(fn, builtins())}; ready-made are "
+            f"{', '.join(sorted(builtins()))}; one's own are `file.py:function` or `package.module:function`"
+        )
+    function = load_object(fn, base, f"{key}.fn")
+    if not callable(function):
+        raise RewardError(f"{key}.fn: expected a function, {fn} is a {type(function).__name__}")
+    return cast(Callable[..., Any], function)
+
+
+def _level_by_parameters(
+    function: Callable[..., Any], entry: RewardFunctionConfig, args: Mapping[str, Any], key: str
+) -> Level:
+    """The level of a function without decorator: `(trajectory)` scores trajectories, `(step, trajectory)` steps."""
+    needed = [
+        p.name
+        for p in _parameters(function, key)
+        if p.default is p.empty and p.name not in args and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    if len(needed) == 1:
+        return "outcome" if entry.level == "outcome" else "trajectory"
+    if len(needed) == 2:
+        return "step"
+    raise RewardError(
+        f"{key}: {entry.fn} has no decorator, so it must take (trajectory) or (step, trajectory); "
+        f"it takes ({', '.join(needed)})"
+    )
+
+
+def _level(wanted: str | None, declared: _Declared, key: str) -> Level:
+    if wanted is not None and wanted not in LEVELS:
+        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{_nearest(wanted, LEVELS)}")
+    if declared.level == "answer":
+        if wanted == "trajectory":
+            raise RewardError(
+                f"{key}: compares one answer with the truth, so its level is outcome or step, not trajectory"
+            )
+        return cast(Level, wanted or "outcome")
+    if wanted is not None and wanted != declared.level:
+        raise RewardError(f"{key}: the recipe says level {wanted}, the function is of level {declared.level}")
+    return declared.level
+
+
+def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str) -> None:
+    """Refuse what would fail at the first call, minutes later: a wrong signature or unknown arguments."""
+    n = called_as.count(",") + 1
+    parameters = _parameters(function, key)
+    options = [p.name for p in parameters[n:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    unknown = [name for name in args if name not in options]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = f"it takes {', '.join(options)}" if options else "it takes none"
+        raise RewardError(f"{key}: unknown argument {unknown[0]!r}{_nearest(unknown[0], options)}; {takes}")
+    try:
+        inspect.signature(function).bind(*[None] * n, **args)
+    except TypeError as error:
+        raise RewardError(f"{key}: is called as {called_as} and its args, but that does not fit it: {error}") from error
+
+
+def _parameters(function: Callable[..., Any], key: str) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError as error:  # some functions written in C do not say what they take
+        raise RewardError(f"{key}: cannot see which parameters it takes; wrap it in a Python function") from error
+
+
+def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern[str] | None:
+    if pattern is None:
+        return None
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise RewardError(f"{key}: agent_match {pattern!r} is not a regular expression: {error}") from error
+    if agents and not any(compiled.search(agent) for agent in agents):
+        raise RewardError(f"{key}: agent_match {pattern!r} matches none of the team's agents: {', '.join(agents)}")
+    return compiled
+
+
+def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
+    thing = function if inspect.isroutine(function) else type(function)
+    try:
+        source = inspect.getsource(thing)
+    except (OSError, TypeError):  # typed at a prompt, or written in C
+        source = f"{thing.__module__}.{thing.__qualname__}"
+    return hashlib.sha256(json.dumps([source, args], sort_keys=True, default=repr).encode()).hexdigest()[:12]
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,66 @@
+"""Plays many tasks at once: one coroutine per trajectory, one scheduler for all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from creditflow.errors import AgentError, PromptTooLong
+from creditflow.rollout.scheduler import Scheduler
+from creditflow.rollout.team import AgentSpec, Sampling, Team
+from creditflow.trajectory import Task, Trajectory
+
+Workflow = Callable[[Task, Team], Awaitable[object]]
+"""`async def solve(task, team) -> answer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One trajectory to be played."""
+
+    task: Task
+    uid: str
+    """Shared by the plays of one task."""
+    id: str
+    seed: tuple[int, ...]
+    """Key of the trajectory's random numbers."""
+
+
+async def play_all(
+    plays: Sequence[Play],
+    workflow: Workflow,
+    agents: Mapping[str, AgentSpec],
+    scheduler: Scheduler,
+    sampling: Sampling,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """The trajectories of `plays`, in order, all live at the same time.
+
+    A workflow that raises fails its own trajectory: `status` failed, the error in `info["error"]`. AgentError keeps the
+    trajectory (`info["agent_error"]`; the reward room gives it outcome 0). An error of a model stops everything.
+    """
+
+    async def one(play: Play) -> Trajectory:
+        trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
+        team = Team(agents, trajectory, scheduler, sampling, play.seed)
+        try:
+            answer = await workflow(play.task, team)
+            trajectory.answer = None if answer is None else str(answer)
+        except PromptTooLong:
+            pass  # the team has marked the trajectory as truncated, and said why
+        except AgentError as error:
+            trajectory.info["agent_error"] = str(error)
+        except Exception as error:  # whatever a user's workflow may raise is that trajectory's failure, and is counted
+            trajectory.status = "failed"
+            trajectory.info["error"] = f"{type(error).__name__}: {error}"
+        if not trajectory.answer_steps and trajectory.steps:
+            trajectory.answer_steps = (len(trajectory.steps) - 1,)
+        if on_done is not None:
+            on_done(trajectory)
+        return trajectory
+
+    trajectories = await asyncio.gather(*(one(play) for play in plays))
+    if scheduler.fault is not None:
+        raise scheduler.fault
+    return list(trajectories)

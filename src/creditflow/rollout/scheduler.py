@@ -1,0 +1,69 @@
+"""Gathers the calls of all live trajectories and hands them, policy by policy, to the model together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from creditflow.rollout.client import Generation, GenerationRequest, ModelClient
+
+_Pending = tuple[GenerationRequest, "asyncio.Future[Generation]"]
+
+_QUIET_TURNS = 3
+"""Turns of the event loop without a new call after which all that can call has called. No clock: same seed, same batches."""
+
+
+class Scheduler:
+    """Batches the pending calls of each policy into one generation.
+
+    A generation starts when the event loop has gone quiet, that is, when every trajectory waits for a model or for the
+    world outside (a tool, a judge); calls that arrive while one runs join the next. The loop stays free meanwhile.
+    """
+
+    def __init__(self, clients: Mapping[str, ModelClient], max_num_seqs: int = 1024) -> None:
+        self.clients = clients
+        self.max_num_seqs = max_num_seqs
+        self.fault: Exception | None = None
+        """The first error of a model itself. It is nobody's play that failed: the caller must raise it."""
+        self.batch_sizes: list[int] = []
+        """How many calls each generation served."""
+        self._pending: dict[str, list[_Pending]] = {name: [] for name in clients}
+        self._dispatcher: asyncio.Task[None] | None = None
+
+    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
+        """The policy's response to `request`; returns when its batch is done."""
+        future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._pending[policy].append((request, future))
+        if self._dispatcher is None or self._dispatcher.done():
+            self._dispatcher = asyncio.create_task(self._dispatch())
+        return await future
+
+    async def _dispatch(self) -> None:
+        while any(self._pending.values()):
+            await self._until_quiet()
+            for policy, pending in self._pending.items():
+                batch, self._pending[policy] = pending[: self.max_num_seqs], pending[self.max_num_seqs :]
+                if batch:
+                    await self._run(policy, batch)
+
+    async def _until_quiet(self) -> None:
+        quiet, seen = 0, -1
+        while quiet < _QUIET_TURNS:
+            waiting = sum(len(pending) for pending in self._pending.values())
+            quiet = quiet + 1 if waiting == seen else 0
+            seen = waiting
+            await asyncio.sleep(0)
+
+    async def _run(self, policy: str, batch: list[_Pending]) -> None:
+        self.batch_sizes.append(len(batch))
+        try:
+            generations = await asyncio.to_thread(self.clients[policy].generate, [request for request, _ in batch])
+        except Exception as error:  # handed to every caller, and to the owner of the scheduler
+            self.fault = self.fault or error
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), generation in zip(batch, generations, strict=True):
+            if not future.done():  # its trajectory may have been cancelled meanwhile
+                future.set_result(generation)

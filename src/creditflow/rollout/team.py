@@ -1,0 +1,168 @@
+"""A team as a workflow sees it: named agents that one awaits, and the record of what they said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from creditflow.errors import ConfigError, PromptTooLong
+from creditflow.rollout.client import GenerationRequest
+from creditflow.rollout.scheduler import Scheduler
+from creditflow.trajectory import Message, Step, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """Who an agent is: its system prompt, and the policy through which it acts."""
+
+    system: str = ""
+    policy: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an agent samples unless the call says otherwise."""
+
+    max_tokens: int = 512
+    max_prompt_tokens: int = 1024
+    temperature: float = 1.0
+
+
+class Reply(str):
+    """An agent's response: the text itself, and the step that it is recorded as."""
+
+    step: Step
+
+    def __new__(cls, text: str, step: Step) -> Reply:
+        reply = super().__new__(cls, text)
+        reply.step = step
+        return reply
+
+    @property
+    def text(self) -> str:
+        """The response as a plain string."""
+        return str.__str__(self)
+
+
+class Team:
+    """The agents of one trajectory: `await team.planner(prompt)`, or `team["planner"]`."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, AgentSpec],
+        trajectory: Trajectory,
+        scheduler: Scheduler,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> None:
+        self._agents = agents
+        self._trajectory = trajectory
+        self._scheduler = scheduler
+        self._sampling = sampling
+        self._seed = seed
+        self._calls = 0
+
+    def __getitem__(self, name: str) -> Agent:
+        if name not in self._agents:
+            raise ConfigError(f"the workflow calls agent {name!r}; team.agents has {', '.join(self._agents)}")
+        return Agent(self, name)
+
+    def __getattr__(self, name: str) -> Agent:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def answer_from(self, *replies: Reply) -> None:
+        """Say which steps the answer came from; without it, the last step."""
+        self._trajectory.answer_steps = tuple(sorted({reply.step.index for reply in replies}))
+
+    async def call(
+        self,
+        agent: str,
+        prompt: str | Sequence[Message],
+        parents: Sequence[Reply] | None,
+        max_tokens: int | None,
+        temperature: float | None,
+        info: dict[str, Any] | None,
+    ) -> Reply:
+        """What `Agent.__call__` documents."""
+        spec, trajectory = self._agents[agent], self._trajectory
+        client = self._scheduler.clients[spec.policy]
+        if parents is None:
+            parent_indices = (len(trajectory.steps) - 1,) if trajectory.steps else ()
+        else:
+            parent_indices = tuple(sorted({reply.step.index for reply in parents}))
+        seed = (*self._seed, self._calls)
+        self._calls += 1
+
+        messages: list[Message] = [{"role": "system", "content": spec.system}] if spec.system else []
+        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        prompt_text, prompt_ids = client.encode(messages)
+        limit = max_tokens or self._sampling.max_tokens
+        room = min(self._sampling.max_prompt_tokens, client.max_positions - 1)
+        if len(prompt_ids) > room:
+            trajectory.status = "truncated"
+            trajectory.info["truncated"] = f"{agent}'s prompt has {len(prompt_ids)} tokens, at most {room} fit"
+            raise PromptTooLong(f"trajectory {trajectory.id}: {trajectory.info['truncated']}")
+
+        version = client.version
+        generation = await self._scheduler.generate(
+            spec.policy,
+            GenerationRequest(
+                prompt_ids=prompt_ids,
+                max_tokens=min(limit, client.max_positions - len(prompt_ids)),
+                temperature=self._sampling.temperature if temperature is None else temperature,
+                seed=seed,
+            ),
+        )
+        index = len(trajectory.steps)
+        step = Step(
+            id=f"{trajectory.id}/{index}",
+            trajectory_id=trajectory.id,
+            index=index,
+            agent=agent,
+            turn=sum(earlier.agent == agent for earlier in trajectory.steps),
+            parents=parent_indices,
+            prompt=prompt_text,
+            response=client.decode(generation.response_ids),
+            prompt_ids=prompt_ids,
+            response_ids=generation.response_ids,
+            response_mask=(1,) * len(generation.response_ids),
+            logprobs=generation.logprobs,
+            policy=spec.policy,
+            policy_version=version,
+            info=dict(info or {}),
+        )
+        if generation.finish_reason == "length":
+            step.info["finish_reason"] = "length"
+            trajectory.status = "truncated"
+            trajectory.info.setdefault("truncated", f"{agent} was cut off at {len(generation.response_ids)} tokens")
+        trajectory.steps.append(step)
+        return Reply(step.response, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent of a team; awaiting a call of it makes one step."""
+
+    team: Team = field(repr=False)
+    name: str
+
+    async def __call__(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        parents: Sequence[Reply] | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Reply:
+        """Ask the agent, and record its step.
+
+        `prompt`: text (one user message) or chat messages; the agent's system prompt goes before it.
+        `parents`: the replies that this prompt uses; default: the step before, as the trajectory stands now.
+        `info`: kept with the step, for reward functions (anything that JSON can hold).
+        Raises PromptTooLong, which ends the trajectory as `truncated`.
+        """
+        return await self.team.call(self.name, prompt, parents, max_tokens, temperature, info)

@@ -1,0 +1,99 @@
+"""Batches from compact specifications, for tests of any room.
+
+batch_of(
+    play("a", [step("planner"), step("executor", 0.4), step("verifier", "failed")], outcome=1.0),
+    play("b", [step("planner"), step("executor", {"right": 1.0, "format": Score(0.5, weight=0.0)})], task="q1"),
+)
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
+
+ScoreSpec = float | Score | str
+"""A value; a whole Score; or `"failed"` / `"timeout"`."""
+
+
+def score(spec: ScoreSpec, weight: float = 1.0) -> Score:
+    if isinstance(spec, Score):
+        return spec
+    if isinstance(spec, str):
+        return Score(0.0, weight=weight, status=spec, reason="as the test wants it")  # type: ignore[arg-type]
+    return Score(spec, weight=weight)
+
+
+@dataclass
+class StepSpec:
+    agent: str
+    scores: dict[str, Score]
+    parents: tuple[int, ...] | None
+    more: dict[str, object] = field(default_factory=dict)
+
+
+def step(
+    agent: str = "solver",
+    scores: ScoreSpec | Mapping[str, ScoreSpec] | None = None,
+    parents: Sequence[int] | None = None,
+    **more: object,
+) -> StepSpec:
+    """`scores`: nothing, one (named "f"), or several by name. `parents`: default the step before. `more`: Step fields;
+    `tokens=k` makes k response tokens, all sampled."""
+    if scores is None:
+        named = {}
+    elif isinstance(scores, Mapping):
+        named = {name: score(spec) for name, spec in scores.items()}
+    else:
+        named = {"f": score(scores)}
+    tokens = more.pop("tokens", 0)
+    if tokens:
+        more = {"response_ids": (7,) * tokens, "response_mask": (1,) * tokens, "logprobs": (-1.0,) * tokens, **more}
+    return StepSpec(agent, named, None if parents is None else tuple(parents), more)
+
+
+def play(
+    id: str,
+    steps: Sequence[StepSpec],
+    outcome: ScoreSpec | None = None,
+    task: str = "q0",
+    *,
+    status: TrajectoryStatus = "ok",
+    answer_steps: tuple[int, ...] = (),
+) -> Trajectory:
+    """A trajectory; turns are counted."""
+    turns: Counter[str] = Counter()
+    made = []
+    for index, spec in enumerate(steps):
+        fields = {
+            "turn": turns[spec.agent],
+            "prompt": f"{task} {spec.agent} {index}",
+            "response": "",
+            **spec.more,
+        }
+        turns[spec.agent] += 1
+        parents = spec.parents if spec.parents is not None else ((index - 1,) if index else ())
+        made.append(
+            Step(
+                id=f"{id}.{index}",
+                trajectory_id=id,
+                index=index,
+                agent=spec.agent,
+                parents=parents,
+                scores=spec.scores,
+                **fields,  # type: ignore[arg-type]
+            )
+        )
+    return Trajectory(
+        id=id,
+        uid=task,
+        task=Task("test", ({"role": "user", "content": task},), None),
+        steps=made,
+        answer_steps=answer_steps,
+        outcome=None if outcome is None else score(outcome),
+        status=status,
+    )
+
+
+def batch_of(*plays: Trajectory) -> TrajectoryBatch:
+    return TrajectoryBatch.from_trajectories(plays)

@@ -1,0 +1,96 @@
+"""From credit to advantage: the scale, the balance of strata, and estimators of one's own."""
+
+import numpy as np
+import pytest
+
+from creditflow.credit import Credited, CreditOptions, advantage_estimator, assign
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from tests.builders import batch_of, play, step
+
+
+def test_the_advantage_is_scaled_by_the_spread_plus_a_millionth():
+    batch = batch_of(play("t0", [step()], 1.0), play("t1", [step()], 0.0))
+    sd = np.sqrt(0.5)
+    assert assign(batch, CreditOptions()).advantage_S.tolist() == pytest.approx([0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)])
+    assert assign(batch, CreditOptions(norm_adv_by_std_in_grpo=False)).advantage_S.tolist() == [0.5, -0.5]
+
+
+def labelled(labels, **more):
+    scores = more.pop("scores", [0.5] * len(labels))
+    return batch_of(
+        *(
+            play(f"t{n}", [step("v", r, stratum=s, **more)], 1.0)
+            for n, (s, r) in enumerate(zip(labels, scores, strict=True))
+        )
+    )
+
+
+def test_every_stratum_has_the_same_total_weight_and_the_mean_is_1():
+    labels = ["good"] * 6 + ["bad"] * 3 + ["odd"]
+    weight = assign(labelled(labels), CreditOptions()).weight_S
+    for label, count in (("good", 6), ("bad", 3), ("odd", 1)):
+        of_label = weight[[at == label for at in labels]]
+        assert of_label.tolist() == pytest.approx([10 / (3 * count)] * count)
+    assert weight.mean() == pytest.approx(1.0)
+
+
+def test_the_weight_of_a_rare_stratum_is_capped():
+    weight = assign(labelled(["good"] * 99 + ["bad"]), CreditOptions()).weight_S
+    assert weight[-1] == 10.0
+    assert weight[0] == pytest.approx(100 / (2 * 99))
+
+
+def test_strata_balance_within_an_agent_and_policy_only():
+    plays = [
+        play(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
+        for n, (label, policy) in enumerate([("good", "p"), ("good", "p"), ("bad", "p"), ("good", "q")])
+    ]
+    weight = assign(batch_of(*plays), CreditOptions()).weight_S
+    assert weight.tolist() == pytest.approx([0.75, 1, 0.75, 1, 1.5, 1, 1, 1])
+
+
+def test_unlabelled_and_masked_steps_do_not_count_in_the_balance():
+    labels, scores = ["good", "good", "bad", None, "bad"], [0.5, 0.5, 0.5, 0.5, "failed"]
+    weight = assign(labelled(labels, scores=scores), CreditOptions()).weight_S
+    assert weight.tolist() == pytest.approx([0.75, 0.75, 1.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("scores", [None, "failed"])
+def test_a_step_without_a_score_of_its_own_ignores_its_stratum(scores):
+    a = assign(labelled(["good", "good", "bad"], scores=[scores] * 3), CreditOptions(propagation="identical"))
+    assert a.stratum_S.tolist() == [-1, -1, -1]
+    assert a.weight_S.tolist() == [1.0, 1.0, 1.0]
+    assert a.group_size_S.tolist() == [3, 3, 3]
+
+
+def test_the_weight_is_part_of_the_advantage():
+    labels, scores = ["good", "good", "good", "bad", "bad"], [1.0, 0.5, 0.0, 1.0, 0.0]
+    chosen = CreditOptions(norm_adv_by_std_in_grpo=False)
+    a = assign(labelled(labels, scores=scores), chosen)
+    assert a.advantage_S.tolist() == pytest.approx([0.5 * 5 / 6, 0.0, -0.5 * 5 / 6, 0.5 * 5 / 4, -0.5 * 5 / 4])
+
+
+def test_strata_are_the_same_in_every_arm_of_a_comparison():
+    labels = ["good", "good", "bad", "bad", "bad"]
+    arms = [
+        assign(labelled(labels), CreditOptions(propagation=rule, reward_decomp=decomposed))
+        for rule in ("identical", "none", "threshold")
+        for decomposed in (True, False)
+    ]
+    for arm in arms:
+        assert np.array_equal(arm.weight_S, arms[0].weight_S)
+        assert np.array_equal(arm.stratum_S, arms[0].stratum_S)
+
+
+def test_an_estimator_of_ones_own_is_registered_by_name_and_masked_like_any():
+    @advantage_estimator("plain_credit")
+    def plain_credit(given: Credited):
+        return given.credit_S
+
+    try:
+        batch = batch_of(
+            play("t0", [step()], 1.0), play("t1", [step()], 0.25), play("t2", [step()], 1.0, status="failed")
+        )
+        assert assign(batch, CreditOptions(adv_estimator="plain_credit")).advantage_S.tolist() == [1.0, 0.25, 0.0]
+    finally:
+        ADVANTAGE_ESTIMATORS.remove("plain_credit")

@@ -1,0 +1,236 @@
+"""Credit from end to end: against the oracle, against textbook GRPO, and what must hold of any batch."""
+
+import math
+import statistics
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.groups import LEVEL_NAMES
+from creditflow.errors import BatchError
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import eighths, fixed, options, plays, scores
+from tests.oracle.credit_oracle import credit_rows
+
+RULES = ("identical", "uniform", "none", "discounted", "threshold")
+
+
+def assert_same(got, expected, what):
+    expected = np.array([math.nan if value is None else value for value in expected], dtype=float)
+    np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12, err_msg=what)
+
+
+def assert_equals_oracle(trajectories, chosen):
+    got, rows = assign(batch_of(*trajectories), chosen), credit_rows(trajectories, chosen)
+    for name in ("sub_reward", "own", "received", "shared", "stopped", "credit", "baseline", "spread", "weight"):
+        assert_same(getattr(got, f"{name}_S"), [getattr(row, name) for row in rows], name)
+    assert got.gate_open_S.tolist() == [row.open for row in rows]
+    assert got.trained_S.tolist() == [row.trained for row in rows]
+    assert got.tied_S.tolist() == [row.tied for row in rows]
+    assert got.group_size_S.tolist() == [row.size for row in rows]
+    assert [LEVEL_NAMES[level] if level >= 0 else None for level in got.level_S] == [row.level for row in rows]
+    assert_same(got.advantage_S, [row.advantage for row in rows], "advantage")
+
+
+@pytest.mark.parametrize("outcome_to", ["all", "answer"])
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_equals_the_oracle_on_random_graphs(rule, outcome_to):
+    @fixed
+    @given(plays(), options(propagation=rule, outcome_to=outcome_to))
+    def check(trajectories, chosen):
+        assert_equals_oracle(trajectories, chosen)
+
+    check()
+
+
+@pytest.mark.parametrize("origin", [0.0, 1.0])
+@pytest.mark.parametrize("outcome_to", ["all", "answer"])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_diamond_with_fan_in_fan_out_and_several_roots_equals_the_oracle(rule, outcome_to, origin):
+    def graph(id, *values, **more):
+        parents = [(), (0,), (0,), (1, 2), (), (3, 4, 0), (5,), (5,)]
+        made = [step("abca"[i % 4], value, parents[i]) for i, value in enumerate(values)]
+        return play(id, made, **more)
+
+    trajectories = [
+        graph("t0", 1.0, 0.25, None, 0.75, 0.5, "failed", 1.0, 0.0, outcome=1.0, answer_steps=(6, 7)),
+        graph("t1", 0.5, 1.0, 1.0, None, 0.25, 0.75, 0.0, 1.0, outcome=0.0, answer_steps=(6, 7)),
+        graph("t2", None, 0.0, 1.0, 0.625, 1.0, 0.875, outcome=0.5),
+    ]
+    assert_equals_oracle(trajectories, CreditOptions(propagation=rule, outcome_to=outcome_to, sub_reward_origin=origin))
+
+
+@fixed
+@given(st.lists(st.lists(eighths, min_size=2, max_size=6), min_size=1, max_size=4), st.booleans())
+def test_neutral_settings_are_textbook_grpo(rewards, by_std):
+    neutral = CreditOptions(propagation="none", group_by="task", norm_adv_by_std_in_grpo=by_std)
+    batch = batch_of(
+        *(
+            play(f"t{q}.{n}", [step()], reward, task=f"q{q}")
+            for q, group in enumerate(rewards)
+            for n, reward in enumerate(group)
+        )
+    )
+    expected = []
+    for group in rewards:
+        mean, sd = statistics.fmean(group), statistics.stdev(group)
+        expected += [(reward - mean) / (sd + 1e-6 if by_std else 1.0) for reward in group]
+    for rule in RULES:
+        neutral.propagation = rule
+        assert_same(assign(batch, neutral).advantage_S, expected, rule)
+
+
+def test_a_group_of_one_gets_zero():
+    assigned = assign(batch_of(play("t", [step()], 0.7)), CreditOptions(group_by="task"))
+    assert assigned.advantage_S.tolist() == [0.0]
+    assert math.isnan(assigned.baseline_S[0])
+    assert assigned.group_name(0) is None
+
+
+@pytest.mark.parametrize("by_std", [True, False])
+def test_a_tied_group_gets_exactly_zero_although_its_credits_differ_by_rounding(by_std):
+    third = {"f": 0.1, "g": 0.2, "h": 0.3}
+    batch = batch_of(
+        play("t0", [step("a", third)], 0.1), play("t1", [step("a", 0.2)], 0.1), play("t2", [step("a", 0.2)], 0.1)
+    )
+    assigned = assign(batch, CreditOptions(norm_adv_by_std_in_grpo=by_std))
+    assert assigned.tied_S.all()
+    assert assigned.advantage_S.tolist() == [0.0, 0.0, 0.0]
+
+
+@fixed
+@given(plays(), options())
+def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
+    a = assign(batch_of(*trajectories), chosen)
+    assert np.array_equal(a.credit_S, a.own_S + a.received_S + a.shared_S)
+    scale = a.spread_S + 1e-6 if chosen.norm_adv_by_std_in_grpo else np.ones_like(a.spread_S)
+    learns = a.trained_S & (a.group_S >= 0) & ~a.tied_S
+    assert np.array_equal(a.advantage_S[learns], (a.weight_S * ((a.credit_S - a.baseline_S) / scale))[learns])
+    assert (a.advantage_S[~learns] == 0.0).all()
+
+
+@fixed
+@given(plays(), options())
+def test_masked_steps_have_an_advantage_of_exactly_zero_and_no_group(trajectories, chosen):
+    assigned = assign(batch_of(*trajectories), chosen)
+    assert (assigned.advantage_S[~assigned.trained_S] == 0.0).all()
+    assert (assigned.group_S[~assigned.trained_S] == -1).all()
+    assert np.isfinite(assigned.advantage_S).all()
+
+
+@fixed
+@given(plays(), options())
+def test_masked_trajectories_change_nobody_elses_numbers(trajectories, chosen):
+    def masked(t):
+        failed = t.status == "failed" or (t.outcome is not None and t.outcome.status != "ok")
+        return failed or (t.status == "truncated" and chosen.mask_truncated)
+
+    kept = [t for t in trajectories if not masked(t)]
+    if not kept:
+        return
+    with_all = assign(batch_of(*trajectories), chosen)
+    of_kept = np.isin(with_all.batch.trajectory_of_step, [i for i, t in enumerate(trajectories) if not masked(t)])
+    assert_same(with_all.advantage_S[of_kept], assign(batch_of(*kept), chosen).advantage_S, "advantage")
+    assert (with_all.advantage_S[~of_kept] == 0.0).all()
+
+
+@fixed
+@given(plays(), options(), st.randoms(use_true_random=False))
+def test_permuting_trajectories_permutes_the_results(trajectories, chosen, random):
+    shuffled = list(trajectories)
+    random.shuffle(shuffled)
+    first, second = assign(batch_of(*trajectories), chosen), assign(batch_of(*shuffled), chosen)
+    place = {id: s for s, id in enumerate(second.batch.step_ids)}
+    order = [place[id] for id in first.batch.step_ids]
+    for name in ("credit_S", "advantage_S", "baseline_S", "spread_S", "weight_S", "group_size_S"):
+        assert_same(getattr(second, name)[order], getattr(first, name), name)
+
+
+def test_all_right_plays_of_different_length_and_equal_outcome_have_advantage_zero():
+    plays_of_lengths = [play(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
+    for outcome_to in ("all", "answer"):
+        for group_by in LEVEL_NAMES:
+            chosen = CreditOptions(gamma=1.0, sub_reward_origin=1.0, outcome_to=outcome_to, group_by=group_by)
+            assert (assign(batch_of(*plays_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
+
+
+def test_a_needless_retry_earns_nothing_at_origin_1_and_pays_at_origin_0():
+    short = play("short", [step("plan", 1.0), step("write", 1.0)], 1.0)
+    longer = play("long", [step("plan", 1.0), step("write", 1.0), step("write", 1.0)], 1.0)
+    first_of_each = [0, 2]
+    charging = assign(batch_of(short, longer), CreditOptions(gamma=1.0, sub_reward_origin=1.0))
+    assert charging.credit_S[first_of_each].tolist() == [1.0, 1.0]
+    assert (charging.advantage_S == 0.0).all()
+    paying = assign(batch_of(short, longer), CreditOptions(gamma=1.0, sub_reward_origin=0.0))
+    assert paying.credit_S[first_of_each].tolist() == [3.0, 4.0]
+    assert paying.advantage_S[2] > 0 > paying.advantage_S[0]
+
+
+@fixed
+@given(plays(mishaps=False), options())
+def test_neither_options_nor_batch_are_changed(trajectories, chosen):
+    batch = batch_of(*trajectories)
+    before = {
+        name: getattr(batch, name).copy()
+        for name in ("scores", "score_weights", "outcome", "edge_child", "edge_parent", "stratum_of_step")
+    }
+    as_it_was = vars(chosen).copy()
+    assign(batch, chosen)
+    assert vars(chosen) == as_it_was
+    for name, values in before.items():
+        assert np.array_equal(getattr(batch, name), values, equal_nan=True)
+
+
+def test_without_sub_rewards_threshold_is_the_outcome_alone():
+    trajectories = [
+        play("t0", [step("a", 0.2), step("a", "failed")], 1.0),
+        play("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
+    ]
+    off = assign(batch_of(*trajectories), CreditOptions(reward_decomp=False))
+    shared = assign(batch_of(*trajectories), CreditOptions(propagation="identical"))
+    assert np.isnan(off.sub_reward_S).all()
+    assert off.gate_open_S.all()
+    assert off.trained_S.all()
+    assert np.array_equal(off.advantage_S, shared.advantage_S)
+
+
+def test_token_advantages_are_the_steps_at_sampled_tokens_and_zero_elsewhere():
+    batch = batch_of(
+        play("t0", [step("a", tokens=2), step("b")], 1.0),
+        play("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
+    )
+    assigned = assign(batch, CreditOptions())
+    first, second = assigned.advantage_S[0], assigned.advantage_S[2]
+    assert first > 0 > second
+    assert assigned.token_advantages(batch).tolist() == [first, first, second, 0.0, second]
+
+
+def test_token_advantages_of_another_batch_are_refused():
+    assigned = assign(batch_of(play("t0", [step()], 1.0)), CreditOptions())
+    with pytest.raises(BatchError, match=r"expected the batch of 1 steps that was assigned, got another one of 2"):
+        assigned.token_advantages(batch_of(play("t0", [step(), step()], 1.0)))
+
+
+@fixed
+@given(plays(scores=scores), options(propagation="threshold"))
+def test_strata_of_unscored_steps_change_nothing(trajectories, chosen):
+    before = assign(batch_of(*trajectories), chosen)
+    for trajectory in trajectories:
+        for s in trajectory.steps:
+            counting = [score for score in s.scores.values() if score.weight > 0]
+            if not counting or any(score.status != "ok" for score in counting):
+                s.stratum = None if s.stratum else "other"
+    after = assign(batch_of(*trajectories), chosen)
+    assert_same(after.advantage_S, before.advantage_S, "advantage")
+
+
+def test_credit_is_light_to_import():
+    heavy = "torch omegaconf pyarrow transformers ray verl"
+    code = f"import sys, creditflow.credit; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

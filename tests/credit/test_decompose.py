@@ -1,0 +1,144 @@
+"""What a step and a trajectory earned, and the cases of a missing score."""
+
+import math
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+
+
+def sub_rewards(*plays, **chosen):
+    return assign(batch_of(*plays), CreditOptions(**chosen)).sub_reward_S.tolist()
+
+
+def test_a_sub_reward_is_the_weighted_mean_of_scores_rescaled_from_their_ranges():
+    scores = {"f": Score(0.5, weight=3.0), "g": Score(1.0, (-1.0, 3.0), weight=1.0), "h": Score(0.0, weight=4.0)}
+    assert sub_rewards(play("t", [step("a", scores)])) == [(3 * 0.5 + 1 * 0.5 + 4 * 0.0) / 8]
+
+
+def test_a_score_of_weight_0_is_never_part_of_credit():
+    with_it = play("t", [step("a", {"f": 0.5, "m": Score(1.0, weight=0.0)})])
+    assert sub_rewards(with_it) == [0.5]
+
+
+def test_a_failed_score_of_weight_0_does_not_unscore_the_step():
+    measured = {"f": 0.5, "m": Score(0.0, weight=0.0, status="failed")}
+    assigned = assign(batch_of(play("t", [step("a", measured)])), CreditOptions())
+    assert assigned.sub_reward_S.tolist() == [0.5]
+    assert assigned.trained_S.tolist() == [True]
+
+
+@pytest.mark.parametrize("scores", [None, {"m": Score(0.0, weight=0.0)}])
+def test_a_step_that_no_counting_function_matches_has_no_own_reward_an_open_gate_and_learns_from_its_children(scores):
+    batch = batch_of(
+        *(play(f"t{n}", [step("a", 0.8), step("b", scores), step("c", r)]) for n, r in enumerate((1.0, 0.6)))
+    )
+    a = assign(batch, CreditOptions(gamma=1.0))
+    assert math.isnan(a.sub_reward_S[1])
+    assert a.own_S[1] == 0.0
+    assert a.gate_open_S[1]
+    assert a.trained_S[1]
+    assert a.received_S[[0, 1, 3, 4]].tolist() == pytest.approx([0.0, 0.0, -0.4, -0.4])
+    assert a.advantage_S[1] > 0 > a.advantage_S[4]
+
+
+def test_a_step_with_one_failed_score_is_unscored_as_a_whole_and_masked():
+    batch = batch_of(
+        play("t0", [step("a", {"easy": 1.0, "hard": "timeout"})], 1.0),
+        play("t1", [step("a", {"easy": 1.0, "hard": 0.0})], 1.0),
+        play("t2", [step("a", {"easy": 0.0, "hard": 0.0})], 0.0),
+    )
+    a = assign(batch, CreditOptions())
+    assert a.trained_S.tolist() == [False, True, True]
+    assert a.sub_reward_S.tolist() == [0.25, 0.5, 0.0]  # the mean of the others, not the easy half
+    assert a.advantage_S[0] == 0.0
+    assert a.group_size_S.tolist() == [0, 2, 2]
+
+
+def test_the_mean_that_stands_in_leaves_the_own_trajectory_out_and_weighs_trajectories_the_same():
+    plays = [
+        play("t0", [step("a", "failed"), step("a", 0.0)]),
+        play("t1", [step("a", 1.0), step("a", 0.5)]),
+        play("t2", [step("a", 0.25)]),
+    ]
+    assert sub_rewards(*plays, group_by="task")[0] == (0.75 + 0.25) / 2
+
+
+def test_the_mean_that_stands_in_is_the_groups_else_the_agents_else_there_is_none():
+    failing = [step("a", "failed", turn=0)]
+    same_turn = play("t1", [step("a", 1.0, turn=0)])
+    other_turn = play("t2", [step("a", 0.5, turn=3)])
+    other_agent = play("t3", [step("b", 0.25, turn=0)])
+    assert sub_rewards(play("t0", failing), same_turn, other_turn, other_agent)[0] == 1.0
+    assert sub_rewards(play("t0", failing), other_turn, other_agent)[0] == 0.5
+    assert math.isnan(sub_rewards(play("t0", failing), other_agent)[0])
+
+
+def test_steps_of_masked_trajectories_stand_in_for_nobody():
+    failing, good = play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])
+    assert sub_rewards(failing, good, play("t2", [step("a", 1.0)], status="failed"))[0] == 0.5
+
+
+def test_what_stands_in_for_a_failed_score_flows_upstream_like_a_score():
+    batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", 0.75)]))
+    a = assign(batch, CreditOptions(gamma=1.0))
+    assert a.received_S[[0, 2]].tolist() == [-0.25, -0.25]
+
+
+@pytest.mark.parametrize(("where", "is_open"), [("open", True), ("closed", False)])
+def test_the_gate_of_a_failed_step_stands_where_gate_unscored_says_whatever_the_mean(where, is_open):
+    for r in (0.0, 1.0):
+        batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", r)]))
+        assert bool(assign(batch, CreditOptions(gate_unscored=where)).gate_open_S[1]) is is_open
+
+
+@pytest.mark.parametrize("rule", ["identical", "uniform"])
+def test_shared_credit_masks_no_step_for_its_own_failed_score(rule):
+    plays = [play(f"t{n}", [step("a", s)], float(n)) for n, s in enumerate(["failed", 0.0, 1.0])]
+    assert assign(batch_of(*plays), CreditOptions(propagation=rule)).trained_S.all()
+
+
+def test_failed_trajectories_and_failed_outcomes_mask_the_whole_play():
+    a = assign(
+        batch_of(
+            play("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
+            play("t1", [step("a", 1.0), step("b", 1.0)], "timeout"),
+            play("t2", [step("a", 1.0), step("b", 1.0)], "failed", status="truncated"),
+            play("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
+            play("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
+        ),
+        CreditOptions(),
+    )
+    assert a.masked_N.tolist() == [True, True, True, False, False]
+    assert a.trained_S.tolist() == [False] * 6 + [True] * 4
+    assert (a.advantage_S[:6] == 0.0).all()
+    assert set(a.group_size_S[6:].tolist()) == {2}
+
+
+def test_a_truncated_play_has_its_outcome_if_scored_else_0_and_is_masked_on_request():
+    batch = batch_of(
+        play("t0", [step()], 0.75, status="truncated"),
+        play("t1", [step()], None, status="truncated"),
+        play("t2", [step()], 1.0),
+    )
+    kept = assign(batch, CreditOptions(propagation="identical"))
+    assert kept.credit_S.tolist() == [0.75, 0.0, 1.0]
+    assert kept.trained_S.all()
+    masked = assign(batch, CreditOptions(propagation="identical", mask_truncated=True))
+    assert masked.trained_S.tolist() == [False, False, True]
+
+
+def test_without_an_outcome_function_r_contributes_nothing():
+    batch = batch_of(play("t0", [step("a", 1.0)]), play("t1", [step("a", 0.5)]))
+    a = assign(batch, CreditOptions())
+    assert a.trained_S.all()
+    assert a.credit_S.tolist() == [0.0, -0.5]
+    assert np.all(a.shared_S == 0.0)
+
+
+def test_the_outcome_counts_in_its_own_units():
+    batch = batch_of(play("t0", [step()], Score(7.0, (-10.0, 10.0))), play("t1", [step()], -2.0))
+    assert assign(batch, CreditOptions()).credit_S.tolist() == [7.0, -2.0]

@@ -1,0 +1,69 @@
+"""Gates open strictly above their threshold, and a higher threshold never opens one."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed, options, plays
+
+
+def is_open(scores, theta):
+    return bool(
+        assign(batch_of(play("t", [step("a", scores)])), CreditOptions(propagation_threshold=theta)).gate_open_S
+    )
+
+
+@pytest.mark.parametrize(
+    ("r", "theta", "opens"), [(0.5, 0.5, False), (0.51, 0.5, True), (0.0, 0.0, False), (1.0, 1.0, False)]
+)
+def test_a_gate_is_open_where_the_sub_reward_is_above_the_threshold(r, theta, opens):
+    assert is_open(r, theta) is opens
+
+
+def test_a_sub_reward_that_exceeds_its_threshold_by_rounding_alone_does_not_pass():
+    tenths = {"f": Score(0.1), "g": Score(0.2), "h": Score(0.3)}
+    assert (0.1 + 0.2 + 0.3) / 3 > 0.2
+    assert not is_open(tenths, 0.2)
+
+
+@fixed
+@given(plays(), options(propagation="threshold"))
+def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
+    batch = batch_of(*trajectories)
+    before = None
+    for theta in (-1.0, 0.0, 0.125, 0.3, 0.5, 0.75, 0.875, 1.0, 2.0):
+        chosen.propagation_threshold = theta
+        gate_open_S = assign(batch, chosen).gate_open_S
+        assert before is None or not (gate_open_S & ~before).any()
+        before = gate_open_S
+
+
+@fixed
+@given(plays(), options(gate_unscored="open"))
+def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
+    batch = batch_of(*trajectories)
+    chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
+    gated = assign(batch, chosen)
+    chosen.propagation = "discounted"
+    free = assign(batch, chosen)
+    assert np.array_equal(gated.credit_S, free.credit_S)
+    assert np.array_equal(gated.advantage_S, free.advantage_S)
+    assert (gated.stopped_S == 0.0).all()
+
+
+@fixed
+@given(plays(mishaps=False), options(reward_decomp=True))
+def test_a_threshold_of_1_with_every_step_scored_is_the_rule_none(trajectories, chosen):
+    for trajectory in trajectories:
+        for s in trajectory.steps:
+            s.scores.setdefault("f", Score(1.0))
+    batch = batch_of(*trajectories)
+    chosen.propagation, chosen.propagation_threshold = "threshold", 1.0
+    gated = assign(batch, chosen)
+    chosen.propagation = "none"
+    alone = assign(batch, chosen)
+    assert np.array_equal(gated.credit_S, alone.credit_S)
+    assert np.array_equal(gated.advantage_S, alone.advantage_S)

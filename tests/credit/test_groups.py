@@ -1,0 +1,141 @@
+"""Who is compared with whom: keys, back-off, and the weight of a trajectory in its group."""
+
+import math
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.groups import LEVEL_NAMES, compact
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+
+
+def groups(*plays, **chosen):
+    return assign(batch_of(*plays), CreditOptions(**chosen))
+
+
+def own(r, **more):
+    """A step whose credit is r: only its own reward, measured from 0."""
+    return step(more.pop("agent", "a"), r, (), **more)
+
+
+PLAIN = {"propagation": "none", "sub_reward_origin": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("group_by", "sizes"),
+    [
+        # Plays t0, t1 of q0 and t2 of q1; agents a, b, a in each; prompts of t0 and t2 alike.
+        ("task", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
+        ("task_agent", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
+        ("task_agent_turn", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
+        ("agent", [3] * 9),
+        ("agent_turn", [3] * 9),
+    ],
+)
+def test_groups_are_keyed_as_asked_and_a_lone_play_backs_off_across_tasks(group_by, sizes):
+    def three(id, task):
+        return play(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
+
+    a = groups(three("t0", "q0"), three("t1", "q0"), three("t2", "q1"), group_by=group_by, **PLAIN)
+    assert a.group_size_S.tolist() == sizes
+    levels = [LEVEL_NAMES[level] for level in a.level_S]
+    assert levels[:6] == [group_by] * 6
+    assert levels[6:] == [group_by if group_by.startswith("agent") else "agent_turn"] * 3
+
+
+def test_task_groups_hold_all_agents_and_agent_groups_all_tasks():
+    plays = [play("t0", [own(0.0, agent="a"), own(1.0, agent="b")]), play("t1", [own(0.5, agent="a")])]
+    assert groups(*plays, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
+    assert groups(*plays, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
+
+
+def test_states_are_prompts():
+    plays = [play(f"t{n}", [own(n / 4, prompt=prompt)]) for n, prompt in enumerate("xyxy")]
+    assert groups(*plays, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+
+
+@pytest.mark.parametrize("differs", [{"policy": "other"}, {"policy_version": 1}, {"stratum": "s"}])
+@pytest.mark.parametrize("group_by", LEVEL_NAMES)
+def test_steps_of_another_policy_version_or_stratum_never_share_a_baseline(group_by, differs):
+    plays = [play(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
+    assert groups(*plays, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+
+
+def test_one_agent_with_many_turns_in_a_trajectory_has_no_larger_weight_in_the_baseline():
+    many, one = play("t0", [own(1.0) for _ in range(9)]), play("t1", [own(0.0)])
+    a = groups(many, one, group_by="agent", **PLAIN)
+    assert set(a.baseline_S.tolist()) == {0.5}
+    # variance: 2/1 times the mean over two plays of their mean square deviation of 1/4
+    assert a.spread_S.tolist() == pytest.approx([math.sqrt(0.5)] * 10)
+
+
+def test_the_spread_with_one_step_each_is_the_unbiased_standard_deviation():
+    values = [0.0, 0.25, 0.75, 1.0]
+    a = groups(*(play(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
+    assert a.spread_S[0] == pytest.approx(np.std(values, ddof=1), rel=1e-15)
+
+
+def test_alone_means_one_trajectory_however_many_steps_it_has():
+    a = groups(play("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
+    assert a.group_S.tolist() == [-1, -1]
+    assert a.advantage_S.tolist() == [0.0, 0.0]
+    assert a.singletons == 1
+
+
+def test_a_step_alone_in_its_group_backs_off_to_task_and_agent_then_agent_and_turn_then_agent():
+    late = own(1.0, turn=5)
+    to_task_agent = groups(play("t0", [late]), play("t1", [own(0.0, turn=1)]), **PLAIN)
+    assert LEVEL_NAMES[to_task_agent.level_S[0]] == "task_agent"
+    same_turn = [
+        play("t0", [late]),
+        play("t1", [own(0.0, turn=5)], task="q1"),
+        play("t2", [own(0.0, turn=1)], task="q2"),
+    ]
+    to_agent_turn = groups(*same_turn, group_by="task_agent", **PLAIN)
+    assert LEVEL_NAMES[to_agent_turn.level_S[0]] == "agent_turn"
+    assert to_agent_turn.baseline_S[0] == 0.5
+    assert LEVEL_NAMES[to_agent_turn.level_S[2]] == "agent"
+    assert to_agent_turn.group_size_S[2] == 3
+
+
+def test_a_step_that_backs_off_is_compared_with_members_that_did_not():
+    plays = [play("t0", [own(1.0, turn=5)]), *(play(f"t{n}", [own(0.0)]) for n in (1, 2, 3))]
+    a = groups(*plays, **PLAIN)
+    assert a.group_size_S.tolist() == [4, 3, 3, 3]
+    assert a.baseline_S.tolist() == [0.25, 0.0, 0.0, 0.0]
+
+
+def test_a_group_with_members_in_many_groups_is_named_in_words():
+    a = groups(
+        *(play(f"t{n}", [own(n / 4, agent="write", stratum="hard", policy="p", policy_version=3)]) for n in range(2)),
+        **PLAIN,
+    )
+    assert a.group_name(0) == "agent=write turn=0 policy=p version=3 stratum=hard"
+
+
+def test_masked_steps_are_in_no_baseline():
+    plays = [
+        play("t0", [own(Score(0.0, status="failed"))]),
+        play("t1", [own(1.0)]),
+        play("t2", [own(0.5)]),
+        play("t3", [own(0.0)], status="failed"),
+    ]
+    a = groups(*plays, **PLAIN)
+    assert a.baseline_S[[1, 2]].tolist() == [0.75, 0.75]
+    assert np.isnan(a.baseline_S[[0, 3]]).all()
+
+
+def test_compact_codes_number_combinations_without_gaps_whatever_the_values():
+    rng = np.random.default_rng(0)
+    for columns in (
+        [rng.integers(0, 5, 200), rng.integers(-1, 3, 200)],
+        [rng.integers(0, 10**9, 200), rng.integers(-(10**9), 10**9, 200), rng.integers(0, 2, 200)],
+        [np.zeros(3, dtype=np.int64)],
+        [np.array([7]), np.array([-(10**12)])],
+    ):
+        codes, n = compact(*columns)
+        keys = list(zip(*(column.tolist() for column in columns), strict=True))
+        assert sorted(set(codes.tolist())) == list(range(n))
+        assert len(set(zip(codes.tolist(), keys, strict=True))) == n == len(set(keys))

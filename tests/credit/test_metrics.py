@@ -1,0 +1,126 @@
+"""What is watched: each metric by hand on a small batch, and whom no signal reaches."""
+
+import math
+
+import pytest
+from hypothesis import given
+
+from creditflow.credit import CreditOptions, assign, unreached_agents
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed, options, plays
+
+
+def metrics(*trajectories, **chosen):
+    return assign(batch_of(*trajectories), CreditOptions(**chosen)).metrics()
+
+
+def test_the_pass_rate_is_the_share_of_open_gates_among_steps_that_a_function_was_to_score():
+    got = metrics(
+        play("t0", [step("plan"), step("write", 0.75), step("verify", 1.0)], 1.0),
+        play("t1", [step("plan"), step("write", 0.25), step("verify", "failed")], 1.0),
+        play("t2", [step("plan"), step("write", 0.0)], 1.0, status="failed"),
+        gate_unscored="closed",
+    )
+    assert got["propagation/pass_rate"] == 0.5
+    assert got["propagation/pass_rate/write"] == 0.5
+    assert got["propagation/pass_rate/verify"] == 0.5
+    assert "propagation/pass_rate/plan" not in got
+
+
+def test_gated_off_is_the_share_of_credit_that_an_agents_gates_withheld():
+    got = metrics(
+        play("t0", [step("plan"), step("write", 1.0)]),
+        play("t1", [step("plan"), step("write", 0.25)]),
+        play("t2", [step("plan"), step("write", 0.5)]),
+        sub_reward_origin=0.0,
+    )
+    assert got["credit/gated_off/write"] == pytest.approx((0.25 + 0.5) / 1.75)
+    assert "credit/gated_off/plan" not in got
+    assert got["credit/mean/plan"] == pytest.approx(0.99 / 3)
+
+
+def test_mis_credited_counts_advantages_that_contradict_the_measured_verdict_even_of_weight_0():
+    def measured(id, verdict, outcome):
+        return play(id, [step("a", {"m": Score(verdict, weight=0.0)})], outcome)
+
+    got = metrics(
+        measured("t0", 1.0, 0.0),  # right, and blamed
+        measured("t1", 0.5, 1.0),  # wrong, and praised
+        measured("t2", 1.0, 1.0),
+        measured("t3", 0.0, 0.0),
+        play("t4", [step("a")], 0.0),  # nobody knows
+    )
+    assert got["credit/mis_credited/a"] == 0.5
+
+
+def test_an_advantage_of_0_contradicts_nothing():
+    assert metrics(play("t0", [step("a", 0.5)]), play("t1", [step("a", 0.5)]))["credit/mis_credited/a"] == 0.0
+
+
+def test_groups_are_counted():
+    got = metrics(
+        play("t0", [step("a", 0.5), step("b", 1.0), step("c", 1.0)]),
+        play("t1", [step("a", 0.5), step("b", 0.0), step("b", "failed")]),
+        propagation="none",
+    )
+    assert got["groups/zero_variance"] == 1.0  # a
+    assert got["groups/singletons"] == 1.0  # c
+    assert got["groups/no_baseline"] == 1.0  # c
+    assert got["groups/masked_steps"] == 1.0  # the failed one
+
+
+def unscored_planner(n, r, outcome=1.0):
+    return play(f"t{n}", [step("plan"), step("write", r), step("verify")], outcome)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reach"),
+    [
+        ({}, {"plan": 1.0, "write": 1.0, "verify": 1.0}),
+        ({"propagation": "identical"}, {"plan": 1.0, "write": 1.0, "verify": 1.0}),
+        ({"propagation": "none", "outcome_to": "answer"}, {"plan": 0.0, "write": 1.0, "verify": 1.0}),
+        ({"propagation": "discounted", "w_o": 0.0}, {"plan": 1.0, "write": 1.0, "verify": 0.0}),
+        ({"propagation": "threshold", "w_o": 0.0}, {"plan": 0.5, "write": 1.0, "verify": 0.0}),
+        (
+            {"propagation": "discounted", "outcome_to": "answer", "gamma": 0.0},
+            {"plan": 0.0, "write": 1.0, "verify": 1.0},
+        ),
+        ({"propagation": "none", "w_o": 0.0, "w_r": 0.0}, {"plan": 0.0, "write": 0.0, "verify": 0.0}),
+        (
+            {"reward_decomp": False, "outcome_to": "answer", "propagation": "none"},
+            {"plan": 0.0, "write": 0.0, "verify": 1.0},
+        ),
+    ],
+)
+def test_reach_is_the_share_of_plays_in_which_a_signal_gets_to_the_agent(chosen, reach):
+    assigned = assign(batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)), CreditOptions(**chosen))
+    got = assigned.metrics()
+    assert {agent: got[f"credit/reach/{agent}"] for agent in reach} == reach
+    assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
+
+
+def test_a_right_child_is_a_signal_although_its_credit_at_origin_1_is_0():
+    assigned = assign(batch_of(play("t", [step("plan"), step("write", 1.0)])), CreditOptions())
+    assert assigned.received_S[0] == 0.0
+    assert unreached_agents(assigned) == ()
+
+
+def test_without_any_reward_nobody_is_reached():
+    assigned = assign(batch_of(play("t", [step("plan"), step("write")])), CreditOptions())
+    assert unreached_agents(assigned) == ("plan", "write")
+
+
+def test_a_mean_that_stands_in_for_a_failed_score_is_no_signal():
+    trajectories = [play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])]
+    assert metrics(*trajectories)["credit/reach/a"] == 0.5
+
+
+@fixed
+@given(plays(), options())
+def test_metrics_are_finite_and_shares_are_shares(trajectories, chosen):
+    for name, value in metrics(*trajectories, **vars(chosen)).items():
+        assert isinstance(value, float)
+        assert math.isfinite(value)
+        if not name.startswith(("credit/mean", "groups/")):
+            assert 0.0 <= value <= 1.0 + 1e-12, name

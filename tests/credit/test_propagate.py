@@ -1,0 +1,146 @@
+"""What flows where: numbers by hand, conservation, and the registry that rules come from."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from creditflow.credit import Credit, CreditOptions, Flow, assign, propagation_rule
+from creditflow.credit.propagate import PROPAGATION_RULES, waves
+from creditflow.errors import ConfigError
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed, options, plays
+
+
+def credit(trajectory, **chosen):
+    return assign(batch_of(trajectory), CreditOptions(**chosen)).credit_S.tolist()
+
+
+CHAIN = play("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcome_to", "origin", "expected"),
+    [
+        ("identical", "all", 1.0, [1.0, 1.0, 1.0]),
+        ("uniform", "all", 1.0, [1 / 3, 1 / 3, 1 / 3]),
+        ("none", "all", 1.0, [0.75, 0.25, 1.0]),
+        ("none", "answer", 0.0, [0.75, 0.25, 2.0]),
+        # gamma 1/2: verify -> 0; write -> -3/4; plan -> -1/4 + (-3/4)/2; and 1 to all.
+        ("discounted", "all", 1.0, [0.375, 0.25, 1.0]),
+        # verify -> 1 + 1; write -> 1/4 + 2/2; plan -> 3/4 + (5/4)/2.
+        ("discounted", "answer", 0.0, [1.375, 1.25, 2.0]),
+        # write is below 1/2: its parents get nothing; it still takes from verify.
+        ("threshold", "all", 1.0, [0.75, 0.25, 1.0]),
+        ("threshold", "answer", 0.0, [0.75, 1.25, 2.0]),
+    ],
+)
+def test_a_chain_by_hand(rule, outcome_to, origin, expected):
+    got = credit(CHAIN, propagation=rule, outcome_to=outcome_to, sub_reward_origin=origin, gamma=0.5)
+    assert got == pytest.approx(expected, rel=1e-15)
+
+
+def test_a_closed_gate_stops_what_the_step_would_have_passed_and_counts_it():
+    a = assign(batch_of(CHAIN), CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=0.5))
+    assert a.stopped_S.tolist() == [0.0, 1.25, 0.0]
+    assert a.received_S.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_child_of_two_parents_splits_what_it_passes():
+    joined = play("t", [step("a", 0.0), step("b", 0.0, ()), step("c", 1.0, (0, 1))])
+    assert credit(joined, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.25, 0.25, 1.0]
+
+
+def test_a_parent_of_two_children_gets_from_both():
+    forked = play("t", [step("a", 0.0), step("b", 0.5, (0,)), step("c", 1.0, (0,))])
+    assert credit(forked, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.75, 0.5, 1.0]
+
+
+def test_credit_in_a_fully_linked_play_does_not_count_paths():
+    linked = play("t", [step("a", 1.0, tuple(range(i))) for i in range(40)])
+    got = credit(linked, propagation="discounted", sub_reward_origin=0.0, gamma=1.0)
+    assert got[0] == pytest.approx(40.0)  # conservation: one root, which gets everything
+
+
+def test_the_outcome_goes_to_the_answers_steps_or_to_the_last_step():
+    steps = [step("a"), step("b"), step("c")]
+    shares = {"propagation": "none", "outcome_to": "answer"}
+    assert credit(play("t", steps, 1.0), **shares) == [0.0, 0.0, 1.0]
+    assert credit(play("t", steps, 1.0, answer_steps=(0, 1)), **shares) == [0.5, 0.5, 0.0]
+
+
+def test_weights_scale_sub_rewards_and_the_outcome():
+    plain = play("t", [step("a", 0.25)], 0.5)
+    assert credit(plain, propagation="none", w_r=2.0, w_o=3.0, sub_reward_origin=0.0) == [2.0 * 0.25 + 3.0 * 0.5]
+
+
+def test_shared_credit_can_be_given_the_same_information():
+    same = {"shared_reward": "outcome_plus_mean_sub_reward", "sub_reward_origin": 0.0}
+    two = play("t", [step("a", 0.5), step("b", 1.0), step("c")], 1.0)
+    assert credit(two, propagation="identical", **same) == [1.75, 1.75, 1.75]
+    assert credit(two, propagation="uniform", **same) == pytest.approx([1.75 / 3] * 3)
+    assert credit(two, propagation="identical", w_o=2.0, w_r=4.0, **same) == [5.0, 5.0, 5.0]
+
+
+def test_uniform_conserves_the_outcome():
+    assert sum(credit(play("t", [step() for _ in range(7)], 0.7), propagation="uniform")) == pytest.approx(0.7)
+
+
+@fixed
+@given(plays(mishaps=False), options(propagation="threshold"))
+def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
+    batch = batch_of(*trajectories)
+    a = assign(batch, chosen)
+    parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
+    h_S = a.own_S + a.received_S
+    gate_S = a.gate_open_S.astype(float)
+    for n in range(batch.n_trajectories):
+        of_n = batch.trajectory_of_step == n
+        passed = (gate_S * h_S)[of_n & (parents_S > 0)].sum()
+        stopped = a.stopped_S[of_n].sum()
+        roots = h_S[of_n & (parents_S == 0)].sum()
+        expected = a.own_S[of_n].sum()
+        scale = max(1.0, np.abs(a.own_S[of_n]).sum())
+        assert abs(roots + (1 - chosen.gamma) * passed + stopped - expected) <= 1e-12 * scale
+
+
+@fixed
+@given(plays())
+def test_a_wave_never_names_a_parent_twice_and_all_waves_are_all_edges(trajectories):
+    batch = batch_of(*trajectories)
+    edges = []
+    last = batch.n_steps
+    for child, parent in waves(batch):
+        assert len(set(parent.tolist())) == len(parent)
+        (position,) = set(batch.index_of_step[child].tolist())
+        assert position < last
+        last = position
+        edges += zip(child.tolist(), parent.tolist(), strict=True)
+    assert sorted(edges) == sorted(zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True))
+
+
+def test_a_play_of_seventy_thousand_steps_is_one_pass():
+    long = batch_of(play("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
+    a = assign(long, CreditOptions(gamma=1.0, sub_reward_origin=0.0, group_by="task"))
+    assert a.credit_S[0] == 70_001.0
+
+
+def test_a_rule_of_ones_own_is_registered_by_name():
+    @propagation_rule("last_only", pays_own=False)
+    def last_only(flow: Flow) -> Credit:
+        nothing = np.zeros_like(flow.own_S)
+        shared = np.where(flow.batch.is_answer, flow.outcome_N[flow.batch.trajectory_of_step], 0.0)
+        return Credit(nothing, nothing, shared, nothing, flow.batch.is_answer)
+
+    try:
+        trajectory = play("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))
+        assert credit(trajectory, propagation="last_only") == [0.0, 1.0]
+        with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected a new name, got 'last_only'"):
+            propagation_rule("last_only")(last_only)
+    finally:
+        PROPAGATION_RULES.remove("last_only")
+
+
+def test_an_unknown_rule_is_answered_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"expected one of threshold, discounted, none, identical, uniform, got 'x'"):
+        PROPAGATION_RULES["x"]

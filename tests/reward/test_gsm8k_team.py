@@ -1,0 +1,248 @@
+"""The recipe gsm8k_team on rows of the real file; expected values were worked out by hand."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.config import load_recipe
+from creditflow.data import gsm8k_tasks
+from creditflow.loading import load_object
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+
+ROOT = Path(__file__).parents[2]
+TASKS = gsm8k_tasks(ROOT / "tests" / "data" / "gsm8k_64.jsonl")
+NATALIA = TASKS[0]  # 48/2=24, 48+24=72
+BETTY = TASKS[2]  # 100/2=50, 15*2=30, 100-50-30-15=5
+TEAM = {"p": "planner", "e": "executor", "v": "verifier"}
+
+
+def recipe(name: str):
+    return load_object(f"gsm8k_team.py:{name}", ROOT / "recipes", "test")
+
+
+def a_play(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
+    """One step for each (initial of the agent, response); `retries`: step that repeats -> step repeated."""
+    steps = [
+        Step(
+            f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
+            info={"retry_of": (retries or {})[i]} if i in (retries or {}) else {},
+        )
+        for i, (who, response) in enumerate(said)
+    ]  # fmt: skip
+    return Trajectory("t", "u", task, steps, (len(steps) - 1,))
+
+
+def last_score(function: str, play: Trajectory) -> float:
+    return recipe(function)(play.steps[-1], play)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("48/2=24", [("48/2=24", 24.0)]),
+        ("1. 48 / 2 = 24 clips, <<48/2=24>>24", [("48/2=24", 24.0), ("48/2=24", 24.0)]),
+        ("$12 x 3 = $36", [("12*3=36", 36.0)]),
+        ("50% * 10 = 5", [("(50/100)*10=5", 5.0)]),
+        ("(3 + 4) \u00d7 2 = 15", [("(3+4)*2=15", 14.0)]),
+        ("10, 20+5=25", [("20+5=25", 25.0)]),
+        ("1,000*2=2,000", [("1000*2=2,000", 2000.0)]),
+        ("1/0=3", [("1/0=3", None)]),
+        ("2**9=512 and 7//2=3 and x+1=2 and 5=5", []),
+        ("__import__('os').system('true')=0", []),
+    ],
+)
+def test_calculations_are_read_and_worked_out_without_evaluating_code(text, expected):
+    found = recipe("calculations_in")(text)
+    assert [(calculation.text, calculation.computed) for calculation in found] == expected
+
+
+def test_every_calculation_of_the_published_solutions_holds():
+    shown = [c for task in TASKS for text in task.extra_info["calculations"] for c in recipe("calculations_in")(text)]
+    assert len(shown) > 150
+    assert all(calculation.holds for calculation in shown)
+
+
+@settings(deadline=None)
+@given(st.text("0123456789.,+-*/()$%x= \n#<>e", max_size=80))
+def test_no_response_breaks_the_reading(text):
+    play = a_play(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, play) <= 1.0
+
+
+@pytest.mark.parametrize("piece", ["1 ", "(", "-", "=", "1+", "=1", "9" * 119 + "*9=1", "1+" * 58 + "1=59 ", "\n1. "])
+def test_hostile_responses_do_not_hang_the_reading(piece):
+    text = piece * 100_000
+    play = a_play(NATALIA, ("p", text), ("e", text), ("v", text))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, play) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ("1. Divide 48 by 2.\n2. Add 48 and the result.", 1.0),
+        ("1. Take half of 48.\n2) 48 + 24", 1.0),  # the value 24 may be named, and need not be
+        ("1. Take half of 48.", 1 / 2),
+        ("1. Start from 48.", 1 / 4),  # one of 48, + for the second calculation; no line for the first
+        ("1. Subtract 48 from 100.\n2. Add 48.", (1 / 5 + 1) / 2),  # 48 of 48, 2, /, -, 100
+        ("1. 48 2 / + - * 7", 3 / 14),  # 48, 2, / of seven things, and no line left for the second
+        ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor was given none of it
+        (NATALIA.text, 0.0),
+        ("", 0.0),
+    ],
+)
+def test_plan_covers(plan, expected):
+    assert last_score("plan_covers", a_play(NATALIA, ("p", plan))) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("48/2=24", 1.0),
+        ("48/2 = 24\n#### 24", 1.0),
+        ("She sold 24", 0.75),
+        ("48*2=96", 0.5),
+        ("37*5=185", 0.25),
+        ("3*5=24", 0.25),
+        ("48/2=25", 0.0),
+        ("She sold 96", 0.0),
+        ("no idea", 0.0),
+    ],
+)
+def test_value_matches(response, expected):
+    assert last_score("value_matches", a_play(NATALIA, ("p", "1. half"), ("e", response))) == expected
+
+
+def test_a_value_is_found_once():
+    first = [("p", "1. half"), ("e", "48/2=24"), ("v", "48/2=24 ok")]
+    assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48+24=72"))) == 1.0
+    assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48/2=24"))) == 0.5
+
+
+def test_a_retry_may_find_what_the_step_it_replaces_had_found():
+    said = [("p", "1. half"), ("e", "48/2=24"), ("v", "bad"), ("e", "48/2=24")]
+    assert last_score("value_matches", a_play(NATALIA, *said, retries={3: 1})) == 1.0
+    play = a_play(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
+    assert last_score("value_matches", play) == 1.0
+
+
+def test_a_finer_step_than_the_solutions_is_half_right():
+    said = [("p", "1. half"), ("e", "100/2=50"), ("v", "ok"), ("e", "15*2=30"), ("v", "ok")]
+    assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50=50"))) == 0.5
+    assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("executor", "verifier", "expected"),
+    [
+        ("48/2=24", "48/2=24 ok", 1.0),
+        ("48/2=24", "ok", 0.6),
+        ("48/2=24", "48/2=24 bad", 0.4),
+        ("48/2=24", "48/2=23 bad", 0.0),
+        ("48/2=24", "hm", 0.0),
+        ("48/2=25", "48/2=24 bad", 1.0),
+        ("48/2=25", "48/2=24, not ok. Bad!", 1.0),
+        ("48/2=25", "bad", 0.6),
+        ("48/2=25", "48/2=25 ok", 0.0),
+        ("48/2=25", "48/2=24 ok", 0.4),
+        ("48*2=96", "48*2=96 ok", 1.0),
+    ],
+)
+def test_verdict_right(executor, verifier, expected):
+    play = a_play(NATALIA, ("p", "1. half"), ("e", executor), ("v", verifier))
+    assert last_score("verdict_right", play) == pytest.approx(expected)
+
+
+def recipes_functions():
+    entries = load_recipe(ROOT / "recipes" / "gsm8k_team.yaml").config.reward.functions
+    return load_reward_functions(entries, ROOT / "recipes", tuple(TEAM.values()))
+
+
+def test_a_solution_without_calculations_leaves_steps_unscored_and_the_outcome_scored():
+    task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
+    play = a_play(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
+    play.answer = "#### 72"
+    asyncio.run(RewardManager(recipes_functions(), max_failed_frac=1.0).score([play]))
+    assert [score.status for step in play.steps for score in step.scores.values()] == ["failed"] * 3
+    assert "no <<calculation>>" in play.steps[0].scores["plan_covers"].reason
+    assert play.outcome.value == 1.0
+
+
+class Scripted:
+    """A model of one byte per token that answers by what the prompt asks for."""
+
+    version = 0
+    max_positions = 100_000
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.prompts = []
+
+    def encode(self, messages):
+        text = "\n".join(message["content"] for message in messages)
+        return text, tuple(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+    def generate(self, requests):
+        self.prompts += [self.decode(request.prompt_ids) for request in requests]
+        ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
+        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
+
+
+def play_with(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:
+    model = Scripted(answer)
+    agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
+    sampling = Sampling(max_tokens=512, max_prompt_tokens=3072)
+    plays = [Play(task, "u", "t", (0,))]
+    (trajectory,) = asyncio.run(play_all(plays, recipe("solve"), agents, Scheduler({"default": model}), sampling))
+    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    return trajectory, model
+
+
+def a_good_team(prompt: str) -> bytes:
+    if prompt.startswith("PLANNER"):
+        return b"1. Take half of 48.\n2. Add that to 48."
+    if prompt.startswith("VERIFIER"):
+        return b"48/2=24 ok" if "wrote: 48/2=24" in prompt else b"48+24=72 " + (b"ok" if "=72" in prompt else b"bad")
+    if "half" in prompt.rpartition("Now:")[2]:
+        return b"48/2=24"
+    return b"48+24=72\n#### 72" if "objects" in prompt else b"48+24=71\n#### 71"
+
+
+def test_a_play_runs_from_plan_to_answer_with_a_retry_on_bad():
+    play, model = play_with(a_good_team)
+    assert "".join(step.agent[0] for step in play.steps) == "peveve"
+    assert [step.parents for step in play.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
+    assert play.answer == "#### 72"
+    assert [next(iter(step.scores.values())).value for step in play.steps] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    assert play.outcome.value == 1.0
+    assert "24" in model.prompts[3]  # the first result reaches the second turn
+    assert not any("<<" in prompt for prompt in model.prompts)
+    kinds = [recipe("candidate_kind")(step) for step in play.steps]
+    assert kinds == [None, None, "holds", None, "wrong", None]
+    TrajectoryBatch.from_trajectories([play])
+
+
+@pytest.mark.parametrize(
+    "noise", [b"", b"\xff\x00\xfe" * 80, b"####", b"1. " * 100, b"bad " * 60, b"1.\n2.\n3. x\n" * 30, b"=1=1/0=" * 60]
+)
+def test_noise_plays_through_and_scores_nothing(noise):
+    play, _ = play_with(lambda prompt: noise)
+    assert play.status == "ok"
+    assert play.outcome.value == 0.0
+    assert all(score.status == "ok" for step in play.steps for score in step.scores.values())
+
+
+def test_the_executor_has_a_bounded_number_of_turns():
+    plan = "\n".join(f"{i}. Add {i}." for i in range(1, 30)).encode()
+    play, _ = play_with(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
+    assert sum(step.agent == "executor" for step in play.steps) == recipe("MAX_EXECUTOR_TURNS")

@@ -1,0 +1,320 @@
+import asyncio
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from creditflow.errors import TooManyFailedScores
+from creditflow.reward import RewardFunction, RewardManager
+from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
+
+TASK = Task("test", ({"role": "user", "content": "How many?"},), "72")
+
+
+def a_play(name: str = "t", agents: str = "pev", **kwargs) -> Trajectory:
+    """A chain of steps, one per letter, with two response tokens each."""
+    steps = [
+        Step(
+            f"{name}/{i}", name, i, agent, agents[:i].count(agent), (i - 1,) if i else (), "prompt", f"response {i}",
+            response_ids=(5, 6), response_mask=(1, 1), logprobs=(-1.0, -1.0),
+        )
+        for i, agent in enumerate(agents)
+    ]  # fmt: skip
+    return Trajectory(name, "u", TASK, steps, (len(steps) - 1,), **{"answer": "72", **kwargs})
+
+
+def of_steps(call, **kwargs) -> RewardFunction:
+    return RewardFunction("f", "step", call, **kwargs)
+
+
+def score(functions, trajectories, max_failed_frac=1.0):
+    return asyncio.run(RewardManager(functions, max_failed_frac).score(trajectories))
+
+
+def one_score(value, function=None) -> Score:
+    play = a_play(agents="e")
+    score([function or of_steps(lambda step, trajectory: value)], [play])
+    return play.steps[0].scores["f"]
+
+
+def test_each_level_fills_what_is_its_own():
+    play = a_play()
+    score(
+        [
+            RewardFunction("place", "step", lambda step, trajectory: step.index / 2),
+            RewardFunction("all", "trajectory", lambda trajectory: [0.25, 0.5, 0.75], weight=3.0, version="v1"),
+            RewardFunction("right", "outcome", lambda trajectory: trajectory.answer == "72", range=(-1.0, 1.0)),
+        ],
+        [play],
+    )
+    assert [step.scores["place"] for step in play.steps] == [Score(0.0), Score(0.5), Score(1.0)]
+    assert [step.scores["all"] for step in play.steps] == [
+        Score(value, weight=3.0, version="v1") for value in (0.25, 0.5, 0.75)
+    ]
+    assert play.outcome == Score(1.0, range=(-1.0, 1.0))
+    assert list(play.steps[0].scores) == ["place", "all"]
+
+
+def test_only_matching_agents_are_scored():
+    import re
+
+    play = a_play(agents="pevev")
+    score(
+        [
+            of_steps(lambda step, trajectory: 1.0, agent_match=re.compile("^e$")),
+            RewardFunction("g", "trajectory", lambda trajectory: [0.0, 0.1, 0.2, 0.3, 0.4], re.compile("v|p")),
+            RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, re.compile("^x$")),
+        ],
+        [play],
+    )
+    assert [list(step.scores) for step in play.steps] == [["g"], ["f"], ["g"], ["f"], ["g"]]
+    assert [step.scores["g"].value for step in play.steps[::2]] == [0.0, 0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (True, 1.0),
+        (1, 1.0),
+        (np.float32(0.5), 0.5),
+        (np.bool_(False), 0.0),
+        (np.array(0.25), 0.25),
+        (Fraction(1, 4), 0.25),
+        ([0.5, 1], (0.5, 1.0)),
+        ((0.5, True), (0.5, 1.0)),
+        (np.array([0.25, 0.75]), (0.25, 0.75)),
+    ],
+)
+def test_numbers_of_all_kinds_and_one_per_token_are_accepted(value, expected):
+    result = one_score(value)
+    assert result.status == "ok"
+    assert result.value == expected
+    assert type(result.value) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (None, "expected a number, got nothing"),
+        ("1.0", "expected a number, got a str"),
+        ({}, "expected a number, got a dict"),
+        (float("nan"), r"expected a value in \[0, 1\], got nan"),
+        (float("inf"), r"expected a value in \[0, 1\], got inf"),
+        (10**400, r"expected a value in \[0, 1\], got inf"),
+        (1.01, r"expected a value in \[0, 1\], got 1.01"),
+        (-1, r"expected a value in \[0, 1\], got -1"),
+        ([0.5], "expected one value for each of 2 response tokens, got 1"),
+        ([], "expected one value for each of 2 response tokens, got 0"),
+        ([0.5, None], "expected a number, got nothing"),
+        ([0.5, float("nan")], r"expected a value in \[0, 1\], got nan"),
+        ([[0.5], [0.5]], "expected a number, got a list"),
+    ],
+)
+def test_what_is_no_score_fails_with_its_reason_and_is_not_a_zero(value, reason):
+    import re
+
+    result = one_score(value)
+    assert result.status == "failed"
+    assert math.isnan(result.rescaled)
+    assert re.match(reason, result.reason)
+
+
+def test_an_exception_fails_the_one_score():
+    def sometimes(step, trajectory):
+        if step.index == 1:
+            raise ValueError("no\nsuch thing")
+        return 1.0
+
+    play = a_play()
+    report = score([of_steps(sometimes)], [play])
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    assert play.steps[1].scores["f"].reason == "ValueError: no such thing"
+    assert report.functions[0].reasons == ("f, step t/1: ValueError: no such thing",)
+
+
+def test_values_for_a_response_without_tokens_fail():
+    play = a_play(agents="e")
+    play.steps[0].response_ids = play.steps[0].response_mask = play.steps[0].logprobs = ()
+    score([of_steps(lambda step, trajectory: [])], [play])
+    assert play.steps[0].scores["f"].status == "failed"
+
+
+def test_a_score_passes_through_with_weight_range_and_version_of_its_function():
+    function = of_steps(
+        lambda step, trajectory: Score(-0.5, reason="half wrong", seconds=9.0),
+        weight=2.0,
+        range=(-1.0, 1.0),
+        version="v",
+    )
+    assert one_score(None, function) == Score(-0.5, (-1.0, 1.0), 2.0, "ok", "half wrong", 0.0, "v")
+
+
+def test_a_score_may_bring_its_own_range():
+    assert one_score(Score(7.0, range=(0.0, 10.0))) == Score(7.0, range=(0.0, 10.0))
+    assert one_score(Score(11.0, range=(0.0, 10.0))).status == "failed"
+    assert one_score(Score(1.0, range=(1.0, 1.0))).status == "failed"
+
+
+def test_a_score_that_says_it_failed_stays_failed():
+    failed = one_score(Score(0.9, status="timeout", reason="the judge slept"))
+    assert (failed.status, failed.reason) == ("timeout", "the judge slept")
+    assert one_score(Score(float("nan"))).status == "failed"
+
+
+@pytest.mark.parametrize("value", [[0.5, 0.5], [0.5] * 4, 0.5, None, "abc", {1, 2, 3}])
+def test_a_list_of_the_wrong_length_or_no_list_fails_every_matching_step(value):
+    play = a_play()
+    report = score([RewardFunction("g", "trajectory", lambda trajectory: value)], [play])
+    assert [step.scores["g"].status for step in play.steps] == ["failed"] * 3
+    assert (report.functions[0].matched, report.functions[0].failed) == (3, 3)
+
+
+def test_one_bad_value_in_a_trajectorys_list_fails_its_own_step_only():
+    play = a_play()
+    score([RewardFunction("g", "trajectory", lambda trajectory: [0.5, 2.0, Score(1.0)])], [play])
+    assert [step.scores["g"].status for step in play.steps] == ["ok", "failed", "ok"]
+
+
+def test_an_exception_of_a_trajectory_function_fails_every_matching_step():
+    play = a_play()
+    score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [play])
+    assert {step.scores["g"].reason for step in play.steps} == {"ZeroDivisionError: division by zero"}
+
+
+def test_an_outcome_is_one_number():
+    play = a_play()
+    score([RewardFunction("o", "outcome", lambda trajectory: [0.5, 0.5])], [play])
+    assert play.outcome.status == "failed"
+    assert math.isnan(TrajectoryBatch.from_trajectories([play]).outcome[0])
+
+
+def test_failed_trajectories_are_not_scored():
+    play = a_play(status="failed", answer=None)
+    report = score([of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: 1.0)], [play])
+    assert play.outcome is None
+    assert all(step.scores == {} for step in play.steps)
+    assert report.failed_frac == 0.0
+
+
+def test_where_the_agents_went_wrong_the_outcome_is_zero_unasked_and_steps_are_scored():
+    asked = []
+    play = a_play(answer=None, info={"agent_error": "no move in the reply"})
+    report = score(
+        [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", asked.append, version="v")], [play]
+    )
+    assert play.outcome == Score(0.0, reason="the agents went wrong: no move in the reply", version="v")
+    assert asked == []
+    assert play.steps[0].scores["f"].value == 1.0
+    assert report.metrics()["reward/o/mean"] == 0.0
+
+
+def test_a_crash_is_never_worth_more_than_a_wrong_answer():
+    play = a_play(answer=None, info={"agent_error": "?"})
+    score([RewardFunction("o", "outcome", lambda trajectory: -1.0, range=(-1.0, 1.0))], [play])
+    assert play.outcome.value == -1.0
+
+
+def test_a_truncated_play_is_scored_by_its_answer_and_without_one_is_zero():
+    right = RewardFunction("o", "outcome", lambda trajectory: float(trajectory.answer == "72"))
+    answered, silent = a_play("a", status="truncated"), a_play("b", status="truncated", answer=None)
+    score([right], [answered, silent])
+    assert answered.outcome == Score(1.0)
+    assert silent.outcome == Score(0.0, reason="truncated before there was an answer")
+
+
+def test_async_functions_run_concurrently_and_beside_sync_ones():
+    running, most = 0, 0
+    arrived = asyncio.Event()
+
+    async def judge(step, trajectory):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == 6:
+            arrived.set()
+        await asyncio.wait_for(arrived.wait(), timeout=10)  # none could go on if they came one by one
+        running -= 1
+        return 0.5
+
+    plays = [a_play("a"), a_play("b")]
+    functions = [of_steps(judge, is_async=True), RewardFunction("g", "step", lambda step, trajectory: 1.0)]
+    report = score(functions, plays)
+    assert most == 6
+    assert [s.scores["f"].value for p in plays for s in p.steps] == [0.5] * 6
+    assert list(plays[0].steps[0].scores) == ["f", "g"]
+    assert report.failed_frac == 0.0
+
+
+def test_an_async_exception_fails_the_one_score():
+    async def judge(step, trajectory):
+        if step.index == 0:
+            raise ConnectionError("refused")
+        return 1.0
+
+    play = a_play()
+    score([of_steps(judge, is_async=True)], [play])
+    assert [step.scores["f"].reason for step in play.steps] == ["ConnectionError: refused", "", ""]
+
+
+def test_scores_hold_no_clock_readings():
+    first, second = a_play(), a_play()
+    for play in (first, second):
+        report = score([of_steps(lambda step, trajectory: 1.0)], [play])
+    assert first.steps == second.steps
+    assert {step.scores["f"].seconds for step in first.steps} == {0.0}
+    assert report.functions[0].seconds > 0
+    assert report.seconds >= report.functions[0].seconds
+
+
+def test_the_report_counts_and_its_metrics_say_so():
+    def half(step, trajectory):
+        return {0: 0.5, 1: 1.0}[step.index]
+
+    play = a_play()
+    report = score([of_steps(half), RewardFunction("o", "outcome", lambda t: 1.0)], [play])
+    metrics = report.metrics()
+    assert metrics["reward/f/mean"] == 0.75
+    assert metrics["reward/f/failed_frac"] == pytest.approx(1 / 3)
+    assert metrics["reward/o/mean"] == 1.0
+    assert metrics["reward/failed_frac"] == 0.25
+    assert {key for key in metrics if key.startswith("timing/")} == {
+        "timing/reward_s", "timing/reward_s/f", "timing/reward_s/o",
+    }  # fmt: skip
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_a_function_without_a_single_score_reports_no_mean():
+    metrics = score([of_steps(lambda step, trajectory: None)], [a_play()]).metrics()
+    assert "reward/f/mean" not in metrics
+    assert metrics["reward/f/failed_frac"] == 1.0
+
+
+def test_too_many_failures_stop_with_the_first_distinct_reasons():
+    def bad(step, trajectory):
+        raise ValueError("no key" if step.index else "no net")
+
+    play = a_play()
+    with pytest.raises(TooManyFailedScores) as error:
+        score([of_steps(bad)], [play], max_failed_frac=0.2)
+    message = str(error.value)
+    assert message.startswith("3 of 3 scores failed, more than reward.max_failed_frac=0.2 allows")
+    assert message.count("no key") == 1
+    assert message.count("no net") == 1
+    assert play.steps[0].scores["f"].status == "failed"
+
+
+def test_failures_at_the_limit_do_not_stop():
+    plays = [a_play(agents="e" * 5)]
+    score([of_steps(lambda step, trajectory: None if step.index == 0 else 1.0)], plays, max_failed_frac=0.2)
+
+
+def test_an_outcome_that_always_fails_stops_although_most_scores_are_sub_rewards():
+    functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
+    with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
+        score(functions, [a_play(agents="e" * 30)], max_failed_frac=0.2)
+
+
+def test_nothing_to_score_is_no_error():
+    assert score([], [a_play()]).failed_frac == 0.0
+    assert score([of_steps(lambda step, trajectory: 1.0)], []).metrics()["reward/failed_frac"] == 0.0

@@ -1,0 +1,89 @@
+import pytest
+
+from creditflow.reward.text import exact_match, final_answer, numbers_in, numeric_match
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("It costs $1,080.50 now.", [1080.5]),
+        ("-3, \u22124 and -$5", [-3.0, -4.0, -5.0]),
+        ("10-5 and 10 - 5", [10.0, 5.0, 10.0, 5.0]),
+        ("(2)-1", [2.0, 1.0]),
+        (".25 of 1e-3", [0.25, 0.001]),
+        ("1,000,000 but 1,08", [1e6, 1.0, 8.0]),
+        ("\u0663 \u00b2 none", []),
+        ("", []),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text, values):
+    assert [number.value for number in numbers_in(text)] == values
+
+
+def test_a_per_cent_sign_is_noticed():
+    assert [number.percent for number in numbers_in("50% and 50 % and 50\\% and 50")] == [True, True, True, False]
+
+
+def test_the_final_answer_is_what_follows_the_last_marker():
+    assert final_answer("48+24=72\n#### 71\nno:\n#### 72\nDone. 5") == "72"
+    assert final_answer("  72 ") == "72"
+    assert final_answer("####") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("72", "72", 1.0),
+        (" forty  two\n", "forty two", 1.0),
+        ("72.0", "72", 0.0),
+        ("72", 72, 1.0),
+        ("b", ["a", "b"], 1.0),
+        ("B", "b", 0.0),
+        ("", "72", 0.0),
+    ],
+)
+def test_exact_match(text, truth, expected):
+    assert exact_match(text, truth) == expected
+
+
+def test_exact_match_may_ignore_case():
+    assert exact_match("Paris", "PARIS", ignore_case=True) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "truth", "expected"),
+    [
+        ("48 + 24 = 72", "72", 1.0),
+        ("72 clips of 80", "72", 0.0),
+        ("#### 72\nThat is 100 % sure.", "72", 1.0),
+        ("$1,080.00", "1080", 1.0),
+        ("-5", "5", 0.0),
+        ("10-5", 5, 1.0),
+        ("50%", "50", 1.0),
+        ("50%", 0.5, 1.0),
+        ("0.5", "50%", 1.0),
+        ("0.5%", "50%", 0.0),
+        ("none", "72", 0.0),
+        ("", "72", 0.0),
+        ("72.0000001", "72", 1.0),
+        ("72.1", "72", 0.0),
+        ("inf nan", "72", 0.0),
+    ],
+)
+def test_numeric_match(text, truth, expected):
+    assert numeric_match(text, truth) == expected
+
+
+def test_numeric_match_takes_a_tolerance():
+    assert numeric_match("0.33", 1 / 3, rel_tol=0.02) == 1.0
+    assert numeric_match("0.33", 1 / 3) == 0.0
+
+
+def test_a_truth_without_a_number_cannot_be_scored():
+    with pytest.raises(ValueError, match="expected a ground truth with a number in it, got 'Paris'"):
+        numeric_match("72", "Paris")
+
+
+@pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\"])
+def test_a_hostile_answer_does_not_hang_the_reading(piece):
+    assert numeric_match(piece * 200_000, "3") == 0.0  # an expression that backtracks would take hours
