@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataConfig:
+    """Tasks, and how long prompts and responses may be."""
+
     train_files: Any = None
     """One path or a list (verl-schema Parquet or JSONL), or `file.py:function` that makes the tasks."""
     val_files: Any = None
@@ -41,12 +43,16 @@ class DataConfig:
 
 @dataclass
 class ModelConfig:
+    """The model that acts."""
+
     path: Any = None
     """A Hugging Face folder; `tiny`: a byte-level model made on the spot; or `file.py:function` that makes a folder."""
 
 
 @dataclass
 class OptimConfig:
+    """AdamW, as torch has it."""
+
     lr: float = 1e-6
     lr_warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
@@ -56,6 +62,8 @@ class OptimConfig:
 
 @dataclass
 class ActorConfig:
+    """How the policy is updated."""
+
     optim: OptimConfig = field(default_factory=OptimConfig)
     ppo_mini_batch_size: int = 8
     """Tasks per optimizer update."""
@@ -76,6 +84,8 @@ class ActorConfig:
 
 @dataclass
 class ValKwargs:
+    """How an evaluation samples."""
+
     n: int = 1
     """Plays of each validation task."""
     temperature: float = 1.0
@@ -85,6 +95,8 @@ class ValKwargs:
 
 @dataclass
 class RolloutConfig:
+    """How plays are sampled."""
+
     n: int = 8
     """Plays of each task."""
     temperature: float = 1.0
@@ -95,6 +107,8 @@ class RolloutConfig:
 
 @dataclass
 class ActorRolloutRefConfig:
+    """Model, update and rollout, together as in verl."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -116,6 +130,8 @@ class AlgorithmConfig(CreditOptions):
 
 @dataclass
 class RewardFunctionConfig:
+    """One reward function."""
+
     fn: str = "???"
     """A built-in's name, `package.module:function`, or `file.py:function`."""
     level: str | None = None
@@ -130,18 +146,24 @@ class RewardFunctionConfig:
 
 @dataclass
 class RewardConfig:
+    """All reward functions, and how many of their scores may fail."""
+
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     max_failed_frac: float = 0.2
 
 
 @dataclass
 class AgentConfig:
+    """One agent."""
+
     system: str = ""
     """System prompt."""
 
 
 @dataclass
 class TeamConfig:
+    """Who plays, and by which workflow."""
+
     workflow: str = "???"
     """`package.module:function` or `file.py:function`."""
     agents: dict[str, AgentConfig] = field(default_factory=dict)
@@ -149,6 +171,8 @@ class TeamConfig:
 
 @dataclass
 class TrainerConfig:
+    """How long, where, and on what."""
+
     total_training_steps: int | None = None
     """Default: as many as `total_epochs` over the data takes."""
     total_epochs: int = 1
@@ -206,8 +230,8 @@ class Recipe:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
 
-    A recipe may begin from another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key, what
-    was expected and what came; an unknown key names the nearest known one.
+    A recipe may begin from another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key,
+    what was expected and what came; an unknown key names the nearest known one.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -287,7 +311,7 @@ def _known_keys(config: DictConfig, prefix: str = "") -> list[str]:
 
     keys: list[str] = []
     for key in config:
-        name = f"{prefix}{key}"
+        name = f"{prefix}{key!s}"
         keys.append(name)
         node = config._get_node(key)
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():

@@ -18,8 +18,8 @@ from creditflow.errors import ConfigError
 def load_object(reference: str, base: Path, key: str) -> Any:
     """The object that `reference` names.
 
-    `base`: the folder that a relative file is looked up in (the recipe's, then the working directory). `key`: the option
-    that holds the reference, for the message of a ConfigError.
+    `base`: the folder that a relative file is looked up in (the recipe's, then the working directory). `key`: the
+    option that holds the reference, for the message of a ConfigError.
     """
     where, colon, name = reference.rpartition(":")
     if not colon or not where or not name:

@@ -75,7 +75,9 @@ def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:
         raise ConfigError(f"team.workflow: expected `async def solve(task, team)`, got {config.team.workflow}")
     functions = load_reward_functions(config.reward.functions, folder, list(config.team.agents))
     if training and not any(f.level == "outcome" or f.weight > 0 for f in functions):
-        raise RewardError("reward.functions: no outcome and no sub-reward of positive weight, so nothing can be learned")
+        raise RewardError(
+            "reward.functions: no outcome and no sub-reward of positive weight, so nothing can be learned"
+        )
     return Parts(
         recipe=recipe,
         train_tasks=train_tasks,

@@ -47,7 +47,9 @@ class Reporter:
 
             class _RichBar:
                 def advance(self, amount: int = 1, status: str = "") -> None:
-                    progress.update(task, advance=amount, **({"status": status} if status else {}))
+                    progress.advance(task, amount)
+                    if status:
+                        progress.update(task, status=status)
 
             yield _RichBar()
 

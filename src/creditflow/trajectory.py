@@ -216,7 +216,7 @@ class TrajectoryBatch:
     @property
     def scored(self) -> Bools:
         """[S, K] whether the score is there and ok."""
-        return self.score_status == OK
+        return np.equal(self.score_status, OK)
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
@@ -366,7 +366,7 @@ class TrajectoryBatch:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        rows = [_row(t, s) for t in self.to_trajectories() for s in (t.steps or [None])]
+        rows = [_row(t, s) for t in self.to_trajectories() for s in (*t.steps, *([] if t.steps else [None]))]
         table = pa.Table.from_pylist(rows, schema=_parquet_schema())
         if step_columns:
             has_step = np.array([row["step_id"] is not None for row in rows], dtype=np.bool_)
@@ -420,12 +420,10 @@ def _check_trajectory(trajectory: Trajectory) -> None:
             )
         for name, score in step.scores.items():
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
-                raise BatchError(
-                    f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens"
-                )
+                raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
     if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
         raise BatchError(
-            f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)} steps"
+            f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
         )
 
 
@@ -481,10 +479,8 @@ def _row(trajectory: Trajectory, step: Step | None) -> dict[str, Any]:
     if step is not None:
         row |= {
             name: getattr(step, name)
-            for name in (
-                "index agent turn parents prompt response prompt_ids response_ids response_mask logprobs policy"
-                " policy_version stratum"
-            ).split()
+            for name in (f.name for f in fields(Step))
+            if name not in {"id", "trajectory_id", "scores", "info"}
         }
         row["step_id"] = step.id
         row["scores"] = json.dumps({name: _score_to_json(score) for name, score in step.scores.items()})
@@ -534,4 +530,6 @@ def _score_to_json(score: Score) -> dict[str, Any]:
 
 def _score_of_json(score: dict[str, Any]) -> Score:
     value = score["value"]
-    return Score(**{**score, "value": tuple(value) if isinstance(value, list) else value, "range": tuple(score["range"])})
+    return Score(
+        **{**score, "value": tuple(value) if isinstance(value, list) else value, "range": tuple(score["range"])}
+    )

@@ -55,6 +55,14 @@ def test_unlabelled_and_masked_steps_do_not_count_in_the_balance():
     assert weight.tolist() == pytest.approx([0.75, 0.75, 1.5, 1.0, 1.0])
 
 
+def test_steps_of_masked_plays_do_not_count_in_the_balance():
+    plays = [
+        play(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
+        for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
+    ]
+    assert assign(batch_of(*plays), CreditOptions()).weight_S.tolist() == [1.0] * 4
+
+
 @pytest.mark.parametrize("scores", [None, "failed"])
 def test_a_step_without_a_score_of_its_own_ignores_its_stratum(scores):
     a = assign(labelled(["good", "good", "bad"], scores=[scores] * 3), CreditOptions(propagation="identical"))

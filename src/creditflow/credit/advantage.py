@@ -3,7 +3,6 @@
 An estimator sees credit and groups. It does not know which rule made the credit, nor what model is trained.
 """
 
-# ruff: noqa: N815 (fields carry their shape)
 from __future__ import annotations
 
 from collections.abc import Callable

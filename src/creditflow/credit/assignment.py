@@ -3,7 +3,6 @@
 Knows the order of the parts and nothing of their insides. Pure: no file, no clock, no random number, no model.
 """
 
-# ruff: noqa: N815 (fields carry their shape)
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -3,7 +3,6 @@
 Knows the cases of a missing score, and keeps them apart; not what is done with a reward afterwards.
 """
 
-# ruff: noqa: N815 (fields carry their shape)
 from __future__ import annotations
 
 from dataclasses import dataclass

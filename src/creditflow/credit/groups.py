@@ -6,7 +6,6 @@ Each trajectory weighs the same in its group, however many steps it has there. W
 with many turns, which are not a random selection of plays, would set the baseline of all.
 """
 
-# ruff: noqa: N815 (fields carry their shape)
 from __future__ import annotations
 
 from collections.abc import Callable

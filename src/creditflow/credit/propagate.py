@@ -8,7 +8,6 @@ the last to the first, for all trajectories at once: at one position a trajector
 distinct, so a slice of edges never writes to the same parent twice, and the cost is linear in steps and edges.
 """
 
-# ruff: noqa: N815 (fields carry their shape)
 from __future__ import annotations
 
 from collections.abc import Callable

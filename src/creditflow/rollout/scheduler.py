@@ -10,7 +10,8 @@ from creditflow.rollout.client import Generation, GenerationRequest, ModelClient
 _Pending = tuple[GenerationRequest, "asyncio.Future[Generation]"]
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a new call after which all that can call has called. No clock: same seed, same batches."""
+"""Turns of the event loop without a new call after which all that can call has called. No clock: the same seed gives
+the same batches."""
 
 
 class Scheduler:

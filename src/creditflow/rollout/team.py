@@ -90,7 +90,7 @@ class Team:
         spec, trajectory = self._agents[agent], self._trajectory
         client = self._scheduler.clients[spec.policy]
         if parents is None:
-            parent_indices = (len(trajectory.steps) - 1,) if trajectory.steps else ()
+            parent_indices: tuple[int, ...] = (len(trajectory.steps) - 1,) if trajectory.steps else ()
         else:
             parent_indices = tuple(sorted({reply.step.index for reply in parents}))
         seed = (*self._seed, self._calls)

@@ -47,7 +47,10 @@ class Actor:
             self.reference.model = copy.deepcopy(policy.model).requires_grad_(False)
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(), lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), weight_decay=optim.weight_decay
+            policy.model.parameters(),
+            lr=optim.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            weight_decay=optim.weight_decay,
         )
         warmup = optim.lr_warmup_steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -73,9 +76,9 @@ class Actor:
 
     def _update_once(self, batch: TrajectoryBatch, advantage_S: Floats, steps: Ints) -> dict[str, float]:
         config, policy = self.config, self.policy
-        sampled = np.add.reduceat(np.append(batch.response_mask, 0), batch.token_offsets[:-1]) if batch.n_steps else []
-        sampled = np.where(np.diff(batch.token_offsets) > 0, sampled, 0)  # reduceat repeats an element for empty steps
-        weights = token_weights_for(config.loss_agg_mode, torch.from_numpy(sampled[steps].astype(np.int64)))
+        step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+        sampled = np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
+        weights = token_weights_for(config.loss_agg_mode, torch.from_numpy(sampled[steps]))
         weight_S = np.zeros(batch.n_steps)
         weight_S[steps] = weights.numpy()
         steps = steps[sampled[steps] > 0]
@@ -84,7 +87,7 @@ class Actor:
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
 
-        totals = {name: 0.0 for name in ("pg_loss", "clip_frac", "entropy", "ppo_kl", "kl_loss")}
+        totals = dict.fromkeys(("pg_loss", "clip_frac", "entropy", "ppo_kl", "kl_loss"), 0.0)
         self.optimizer.zero_grad(set_to_none=True)
         for micro in bucket(batch, steps, config.ppo_max_token_len_per_gpu):
             rows = pad(batch, micro, policy.pad_id, policy.device)
@@ -100,16 +103,18 @@ class Actor:
                 kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
                 totals["kl_loss"] += float(kl.detach())
                 loss = loss + config.kl_loss_coef * kl
-            loss.backward()
+            torch.autograd.backward(loss)
             mean_weight = weight / float(weight_S @ sampled)  # the loss's own averaging, scaled to sum to one
             totals["entropy"] += float((entropy * mean_weight).sum())
             totals["ppo_kl"] += float(((rows.old_logprobs - logprobs.detach()) * mean_weight).sum())
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip)
         finite = bool(torch.isfinite(norm))
-        if finite:  # one bad batch must not poison the weights; the skip is counted
+        if finite:
             self.optimizer.step()
-        self.schedule.step()
+        else:  # one bad batch must not poison the weights; the skip is counted
+            self.optimizer.zero_grad(set_to_none=True)
         lr = self.optimizer.param_groups[0]["lr"]
+        self.schedule.step()
         metrics = {f"actor/{name}": value for name, value in totals.items()}
         metrics |= {"actor/grad_norm": float(norm), "actor/lr": lr, "actor/skipped_updates": float(not finite)}
         if self.reference is None:

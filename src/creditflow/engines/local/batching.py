@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.trajectory import Floats, Ints, TrajectoryBatch
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ def pad(batch: TrajectoryBatch, steps: Ints, pad_id: int, device: torch.device) 
     response_at = batch.token_offsets[steps][:, None] + np.arange(R)[None, :]
     in_response = np.arange(R)[None, :] < response_lengths[:, None]
 
-    def gather(values: Ints | Floats, at: Ints, inside: np.ndarray, fill: float) -> np.ndarray:
+    def gather(values: Ints | Floats | Bools, at: Ints, inside: Bools, fill: float) -> Ints | Floats:
         return np.where(inside, values[np.where(inside, at, 0)], fill)
 
     prompt_ids = gather(batch.prompt_ids, prompt_at, in_prompt, pad_id).astype(np.int64)
     response_ids = gather(batch.response_ids, response_at, in_response, pad_id).astype(np.int64)
     attention = np.concatenate([in_prompt, in_response], axis=1)
 
-    def tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+    def tensor(values: Ints | Floats | Bools, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(values).to(device=device, dtype=dtype)
 
     return Rows(

@@ -47,11 +47,15 @@ class Policy:
         logging.disable_progress_bar()
         path = Path(folder)
         if not (path / "config.json").is_file():
-            raise ModelError(f"actor_rollout_ref.model.path: {path} is not a Hugging Face model folder (no config.json)")
+            raise ModelError(
+                f"actor_rollout_ref.model.path: {path} is not a Hugging Face model folder (no config.json)"
+            )
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-            raise ModelError(f"actor_rollout_ref.model.path: {path} has no usable tokenizer: {_first_line(error)}") from error
+            raise ModelError(
+                f"actor_rollout_ref.model.path: {path} has no usable tokenizer: {_first_line(error)}"
+            ) from error
         if len(tokenizer) == 0:
             raise ModelError(f"actor_rollout_ref.model.path: {path} has no usable tokenizer: its vocabulary is empty")
         try:

@@ -6,9 +6,8 @@ import asyncio
 import platform
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,7 +24,7 @@ from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, CreditflowError
 from creditflow.ledger import RunFolder
 from creditflow.loading import is_reference, load_object
-from creditflow.monitor import evaluation_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.rollout import Play, Scheduler, play_all
@@ -68,22 +67,26 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     return folder
 
 
-async def _train(
-    parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter
-) -> None:
+async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter) -> None:
     trainer = parts.recipe.config.trainer
+    evaluation: Evaluation | None = None
     if trainer.val_before_train:
-        folder.append_metrics(0, await validate(parts, actor.policy, reporter, "before training"))
+        evaluation = await validate(parts, actor.policy, reporter, "before training")
+        folder.append_metrics(0, val_metrics(evaluation))
     with reporter.bar("train", len(batches)) as bar:
         for step, batch in enumerate(batches, start=1):
             metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, folder)
             last = step == len(batches)
             if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-                metrics |= await validate(parts, actor.policy, reporter, f"after step {step}")
+                start = time.perf_counter()
+                evaluation = await validate(parts, actor.policy, reporter, f"after step {step}")
+                metrics |= val_metrics(evaluation) | {"timing/validation_s": time.perf_counter() - start}
             if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
                 save_model(actor.policy, folder, step)
             folder.append_metrics(step, metrics)
             bar.advance(status=_status(metrics))
+    if evaluation is not None:
+        folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
 
 
 async def train_step(
@@ -137,27 +140,29 @@ async def play(
     return trajectories
 
 
-async def validate(parts: Parts, policy: Policy, reporter: Reporter, when: str) -> dict[str, float]:
-    """`val/*`: sampled as `rollout.val_kwargs` says, and greedy (`val/*_greedy`)."""
+async def validate(parts: Parts, policy: Policy, reporter: Reporter, when: str) -> Evaluation:
+    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
     kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
-    start = time.perf_counter()
-    sampled = await evaluate(parts, policy, n, temperature)
-    greedy = await evaluate(parts, policy, 1, 0.0) if temperature > 0 else sampled
-    metrics = {f"val/{key}": value for key, value in sampled.items()}
-    metrics |= {f"val/{key}_greedy": greedy[key] for key in ("pass_at_1", "step_error_rate") if key in greedy}
-    metrics["timing/validation_s"] = time.perf_counter() - start
-    reporter.say(f"{when}: {_status(metrics)} on {len(parts.val_tasks)} tasks")
-    return metrics
+    sampled = await evaluation_plays(parts, policy, n, temperature)
+    greedy = await evaluation_plays(parts, policy, 1, 0.0) if temperature > 0 else sampled
+    evaluation = Evaluation.of(sampled, greedy, n)
+    reporter.say(f"{when}: {_status(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
+    return evaluation
 
 
-async def evaluate(parts: Parts, policy: Policy, n: int, temperature: float) -> dict[str, float]:
-    """avg@n, pass@k, sub-rewards by agent and step error rate on the validation tasks."""
+async def evaluation_plays(parts: Parts, policy: Policy, n: int, temperature: float) -> list[Trajectory]:
+    """`n` scored plays of each validation task."""
     # The same plays at every evaluation of a run and in every run: differences come from the policy.
     trajectories = await play(parts, policy, parts.val_tasks, n, temperature, (_VAL,))
     await parts.rewards.score(trajectories)
     parts.label(trajectories)
-    return evaluation_metrics(trajectories, n)
+    return trajectories
+
+
+def val_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """`val/*`."""
+    return {f"val/{key}": value for key, value in evaluation.metrics.items()}
 
 
 def task_batches(n_tasks: int, config: Config) -> list[Ints]:

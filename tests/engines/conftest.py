@@ -1,0 +1,26 @@
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.tiny import save_tiny_llama, tiny_byte_model
+
+
+@pytest.fixture(scope="session")
+def byte_policy() -> Policy:
+    return Policy.load(tiny_byte_model(), torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def word_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without a chat template: a dozen words, one token each."""
+    folder = tmp_path_factory.mktemp("words")
+    tokenizer = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate(["<|end|>", *"abcdefghij"])}, unk_token="<|end|>")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|end|>"])
+    save_tiny_llama(folder, tokenizer, hidden=32, layers=2, positions=64, seed=1)
+    return folder

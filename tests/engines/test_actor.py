@@ -1,0 +1,174 @@
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from creditflow.config import ActorConfig, OptimConfig
+from creditflow.engines.local.actor import Actor, response_logprobs
+from creditflow.engines.local.batching import bucket, pad
+from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
+from creditflow.engines.local.policy import Policy
+from creditflow.rollout import GenerationRequest
+from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+
+
+def sampled_batch(policy: Policy, n: int = 12) -> TrajectoryBatch:
+    """n one-step trajectories with prompts and responses of many lengths."""
+    rng = np.random.default_rng(0)
+    requests = [
+        GenerationRequest(tuple(rng.integers(1, 11, 2 + k % 5).tolist()), 3 + k % 7, 1.0, (k,)) for k in range(n)
+    ]
+    trajectories = []
+    for k, (asked, generation) in enumerate(zip(requests, policy.generate(requests), strict=True)):
+        step = Step(
+            id=f"{k}/0", trajectory_id=str(k), index=0, agent="a", turn=0, parents=(), prompt="", response="",
+            prompt_ids=asked.prompt_ids, response_ids=generation.response_ids,
+            response_mask=(1,) * len(generation.response_ids), logprobs=generation.logprobs,
+        )  # fmt: skip
+        trajectories.append(Trajectory(id=str(k), uid=str(k // 4), task=Task("t", (), None), steps=[step]))
+    return TrajectoryBatch.from_trajectories(trajectories)
+
+
+@pytest.fixture
+def policy(word_model_folder: Path) -> Policy:
+    return Policy.load(word_model_folder, torch.device("cpu"))
+
+
+def test_training_forward_pass_gives_the_logprobs_of_sampling(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    rows = pad(batch, np.arange(batch.n_steps), policy.pad_id, policy.device)
+    logprobs, _ = response_logprobs(policy, rows, 1.0)
+    difference = ((logprobs - rows.old_logprobs) * rows.response_mask).abs().max()
+    assert difference < 1e-4
+
+
+def test_buckets_hold_every_step_once_within_the_budget(policy: Policy) -> None:
+    batch = sampled_batch(policy, 60)
+    groups = bucket(batch, np.arange(60), max_tokens=50)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(60))
+    for group in groups:
+        padded = np.diff(batch.prompt_offsets)[group].max() + np.diff(batch.token_offsets)[group].max()
+        assert len(group) == 1 or padded * len(group) <= 50
+
+
+def slow_loss(
+    policy: Policy, batch: TrajectoryBatch, advantage: np.ndarray, trained: np.ndarray, old: list[np.ndarray], mode: str
+) -> torch.Tensor:
+    """One row at a time, in float64, straight from the definition."""
+    per_step = []
+    for s in np.flatnonzero(trained):
+        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        response = batch.response_ids[batch.token_offsets[s] : batch.token_offsets[s + 1]]
+        ids = torch.tensor([[*prompt, *response]])
+        logits = policy.model(ids).logits[0, len(prompt) - 1 : -1]
+        logprob = torch.log_softmax(logits, -1)[torch.arange(len(response)), torch.tensor(response)]
+        ratio = torch.exp(logprob - torch.tensor(old[s]))
+        low, high = ratio.clamp(max=1.1), ratio.clamp(min=0.9)
+        a = float(advantage[s])
+        per_step.append(-torch.minimum(a * ratio, a * (low if a > 0 else high)))
+    if mode == "token-mean":
+        return torch.cat(per_step).mean()
+    if mode == "seq-mean-token-mean":
+        return torch.stack([tokens.mean() for tokens in per_step]).mean()
+    return torch.stack([tokens.sum() for tokens in per_step]).mean()
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("budget", [20, 10_000])
+def test_gradient_equals_that_of_a_slow_loss_one_row_at_a_time(policy: Policy, mode: str, budget: int) -> None:
+    policy.model.double()
+    batch = sampled_batch(policy)
+    rng = np.random.default_rng(1)
+    advantage, trained = rng.normal(size=batch.n_steps), rng.random(batch.n_steps) < 0.8
+    advantage[~trained] = 0
+    # As if another policy had sampled, so that the clip is active on both sides.
+    off = rng.normal(scale=0.2, size=len(batch.logprobs))
+    batch.logprobs[:] += off
+    old = [batch.logprobs[batch.token_offsets[s] : batch.token_offsets[s + 1]] for s in range(batch.n_steps)]
+
+    slow = copy.deepcopy(policy.model)
+    slow_policy = copy.copy(policy)
+    slow_policy.model = slow
+    slow_loss(slow_policy, batch, advantage, trained, old, mode).backward()
+
+    config = ActorConfig(
+        optim=OptimConfig(lr=1e-12), clip_ratio=0.1, loss_agg_mode=mode, ppo_max_token_len_per_gpu=budget, grad_clip=1e9
+    )
+    Actor(policy, config, 1.0).update(batch, advantage, trained, np.zeros(batch.n_steps, dtype=np.int64))
+    for (name, ours), theirs in zip(policy.model.named_parameters(), slow.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)  # log-softmax is float32
+
+
+def test_masked_steps_leave_the_loss_and_its_denominator(policy: Policy) -> None:
+    weights = token_weights_for("seq-mean-token-mean", torch.tensor([4, 0, 2]))
+    torch.testing.assert_close(weights, torch.tensor([1 / 8, 0.0, 1 / 4], dtype=torch.float64))
+
+
+def test_clipping_stops_the_gradient_only_where_the_ratio_moved_too_far_already() -> None:
+    logprob = torch.log(torch.tensor([[1.5, 1.5, 0.5, 0.5]])).requires_grad_()
+    advantage = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
+    loss, clipped = policy_loss(logprob, torch.zeros(1, 4), advantage, torch.full((1, 4), 0.25), 0.2, 0.2)
+    loss.backward()
+    assert logprob.grad is not None
+    assert (logprob.grad[0] == 0).tolist() == [True, False, False, True]
+    assert float(clipped) == 0.5
+
+
+def test_kl_estimators_agree_with_their_definitions() -> None:
+    logprob, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+    ratio = torch.exp(reference - logprob)
+    expected = {
+        "kl": logprob - reference,
+        "abs": (logprob - reference).abs(),
+        "mse": (logprob - reference) ** 2 / 2,
+        "low_var_kl": ratio - 1 - (reference - logprob),
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(KL_ESTIMATORS[name](logprob - reference), value)
+
+
+def test_kl_loss_pulls_the_policy_back_to_its_reference(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    config = ActorConfig(optim=OptimConfig(lr=1e-2, weight_decay=0.0), use_kl_loss=True, kl_loss_coef=10.0)
+    actor = Actor(policy, config, 1.0)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    zero, every = np.zeros(batch.n_steps), np.ones(batch.n_steps, dtype=np.bool_)
+    one = np.zeros(batch.n_steps, dtype=np.int64)
+    first = actor.update(batch, zero, every, one)["actor/kl_loss"]
+    for _ in range(10):
+        last = actor.update(batch, zero, every, one)["actor/kl_loss"]
+    assert last < 0.5 * first
+
+
+def test_warm_up_raises_the_learning_rate_linearly(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=1e-3, lr_warmup_steps=4)), 1.0)
+    every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    rates = [actor.update(batch, np.ones(batch.n_steps), every, one)["actor/lr"] for _ in range(6)]
+    assert rates == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1e-3])
+
+
+def test_a_non_finite_gradient_skips_the_update_and_is_counted(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    before = copy.deepcopy(policy.model.state_dict())
+    advantage = np.full(batch.n_steps, np.inf)
+    every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    metrics = Actor(policy, ActorConfig(), 1.0).update(batch, advantage, every, one)
+    assert metrics["actor/skipped_updates"] == 1
+    for name, value in policy.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_a_batch_with_nothing_to_train_on_changes_nothing(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    before = copy.deepcopy(policy.model.state_dict())
+    none, one = np.zeros(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    assert Actor(policy, ActorConfig(), 1.0).update(batch, np.ones(batch.n_steps), none, one) == {}
+    for name, value in policy.model.state_dict().items():
+        assert torch.equal(value, before[name]), name

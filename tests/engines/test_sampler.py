@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+import torch
+
+from creditflow.engines.local.policy import Policy
+from creditflow.rollout import GenerationRequest
+
+PROMPTS = ["a", "what is 2 + 2?", "tell me a long story about a short word", "ü", "x" * 40]
+
+
+def request(
+    policy: Policy, prompt: str, seed: int, temperature: float = 1.0, max_tokens: int = 24
+) -> GenerationRequest:
+    _, ids = policy.encode([{"role": "user", "content": prompt}])
+    return GenerationRequest(ids, max_tokens, temperature, (seed,))
+
+
+def one_by_one_greedy(policy: Policy, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """The model's own `generate`: the independent oracle."""
+    out = policy.model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    )
+    return out[0, len(ids) :].tolist()
+
+
+def test_a_batch_of_unequal_prompts_gives_the_tokens_of_greedy_generation_one_by_one(byte_policy: Policy) -> None:
+    requests = [request(byte_policy, prompt, 0, temperature=0.0) for prompt in PROMPTS]
+    generations = byte_policy.generate(requests)
+    for asked, generation in zip(requests, generations, strict=True):
+        assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, 24)
+
+
+def test_rows_that_finish_early_leave_the_others_unchanged(byte_policy: Policy) -> None:
+    requests = [request(byte_policy, prompt, 0, 0.0, max_tokens=4 * k + 1) for k, prompt in enumerate(PROMPTS)]
+    generations = byte_policy.generate(requests)
+    assert [len(g.response_ids) for g in generations] == [1, 5, 9, 13, 17]
+    for asked, generation in zip(requests, generations, strict=True):
+        assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, asked.max_tokens)
+
+
+def test_what_is_sampled_does_not_depend_on_what_it_is_batched_with(byte_policy: Policy) -> None:
+    requests = [request(byte_policy, prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+    together = byte_policy.generate(requests)
+    alone = [byte_policy.generate([asked])[0] for asked in requests]
+    assert [g.response_ids for g in together] == [g.response_ids for g in alone]
+
+
+def test_another_seed_gives_another_response(byte_policy: Policy) -> None:
+    first, second = byte_policy.generate([request(byte_policy, "a", 1), request(byte_policy, "a", 2)])
+    assert first.response_ids != second.response_ids
+
+
+def test_sampling_follows_the_models_distribution(word_model_folder: object) -> None:
+    policy = Policy.load(str(word_model_folder), torch.device("cpu"))
+    ids = (1, 2, 3)
+    with torch.no_grad():
+        expected = torch.softmax(policy.model(torch.tensor([ids])).logits[0, -1] / 0.7, -1).numpy()
+    n = 4000
+    generations = policy.generate([GenerationRequest(ids, 1, 0.7, (seed,)) for seed in range(n)])
+    counts = np.bincount([g.response_ids[0] for g in generations], minlength=len(expected))
+    standard_error = np.sqrt(expected * (1 - expected) / n)
+    assert np.all(np.abs(counts / n - expected) < 5 * standard_error + 1e-9)
+
+
+def test_the_end_token_ends_a_response_and_belongs_to_it(word_model_folder: object) -> None:
+    policy = Policy.load(str(word_model_folder), torch.device("cpu"))
+    generations = policy.generate([GenerationRequest((1, 2), 40, 1.5, (seed,)) for seed in range(64)])
+    finished = [g for g in generations if g.finish_reason == "stop"]
+    assert finished
+    for generation in finished:
+        assert generation.response_ids[-1] in policy.eos_ids
+        assert not set(generation.response_ids[:-1]) & policy.eos_ids
+    for generation in generations:
+        if generation.finish_reason == "length":
+            assert len(generation.response_ids) == 40
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_logprobs_at_sampling_equal_those_of_a_plain_forward_pass(byte_policy: Policy, temperature: float) -> None:
+    requests = [request(byte_policy, prompt, seed, temperature) for seed, prompt in enumerate(PROMPTS)]
+    for asked, generation in zip(requests, byte_policy.generate(requests), strict=True):
+        ids = torch.tensor([asked.prompt_ids + generation.response_ids])
+        with torch.no_grad():
+            logits = byte_policy.model(ids).logits[0, len(asked.prompt_ids) - 1 : -1] / temperature
+        expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(asked.prompt_ids) :, None]).squeeze(1)
+        np.testing.assert_allclose(generation.logprobs, expected.numpy(), atol=1e-4)

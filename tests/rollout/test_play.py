@@ -1,0 +1,231 @@
+"""How a team plays.
+
+The client here answers by rule, so that what is expected can be written down; the real model's part of the contract is
+tested in tests/engines.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from creditflow.errors import AgentError
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Team, Workflow, play_all
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Message, Task, Trajectory
+
+
+class EchoClient:
+    """Answers with its prompt's last word; a token is a character."""
+
+    version = 3
+    max_positions = 100
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        text = "\n".join(message["content"] for message in messages)
+        return text, tuple(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        self.batches.append(len(requests))
+        answers = []
+        for asked in requests:
+            word = self.decode(asked.prompt_ids).split()[-1]
+            ids = tuple(map(ord, word))[: asked.max_tokens]
+            answers.append(Generation(ids, (-0.5,) * len(ids), "stop" if len(word) <= asked.max_tokens else "length"))
+        return answers
+
+
+AGENTS = {"a": AgentSpec(system="you are a"), "b": AgentSpec(), "c": AgentSpec()}
+
+
+def run(workflow: Workflow, n: int = 1, sampling: Sampling | None = None) -> tuple[list[Trajectory], EchoClient]:
+    client = EchoClient()
+    plays = [
+        Play(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+        for k in range(n)
+    ]
+    played = asyncio.run(play_all(plays, workflow, AGENTS, Scheduler({"default": client}), sampling or Sampling()))
+    return played, client
+
+
+def test_each_call_makes_one_step_whose_parent_is_the_step_before() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        first = await team.a("say one")
+        second = await team.b(f"say {first}-two")
+        return await team.a(f"say {second}-three")
+
+    (trajectory,), _ = run(solve)
+    assert [(s.agent, s.turn, s.parents, s.response) for s in trajectory.steps] == [
+        ("a", 0, (), "one"),
+        ("b", 0, (0,), "one-two"),
+        ("a", 1, (1,), "one-two-three"),
+    ]
+    assert trajectory.answer == "one-two-three"
+    assert trajectory.answer_steps == (2,)
+    assert trajectory.steps[0].prompt == "you are a\nsay one"
+    assert {s.policy_version for s in trajectory.steps} == {3}
+    assert [s.id for s in trajectory.steps] == ["t0/0", "t0/1", "t0/2"]
+
+
+def test_calls_made_together_share_their_parent_and_named_parents_join_them() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        plan = await team.a("say plan")
+        parts = await asyncio.gather(*(team.b(f"say part{i}", parents=[plan]) for i in range(3)))
+        last = await team.c("say " + "".join(parts), parents=parts)
+        team.answer_from(parts[0], last)
+        return last
+
+    (trajectory,), _ = run(solve)
+    assert [s.parents for s in trajectory.steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
+    assert [s.turn for s in trajectory.steps] == [0, 0, 1, 2, 0]
+    assert trajectory.answer_steps == (1, 4)
+
+
+def test_a_call_without_parents_starts_a_branch_of_its_own() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("say one")
+        await team.b("say two", parents=[])
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.steps[1].parents == ()
+    assert trajectory.answer is None
+
+
+def test_all_live_trajectories_are_generated_for_together() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        for turn in range(3):
+            await team.a(f"turn {turn}")
+
+    _, client = run(solve, n=20)
+    assert client.batches == [20, 20, 20]
+
+
+def test_a_trajectory_that_waits_for_the_world_does_not_hold_up_the_others() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        if task.extra_info["k"] == 0:
+            await released.wait()
+        await team.a("one")
+        await team.a("two")
+        released.set()
+
+    async def main() -> list[int]:
+        client = EchoClient()
+        plays = [Play(Task("t", (), None, {"k": k}), f"u{k}", f"t{k}", (k,)) for k in range(4)]
+        await play_all(plays, solve, AGENTS, Scheduler({"default": client}), Sampling())
+        return client.batches
+
+    released = asyncio.Event()
+    assert asyncio.run(main()) == [3, 3, 1, 1]
+
+
+def test_no_more_calls_than_max_num_seqs_are_generated_together() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+
+    async def main() -> list[int]:
+        client = EchoClient()
+        plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(10)]
+        await play_all(plays, solve, AGENTS, Scheduler({"default": client}, max_num_seqs=4), Sampling())
+        return client.batches
+
+    assert asyncio.run(main()) == [4, 4, 2]
+
+
+def test_a_workflow_that_raises_fails_its_own_trajectory_and_no_other() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        await team.a("one")
+        if task.extra_info["k"] == 1:
+            raise ZeroDivisionError("by zero")
+        return "done"
+
+    trajectories, _ = run(solve, n=3)
+    assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
+    assert trajectories[1].info["error"] == "ZeroDivisionError: by zero"
+    assert len(trajectories[1].steps) == 1
+
+
+def test_an_agents_own_error_keeps_the_trajectory_and_its_reason() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        await team.a("one")
+        raise AgentError("not a number")
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.status == "ok"
+    assert trajectory.info["agent_error"] == "not a number"
+    assert trajectory.answer is None
+
+
+def test_too_long_a_prompt_ends_the_trajectory_as_truncated_and_says_so() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        await team.b("short")
+        await team.b("x" * 30)
+        raise AssertionError("the workflow goes no further")
+
+    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
+    assert trajectory.status == "truncated"
+    assert trajectory.info["truncated"] == "b's prompt has 30 tokens, at most 20 fit"
+    assert len(trajectory.steps) == 1
+
+
+def test_a_response_cut_at_its_limit_marks_the_trajectory_truncated_and_the_play_goes_on() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        await team.b("say abcdefgh", max_tokens=4)
+        return await team.b("say ok")
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.status == "truncated"
+    assert trajectory.info["truncated"] == "b was cut off at 4 tokens"
+    assert trajectory.steps[0].info["finish_reason"] == "length"
+    assert trajectory.answer == "ok"
+
+
+def test_a_call_of_an_agent_that_the_team_does_not_have_names_those_it_has() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        return await team.planner("one")
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.status == "failed"
+    assert "'planner'; team.agents has a, b, c" in trajectory.info["error"]
+
+
+def test_an_error_of_the_model_itself_stops_everything() -> None:
+    class BrokenClient(EchoClient):
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+            raise MemoryError("no memory for the cache")
+
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+
+    plays = [Play(Task("t", (), None), "u", "t", (0,))]
+    with pytest.raises(MemoryError, match="no memory"):
+        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": BrokenClient()}), Sampling()))
+
+
+def test_random_keys_differ_between_calls_and_repeat_between_runs() -> None:
+    seeds: list[tuple[int, ...]] = []
+
+    class Recorder(EchoClient):
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+            seeds.extend(asked.seed for asked in requests)
+            return super().generate(requests)
+
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+        await team.b("two")
+
+    def play() -> None:
+        plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (7, k)) for k in range(3)]
+        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Recorder()}), Sampling()))
+
+    play()
+    first = list(seeds)
+    assert len(set(first)) == 6
+    seeds.clear()
+    play()
+    assert seeds == first

@@ -1,0 +1,173 @@
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from creditflow.errors import BatchError
+from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+infos = st.dictionaries(st.text(max_size=4), json_values, max_size=2)
+unit = st.floats(0, 1)
+
+
+@st.composite
+def scores(draw: st.DrawFn, n_tokens: int) -> Score:
+    status = draw(st.sampled_from(["ok", "failed", "timeout"]))
+    value = draw(
+        st.lists(unit, min_size=n_tokens, max_size=n_tokens).map(tuple) if n_tokens and draw(st.booleans()) else unit
+    )
+    return Score(value, (-1.0, 3.0), draw(unit), status, draw(st.text(max_size=5)), draw(unit), "v1")
+
+
+@st.composite
+def trajectories(draw: st.DrawFn, number: int) -> Trajectory:
+    steps = []
+    turns: dict[str, int] = {}
+    for index in range(draw(st.integers(0, 4))):
+        n_tokens = draw(st.integers(0, 3))
+        agent = draw(st.sampled_from("abc"))
+        names = draw(st.sets(st.sampled_from(["f", "g"])))
+        steps.append(
+            Step(
+                id=f"{number}/{index}",
+                trajectory_id=str(number),
+                index=index,
+                agent=agent,
+                turn=turns.get(agent, 0),
+                parents=tuple(sorted(draw(st.sets(st.integers(0, index - 1)) if index else st.just(set())))),
+                prompt=draw(st.text(max_size=5)),
+                response=draw(st.text(max_size=5)),
+                prompt_ids=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
+                response_ids=tuple(draw(st.lists(st.integers(0, 99), min_size=n_tokens, max_size=n_tokens))),
+                response_mask=tuple(draw(st.lists(st.integers(0, 1), min_size=n_tokens, max_size=n_tokens))),
+                logprobs=tuple(draw(st.lists(st.floats(-20, 0), min_size=n_tokens, max_size=n_tokens))),
+                policy=draw(st.sampled_from(["default", "other"])),
+                policy_version=draw(st.integers(0, 9)),
+                scores={name: draw(scores(n_tokens)) for name in sorted(names)},
+                stratum=draw(st.none() | st.sampled_from(["right", "wrong"])),
+                info=draw(infos),
+            )
+        )
+        turns[agent] = turns.get(agent, 0) + 1
+    return Trajectory(
+        id=str(number),
+        uid=draw(st.sampled_from(["u", "v"])),
+        task=Task(draw(st.text(max_size=4)), ({"role": "user", "content": "q"},), draw(json_values), draw(infos)),
+        steps=steps,
+        answer_steps=tuple(sorted(draw(st.sets(st.sampled_from(range(len(steps)))) if steps else st.just(set())))),
+        answer=draw(st.none() | st.text(max_size=4)),
+        outcome=draw(st.none() | scores(0)),
+        status=draw(st.sampled_from(["ok", "failed", "truncated"])),
+        info=draw(infos),
+    )
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> list[Trajectory]:
+    return [draw(trajectories(k)) for k in range(draw(st.integers(0, 4)))]
+
+
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plays())
+def test_columns_and_parquet_lose_nothing(tmp_path: Path, played: list[Trajectory]) -> None:
+    batch = TrajectoryBatch.from_trajectories(played)
+    assert batch.to_trajectories() == played
+    batch.write_parquet(tmp_path / "batch.parquet")
+    again = TrajectoryBatch.read_parquet(tmp_path / "batch.parquet")
+    assert again.to_trajectories() == played
+    for field in fields(TrajectoryBatch):
+        before, after = getattr(batch, field.name), getattr(again, field.name)
+        if isinstance(before, np.ndarray):
+            np.testing.assert_array_equal(before, after, err_msg=field.name)
+            assert before.dtype == after.dtype, field.name
+        else:
+            assert before == after, field.name
+
+
+def play() -> Trajectory:
+    def step(index: int, agent: str, turn: int, parents: tuple[int, ...]) -> Step:
+        return Step(f"t/{index}", "t", index, agent, turn, parents, "p", "r", (1, 2), (3, 4), (1, 0), (-0.5, 0.0))
+
+    steps = [step(0, "a", 0, ()), step(1, "b", 0, (0,)), step(2, "a", 1, (0, 1))]
+    return Trajectory("t", "u", Task("d", (), "x"), steps, answer_steps=(2,))
+
+
+def test_columns_say_what_the_objects_say() -> None:
+    batch = TrajectoryBatch.from_trajectories([play(), replace(play(), id="s", steps=[], answer_steps=())])
+    assert batch.n_trajectories == 2
+    assert batch.n_steps == 3
+    assert batch.agent_names == ("a", "b")
+    assert batch.agent_of_step.tolist() == [0, 1, 0]
+    assert batch.turn_of_step.tolist() == [0, 0, 1]
+    assert list(zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True)) == [(1, 0), (2, 0), (2, 1)]
+    assert batch.is_answer.tolist() == [False, False, True]
+    assert batch.token_offsets.tolist() == [0, 2, 4, 6]
+    assert batch.response_mask.tolist() == [True, False] * 3
+    assert batch.group_of_trajectory.tolist() == [0, 0]
+    assert np.isnan(batch.outcome).all()
+
+
+def test_scores_are_rescaled_from_their_range_and_failed_ones_are_not_a_number() -> None:
+    trajectory = play()
+    trajectory.steps[0].scores = {"f": Score(1.0, range=(-1.0, 3.0), weight=2.0)}
+    trajectory.steps[1].scores = {"f": Score(0.0, status="failed", reason="crashed"), "g": Score((0.0, 1.0))}
+    batch = TrajectoryBatch.from_trajectories([trajectory])
+    np.testing.assert_array_equal(batch.scores, [[0.5, np.nan], [np.nan, 0.5], [np.nan, np.nan]])
+    np.testing.assert_array_equal(batch.scored, [[True, False], [False, True], [False, False]])
+    np.testing.assert_array_equal(batch.score_weights, [[2, 0], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: setattr(t.steps[1], "parents", (2,)), "step t/1 of trajectory t: parents must come before it"),
+        (lambda t: setattr(t.steps[2], "parents", (0, 0)), "a parent stands twice"),
+        (lambda t: setattr(t.steps[1], "index", 5), "expected index 1, its place in the trajectory, got 5"),
+        (lambda t: setattr(t.steps[1], "trajectory_id", "s"), "says that it belongs to trajectory s"),
+        (lambda t: setattr(t.steps[1], "response_mask", (1,)), "2 response tokens, got 1 and 2"),
+        (lambda t: t.steps[1].scores.update(f=Score((0.5,))), "score f has 1 values for 2 response tokens"),
+        (lambda t: setattr(t, "answer_steps", (3,)), "answer steps"),
+    ],
+)
+def test_columns_that_contradict_one_another_are_refused_by_name(
+    spoil: Callable[[Trajectory], None], message: str
+) -> None:
+    trajectory = play()
+    spoil(trajectory)
+    with pytest.raises(BatchError, match=message):
+        TrajectoryBatch.from_trajectories([trajectory])
+
+
+def test_two_trajectories_of_one_id_are_refused() -> None:
+    with pytest.raises(BatchError, match="trajectory t: ids must be unique"):
+        TrajectoryBatch.from_trajectories([play(), play()])
+
+
+def test_further_columns_stand_beside_the_batch_and_are_left_aside_on_reading(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    batch = TrajectoryBatch.from_trajectories([play(), replace(play(), id="s", steps=[], answer_steps=())])
+    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.array([0.1, 0.2, 0.3])})
+    assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0.1, 0.2, 0.3, None]
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == batch.to_trajectories()
+    with pytest.raises(BatchError, match="column advantage: expected 3 values"):
+        batch.write_parquet(tmp_path / "c.parquet", {"advantage": np.zeros(2)})
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(BatchError, match=r"x\.parquet: not a readable Parquet file"):
+        TrajectoryBatch.read_parquet(tmp_path / "x.parquet")
