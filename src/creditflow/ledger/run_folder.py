@@ -39,7 +39,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """The file `name`, replaced whole."""
-        self._whole(name, lambda path: path.write_text(text))
+        self.write_whole(name, lambda path: path.write_text(text))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
@@ -50,9 +50,9 @@ class RunFolder:
     def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment) -> None:
         """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from."""
         columns = step_columns(assignment)
-        self._whole(f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
+        self.write_whole(f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
 
-    def _whole(self, name: str, write: Callable[[Path], Any]) -> None:
+    def write_whole(self, name: str, write: Callable[[Path], Any]) -> None:
         """Written to the side, synced, renamed: a reader, or a killed run, never sees a torn file."""
         target = self.path / name
         aside = target.with_name(f".{target.name}.part")

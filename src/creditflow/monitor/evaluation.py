@@ -33,7 +33,7 @@ class Evaluation:
 
     @classmethod
     def of(cls, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory], n: int) -> Evaluation:
-        """From `n` sampled plays and one greedy play of each task; the plays of a task stand together, in task order."""
+        """From `n` sampled plays and one greedy play of each task; tasks in the same order in both."""
         greedy_metrics = evaluation_metrics(greedy, n=1)
         metrics = evaluation_metrics(sampled, n)
         metrics |= {f"{key}_greedy": greedy_metrics[key] for key in GREEDY_KEYS if key in greedy_metrics}

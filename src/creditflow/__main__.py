@@ -1,0 +1,6 @@
+"""`python -m creditflow`: the same as `creditflow`."""
+
+from creditflow.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The command line: what can be asked for, and which exit code a failure has. Imports what is heavy where it is used.
+
+Exit codes: 0 done; 1 it failed; 2 the input is wrong; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from creditflow.errors import CreditflowError, InputError
+
+if TYPE_CHECKING:
+    from creditflow.progress import Reporter
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the recipe to set.", show_default=False)
+]
+
+
+class _Commands(TyperGroup):
+    """Turns errors that are raised on purpose into one line and an exit code; others keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except CreditflowError as error:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+            raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Turn published data sets into verl-schema Parquet.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@app.command()
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    engine: Annotated[str, typer.Option(help="Where training runs: local.")] = "local",
+) -> None:
+    """Train as a recipe says."""
+    from creditflow.commands.train import train
+
+    train(recipe, overrides or [], engine, _reporter())
+
+
+@app.command()
+def compare(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    *,
+    vary: Annotated[str, typer.Option(metavar="KEY=A,B,C", help="The option to vary, and its values.")],
+    seeds: Annotated[int, typer.Option(help="Runs of each arm: seeds data.seed, data.seed + 1, ...")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs side by side; default: one a core.", show_default=False)
+    ] = None,
+    arms: Annotated[bool, typer.Option(help="Also run the recipe's compare.arms.")] = True,
+    only: Annotated[str, typer.Option(metavar="A,B", help="Run these arms alone.", show_default=False)] = "",
+) -> None:
+    """Train a recipe several ways with the same seeds, and tell how sure the difference is.
+
+    A value may carry overrides of its own (compare.values.VALUE in the recipe). Everything goes into
+    trainer.default_local_dir; where that holds finished runs of this comparison already, they are not repeated.
+    """
+    from creditflow.commands.compare import compare
+
+    chosen = [name.strip() for name in only.split(",") if name.strip()]
+    compare(recipe, overrides or [], vary=vary, seeds=seeds, jobs=jobs, extra=arms, only=chosen, reporter=_reporter())
+
+
+@app.command("eval")
+def evaluate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the numbers here, task by task.")
+    ] = None,
+) -> None:
+    """Evaluate a model on a recipe's validation tasks.
+
+    The model is the recipe's; actor_rollout_ref.model.path=FOLDER evaluates another one, a checkpoint for instance.
+    """
+    from creditflow.commands.evaluate import evaluate
+
+    evaluate(recipe, overrides or [], json, _reporter())
+
+
+@app.command()
+def check(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks to play.")] = 4,
+) -> None:
+    """Validate recipe, data, rewards and groups on a few tasks, without training."""
+    from creditflow.commands.check import check
+
+    check(recipe, overrides or [], tasks, _reporter())
+
+
+@data_app.command()
+def gsm8k(
+    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The Parquet file to write.")],
+) -> None:
+    """GSM8K (question and answer) as tasks."""
+    from creditflow.commands.data import gsm8k
+
+    gsm8k(source, out, _reporter())
+
+
+def _reporter() -> Reporter:
+    from creditflow.progress import Reporter
+
+    return Reporter()
+
+
+def main() -> None:
+    """The `creditflow` command."""
+    app(prog_name="creditflow")

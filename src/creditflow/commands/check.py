@@ -1,0 +1,122 @@
+"""`creditflow check`: plays a few tasks and assigns credit, without training; says what would go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from creditflow.config import Recipe, load_recipe
+from creditflow.credit import Assignment, assign
+from creditflow.credit.metrics import reach, unreached_agents
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.trainer import load_policy, play
+from creditflow.errors import TooManyFailedScores
+from creditflow.parts import Parts, build_parts
+from creditflow.progress import Reporter
+from creditflow.report.tables import new_table, number, results_console
+from creditflow.reward.manager import RewardManager, ScoringReport
+from creditflow.trajectory import Trajectory, TrajectoryBatch
+
+_CHECK = 2
+"""First part of a play's random key; training and validation have 0 and 1."""
+
+
+def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) -> None:
+    """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
+    recipe = load_recipe(path, overrides)
+    parts = build_parts(recipe)
+    policy = load_policy(recipe)
+    console = results_console()
+    console.print(recipe.to_yaml(), markup=False, soft_wrap=True)
+    trajectories, report = asyncio.run(_play(parts, policy, tasks))
+    assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+
+    n = recipe.config.actor_rollout_ref.rollout.n
+    plays = f"{len(trajectories) // n} tasks x {n} plays"
+    table = new_table(f"agents, in {plays}", "agent", "steps", "scored", "failed", "sub-reward", "gate open", "reached")
+    reached = reach(assignment)
+    for i, agent in enumerate(assignment.batch.agent_names):
+        mine_S = assignment.batch.agent_of_step == i
+        judged_S = mine_S & (assignment.scored_S | assignment.failed_S)
+        table.add_row(
+            agent,
+            str(mine_S.sum()),
+            _share(assignment.scored_S[mine_S]),
+            str((assignment.failed_S & mine_S).sum()),
+            _mean(assignment.sub_reward_S[mine_S & assignment.scored_S]),
+            _share(assignment.gate_open_S[judged_S]),
+            number(reached.get(agent, 0.0)),
+        )
+    console.print(table)
+    table = new_table("reward functions", "function", "level", "weight", "scored", "failed", "mean")
+    for function, said in zip(parts.rewards.functions, report.functions, strict=True):
+        table.add_row(
+            said.name, said.level, f"{function.weight:g}", str(said.matched), str(said.failed), number(said.mean)
+        )
+    console.print(table)
+    for warning in _warnings(recipe, trajectories, report, assignment):
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+    limit = recipe.config.reward.max_failed_frac
+    if max(report.failed_frac, *(f.failed_frac for f in report.functions if f.level == "outcome"), 0.0) > limit:
+        raise TooManyFailedScores(
+            f"training would stop: more scores failed than reward.max_failed_frac={limit:g} allows"
+        )
+    reporter.say("the recipe can be trained")
+
+
+async def _play(parts: Parts, policy: Policy, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
+    config = parts.recipe.config.actor_rollout_ref.rollout
+    trajectories = await play(parts, policy, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
+    report = await RewardManager(parts.rewards.functions, max_failed_frac=1.0).score(trajectories)  # shown, then judged
+    parts.label(trajectories)
+    return trajectories, report
+
+
+def _warnings(
+    recipe: Recipe, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
+) -> list[str]:
+    """What the numbers mean, in plain words."""
+    found: list[str] = []
+    algorithm = recipe.config.algorithm
+    for agent in unreached_agents(assignment):
+        found.append(
+            f"no signal reaches {agent}: with propagation {algorithm.propagation} "
+            f"and outcome_to {algorithm.outcome_to} it does not learn"
+        )
+    played = set(assignment.batch.agent_names)
+    found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in played]
+    groups, tied = (len(np.unique(assignment.group_S[at_S])) for at_S in _grouped(assignment))
+    if tied:
+        found.append(
+            f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing"
+        )
+    if assignment.singletons:
+        found.append(f"{assignment.singletons} groups had a single play; their steps are compared with a wider group")
+    for status, key in (("failed", "error"), ("truncated", "truncated")):
+        plays = [trajectory for trajectory in trajectories if trajectory.status == status]
+        if plays:
+            reason = next((str(t.info[key]) for t in plays if key in t.info), "no reason given")
+            found.append(f"{len(plays)} of {len(trajectories)} plays {status}; the first: {reason}")
+    errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
+    if errors:
+        found.append(
+            f"in {len(errors)} of {len(trajectories)} plays the agents went wrong (outcome 0); the first: {errors[0]}"
+        )
+    found += [f"scoring failed: {reason}" for reason in report.reasons]
+    return found
+
+
+def _grouped(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
+    has_group_S = assignment.trained_S & (assignment.group_S >= 0)
+    return has_group_S, has_group_S & assignment.tied_S
+
+
+def _share(values: np.ndarray) -> str:
+    return number(float(values.mean())) if len(values) else "-"
+
+
+def _mean(values: np.ndarray) -> str:
+    return number(float(values.mean())) if len(values) else "-"

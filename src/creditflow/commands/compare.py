@@ -1,0 +1,231 @@
+"""`creditflow compare`: the same recipe, several ways, side by side; then the difference, and how sure it is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary
+from creditflow.comparison.jobs import Job, run_jobs
+from creditflow.config import Recipe, load_recipe
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.trainer import model_folder, run_path, task_batches
+from creditflow.errors import ConfigError, CreditflowError, InputError
+from creditflow.ledger import RunFolder
+from creditflow.monitor import Evaluation
+from creditflow.parts import build_parts
+from creditflow.progress import Reporter
+from creditflow.report.comparison import ArmResult, RunResult, differences, summary
+from creditflow.report.comparison_plot import draw_comparison
+from creditflow.report.tables import comparison_table, difference_table, results_console
+
+_EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "team", "reward", "recipe")
+"""What an evaluation before training depends on: arms that agree on it share one."""
+_UNCOMPARED = ("compare", "trainer.default_local_dir")
+"""What may differ between a run that is found and the one that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One arm with one seed."""
+
+    arm: Arm
+    seed: int
+    recipe: Recipe
+    settings: tuple[str, ...]
+    """The overrides that make `recipe`."""
+    folder: Path
+    before: Path
+    """The file of its evaluation before training."""
+    steps: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm.name}, seed {self.seed}"
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / "evaluation.json").exists()
+
+    def steps_done(self) -> int:
+        metrics = self.folder / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def compare(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    vary: str,
+    seeds: int,
+    jobs: int | None,
+    extra: bool,
+    only: Sequence[str],
+    reporter: Reporter,
+) -> None:
+    """Train every arm with every seed, tell what came of it, and write `comparison.json` and the figure."""
+    if seeds < 1 or (jobs is not None and jobs < 1):
+        raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
+    key, values = parse_vary(vary)
+    if any(override.partition("=")[0] == key for override in overrides):
+        raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well")
+    recipe = load_recipe(path, overrides)
+    arms = arms_of(recipe, key, values, extra=extra, only=only)
+    folder = run_path(recipe)
+    runs = _plan(path, overrides, recipe, arms, seeds, folder)
+    waiting = [run for run in runs if not _found(run)]
+    drawing = importlib.util.find_spec("matplotlib") is not None
+
+    reporter.say(f"comparison folder: {folder}")
+    for arm in arms:
+        reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
+    if len(waiting) < len(runs):
+        reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are there already, and not repeated")
+    if not drawing:
+        reporter.say("no figure: matplotlib is missing (the `report` extra)")
+    _work(path, runs, waiting, jobs or _default_jobs(recipe), reporter)
+
+    results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
+    found = differences(results)
+    console = results_console()
+    tasks = len(results[0].runs[0].after.sampled)
+    title = f"{recipe.name}: {key}, before -> after {runs[0].steps} training steps"
+    console.print(comparison_table(f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", results))
+    if found:
+        console.print(difference_table(found, seeds))
+    output = RunFolder(folder)
+    output.write_text("comparison.json", json.dumps(summary(key, results, found), indent=2) + "\n")
+    console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
+    if drawing:
+        output.write_whole(
+            "comparison.png", lambda to: draw_comparison(to, f"{title}, {_count(seeds, 'seed')}", results)
+        )
+        console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
+
+
+def _plan(
+    path: Path, overrides: Sequence[str], recipe: Recipe, arms: Sequence[Arm], seeds: int, folder: Path
+) -> list[Run]:
+    """Every run, seeds outermost, so that a comparison that is broken off is still balanced.
+
+    Loads everything that each arm names, model included: bad input is told before anything is written, and a model that
+    is made on first use is made once, not in every run.
+    """
+    own = ("trainer.default_local_dir", "trainer.val_before_train", "data.seed")
+    kept = [override for override in overrides if override.partition("=")[0] not in own]
+    steps: dict[str, int] = {}
+    models: set[Path] = set()
+    runs: list[Run] = []
+    for seed in range(recipe.config.data.seed, recipe.config.data.seed + seeds):
+        for arm in arms:
+            target = folder / arm.folder / f"seed{seed}"
+            settings = (
+                *arm.overrides,
+                *kept,
+                f"data.seed={seed}",
+                f"trainer.default_local_dir={as_yaml(str(target))}",
+                "trainer.val_before_train=false",  # done once for all arms
+            )
+            resolved = load_recipe(path, settings)
+            if arm.name not in steps:
+                parts = build_parts(resolved)
+                steps[arm.name] = len(task_batches(len(parts.train_tasks), resolved.config))
+                if (model := model_folder(resolved)) not in models:
+                    Policy.load(model, pick_device(resolved.config.trainer.device))
+                    models.add(model)
+            before = folder / "before" / f"seed{seed}-{_fingerprint(resolved)}.json"
+            runs.append(Run(arm, seed, resolved, settings, target, before, steps[arm.name]))
+    return runs
+
+
+def _found(run: Run) -> bool:
+    """Whether the run is finished already. Refuses a folder that holds another one."""
+    facts = run.folder / "run.json"
+    if not facts.exists():
+        return False
+    there = _flat(json.loads(facts.read_text())["config"])
+    wanted = _flat(json.loads(json.dumps(run.recipe.to_dict())))
+    for key in sorted(there.keys() | wanted.keys()):
+        if there.get(key) != wanted.get(key) and not key.startswith(_UNCOMPARED):
+            raise InputError(
+                f"trainer.default_local_dir: {run.folder} holds a run with {key}={there.get(key)}, "
+                f"but {wanted.get(key)} is wanted; name another folder"
+            )
+    return run.finished
+
+
+def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int, reporter: Reporter) -> None:
+    """Do what is not there yet; raises where anything failed."""
+    jobs: list[Job] = []
+    before = {run.before for run in runs if run.before.exists()}
+    for run in runs:
+        if run.before not in before:
+            before.add(run.before)
+            jobs.append(_before_job(path, run))
+        if run in waiting:
+            if run.folder.exists():
+                reporter.say(f"{run.name}: was broken off, starts again")
+                shutil.rmtree(run.folder)
+            jobs.append(_train_job(path, run))
+    if not jobs:
+        return
+    failures = run_jobs(jobs, at_once, reporter, "compare")
+    if failures:
+        raise CreditflowError(
+            f"{len(failures)} of {_count(len(jobs), 'run')} failed: {'; '.join(f.job.name for f in failures)}. "
+            f"The others are kept; to go on: the same, with trainer.default_local_dir={runs[0].folder.parent.parent}"
+        )
+
+
+def _train_job(path: Path, run: Run) -> Job:
+    command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings)
+    return Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done)
+
+
+def _before_job(path: Path, run: Run) -> Job:
+    command = (sys.executable, "-m", "creditflow", "eval", str(path), *run.settings, "--json", str(run.before))
+    log = run.before.with_suffix(".log")
+    return Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0)
+
+
+def _result(arm: Arm, runs: Sequence[Run]) -> ArmResult:
+    return ArmResult(
+        name=arm.name,
+        before=[Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs],
+        runs=[RunResult.read(run.folder) for run in runs],
+    )
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    config = _flat(recipe.to_dict())
+    relevant = {key: value for key, value in config.items() if key.startswith(_EVALUATED)}
+    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=repr).encode()).hexdigest()[:8]
+
+
+def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _default_jobs(recipe: Recipe) -> int:
+    """As many as there are cores; one where runs would share a GPU."""
+    if pick_device(recipe.config.trainer.device).type == "cuda":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

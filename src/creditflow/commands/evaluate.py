@@ -1,0 +1,34 @@
+"""`creditflow eval`: how good a model is at a recipe's validation tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import load_policy, validate
+from creditflow.errors import InputError
+from creditflow.ledger import RunFolder
+from creditflow.parts import build_parts
+from creditflow.progress import Reporter
+from creditflow.report.tables import evaluation_table, results_console
+
+
+def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, reporter: Reporter) -> None:
+    """Print what the recipe's model reaches, and write it to `json_file` if there is one."""
+    recipe = load_recipe(path, overrides)
+    parts = build_parts(recipe, training=False)
+    policy = load_policy(recipe)
+    evaluation = asyncio.run(validate(parts, policy, reporter, "evaluation"))
+    if json_file is not None:
+        try:
+            json_file.parent.mkdir(parents=True, exist_ok=True)
+            RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
+        except OSError as error:
+            raise InputError(f"--json: {json_file} cannot be written: {error.strerror}") from error
+    n = recipe.config.actor_rollout_ref.rollout.val_kwargs.n
+    plays = "1 play" if n == 1 else f"{n} plays"
+    results_console().print(
+        evaluation_table(f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each", evaluation)
+    )

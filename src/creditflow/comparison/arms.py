@@ -1,0 +1,108 @@
+"""What is compared: the arms of a comparison, and the overrides that make each of them.
+
+Knows recipes; not how runs are started, nor what comes of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from creditflow.config import Recipe
+from creditflow.errors import ConfigError
+
+RESERVED = "before"
+"""The folder of the evaluations before training, beside those of the arms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train."""
+
+    name: str
+    overrides: tuple[str, ...]
+    """`key=value`; what the command line says itself comes after them."""
+
+    @property
+    def folder(self) -> str:
+        """Its name as a folder's."""
+        return re.sub(r"[^\w.+-]+", "_", self.name)
+
+
+def parse_vary(vary: str) -> tuple[str, list[str]]:
+    """`KEY=a,b,c` as the key and its values; a comma inside brackets separates nothing."""
+    key, equals, text = vary.partition("=")
+    values = [value.strip() for value in re.split(r",(?![^\[{(]*[\]})])", text)]
+    if not key or not equals or not all(values):
+        raise ConfigError(f"--vary: expected KEY=a,b,c, got {vary!r}")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"--vary: expected each value once, got {text!r}")
+    return key, values
+
+
+def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, only: Sequence[str]) -> list[Arm]:
+    """The arms: one for each value of `key`, with the overrides that `compare.values.<value>` gives it.
+
+    `extra`: those of `compare.arms` too. `only`: the names of those to keep, empty for all.
+    """
+    compare = recipe.config.compare
+    if unknown := [name for name in compare if name not in ("values", "arms")]:
+        raise ConfigError(f"unknown key 'compare.{unknown[0]}'; expected compare.values or compare.arms")
+    of_value, of_arm = (_mapping(compare.get(part), f"compare.{part}") for part in ("values", "arms"))
+    arms = [
+        Arm(value, (*_overrides(of_value.get(value), f"compare.values.{value}"), f"{key}={value}")) for value in values
+    ]
+    if extra:
+        arms += [Arm(name, tuple(_overrides(settings, f"compare.arms.{name}"))) for name, settings in of_arm.items()]
+    folders = [arm.folder for arm in arms]
+    for arm in arms:
+        if folders.count(arm.folder) > 1 or arm.folder == RESERVED:
+            raise ConfigError(f"compare: {arm.name!r} names its runs' folder {arm.folder!r}, which is taken")
+    return _chosen(arms, only)
+
+
+def _chosen(arms: list[Arm], only: Sequence[str]) -> list[Arm]:
+    names = [arm.name for arm in arms]
+    for name in only:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ConfigError(f"--only: no arm {name!r}{hint}; there are {', '.join(names)}")
+    return [arm for arm in arms if arm.name in only] if only else arms
+
+
+def _mapping(value: object, key: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}: expected a mapping, got {value!r}")
+    return {str(name): entry for name, entry in value.items()}
+
+
+def _overrides(settings: object, key: str) -> list[str]:
+    """`{dotted.key: value}`, or the same nested, as `dotted.key=value`; of two for one key, the later one."""
+    flat: dict[str, Any] = {}
+
+    def flatten(part: Mapping[str, Any], prefix: str) -> None:
+        for name, value in part.items():
+            if isinstance(value, Mapping):
+                flatten(value, f"{prefix}{name}.")
+            else:
+                flat[f"{prefix}{name}"] = value
+
+    flatten(_mapping(settings, key), "")
+    return [f"{name}={as_yaml(value)}" for name, value in flat.items()]
+
+
+def as_yaml(value: Any) -> str:
+    """`value` as the right-hand side of an override."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/.][\w./:+-]*", value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value)
+
+
+_YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", ".nan", ".inf")

@@ -1,0 +1,169 @@
+"""Runs many processes, so many at a time, and shows how far they are.
+
+A job is a command and a log: what it does is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from creditflow.progress import Bar, Reporter
+
+_POLL_SECONDS = 0.3
+_PLAIN_SECONDS = 30.0
+"""Without a terminal, so often a line."""
+_GRACE_SECONDS = 5.0
+"""What a process gets between being asked to end and being killed."""
+_TAIL_LINES = 15
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One process to run."""
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    """Takes its standard output and error."""
+    parts: int
+    """How much work it is, in steps."""
+    progress: Callable[[], int]
+    """How many of the parts are done."""
+    done: int = field(default=0, init=False)
+
+    def advance(self, *, ended: bool) -> int:
+        """How many parts have been done since the last call; what has ended will do no more, and counts as done."""
+        before, self.done = self.done, self.parts if ended else min(self.progress(), self.parts)
+        return self.done - before
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job that ended with another exit code than 0."""
+
+    job: Job
+    code: int
+
+    def describe(self) -> str:
+        """What happened, with the end of the log."""
+        lines = self.job.log.read_text(errors="replace").splitlines()
+        return "\n".join(
+            [f"{self.job.name} failed (exit code {self.code}); {self.job.log} ends with:", *lines[-_TAIL_LINES:]]
+        )
+
+
+def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[Failure]:
+    """Run all jobs, in order, `at_once` at a time; a failed one does not stop the others.
+
+    However this ends (Ctrl-C and SIGTERM included), no process is left behind.
+    """
+    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Failure]()
+    with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
+        status = _Status(reporter, bar, sum(job.parts for job in jobs))
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    running[job] = _start(job)
+                time.sleep(_POLL_SECONDS)
+                for job, process in list(running.items()):
+                    ended = process.poll() is not None
+                    if ended:
+                        del running[job]
+                    if ended and process.returncode != 0:
+                        failures.append(Failure(job, process.returncode))
+                        reporter.say(failures[-1].describe())
+                    status.moved(job.advance(ended=ended))
+                    if ended and process.returncode == 0:
+                        status.finished(job)
+                status.show(running)
+        finally:
+            _end(list(running.values()))
+    return failures
+
+
+class _Status:
+    """What the bar says: in a terminal at every look, elsewhere a line now and then, with the time left."""
+
+    def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
+        self.reporter, self.bar, self.total = reporter, bar, total
+        self.done = self.unsaid = 0
+        self.start = self.said = time.monotonic()
+
+    def moved(self, parts: int) -> None:
+        self.done += parts
+        self.unsaid += parts
+
+    def finished(self, job: Job) -> None:
+        self.reporter.say(f"{job.name}: done")
+
+    def show(self, running: dict[Job, subprocess.Popen[bytes]]) -> None:
+        names = ", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done"
+        now = time.monotonic()
+        if self.reporter.console.is_terminal:
+            self.bar.advance(self.unsaid, names)
+        elif now - self.said >= _PLAIN_SECONDS:
+            self.said = now
+            self.bar.advance(self.unsaid, f"{names}{self._left(now)}")
+        else:
+            return
+        self.unsaid = 0
+
+    def _left(self, now: float) -> str:
+        if not self.done:
+            return ""
+        minutes = (now - self.start) / self.done * (self.total - self.done) / 60
+        return f"; about {minutes:.0f} min left" if minutes >= 1 else "; less than a minute left"
+
+
+def _start(job: Job) -> subprocess.Popen[bytes]:
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    # One thread each: runs side by side fill the cores, and threads that spin while they wait would take them away.
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
+    with job.log.open("wb") as log:
+        return subprocess.Popen(
+            job.command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others with their children
+        )
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        _signal(process, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            _signal(process, signal.SIGKILL)
+            process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, number)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM ends as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

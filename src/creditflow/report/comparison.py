@@ -1,0 +1,147 @@
+"""What a comparison found: reads the runs of each arm and works out means, spreads and differences.
+
+Knows the files of a run and nothing of how the runs came about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.monitor import Evaluation
+from creditflow.report.bootstrap import Counts, Difference, paired_difference
+
+METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+"""What is compared."""
+BASELINE = "identical"
+"""Every arm is measured against this one; where it is not there, against the first."""
+OTHER_PAIRS = (("threshold", "none"), ("threshold", "discounted"))
+"""Differences that are told beside those against the baseline, where both arms are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One finished run: one arm, one seed."""
+
+    after: Evaluation
+    train_pass_at_1: list[float]
+    """By training step, from step 1."""
+    seconds: float
+    """Wall clock of the training steps, evaluation not included."""
+
+    @classmethod
+    def read(cls, folder: Path) -> RunResult:
+        """From the run's folder."""
+        path = folder / "evaluation.json"
+        steps = [row for row in read_metrics(folder) if row["step"] > 0]
+        return cls(
+            after=Evaluation.from_json(path.read_text(), str(path)),
+            train_pass_at_1=[_number(row.get("train/pass_at_1")) for row in steps],
+            seconds=sum(_number(row.get("timing/step_s", 0.0)) for row in steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """One arm: a run for every seed, in the order of the seeds, which is the same in every arm."""
+
+    name: str
+    before: list[Evaluation]
+    """The model that training began from; by seed, because plays are sampled by it."""
+    runs: list[RunResult]
+
+    def before_mean(self, metric: str) -> float:
+        """Mean over seeds."""
+        return float(np.mean([evaluation.metrics.get(metric, math.nan) for evaluation in self.before]))
+
+    def after(self, metric: str) -> list[float]:
+        """By seed."""
+        return [run.after.metrics.get(metric, math.nan) for run in self.runs]
+
+    def counts(self, metric: str) -> Counts:
+        """What the rate is made of, by seed and task."""
+        if metric == "step_error_rate":
+            pairs_RV2 = np.array([run.after.step_errors for run in self.runs], dtype=np.float64)
+            return Counts(pairs_RV2[..., 0], pairs_RV2[..., 1])
+        field = "greedy" if metric == "pass_at_1_greedy" else "sampled"
+        part_RV = np.array([getattr(run.after, field) for run in self.runs], dtype=np.float64)
+        return Counts(part_RV, np.ones_like(part_RV))
+
+
+@dataclass(frozen=True, slots=True)
+class ArmDifference:
+    """How much higher one arm ended than another."""
+
+    name: str
+    against: str
+    by_metric: dict[str, Difference]
+
+
+def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
+    """Every arm against the baseline, then OTHER_PAIRS."""
+    by_name = {arm.name: arm for arm in arms}
+    baseline = BASELINE if BASELINE in by_name else arms[0].name
+    pairs = [(name, baseline) for name in by_name if name != baseline]
+    pairs += [pair for pair in OTHER_PAIRS if set(pair) <= set(by_name) and pair not in pairs]
+    return [
+        ArmDifference(
+            name,
+            against,
+            {
+                metric: paired_difference(by_name[name].counts(metric), by_name[against].counts(metric))
+                for metric in METRICS
+            },
+        )
+        for name, against in pairs
+    ]
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard deviation over seeds (n - 1 in the denominator); NaN of one value."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+
+
+def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
+    """The content of `comparison.json`. What JSON has no word for (the spread of one value) is null."""
+    return {
+        "vary": vary,
+        "values": {
+            arm.name: {
+                metric: {
+                    "before": _plain(arm.before_mean(metric)),
+                    "after": {
+                        "mean": _plain(float(np.mean(arm.after(metric)))),
+                        "std": _plain(spread(arm.after(metric))),
+                        "seeds": [_plain(value) for value in arm.after(metric)],
+                    },
+                }
+                for metric in METRICS
+            }
+            for arm in arms
+        },
+        "differences": [
+            {
+                "value": difference.name,
+                "against": difference.against,
+                **{
+                    metric: {"mean": _plain(d.mean), "interval": [_plain(d.low), _plain(d.high)]}
+                    for metric, d in difference.by_metric.items()
+                },
+            }
+            for difference in found
+        ],
+    }
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,96 @@
+"""Results as tables of plain numbers, for people. Computes nothing."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from creditflow.monitor import Evaluation
+from creditflow.report.bootstrap import COVERAGE
+from creditflow.report.comparison import ArmDifference, ArmResult, spread
+
+_WIDTH_OF_A_FILE = 160
+"""Columns where standard output is no terminal: a table there must not be folded to 80."""
+
+
+def results_console() -> Console:
+    """Standard output, for results."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False)
+
+
+def new_table(title: str, first: str, *others: str) -> Table:
+    """A table whose first column is text and whose other columns are numbers."""
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
+    """Fixed digits; a dash for what is not there."""
+    return format(value, f"{'+' if signed else ''}.{digits}f") if math.isfinite(value) else "-"
+
+
+def comparison_table(title: str, arms: Sequence[ArmResult]) -> Table:
+    """One row an arm: before -> after, and how long training took."""
+    table = new_table(title, "arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
+    for arm in arms:
+        cells = [
+            f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}"
+            for metric in ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+        ]
+        table.add_row(arm.name, *cells, number(sum(run.seconds for run in arm.runs) / len(arm.runs), 0))
+    return table
+
+
+def difference_table(differences: Sequence[ArmDifference], seeds: int) -> Table:
+    """One row a pair: how much higher the first ended, with its interval."""
+    over = "tasks only: one seed" if seeds == 1 else f"{seeds} seeds and tasks, paired"
+    table = new_table(
+        f"differences after training, {COVERAGE:.0%} bootstrap interval over {over}",
+        "arm - arm",
+        "pass@1",
+        "greedy pass@1",
+        "step error rate",
+    )
+    for pair in differences:
+        cells = [
+            f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
+            for d in pair.by_metric.values()
+        ]
+        # Brackets would be read as markup.
+        table.add_row(f"{pair.name} - {pair.against}", *(cell.replace("[", r"\[") for cell in cells))
+    return table
+
+
+def evaluation_table(title: str, evaluation: Evaluation) -> Table:
+    """What was measured, one number a row: passing first, then how often steps were wrong, then agents."""
+    metrics = evaluation.metrics
+    table = new_table(title, "", "value")
+    named = {"pass_at_1": "pass@1 (mean over plays)"}
+    named |= {key: f"pass@{key.removeprefix('pass_at_')}" for key in metrics if key.removeprefix("pass_at_").isdigit()}
+    named |= {
+        "pass_at_1_greedy": "pass@1, greedy",
+        "outcome_mean": "outcome, mean",
+        "unscored_frac": "plays without an outcome",
+        "step_error_rate": "step error rate",
+        "step_error_rate_greedy": "step error rate, greedy",
+    }
+    for prefix, words in (("sub_reward/", "mean sub-reward"), ("step_error_rate/", "step error rate")):
+        named |= {key: f"{words}, {key.removeprefix(prefix)}" for key in metrics if key.startswith(prefix)}
+    named["pass_at_1"] = "pass@1 (mean over plays)"
+    for key, words in named.items():
+        if key in metrics:
+            table.add_row(words, number(metrics[key]))
+    return table
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    mean = number(sum(values) / len(values))
+    return mean if len(values) == 1 else f"{mean} ± {number(spread(values))}"

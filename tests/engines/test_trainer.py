@@ -1,0 +1,151 @@
+"""Whole runs on a model of a dozen words: everything is real, only small."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.trainer import task_batches, train
+from creditflow.errors import CreditflowError, InputError, ModelError
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.progress import Reporter
+from creditflow.trajectory import TrajectoryBatch
+
+PLAY = """
+from creditflow import AgentError, Score, Task, outcome, reward
+
+
+def tasks(split, recipe):
+    return [Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a") for k in range(8)]
+
+
+async def solve(task, team):
+    first = await team.writer(task.text)
+    return await team.editor(f"{first} i")
+
+
+async def always_breaks(task, team):
+    raise ZeroDivisionError("broken")
+
+
+@reward(agent_match="writer")
+def says_a(step, trajectory):
+    words = step.response.split()
+    return words.count("a") / max(1, len(words))
+
+
+@outcome
+def ends_with_a(trajectory):
+    return float(trajectory.answer.split()[-1:] == ["a"])
+
+
+def candidate(step):
+    return "long" if step.agent == "writer" and len(step.prompt) > 7 else "short"
+"""
+
+RECIPE = """
+data: {train_files: "play.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
+actor_rollout_ref:
+  model: {path: MODEL}
+  actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 2, ppo_max_token_len_per_gpu: 256}
+  rollout: {n: 8}
+algorithm: {group_by: agent, strata: "play.py:candidate"}
+team: {workflow: "play.py:solve", agents: {writer: {}, editor: {}}}
+reward: {functions: [{fn: "play.py:ends_with_a"}, {fn: "play.py:says_a"}]}
+trainer: {total_training_steps: 3, device: cpu}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
+    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return tmp_path / "toy.yaml"
+
+
+def run(recipe_file: Path, folder: str, *overrides: str) -> Path:
+    path = recipe_file.parent / folder
+    return train(load_recipe(recipe_file, [f"trainer.default_local_dir={path}", *overrides]), Reporter()).path
+
+
+def test_a_short_run_learns_what_is_rewarded(recipe_file: Path) -> None:
+    rows = read_metrics(run(recipe_file, "run", "trainer.total_training_steps=15"))
+    before, after = rows[0], rows[-1]
+    assert after["step"] == 15
+    assert after["val/sub_reward/writer"] > before["val/sub_reward/writer"] + 0.3
+    assert after["val/pass_at_1"] > before["val/pass_at_1"] + 0.2
+
+
+def test_a_run_folder_holds_config_metrics_steps_and_a_model_that_loads(
+    recipe_file: Path, word_model_folder: Path
+) -> None:
+    path = run(recipe_file, "run")
+    assert {p.name for p in path.iterdir()} >= {"run.json", "config.yaml", "metrics.jsonl", "steps", "checkpoints"}
+    assert not [p for p in path.rglob("*") if p.name.endswith(".part")]
+    rows = read_metrics(path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3]
+    for key in (
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/entropy",
+        "timing/propagation_s",
+        "reward/sub_reward/writer",
+    ):
+        assert all(np.isfinite(row[key]) for row in rows[1:]), key
+    assert all(row["actor/grad_norm"] > 0 for row in rows[1:])
+
+    first = pq.read_table(path / "steps" / "000001.parquet")
+    assert first.num_rows == 4 * 8 * 2
+    assert {"advantage", "credit", "gate_open", "threshold", "group_id", "baseline"} <= set(first.column_names)
+    assert TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet").n_trajectories == 32
+
+    trained = Policy.load(path / "checkpoints" / "global_step_3", torch.device("cpu"))
+    start = Policy.load(word_model_folder, torch.device("cpu"))
+    assert not torch.equal(trained.model.lm_head.weight, start.model.lm_head.weight)
+    resolved = load_recipe(path / "config.yaml")
+    assert resolved.config.actor_rollout_ref.actor.optim.lr == 0.01
+
+
+def test_the_same_recipe_and_seed_give_the_same_run_bit_for_bit(recipe_file: Path) -> None:
+    one, two, other = run(recipe_file, "one"), run(recipe_file, "two"), run(recipe_file, "other", "data.seed=1")
+    for step in ("000001", "000002", "000003"):
+        file = f"steps/{step}.parquet"
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+        assert (one / file).read_bytes() != (other / file).read_bytes()
+    weights = [Policy.load(path / "checkpoints" / "global_step_3", torch.device("cpu")).model for path in (one, two)]
+    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_when_every_play_fails_the_run_stops_with_the_first_reason(recipe_file: Path) -> None:
+    with pytest.raises(CreditflowError, match="plays failed; the first: ZeroDivisionError: broken"):
+        run(recipe_file, "run", "team.workflow=play.py:always_breaks")
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(recipe_file: Path) -> None:
+    run(recipe_file, "run", "trainer.total_training_steps=1", "trainer.val_before_train=false")
+    with pytest.raises(InputError, match="holds a run already"):
+        run(recipe_file, "run")
+
+
+def test_a_model_folder_without_tokenizer_is_refused_by_name(recipe_file: Path, word_model_folder: Path) -> None:
+    bare = recipe_file.parent / "bare"
+    bare.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (bare / name).write_bytes((word_model_folder / name).read_bytes())
+    with pytest.raises(ModelError, match=r"bare has no usable tokenizer"):
+        run(recipe_file, "run", f"actor_rollout_ref.model.path={bare}")
+    assert not (recipe_file.parent / "run").exists()
+
+
+def test_each_epoch_takes_every_task_once_in_an_order_of_its_own(recipe_file: Path) -> None:
+    config = load_recipe(recipe_file, ["trainer.total_training_steps=null", "trainer.total_epochs=2"]).config
+    batches = task_batches(8, config)
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4]
+    first, second = np.concatenate(batches[:2]), np.concatenate(batches[2:])
+    assert sorted(first) == sorted(second) == list(range(8))
+    assert list(first) != list(second)
