@@ -269,7 +269,7 @@ def _layers(path: Path) -> list[DictConfig]:
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such recipe") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path}: not readable as YAML: {_first_line(error)}") from error
+            raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, DictConfig):
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
         base = layer.pop("extends", None)
@@ -289,7 +289,7 @@ def _dotlist(overrides: Sequence[str]) -> DictConfig:
     try:
         return OmegaConf.from_dotlist(list(overrides))
     except yaml.YAMLError as error:
-        raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML: {_first_line(error)}") from error
+        raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 
 
 def _explain(error: Exception, known: DictConfig) -> str:
@@ -321,6 +321,12 @@ def _known_keys(config: DictConfig, prefix: str = "") -> list[str]:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _yaml_fault(error: Exception) -> str:
+    """What is wrong, and in which line, where the parser says so."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}: {problem}" if mark and problem else _first_line(error)
 
 
 def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
@@ -381,6 +387,18 @@ def _validate(config: Config) -> None:
         "trainer.total_epochs": config.trainer.total_epochs,
     }.items():
         _positive(key, value)
+    for key, value in {
+        "actor_rollout_ref.actor.optim.lr_warmup_steps": actor.optim.lr_warmup_steps,
+        "actor_rollout_ref.actor.optim.weight_decay": actor.optim.weight_decay,
+        "actor_rollout_ref.actor.kl_loss_coef": actor.kl_loss_coef,
+        "data.seed": data.seed,
+        "trainer.num_threads": config.trainer.num_threads,
+    }.items():
+        _positive(key, value, zero=True)
+    if data.val_max_samples != -1 and data.val_max_samples < 1:
+        raise ConfigError(f"data.val_max_samples: expected 1 or more, or -1 for all, got {data.val_max_samples}")
+    if not 0 <= config.reward.max_failed_frac <= 1:
+        raise ConfigError(f"reward.max_failed_frac: expected a share from 0 to 1, got {config.reward.max_failed_frac}")
     _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, ("kl", "abs", "mse", "low_var_kl"))
     _one_of(
         "actor_rollout_ref.actor.loss_agg_mode",

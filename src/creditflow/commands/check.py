@@ -16,7 +16,7 @@ from creditflow.engines.local.trainer import load_policy, play
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
-from creditflow.report.tables import new_table, number, results_console
+from creditflow.report.tables import new_table, number, results_console, show
 from creditflow.reward.manager import RewardManager, ScoringReport
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
@@ -36,7 +36,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
 
     n = recipe.config.actor_rollout_ref.rollout.n
     plays = f"{len(trajectories) // n} tasks x {n} plays"
-    table = new_table(f"agents, in {plays}", "agent", "steps", "scored", "failed", "sub-reward", "gate open", "reached")
+    table = new_table("agent", "steps", "scored", "failed", "sub-reward", "gate open", "reached")
     reached = reach(assignment)
     for i, agent in enumerate(assignment.batch.agent_names):
         mine_S = assignment.batch.agent_of_step == i
@@ -50,13 +50,14 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
             _share(assignment.gate_open_S[judged_S]),
             number(reached.get(agent, 0.0)),
         )
-    console.print(table)
-    table = new_table("reward functions", "function", "level", "weight", "scored", "failed", "mean")
+    show(console, f"agents, in {plays}", table)
+    table = new_table("function", "level", "weight", "scored", "failed", "mean")
     for function, said in zip(parts.rewards.functions, report.functions, strict=True):
         table.add_row(
             said.name, said.level, f"{function.weight:g}", str(said.matched), str(said.failed), number(said.mean)
         )
-    console.print(table)
+    show(console, "reward functions", table)
+    console.print()
     for warning in _warnings(recipe, trajectories, report, assignment):
         console.print(f"warning: {warning}", soft_wrap=True, markup=False)
     limit = recipe.config.reward.max_failed_frac
@@ -88,6 +89,11 @@ def _warnings(
         )
     played = set(assignment.batch.agent_names)
     found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in played]
+    if algorithm.propagation in ("discounted", "threshold") and not assignment.received_S.any():
+        found.append(
+            f"nothing flows upstream: propagation {algorithm.propagation} gives these plays the same credit as none "
+            f"(an open step passes its reward minus algorithm.sub_reward_origin={algorithm.sub_reward_origin:g})"
+        )
     groups, tied = (len(np.unique(assignment.group_S[at_S])) for at_S in _grouped(assignment))
     if tied:
         found.append(

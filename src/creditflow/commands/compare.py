@@ -20,12 +20,13 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.trainer import model_folder, run_path, task_batches
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import make_folder
 from creditflow.monitor import Evaluation
 from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.report.comparison import ArmResult, RunResult, differences, summary
 from creditflow.report.comparison_plot import draw_comparison
-from creditflow.report.tables import comparison_table, difference_table, results_console
+from creditflow.report.tables import comparison_table, difference_table, difference_title, results_console, show
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "team", "reward", "recipe")
 """What an evaluation before training depends on: arms that agree on it share one."""
@@ -84,6 +85,7 @@ def compare(
     waiting = [run for run in runs if not _found(run)]
     drawing = importlib.util.find_spec("matplotlib") is not None
 
+    make_folder(folder, "trainer.default_local_dir")
     reporter.say(f"comparison folder: {folder}")
     for arm in arms:
         reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
@@ -98,9 +100,9 @@ def compare(
     console = results_console()
     tasks = len(results[0].runs[0].after.sampled)
     title = f"{recipe.name}: {key}, before -> after {runs[0].steps} training steps"
-    console.print(comparison_table(f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", results))
+    show(console, f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", comparison_table(results))
     if found:
-        console.print(difference_table(found, seeds))
+        show(console, difference_title(seeds), difference_table(found))
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, found), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
@@ -138,6 +140,8 @@ def _plan(
             if arm.name not in steps:
                 parts = build_parts(resolved)
                 steps[arm.name] = len(task_batches(len(parts.train_tasks), resolved.config))
+                if not steps[arm.name]:
+                    raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 if (model := model_folder(resolved)) not in models:
                     Policy.load(model, pick_device(resolved.config.trainer.device))
                     models.add(model)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import load_policy, validate
-from creditflow.errors import InputError
 from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import make_folder
 from creditflow.parts import build_parts
 from creditflow.progress import Reporter
-from creditflow.report.tables import evaluation_table, results_console
+from creditflow.report.tables import evaluation_table, results_console, show
 
 
 def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, reporter: Reporter) -> None:
@@ -20,15 +20,12 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, training=False)
     policy = load_policy(recipe)
+    if json_file is not None:
+        make_folder(json_file.parent, "--json")  # or say now that it cannot be, not after the evaluation
     evaluation = asyncio.run(validate(parts, policy, reporter, "evaluation"))
     if json_file is not None:
-        try:
-            json_file.parent.mkdir(parents=True, exist_ok=True)
-            RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
-        except OSError as error:
-            raise InputError(f"--json: {json_file} cannot be written: {error.strerror}") from error
+        RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
     n = recipe.config.actor_rollout_ref.rollout.val_kwargs.n
     plays = "1 play" if n == 1 else f"{n} plays"
-    results_console().print(
-        evaluation_table(f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each", evaluation)
-    )
+    title = f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each"
+    show(results_console(), title, evaluation_table(evaluation))

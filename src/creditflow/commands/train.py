@@ -10,7 +10,7 @@ from creditflow.engines.local.trainer import train as train_locally
 from creditflow.errors import ConfigError
 from creditflow.monitor import Evaluation
 from creditflow.progress import Reporter
-from creditflow.report.tables import evaluation_table, results_console
+from creditflow.report.tables import evaluation_table, results_console, show
 
 ENGINES = ("local",)
 
@@ -24,5 +24,5 @@ def train(path: Path, overrides: Sequence[str], engine: str, reporter: Reporter)
     file = folder.path / "evaluation.json"
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
-        console.print(evaluation_table(f"after training, on {len(evaluation.sampled)} tasks", evaluation))
+        show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
     console.print(f"run folder: {folder.path}", soft_wrap=True)

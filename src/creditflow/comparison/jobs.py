@@ -37,6 +37,8 @@ class Job:
     progress: Callable[[], int]
     """How many of the parts are done."""
     done: int = field(default=0, init=False)
+    started: float = field(default=0.0, init=False)
+    """By the monotonic clock."""
 
     def advance(self, *, ended: bool) -> int:
         """How many parts have been done since the last call; what has ended will do no more, and counts as done."""
@@ -102,7 +104,7 @@ class _Status:
         self.unsaid += parts
 
     def finished(self, job: Job) -> None:
-        self.reporter.say(f"{job.name}: done")
+        self.reporter.say(f"{job.name}: done after {time.monotonic() - job.started:.0f} s")
 
     def show(self, running: dict[Job, subprocess.Popen[bytes]]) -> None:
         names = ", ".join(f"{job.name} {job.done}/{job.parts}" for job in running) or "done"
@@ -124,6 +126,7 @@ class _Status:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
+    job.started = time.monotonic()
     job.log.parent.mkdir(parents=True, exist_ok=True)
     # One thread each: runs side by side fill the cores, and threads that spin while they wait would take them away.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}

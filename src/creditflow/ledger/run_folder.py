@@ -28,10 +28,7 @@ class RunFolder:
         """A new folder with `run.json` and `config.yaml`; refuses one that holds a run already."""
         if (path / "run.json").exists():
             raise InputError(f"trainer.default_local_dir: {path} holds a run already; name another folder")
-        try:
-            (path / "steps").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"trainer.default_local_dir: {path} cannot be made: {error.strerror}") from error
+        make_folder(path / "steps", "trainer.default_local_dir")
         folder = cls(path)
         folder.write_text("config.yaml", config_yaml)
         folder.write_text("run.json", json.dumps(run, indent=2) + "\n")
@@ -65,6 +62,14 @@ class RunFolder:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def make_folder(path: Path, key: str) -> None:
+    """The folder `path`, that the option `key` asks for; raises InputError where it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{key}: {path} cannot be made: {error.strerror}") from error
 
 
 def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:

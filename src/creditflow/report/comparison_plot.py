@@ -46,6 +46,8 @@ def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
 
 
 def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     for i, arm in enumerate(arms):
         length = min(len(run.train_pass_at_1) for run in arm.runs)
         if not length:
@@ -61,6 +63,7 @@ def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
     axes.set_title("pass@1 while training" + (" (line: mean, band: all seeds)" if several else ""))
     axes.set_xlabel("training step")
     axes.set_ylabel(f"share of plays that pass, mean of {_SMOOTHING} steps")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
 
@@ -68,6 +71,7 @@ def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
 def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) -> None:
     width = 0.8 / len(metrics)
     for m, metric in enumerate(metrics):
+        inside = "white" if m == 0 else "black"
         for i, arm in enumerate(arms):
             after, x = arm.after(metric), i + (m - (len(metrics) - 1) / 2) * width
             axes.bar(
@@ -83,7 +87,7 @@ def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) ->
             )
             before = arm.before_mean(metric)
             axes.plot([x - width / 2, x + width / 2], [before, before], color="#888888", linewidth=2.5)
-            axes.text(x, 0, f" {np.mean(after):.2f}", rotation=90, ha="center", va="bottom", color="white", fontsize=8)
+            axes.text(x, 0, f" {np.mean(after):.2f}", rotation=90, ha="center", va="bottom", color=inside, fontsize=8)
     axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=30, ha="right")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

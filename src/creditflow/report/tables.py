@@ -23,9 +23,15 @@ def results_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False)
 
 
-def new_table(title: str, first: str, *others: str) -> Table:
+def show(console: Console, title: str, table: Table) -> None:
+    """The table under its title: a title of the table itself would be folded to the table's width."""
+    console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+    console.print(table)
+
+
+def new_table(first: str, *others: str) -> Table:
     """A table whose first column is text and whose other columns are numbers."""
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right")
@@ -37,9 +43,9 @@ def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
     return format(value, f"{'+' if signed else ''}.{digits}f") if math.isfinite(value) else "-"
 
 
-def comparison_table(title: str, arms: Sequence[ArmResult]) -> Table:
+def comparison_table(arms: Sequence[ArmResult]) -> Table:
     """One row an arm: before -> after, and how long training took."""
-    table = new_table(title, "arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
+    table = new_table("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
     for arm in arms:
         cells = [
             f"{number(arm.before_mean(metric))} -> {_mean_and_spread(arm.after(metric))}"
@@ -49,16 +55,15 @@ def comparison_table(title: str, arms: Sequence[ArmResult]) -> Table:
     return table
 
 
-def difference_table(differences: Sequence[ArmDifference], seeds: int) -> Table:
+def difference_title(seeds: int) -> str:
+    """What the intervals of `difference_table` are over."""
+    over = "tasks (one seed says nothing of others)" if seeds == 1 else f"{seeds} seeds and tasks, paired"
+    return f"differences after training, with a {COVERAGE:.0%} bootstrap interval over {over}"
+
+
+def difference_table(differences: Sequence[ArmDifference]) -> Table:
     """One row a pair: how much higher the first ended, with its interval."""
-    over = "tasks only: one seed" if seeds == 1 else f"{seeds} seeds and tasks, paired"
-    table = new_table(
-        f"differences after training, {COVERAGE:.0%} bootstrap interval over {over}",
-        "arm - arm",
-        "pass@1",
-        "greedy pass@1",
-        "step error rate",
-    )
+    table = new_table("arm - arm", "pass@1", "greedy pass@1", "step error rate")
     for pair in differences:
         cells = [
             f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
@@ -69,10 +74,10 @@ def difference_table(differences: Sequence[ArmDifference], seeds: int) -> Table:
     return table
 
 
-def evaluation_table(title: str, evaluation: Evaluation) -> Table:
+def evaluation_table(evaluation: Evaluation) -> Table:
     """What was measured, one number a row: passing first, then how often steps were wrong, then agents."""
     metrics = evaluation.metrics
-    table = new_table(title, "", "value")
+    table = new_table("measured", "value")
     named = {"pass_at_1": "pass@1 (mean over plays)"}
     named |= {key: f"pass@{key.removeprefix('pass_at_')}" for key in metrics if key.removeprefix("pass_at_").isdigit()}
     named |= {

@@ -1,0 +1,81 @@
+# make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
+# make test         install what tests need, then lint, types and all tests but the slow ones
+# make test-all     the slow ones too
+# make lint         ruff and mypy
+# make constraints  resolve constraints.txt again
+# make clean        remove .venv and caches; runs/ stays
+#
+# pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
+
+.DELETE_ON_ERROR:
+.PHONY: demo test test-all lint constraints clean
+.SUFFIXES:
+
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+UV := uv==0.13.8
+# A stamp is set when its installation is complete: one that was broken off starts again.
+STAMPS := $(VENV)/.stamps
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -c constraints.txt
+
+# The first Python of the right version. `python3.11` may be a shim that leads nowhere, so each one is asked.
+FIND_PYTHON = for python in $(PYTHON) python3.11 python3.12 python3; do \
+	"$$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+	&& echo "$$python" && break; done
+
+DEMO_STEPS ?= 30
+DEMO_TASKS ?= 512
+DEMO_JOBS ?= 3
+# More options of the demo's comparison, key=value.
+DEMO_ARGS ?=
+
+demo: $(STAMPS)/demo
+	$(BIN)/creditflow compare recipes/arithmetic_chain_sparse.yaml --vary algorithm.propagation=identical,none,threshold \
+		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
+		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMPS)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(STAMPS)/venv:
+	@python=$$($(FIND_PYTHON)); \
+	if [ -z "$$python" ]; then echo "error: no Python 3.11 or 3.12 found; name one: make PYTHON=..." >&2; exit 2; fi; \
+	echo "$$python -m venv $(VENV)"; "$$python" -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# The CPU build where there is no CUDA device: the other one brings gigabytes of CUDA libraries.
+$(STAMPS)/torch: $(STAMPS)/venv
+	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then torch='$(TORCH)'; else torch='$(TORCH)+cpu'; fi; \
+	echo "pip install $$torch $(UV)"; \
+	$(PIP) "$$torch" || { echo "$$torch is not on offer here; $(TORCH) instead"; $(PIP) '$(TORCH)'; }
+	$(PIP) $(UV)
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
+	$(INSTALL) -e '.[report]'
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/torch pyproject.toml constraints.txt
+	$(INSTALL) -e '.[report,test,dev]'
+	@touch $@ $(STAMPS)/demo
+
+# CUDA libraries are left to torch: which ones it wants is a matter of its build.
+constraints: $(STAMPS)/torch
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header --all-extras \
+		-c constraints.in pyproject.toml -o $(STAMPS)/constraints.txt
+	{ echo '# Made by `make constraints` from pyproject.toml and constraints.in: every extra resolves together.'; \
+		grep -Ev '^(nvidia-|cuda-|triton)' $(STAMPS)/constraints.txt; } > constraints.part && mv constraints.part constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src tests recipes -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,318 @@
+"""The command line as a user meets it: what it prints, which exit code it has, what it leaves behind."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.engines.local.tiny import tiny_byte_model
+
+TOY = Path(__file__).parent / "recipes" / "toy.yaml"
+GSM8K_RECIPE = Path(__file__).parents[1] / "recipes" / "gsm8k_team.yaml"
+GSM8K = Path(__file__).parent / "data" / "gsm8k_64.jsonl"
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def creditflow(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments):
+    """What a refused command says: exit code 2, one line on standard error, nothing else."""
+    result = creditflow(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ").rstrip()
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+# Bad input
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(here):
+    said = refused("train", TOY, "algorithm.gama=1")
+
+    assert said == "unknown key 'algorithm.gama'; did you mean 'algorithm.gamma'?"
+    assert list(here.iterdir()) == []
+
+
+def test_a_missing_recipe_is_refused(here):
+    assert refused("train", "nowhere.yaml") == "nowhere.yaml: no such recipe"
+
+
+@pytest.mark.parametrize("command", ["train", "check", "eval"])
+def test_a_missing_data_file_is_refused(here, command):
+    said = refused(command, TOY, "data.train_files=nowhere.jsonl")
+
+    assert said.startswith("data.train_files: no file 'nowhere.jsonl' in ") or command == "eval"
+    assert "nowhere.jsonl" in said
+    assert list(here.iterdir()) == []
+
+
+def test_a_malformed_line_is_refused_with_file_and_line(here):
+    file = here / "rows.jsonl"
+    file.write_text("\n".join(GSM8K.read_text().splitlines()[:2]) + '\n{"question": \n')
+
+    said = refused("train", GSM8K_RECIPE, f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
+
+    assert said.startswith(f"{file}:3: not a line of JSON")
+    assert list(here.iterdir()) == [file]
+
+
+def test_an_empty_data_set_is_refused(here):
+    file = here / "rows.jsonl"
+    file.touch()
+
+    said = refused("train", GSM8K_RECIPE, f"data.train_files={file}", "actor_rollout_ref.model.path=tiny")
+
+    assert said == f"data.train_files: {file} holds no task"
+    assert list(here.iterdir()) == [file]
+
+
+def test_fewer_tasks_than_a_batch_are_refused(here):
+    assert "data.train_batch_size: 2 tasks a step, but the data set has 1" in refused("train", TOY, "recipe.tasks=1")
+    assert list(here.iterdir()) == []
+
+
+def test_a_model_without_tokenizer_is_refused(here):
+    model = here / "model"
+    shutil.copytree(tiny_byte_model(), model, ignore=shutil.ignore_patterns("tokenizer*"))
+
+    said = refused("train", TOY, f"actor_rollout_ref.model.path={model}")
+
+    assert said.startswith(f"actor_rollout_ref.model.path: {model} has no usable tokenizer")
+    assert list(here.iterdir()) == [model]
+
+
+def test_a_folder_without_a_model_and_no_model_at_all_are_refused(here):
+    assert "is not a Hugging Face model folder" in refused("train", TOY, f"actor_rollout_ref.model.path={here}")
+    assert "expected a Hugging Face folder" in refused("train", TOY, "actor_rollout_ref.model.path=null")
+    assert list(here.iterdir()) == []
+
+
+def test_groups_of_one_are_refused_with_grpo(here):
+    said = refused("train", TOY, "actor_rollout_ref.rollout.n=1")
+
+    assert said.startswith("actor_rollout_ref.rollout.n: 1 play of each task; grpo")
+    assert list(here.iterdir()) == []
+
+
+def test_a_reward_that_matches_no_agent_is_refused(here):
+    said = refused("train", TOY, "reward.functions=[{fn: exact_match, level: step, agent_match: editor}]")
+
+    assert said.endswith("agent_match 'editor' matches none of the team's agents: writer, critic")
+    assert list(here.iterdir()) == []
+
+
+def test_rewards_that_teach_nothing_are_refused(here):
+    said = refused("train", TOY, "reward.functions=[{fn: 'toy.py:compute_decomposed_reward', weight: 0}]")
+
+    assert "nothing can be learned" in said
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("team.workflow=toy.py:nothing", "team.workflow: toy.py has no 'nothing'"),
+        ("team.workflow=toy.py:make_tasks", "team.workflow: expected `async def solve(task, team)`"),
+        ("team.workflow=nowhere.py:solve", "team.workflow: no file 'nowhere.py'"),
+        ("reward.functions=[{fn: exact_macth}]", "did you mean 'exact_match'?"),
+        ("algorithm.strata=toy.py:nothing", "algorithm.strata: toy.py has no 'nothing'"),
+        ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda"),
+        ("nonsense", "nonsense: expected key=value"),
+    ],
+)
+def test_what_the_recipe_names_must_be_there(here, override, message):
+    assert message in refused("train", TOY, override)
+    assert list(here.iterdir()) == []
+
+
+def test_an_engine_that_is_not_there_is_refused(here):
+    assert refused("train", TOY, "--engine", "verl") == "--engine: expected local, got 'verl'"
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(here):
+    (here / "run").mkdir()
+    (here / "run" / "run.json").write_text("{}")
+
+    said = refused("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
+
+    assert said == "trainer.default_local_dir: run holds a run already; name another folder"
+    assert [path.name for path in (here / "run").iterdir()] == ["run.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_refused(here):
+    (here / "file").touch()
+
+    said = refused("train", TOY, "trainer.default_local_dir=file/run")
+
+    assert said.startswith("trainer.default_local_dir: file/run")
+    assert "cannot be made" in said
+
+
+def test_a_missing_argument_is_refused_with_exit_code_2(here):
+    result = creditflow("train")
+
+    assert result.exit_code == 2
+    assert "Missing argument 'RECIPE'" in result.stderr
+
+
+# Commands
+
+
+def test_train_leaves_a_whole_run_and_prints_what_came_of_it(here):
+    result = creditflow("train", TOY, "trainer.default_local_dir=run")
+
+    assert result.exit_code == 0, result.output
+    assert "pass@1 (mean over plays)" in result.stdout
+    assert "run folder: run" in result.stdout
+    names = {str(path.relative_to(here / "run")) for path in (here / "run").rglob("*") if path.is_file()}
+    assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names
+    assert {"steps/000001.parquet", "steps/000002.parquet"} <= names
+    evaluation = json.loads((here / "run" / "evaluation.json").read_text())
+    assert set(evaluation) == {"metrics", "sampled", "greedy", "step_errors"}
+    assert all(len(evaluation[name]) == 6 for name in ("sampled", "greedy", "step_errors"))
+    last = json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert sum(evaluation["sampled"]) / 6 == pytest.approx(last["val/pass_at_1"])
+    assert sum(evaluation["greedy"]) / 6 == pytest.approx(last["val/pass_at_1_greedy"])
+    wrong, scored = (sum(task[i] for task in evaluation["step_errors"]) for i in (0, 1))
+    assert wrong / scored == pytest.approx(last["val/step_error_rate"])
+
+
+def test_the_kept_configuration_is_a_recipe_that_gives_the_same_run(here):
+    first = creditflow("train", TOY, "trainer.default_local_dir=a", "trainer.total_training_steps=1")
+    shutil.copy(here / "a" / "config.yaml", TOY.parent / "kept_for_a_moment.yaml")
+    try:
+        second = creditflow("train", TOY.parent / "kept_for_a_moment.yaml", "trainer.default_local_dir=b")
+    finally:
+        (TOY.parent / "kept_for_a_moment.yaml").unlink()
+
+    assert (first.exit_code, second.exit_code) == (0, 0)
+    assert (here / "a" / "evaluation.json").read_text() == (here / "b" / "evaluation.json").read_text()
+
+
+def test_eval_prints_and_writes_what_a_checkpoint_reaches(here):
+    creditflow("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
+
+    result = creditflow(
+        "eval",
+        TOY,
+        "actor_rollout_ref.model.path=run/checkpoints/global_step_1",
+        "actor_rollout_ref.rollout.val_kwargs.n=4",
+        "--json",
+        "out/evaluation.json",
+    )
+
+    assert result.exit_code == 0, result.output
+    for words in ("pass@1 (mean over plays)", "pass@2", "pass@4", "pass@1, greedy", "mean sub-reward, writer"):
+        assert words in result.stdout
+    written = json.loads((here / "out" / "evaluation.json").read_text())
+    trained = json.loads((here / "run" / "evaluation.json").read_text())
+    assert written["greedy"] == trained["greedy"]
+
+
+def test_check_prints_the_resolved_recipe_and_what_a_few_plays_earn(here):
+    result = creditflow("check", TOY, "--tasks", "2")
+
+    assert result.exit_code == 0, result.output
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    for line in ("reward_decomp: true", "propagation: threshold", "propagation_threshold: 0.5", "lam: 0.95"):
+        assert line in lines
+    assert "agents, in 2 tasks x 4 plays" in lines
+    assert any(line.startswith("writer") for line in lines)
+    assert any(line.startswith("compute_decomposed_reward") for line in lines)
+    assert list(here.iterdir()) == []
+
+
+def test_check_says_which_agent_no_signal_reaches(here):
+    settings = ("algorithm.propagation=none", "algorithm.outcome_to=answer")
+    unpaid = "reward.functions=[{fn: 'toy.py:first_byte_is_printable'}]"
+
+    result = creditflow("check", TOY, *settings, unpaid)
+
+    assert result.exit_code == 0, result.output
+    assert "warning: no signal reaches writer" in result.stdout
+    assert "no signal reaches critic" not in result.stdout
+
+
+def test_check_says_why_scores_fail_and_that_training_would_stop(here):
+    (here / "broken.py").write_text("def g(trajectory):\n    raise KeyError('nothing there')\n")
+
+    result = creditflow("check", TOY, f"reward.functions=[{{fn: '{here}/broken.py:g'}}]")
+
+    assert result.exit_code == 1
+    assert "nothing there" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("error: training would stop")
+
+
+def test_check_says_that_plays_were_cut_off(here):
+    result = creditflow("check", TOY)
+
+    assert "plays truncated; the first: writer was cut off at 4 tokens" in result.stdout
+
+
+def test_gsm8k_becomes_verl_schema_parquet(here):
+    result = creditflow("data", "gsm8k", "--from", GSM8K, "--out", "rows/train.parquet")
+
+    assert result.exit_code == 0, result.output
+    assert "64 tasks" in result.stderr
+    columns = python("import pyarrow.parquet as pq; print(pq.read_schema('rows/train.parquet').names)")
+    assert columns.strip() == "['data_source', 'prompt', 'ability', 'reward_model', 'extra_info']"
+
+
+def test_gsm8k_that_cannot_be_read_leaves_nothing(here):
+    (here / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+
+    assert "rows.jsonl:1: " in refused("data", "gsm8k", "--from", "rows.jsonl", "--out", "rows.parquet")
+    assert refused("data", "gsm8k", "--from", GSM8K, "--out", "rows.csv").startswith("--out: expected a name")
+    assert [path.name for path in here.iterdir()] == ["rows.jsonl"]
+
+
+# The process
+
+
+def test_the_module_runs_as_the_command_does(here):
+    done = subprocess.run(
+        [sys.executable, "-m", "creditflow", "train", "nowhere.yaml"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: nowhere.yaml: no such recipe\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+def test_help_loads_nothing_heavy(arguments):
+    loaded = python(
+        "import sys\n"
+        "from creditflow.cli import app\n"
+        f"try: app({arguments!r}, prog_name='creditflow')\n"
+        "except SystemExit: pass\n"
+        "print('LOADED', *sys.modules)"
+    )
+
+    assert "Usage: creditflow" in loaded
+    modules = set(loaded.partition("LOADED")[2].split())
+    assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy"}
+
+
+def test_importing_the_package_loads_numpy_and_nothing_heavier():
+    modules = set(python("import sys, creditflow; print(*sys.modules)").split())
+
+    assert "numpy" in modules
+    assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "rich", "typer", "sympy"}

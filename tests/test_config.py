@@ -1,0 +1,209 @@
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.errors import ConfigError
+from creditflow.parts import build_parts
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+MINIMAL = """
+data: {train_files: tasks.jsonl}
+team: {workflow: "play.py:solve", agents: {solver: {}}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe: the minimal one and what is given."""
+
+    def write(more="", name="recipe.yaml"):
+        path = tmp_path / name
+        path.write_text(MINIMAL + more)
+        return path
+
+    return write
+
+
+def test_defaults_are_those_that_the_design_names(recipe):
+    config = load_recipe(recipe()).config
+
+    algorithm = config.algorithm
+    assert algorithm.propagation == "threshold"
+    assert algorithm.propagation_threshold == 0.5
+    assert (algorithm.gamma, algorithm.lam) == (0.99, 0.95)
+    assert (algorithm.adv_estimator, algorithm.gate, algorithm.gate_at) == ("grpo", "hard", "pass")
+    assert (algorithm.share, algorithm.on_closed_gate, algorithm.outcome_to) == ("split", "cut", "all")
+    assert (algorithm.w_r, algorithm.w_o, algorithm.sub_reward_origin) == (1, 1, 1)
+    assert config.reward.max_failed_frac == 0.2
+
+
+def test_the_three_lines_under_algorithm_mean_what_they_say(recipe):
+    path = recipe(
+        """
+algorithm:
+  reward_decomp: true
+  propagation_threshold: 0.5
+  error_minimization: gae_lambda=0.9
+"""
+    )
+
+    algorithm = load_recipe(path).config.algorithm
+
+    assert algorithm.reward_decomp is True
+    assert algorithm.propagation == "threshold"
+    assert algorithm.propagation_threshold == 0.5
+    assert algorithm.lam == 0.9
+
+
+def test_error_minimization_may_be_a_mapping(recipe):
+    assert load_recipe(recipe("algorithm: {error_minimization: {gae_lambda: 0.8}}")).config.algorithm.lam == 0.8
+
+
+@pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
+def test_any_other_error_minimization_is_refused(recipe, value):
+    with pytest.raises(ConfigError, match=r"error_minimization: expected \{gae_lambda: 0.95\}"):
+        load_recipe(recipe(f"algorithm: {{error_minimization: {value}}}"))
+
+
+@pytest.mark.parametrize(("share", "rule"), [("true", "threshold"), ("false", "discounted")])
+def test_threshold_share_is_another_word_for_propagation(recipe, share, rule):
+    path = recipe(f"algorithm: {{threshold_share: {share}}}")
+
+    assert load_recipe(path).config.algorithm.propagation == rule
+    assert load_recipe(path, [f"algorithm.propagation={rule}"]).config.algorithm.propagation == rule
+
+
+def test_threshold_share_that_contradicts_propagation_is_refused(recipe):
+    with pytest.raises(ConfigError, match="threshold_share: true means propagation 'threshold'.*'none'"):
+        load_recipe(recipe("algorithm: {threshold_share: true, propagation: none}"))
+
+
+def test_overrides_come_after_the_recipe(recipe):
+    path = recipe("trainer: {total_training_steps: 5}")
+
+    overrides = ["trainer.total_training_steps=7", "actor_rollout_ref.actor.optim.lr=2e-4", "recipe.depth=3"]
+    config = load_recipe(path, overrides).config
+
+    assert config.trainer.total_training_steps == 7
+    assert config.actor_rollout_ref.actor.optim.lr == 2e-4
+    assert config.recipe == {"depth": 3}
+
+
+def test_a_recipe_extends_another_one_relative_to_itself(recipe, tmp_path):
+    recipe("algorithm: {gamma: 0.5, lam: 0.5}")
+    (tmp_path / "below").mkdir()
+    child = tmp_path / "below" / "child.yaml"
+    child.write_text("extends: ../recipe.yaml\nalgorithm: {gamma: 0.7}\n")
+
+    loaded = load_recipe(child)
+
+    assert (loaded.config.algorithm.gamma, loaded.config.algorithm.lam) == (0.7, 0.5)
+    assert loaded.name == "child"
+    assert loaded.folder == (tmp_path / "below").resolve()
+
+
+def test_recipes_that_extend_each_other_are_refused(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+
+    with pytest.raises(ConfigError, match="extends.*circle"):
+        load_recipe(tmp_path / "a.yaml")
+
+
+def test_the_resolved_recipe_loads_again_as_the_same(recipe, tmp_path):
+    first = load_recipe(recipe("algorithm: {error_minimization: gae_lambda=0.9, threshold_share: false}"))
+    again = tmp_path / "again.yaml"
+    again.write_text(first.to_yaml())
+
+    assert load_recipe(again).to_dict() == first.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("algorithm.gama=1", "algorithm.gamma"),
+        ("algorithm.propagation_treshold=0.4", "algorithm.propagation_threshold"),
+        ("data.train_file=x", "data.train_files"),
+        ("actor_rollout_ref.actor.optim.learning_rate=1", "actor_rollout_ref.actor.optim"),
+        ("trainer.total_steps=1", "trainer.total_epochs"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(recipe, override, nearest):
+    with pytest.raises(ConfigError) as refused:
+        load_recipe(recipe(), [override])
+
+    key = override.partition("=")[0]
+    assert str(refused.value).startswith(f"unknown key {key!r}; did you mean '{nearest}")
+
+
+def test_an_unknown_section_names_the_nearest_known_one(recipe):
+    with pytest.raises(ConfigError, match="unknown key 'traner'; did you mean 'trainer'?"):
+        load_recipe(recipe(), ["traner.test_freq=1"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train_batch_size=0", r"data.train_batch_size: expected a number above 0, got 0"),
+        ("data.train_batch_size=many", "data.train_batch_size: .*many"),
+        ("data.val_max_samples=0", "data.val_max_samples: expected 1 or more, or -1 for all, got 0"),
+        ("data.seed=-1", "data.seed: expected a number of at least 0"),
+        ("trainer.device=tpu", "trainer.device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ("trainer.total_training_steps=-1", "trainer.total_training_steps: expected a number of at least 0"),
+        ("trainer.num_threads=-2", "trainer.num_threads"),
+        ("reward.max_failed_frac=2", "reward.max_failed_frac: expected a share from 0 to 1"),
+        ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
+        ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
+        ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of kl"),
+        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 play of each task; grpo"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: 64 tasks, but .* is 16"),
+        ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
+        ("algorithm.gamma=1.5", "algorithm.gamma"),
+        ("noequals", "noequals: expected key=value"),
+        ("=3", "=3: expected key=value"),
+        ("data.train_files=[", "not readable as YAML"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_key(recipe, override, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe(), [override])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("- a list\n", "expected a mapping of options at the top level"),
+        ("data:\n  train_files: [\n", "not readable as YAML: line "),
+        ("", "team.workflow|mapping"),
+        ("data: {train_files: x}\nteam: {agents: {solver: {}}}\n", "team.workflow"),
+        ('team: {workflow: "a.py:solve"}\n', "team.agents: expected at least one agent"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
+
+
+def test_a_missing_recipe_and_a_missing_base_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.yaml: no such recipe"):
+        load_recipe(tmp_path / "nowhere.yaml")
+    (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
+    with pytest.raises(ConfigError, match=r"nobody.yaml: no such recipe"):
+        load_recipe(tmp_path / "child.yaml")
+
+
+def test_every_shipped_recipe_loads():
+    recipes = sorted(RECIPES.glob("*.yaml"))
+
+    assert {"arithmetic_chain", "arithmetic_chain_sparse", "gsm8k_team"} <= {load_recipe(path).name for path in recipes}
+
+
+def test_the_sparse_recipe_pays_the_executor_alone():
+    parts = build_parts(load_recipe(RECIPES / "arithmetic_chain_sparse.yaml", ["recipe.train_tasks=16"]))
+
+    paid = {f.name: f.weight for f in parts.rewards.functions if f.level == "step"}
+    assert paid == {"plan_right": 0, "digits_right": 1, "verdict_right": 0}
