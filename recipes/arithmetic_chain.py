@@ -240,6 +240,10 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
             if not planning and accuracy["executor"] >= settings["warmup_executor"] - HEAD_START:
                 planning = True
                 rows["planner"] = PLANNER_OPERATIONS // operations
+    else:
+        raise RuntimeError(
+            f"the warm-up did not reach recipe.warmup_planner={settings['warmup_planner']} in {step} steps"
+        )
     policy.save(folder)
 
 

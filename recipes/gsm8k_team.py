@@ -86,8 +86,8 @@ def one_line(text: str) -> str:
 
 def said(text: str) -> str | None:
     """The verifier's verdict: the last `ok` or `bad`; None where there is neither."""
-    words = re.findall(r"\b(?:ok|bad)\b", text[-READ_CHARACTERS:].lower())
-    return words[-1] if words else None
+    words = re.findall(r"\b(?:not ok|ok|bad)\b", text[-READ_CHARACTERS:].lower())
+    return {"not ok": "bad"}.get(words[-1], words[-1]) if words else None
 
 
 def answer_line(text: str) -> str:

@@ -53,6 +53,7 @@ def trajectories(draw: st.DrawFn, number: int) -> Trajectory:
                 prompt_ids=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
                 response_ids=tuple(draw(st.lists(st.integers(0, 99), min_size=n_tokens, max_size=n_tokens))),
                 response_mask=tuple(draw(st.lists(st.integers(0, 1), min_size=n_tokens, max_size=n_tokens))),
+                temperature=draw(st.sampled_from([0.0, 0.7, 1.0])),
                 logprobs=tuple(draw(st.lists(st.floats(-20, 0), min_size=n_tokens, max_size=n_tokens))),
                 policy=draw(st.sampled_from(["default", "other"])),
                 policy_version=draw(st.integers(0, 9)),

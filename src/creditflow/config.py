@@ -6,15 +6,18 @@ may be, not what it does.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from creditflow.credit.options import CreditOptions
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.reward.registry import RewardFunctionConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,7 +41,7 @@ class DataConfig:
     """Tokens per step; a response that reaches it is `truncated`."""
     shuffle: bool = True
     seed: int = 0
-    """Seed of the run: data order, plays and initial weights follow from it."""
+    """Seed of the run: the order of the data and the plays follow from it."""
 
 
 @dataclass
@@ -102,6 +105,8 @@ class RolloutConfig:
     temperature: float = 1.0
     max_num_seqs: int = 1024
     """Calls generated together at most."""
+    max_failed_frac: float = 0.5
+    """Stop when a larger share of plays fails: what is left would be no fair sample."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
 
 
@@ -120,28 +125,14 @@ class AlgorithmConfig(CreditOptions):
 
     propagation: Any = None
     """None: `threshold`, unless `threshold_share` says otherwise."""
+    lam: Any = None
+    """None: 0.95, unless `error_minimization` says otherwise."""
     threshold_share: bool | None = None
     """True/false: the same as `propagation: threshold/discounted`; contradicting it is an error."""
     error_minimization: Any = None
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
     strata: str | None = None
     """`file.py:function` of a step that returns a label (from the prompt alone) or None."""
-
-
-@dataclass
-class RewardFunctionConfig:
-    """One reward function."""
-
-    fn: str = "???"
-    """A built-in's name, `package.module:function`, or `file.py:function`."""
-    level: str | None = None
-    """`step`, `trajectory` or `outcome`; default: as decorated, else by the function's parameters."""
-    agent_match: str | None = None
-    """Regular expression (re.search) on the agent's name; default: every agent."""
-    weight: float | None = None
-    """Share in a step's weighted mean; 0: measured and reported, never part of credit."""
-    name: str | None = None
-    args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -221,10 +212,25 @@ class Recipe:
         return asdict(self.config)
 
     def to_yaml(self) -> str:
-        """The resolved configuration as YAML that loads again as a recipe."""
+        """The resolved configuration as YAML that loads again as a recipe, from any folder."""
         from omegaconf import OmegaConf
 
-        return str(OmegaConf.to_yaml(OmegaConf.create(self.to_dict())))
+        config = _absolute(self.to_dict(), self.folder)
+        config["trainer"]["default_local_dir"] = None  # a run of it is another run
+        return str(OmegaConf.to_yaml(OmegaConf.create(config)))
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """`value` with the paths and `file.py:function` references that are relative to `folder` made absolute."""
+    if isinstance(value, dict):
+        return {key: _absolute(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_absolute(item, folder) for item in value]
+    if isinstance(value, str) and value:
+        file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
+        if (colon or file.endswith((".parquet", ".jsonl"))) and (folder / file).is_file():
+            return f"{(folder / file).resolve()}{colon}{name}"
+    return value
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -238,15 +244,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
     path = Path(path)
     merged = OmegaConf.structured(Config)
-    for layer in (*_layers(path), _dotlist(overrides)):
-        try:
-            merged = OmegaConf.merge(merged, layer)
-        except OmegaConfBaseException as error:
-            raise ConfigError(_explain(error, merged)) from error
     try:
+        for layer in (*_layers(path), _dotlist(overrides)):
+            keys = OmegaConf.to_container(layer)
+            merged = OmegaConf.merge(merged, OmegaConf.create(_checked(keys, Config, "")))
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or path}: {_first_line(error)}") from error
+        raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     assert isinstance(config, Config)
     _resolve_aliases(config.algorithm)
     _validate(config)
@@ -257,6 +261,7 @@ def _layers(path: Path) -> list[DictConfig]:
     """The recipes that `path` extends, the outermost last."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     chain: list[DictConfig] = []
     seen: set[Path] = set()
@@ -268,7 +273,7 @@ def _layers(path: Path) -> list[DictConfig]:
             layer = OmegaConf.load(path)
         except FileNotFoundError:
             raise ConfigError(f"{path}: no such recipe") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{path}: not readable as YAML: {_yaml_fault(error)}") from error
         if not isinstance(layer, DictConfig):
             raise ConfigError(f"{path}: expected a mapping of options at the top level")
@@ -282,55 +287,58 @@ def _layers(path: Path) -> list[DictConfig]:
 def _dotlist(overrides: Sequence[str]) -> DictConfig:
     import yaml
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     for override in overrides:
         if "=" not in override or override.startswith("="):
             raise ConfigError(f"{override}: expected key=value")
     try:
         return OmegaConf.from_dotlist(list(overrides))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 
 
-def _explain(error: Exception, known: DictConfig) -> str:
-    from omegaconf.errors import ConfigKeyError
-
-    key = str(getattr(error, "full_key", None) or "?")
-    if not isinstance(error, ConfigKeyError):
-        return f"{key}: {_first_line(error)}"
-    names = list(_known_keys(known))
-    # The nearest by its last part first: `algorithm.gama` is nearer to `algorithm.gamma` than to `algorithm.lam`.
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.6) or [
-        name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]
-    ]
-    return f"unknown key {key!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
-
-
-def _known_keys(config: DictConfig, prefix: str = "") -> list[str]:
-    from omegaconf import DictConfig
-
-    keys: list[str] = []
-    for key in config:
-        name = f"{prefix}{key!s}"
-        keys.append(name)
-        node = config._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            keys += _known_keys(node, f"{name}.")
-    return keys
+def _checked(value: Any, kind: Any, path: str) -> Any:
+    """`value` if `kind` has all its keys (an empty section is {}); else ConfigError with the nearest known key."""
+    if dataclasses.is_dataclass(kind) and value is None:
+        return {}
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        for key in value:
+            if key not in hints:
+                raise ConfigError(f"unknown key {path + str(key)!r}{_nearest(str(key), path, list(hints))}")
+        return {key: _checked(item, hints[key], f"{path}{key}.") for key, item in value.items()}
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {key: _checked(item, get_args(kind)[1], f"{path}{key}.") for key, item in value.items()}
+    if get_origin(kind) is list and isinstance(value, list):
+        where = path.removesuffix(".")
+        return [_checked(item, get_args(kind)[0], f"{where}[{i}].") for i, item in enumerate(value)]
+    return value
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _nearest(key: str, path: str, siblings: Sequence[str]) -> str:
+    """The known key that was meant, most likely: one beside it, or one of its name elsewhere."""
+    same_name = [name for name in _known_keys(Config) if name.rpartition(".")[2] == key]
+    if not difflib.get_close_matches(key, siblings, n=1) and same_name:
+        return f" (did you mean {same_name[0]!r}?)"
+    return did_you_mean(path + key, [path + name for name in siblings]) or did_you_mean(path + key, _known_keys(Config))
+
+
+def _known_keys(kind: Any, path: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(kind).items():
+        yield path + name
+        if dataclasses.is_dataclass(hint):
+            yield from _known_keys(hint, f"{path}{name}.")
 
 
 def _yaml_fault(error: Exception) -> str:
     """What is wrong, and in which line, where the parser says so."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    return f"line {mark.line + 1}: {problem}" if mark and problem else _first_line(error)
+    return f"line {mark.line + 1}: {problem}" if mark and problem else first_line(error)
 
 
 def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
-    """`threshold_share` and `error_minimization` are other words for `propagation` and `lam`."""
+    """`threshold_share` and `error_minimization` are other words for `propagation` and `lam`, and are told as those."""
     if algorithm.threshold_share is not None:
         meant = "threshold" if algorithm.threshold_share else "discounted"
         if algorithm.propagation not in (None, meant):
@@ -338,10 +346,18 @@ def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
                 f"algorithm.threshold_share: {str(algorithm.threshold_share).lower()} means propagation {meant!r}, "
                 f"but algorithm.propagation is {algorithm.propagation!r}"
             )
-        algorithm.propagation = meant
-    algorithm.propagation = algorithm.propagation or "threshold"
+        algorithm.propagation, algorithm.threshold_share = meant, None
+    if algorithm.propagation is None:
+        algorithm.propagation = "threshold"
     if algorithm.error_minimization is not None:
-        algorithm.lam = _gae_lambda(algorithm.error_minimization)
+        meant_lam = _gae_lambda(algorithm.error_minimization)
+        if algorithm.lam not in (None, meant_lam):
+            raise ConfigError(
+                f"algorithm.error_minimization: means lam {meant_lam}, but algorithm.lam is {algorithm.lam}"
+            )
+        algorithm.lam, algorithm.error_minimization = meant_lam, None
+    if algorithm.lam is None:
+        algorithm.lam = CreditOptions.lam
 
 
 def _gae_lambda(value: Any) -> float:
@@ -358,7 +374,7 @@ def _gae_lambda(value: Any) -> float:
 
 
 def _positive(key: str, value: float, *, zero: bool = False) -> None:
-    if not (value > 0 or (zero and value == 0)):
+    if not math.isfinite(value) or not (value > 0 or (zero and value == 0)):
         raise ConfigError(f"{key}: expected a number {'of at least' if zero else 'above'} 0, got {value}")
 
 
@@ -392,13 +408,25 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.actor.optim.weight_decay": actor.optim.weight_decay,
         "actor_rollout_ref.actor.kl_loss_coef": actor.kl_loss_coef,
         "data.seed": data.seed,
+        "actor_rollout_ref.actor.clip_ratio": actor.clip_ratio,
+        "actor_rollout_ref.actor.clip_ratio_low": actor.clip_ratio_low or 0,
+        "actor_rollout_ref.actor.clip_ratio_high": actor.clip_ratio_high or 0,
+        "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.val_kwargs.temperature,
         "trainer.num_threads": config.trainer.num_threads,
     }.items():
         _positive(key, value, zero=True)
+    if len(actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in actor.optim.betas):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.optim.betas: expected two numbers in [0, 1), got {actor.optim.betas}"
+        )
     if data.val_max_samples != -1 and data.val_max_samples < 1:
         raise ConfigError(f"data.val_max_samples: expected 1 or more, or -1 for all, got {data.val_max_samples}")
-    if not 0 <= config.reward.max_failed_frac <= 1:
-        raise ConfigError(f"reward.max_failed_frac: expected a share from 0 to 1, got {config.reward.max_failed_frac}")
+    for key, value in {
+        "reward.max_failed_frac": config.reward.max_failed_frac,
+        "actor_rollout_ref.rollout.max_failed_frac": rollout.max_failed_frac,
+    }.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{key}: expected a share from 0 to 1, got {value}")
     _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, ("kl", "abs", "mse", "low_var_kl"))
     _one_of(
         "actor_rollout_ref.actor.loss_agg_mode",
@@ -418,5 +446,8 @@ def _validate(config: Config) -> None:
         )
     if not config.team.agents:
         raise ConfigError("team.agents: expected at least one agent, got none")
+    for agent in config.team.agents:
+        if agent.startswith("_") or agent in {"answer_from", "call", "close"}:
+            raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
     if config.trainer.total_training_steps is not None:
         _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)

@@ -6,13 +6,13 @@ It must not know what is done with a task. pyarrow is imported only when a Parqu
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from creditflow.errors import DataError
+from creditflow.files import write_whole
 from creditflow.loading import is_reference, load_object
 from creditflow.trajectory import Task
 
@@ -85,18 +85,11 @@ def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -
         table = pa.Table.from_pylist(rows)
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(f"{out}: the tasks do not fit one Parquet table: {error}") from error
-    aside = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(out)
+        write_whole(out, lambda aside: pq.write_table(table, aside, compression="zstd"))
     except OSError as error:
         raise DataError(f"{out}: cannot be written: {error.strerror or error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Split) -> list[Task]:
@@ -108,6 +101,11 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
         kind = next((type(t).__name__ for t in tasks if not isinstance(t, Task)), "") if isinstance(tasks, list) else ""
         got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
         raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
+    for number, task in enumerate(tasks):
+        if not _is_json([task.prompt, task.ground_truth, task.extra_info]):
+            raise DataError(
+                f"{key}: task {number} of {name} holds what JSON cannot say, so that no run could record it"
+            )
     return tasks
 
 
@@ -166,6 +164,10 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
     if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
         raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
+    if not _is_json([reward_model, extra_info]):
+        raise DataError(
+            f"{where}: reward_model or extra_info holds what JSON cannot say, so that no run could record it"
+        )
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         raise DataError(f"{where}: reward_model: expected an object with ground_truth, got {str(reward_model)[:80]!r}")
     if extra_info is not None and not isinstance(extra_info, dict):
@@ -179,7 +181,25 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
 
 
 def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+    if not (isinstance(message, dict) and {"role", "content"} <= message.keys()):
+        return False
+    return all(isinstance(message[key], str) and _is_unicode(message[key]) for key in ("role", "content"))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and no tokenizer reads
+        return False
+    return True
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _is_gsm8k(row: Mapping[str, Any]) -> bool:

@@ -3,6 +3,9 @@
 Every message names what it is about (an id, a key, a file), what was expected and what came.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class CreditflowError(Exception):
     """The base of every error that creditflow raises on purpose."""
@@ -45,3 +48,14 @@ class AgentError(CreditflowError):
 
 class PromptTooLong(CreditflowError):
     """A prompt leaves no room for a response; its trajectory ends there with status `truncated`."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line; its type's name where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` with the known word that is nearest; empty where none is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -41,6 +41,10 @@ def _import(name: str, key: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{key}: no module {error.name!r}") from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {name!r} is no module: {error}") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}") from error
 
 
 def _load_file(file: str, base: Path, key: str) -> Any:
@@ -59,6 +63,9 @@ def _load_file(file: str, base: Path, key: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except SyntaxError as error:
+        del sys.modules[name]
+        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}") from error
     except BaseException:
         del sys.modules[name]
         raise

@@ -42,11 +42,15 @@ class Parts:
         )
 
     def label(self, trajectories: Sequence[Trajectory]) -> None:
-        """Give every step its stratum."""
-        if self.stratum is not None:
-            for trajectory in trajectories:
-                for step in trajectory.steps:
-                    step.stratum = self.stratum(step)
+        """Give every step of the plays that did not fail its stratum."""
+        if self.stratum is None:
+            return
+        for trajectory in trajectories:
+            for step in trajectory.steps if trajectory.status != "failed" else ():
+                label = self.stratum(step)
+                if not (label is None or isinstance(label, str)):
+                    raise ConfigError(f"algorithm.strata: step {step.id}: expected a text or None, got {label!r}")
+                step.stratum = label
 
 
 def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:

@@ -98,6 +98,8 @@ class Step:
     """1 where the policy sampled the token, 0 where a tool or the environment wrote it."""
     logprobs: tuple[float, ...] = ()
     """Natural log-probability of each response token when it was sampled; 0 where the mask is 0."""
+    temperature: float = 1.0
+    """At which the response was sampled, and `logprobs` taken. 0: greedy; then nothing was sampled (mask 0)."""
     policy: str = "default"
     policy_version: int = 0
     """How many updates the policy had seen when it sampled this response."""
@@ -167,6 +169,7 @@ class TrajectoryBatch:
     policy_names: tuple[str, ...]
     policy_of_step: Ints
     policy_version: Ints
+    temperature_of_step: Floats
     is_answer: Bools
     """[S] whether the trajectory's answer came from this step."""
     stratum_names: tuple[str, ...]
@@ -289,6 +292,7 @@ class TrajectoryBatch:
             policy_names=policy_names,
             policy_of_step=policy_of_step,
             policy_version=np.array([s.policy_version for s in steps], dtype=np.int64),
+            temperature_of_step=np.array([s.temperature for s in steps], dtype=np.float64),
             is_answer=is_answer,
             stratum_names=stratum_names,
             stratum_of_step=stratum_of_step,
@@ -350,6 +354,7 @@ class TrajectoryBatch:
             response_ids=tuple(self.response_ids[response].tolist()),
             response_mask=tuple(self.response_mask[response].astype(int).tolist()),
             logprobs=tuple(self.logprobs[response].tolist()),
+            temperature=float(self.temperature_of_step[s]),
             policy=self.policy_names[self.policy_of_step[s]],
             policy_version=int(self.policy_version[s]),
             scores=self.raw_scores[s],
@@ -421,6 +426,10 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         for name, score in step.scores.items():
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
                 raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
+    if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
+        raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
+    if trajectory.outcome is not None and isinstance(trajectory.outcome.value, tuple):
+        raise BatchError(f"trajectory {trajectory.id}: expected one number as outcome, got {trajectory.outcome.value}")
     if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
         raise BatchError(
             f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
@@ -453,6 +462,7 @@ def _parquet_schema() -> Any:
             ("response_ids", ints),
             ("response_mask", pa.list_(pa.int8())),
             ("logprobs", pa.list_(pa.float64())),
+            ("temperature", pa.float64()),
             ("policy", text),
             ("policy_version", whole),
             ("scores", text),  # JSON: name -> score
@@ -516,6 +526,7 @@ def _step_of_row(row: dict[str, Any]) -> Step:
         response_ids=tuple(row["response_ids"]),
         response_mask=tuple(row["response_mask"]),
         logprobs=tuple(row["logprobs"]),
+        temperature=row["temperature"],
         policy=row["policy"],
         policy_version=row["policy_version"],
         scores={name: _score_of_json(score) for name, score in json.loads(row["scores"]).items()},

@@ -215,12 +215,13 @@ def test_a_crash_is_never_worth_more_than_a_wrong_answer():
     assert play.outcome.value == -1.0
 
 
-def test_a_truncated_play_is_scored_by_its_answer_and_without_one_is_zero():
+def test_a_truncated_play_that_went_on_is_scored_and_one_that_ended_early_is_zero():
     right = RewardFunction("o", "outcome", lambda trajectory: float(trajectory.answer == "72"))
-    answered, silent = a_play("a", status="truncated"), a_play("b", status="truncated", answer=None)
-    score([right], [answered, silent])
+    answered, ended = a_play("a", status="truncated"), a_play("b", status="truncated", answer=None)
+    ended.info["ended_early"] = "a's prompt is too long"
+    score([right], [answered, ended])
     assert answered.outcome == Score(1.0)
-    assert silent.outcome == Score(0.0, reason="truncated before there was an answer")
+    assert ended.outcome == Score(0.0, reason="truncated before there was an answer: a's prompt is too long")
 
 
 def test_async_functions_run_concurrently_and_beside_sync_ones():

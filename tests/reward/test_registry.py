@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.config import RewardFunctionConfig
 from creditflow.errors import ConfigError, RewardError
 from creditflow.reward import answer, load_reward_functions, outcome, reward
-from creditflow.reward.registry import RewardFunction, builtin, builtins
+from creditflow.reward.registry import RewardFunction, RewardFunctionConfig, builtin, builtins
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
 TEAM = ("planner", "executor", "verifier")

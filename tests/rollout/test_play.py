@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from creditflow.errors import AgentError
+from creditflow.errors import AgentError, ConfigError, CreditflowError
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Team, Workflow, play_all
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Message, Task, Trajectory
@@ -189,9 +189,8 @@ def test_a_call_of_an_agent_that_the_team_does_not_have_names_those_it_has() -> 
     async def solve(task: Task, team: Team) -> str:
         return await team.planner("one")
 
-    (trajectory,), _ = run(solve)
-    assert trajectory.status == "failed"
-    assert "'planner'; team.agents has a, b, c" in trajectory.info["error"]
+    with pytest.raises(ConfigError, match=r"'planner'; team\.agents has a, b, c"):
+        run(solve)
 
 
 def test_an_error_of_the_model_itself_stops_everything() -> None:
@@ -229,3 +228,59 @@ def test_random_keys_differ_between_calls_and_repeat_between_runs() -> None:
     seeds.clear()
     play()
     assert seeds == first
+
+
+def test_branches_that_outlive_a_play_are_ended_with_it() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await asyncio.gather(team.b("x" * 30), team.a("say one"), team.a("say two"))
+
+    (trajectory,), _ = run(solve, sampling=Sampling(max_prompt_tokens=20))
+    assert trajectory.status == "truncated"
+    assert trajectory.info["ended_early"] == "trajectory t0: b's prompt has 30 tokens, at most 20 fit"
+    assert trajectory.steps == []
+
+
+def test_a_team_cannot_be_called_after_its_play() -> None:
+    kept: list[Team] = []
+
+    async def solve(task: Task, team: Team) -> None:
+        kept.append(team)
+        await team.a("one")
+
+    run(solve)
+    with pytest.raises(CreditflowError, match="trajectory t0: a was called after the play had ended"):
+        asyncio.run(kept[0].a("two"))
+
+
+def test_a_client_that_loses_a_request_is_told_instead_of_waited_for() -> None:
+    class Forgetful(EchoClient):
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+            return super().generate(requests)[1:]
+
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+
+    plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(3)]
+    with pytest.raises(CreditflowError, match="3 requests, but 2 generations came"):
+        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Forgetful()}), Sampling()))
+
+
+def test_a_step_remembers_its_temperature_and_a_greedy_one_has_nothing_to_train() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("say one", temperature=0.3)
+        await team.a("say two", temperature=0.0)
+        await team.a("say two")
+
+    (trajectory,), _ = run(solve, sampling=Sampling(temperature=0.7))
+    assert [s.temperature for s in trajectory.steps] == [0.3, 0.0, 0.7]
+    assert [s.response_mask for s in trajectory.steps] == [(1, 1, 1), (0, 0, 0), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"info": {"at": object()}}])
+def test_a_call_that_cannot_be_made_or_recorded_fails_its_play_with_the_reason(wrong: dict[str, object]) -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one", **wrong)  # type: ignore[arg-type]
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.status == "failed"
+    assert trajectory.info["error"].startswith(("ValueError", "TypeError"))

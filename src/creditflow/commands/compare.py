@@ -19,8 +19,8 @@ from creditflow.config import Recipe, load_recipe
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.trainer import model_folder, run_path, task_batches
 from creditflow.errors import ConfigError, CreditflowError, InputError
+from creditflow.files import make_folder, write_whole
 from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import make_folder
 from creditflow.monitor import Evaluation
 from creditflow.parts import build_parts
 from creditflow.progress import Reporter
@@ -107,8 +107,8 @@ def compare(
     output.write_text("comparison.json", json.dumps(summary(key, results, found), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
     if drawing:
-        output.write_whole(
-            "comparison.png", lambda to: draw_comparison(to, f"{title}, {_count(seeds, 'seed')}", results)
+        write_whole(
+            folder / "comparison.png", lambda to: draw_comparison(to, f"{title}, {_count(seeds, 'seed')}", results)
         )
         console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
 
@@ -176,6 +176,8 @@ def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int,
             jobs.append(_before_job(path, run))
         if run in waiting:
             if run.folder.exists():
+                if any(run.folder.iterdir()) and not (run.folder / "run.json").exists():
+                    raise InputError(f"trainer.default_local_dir: {run.folder} holds something else than a run")
                 reporter.say(f"{run.name}: was broken off, starts again")
                 shutil.rmtree(run.folder)
             jobs.append(_train_job(path, run))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import load_policy, validate
+from creditflow.errors import InputError
+from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import make_folder
 from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
@@ -21,6 +22,8 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     parts = build_parts(recipe, training=False)
     policy = load_policy(recipe)
     if json_file is not None:
+        if json_file.is_dir():
+            raise InputError(f"--json: {json_file} is a folder")
         make_folder(json_file.parent, "--json")  # or say now that it cannot be, not after the evaluation
     evaluation = asyncio.run(validate(parts, policy, reporter, "evaluation"))
     if json_file is not None:

@@ -5,7 +5,6 @@ Knows recipes; not how runs are started, nor what comes of them.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from creditflow.config import Recipe
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 
 RESERVED = "before"
 """The folder of the evaluations before training, beside those of the arms."""
@@ -69,9 +68,7 @@ def _chosen(arms: list[Arm], only: Sequence[str]) -> list[Arm]:
     names = [arm.name for arm in arms]
     for name in only:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ConfigError(f"--only: no arm {name!r}{hint}; there are {', '.join(names)}")
+            raise ConfigError(f"--only: no arm {name!r}{did_you_mean(name, names)}; there are {', '.join(names)}")
     return [arm for arm in arms if arm.name in only] if only else arms
 
 

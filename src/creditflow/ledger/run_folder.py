@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Assignment
 from creditflow.errors import InputError
+from creditflow.files import make_folder, write_whole
 from creditflow.trajectory import TrajectoryBatch
 
 
@@ -36,7 +36,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """The file `name`, replaced whole."""
-        self.write_whole(name, lambda path: path.write_text(text))
+        write_whole(self.path / name, lambda path: path.write_text(text))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
@@ -44,32 +44,13 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")
 
-    def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment) -> None:
-        """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from."""
-        columns = step_columns(assignment)
-        self.write_whole(f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
+    def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment | None = None) -> None:
+        """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from.
 
-    def write_whole(self, name: str, write: Callable[[Path], Any]) -> None:
-        """Written to the side, synced, renamed: a reader, or a killed run, never sees a torn file."""
-        target = self.path / name
-        aside = target.with_name(f".{target.name}.part")
-        write(aside)
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.rename(target)
-        directory = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-def make_folder(path: Path, key: str) -> None:
-    """The folder `path`, that the option `key` asks for; raises InputError where it cannot be made."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{key}: {path} cannot be made: {error.strerror}") from error
+        Without an assignment (credit was never assigned, because too many scores failed): the plays alone.
+        """
+        columns = step_columns(assignment) if assignment else None
+        write_whole(self.path / f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
 
 
 def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:

@@ -65,7 +65,7 @@ def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
     axes.set_ylabel(f"share of plays that pass, mean of {_SMOOTHING} steps")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3, fontsize="small", frameon=False)
 
 
 def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) -> None:
@@ -87,7 +87,7 @@ def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) ->
             )
             before = arm.before_mean(metric)
             axes.plot([x - width / 2, x + width / 2], [before, before], color="#888888", linewidth=2.5)
-            axes.text(x, 0, f" {np.mean(after):.2f}", rotation=90, ha="center", va="bottom", color=inside, fontsize=8)
+            axes.text(x, 0, f" {np.mean(after):.3f}", rotation=90, ha="center", va="bottom", color=inside, fontsize=8)
     axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=30, ha="right")
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

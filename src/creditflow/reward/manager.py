@@ -203,8 +203,8 @@ def _no_outcome(trajectory: Trajectory) -> str:
     """Why the outcome function has nothing to look at; empty where it has."""
     if "agent_error" in trajectory.info:
         return f"the agents went wrong: {trajectory.info['agent_error']}"
-    if trajectory.status == "truncated" and trajectory.answer is None:
-        return "truncated before there was an answer"
+    if "ended_early" in trajectory.info:
+        return f"truncated before there was an answer: {trajectory.info['ended_early']}"
     return ""
 
 

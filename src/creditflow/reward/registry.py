@@ -5,20 +5,18 @@ It must not know when or where the functions run (that is the manager's), nor wh
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
-from creditflow.config import RewardFunctionConfig
-from creditflow.errors import RewardError
+from creditflow.errors import RewardError, did_you_mean
 from creditflow.loading import load_object
 from creditflow.trajectory import Score, Step, Trajectory
 
@@ -30,6 +28,22 @@ _MARK = "__creditflow_reward__"
 _BUILTINS: dict[str, Callable[..., Any]] = {}
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
+
+
+@dataclass
+class RewardFunctionConfig:
+    """One reward function."""
+
+    fn: str = "???"
+    """A built-in's name, `package.module:function`, or `file.py:function`."""
+    level: str | None = None
+    """`step`, `trajectory` or `outcome`; default: as decorated, else by the function's parameters."""
+    agent_match: str | None = None
+    """Regular expression (re.search) on the agent's name; default: every agent."""
+    weight: float | None = None
+    """Share in a step's weighted mean; 0: measured and reported, never part of credit."""
+    name: str | None = None
+    args: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +255,7 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
         if fn in builtins():
             return builtins()[fn]
         raise RewardError(
-            f"{key}.fn: no ready-made reward function {fn!r}{_nearest(fn, builtins())}; ready-made are "
+            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, builtins())}; ready-made are "
             f"{', '.join(sorted(builtins()))}; one's own are `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")
@@ -271,7 +285,7 @@ def _level_by_parameters(
 
 def _level(wanted: str | None, declared: _Declared, key: str) -> Level:
     if wanted is not None and wanted not in LEVELS:
-        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{_nearest(wanted, LEVELS)}")
+        raise RewardError(f"{key}: expected level {', '.join(LEVELS)}, got {wanted!r}{did_you_mean(wanted, LEVELS)}")
     if declared.level == "answer":
         if wanted == "trajectory":
             raise RewardError(
@@ -291,7 +305,7 @@ def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str,
     unknown = [name for name in args if name not in options]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
         takes = f"it takes {', '.join(options)}" if options else "it takes none"
-        raise RewardError(f"{key}: unknown argument {unknown[0]!r}{_nearest(unknown[0], options)}; {takes}")
+        raise RewardError(f"{key}: unknown argument {unknown[0]!r}{did_you_mean(unknown[0], options)}; {takes}")
     try:
         inspect.signature(function).bind(*[None] * n, **args)
     except TypeError as error:
@@ -324,8 +338,3 @@ def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
     except (OSError, TypeError):  # typed at a prompt, or written in C
         source = f"{thing.__module__}.{thing.__qualname__}"
     return hashlib.sha256(json.dumps([source, args], sort_keys=True, default=repr).encode()).hexdigest()[:12]
-
-
-def _nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

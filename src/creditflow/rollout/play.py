@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.errors import AgentError, PromptTooLong
+from creditflow.errors import AgentError, ConfigError, PromptTooLong
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import AgentSpec, Sampling, Team
 from creditflow.trajectory import Task, Trajectory
@@ -33,13 +33,15 @@ async def play_all(
     agents: Mapping[str, AgentSpec],
     scheduler: Scheduler,
     sampling: Sampling,
-    on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
     """The trajectories of `plays`, in order, all live at the same time.
 
     A workflow that raises fails its own trajectory: `status` failed, the error in `info["error"]`. AgentError keeps the
-    trajectory (`info["agent_error"]`; the reward room gives it outcome 0). An error of a model stops everything.
+    trajectory (`info["agent_error"]`; the reward room gives it outcome 0). What is no play's fault is raised when all
+    have ended: an error of a model, or a ConfigError (a call of an agent that the team does not have). When this
+    returns, nothing is generated any more.
     """
+    mistakes: list[ConfigError] = []
 
     async def one(play: Play) -> Trajectory:
         trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
@@ -47,20 +49,24 @@ async def play_all(
         try:
             answer = await workflow(play.task, team)
             trajectory.answer = None if answer is None else str(answer)
-        except PromptTooLong:
-            pass  # the team has marked the trajectory as truncated, and said why
+        except PromptTooLong as error:  # the team has marked the trajectory as truncated
+            trajectory.info["ended_early"] = str(error)
+        except ConfigError as error:
+            mistakes.append(error)
         except AgentError as error:
             trajectory.info["agent_error"] = str(error)
         except Exception as error:  # whatever a user's workflow may raise is that trajectory's failure, and is counted
             trajectory.status = "failed"
             trajectory.info["error"] = f"{type(error).__name__}: {error}"
+        finally:
+            await team.close()
         if not trajectory.answer_steps and trajectory.steps:
             trajectory.answer_steps = (len(trajectory.steps) - 1,)
-        if on_done is not None:
-            on_done(trajectory)
         return trajectory
 
     trajectories = await asyncio.gather(*(one(play) for play in plays))
-    if scheduler.fault is not None:
-        raise scheduler.fault
+    await scheduler.idle()
+    for fault in (scheduler.fault, *mistakes):
+        if fault is not None:
+            raise fault
     return list(trajectories)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from creditflow.errors import CreditflowError
 from creditflow.rollout.client import Generation, GenerationRequest, ModelClient
 
 _Pending = tuple[GenerationRequest, "asyncio.Future[Generation]"]
@@ -39,11 +40,17 @@ class Scheduler:
             self._dispatcher = asyncio.create_task(self._dispatch())
         return await future
 
+    async def idle(self) -> None:
+        """Returns when nothing is generated any more."""
+        if self._dispatcher is not None:
+            await self._dispatcher
+
     async def _dispatch(self) -> None:
         while any(self._pending.values()):
             await self._until_quiet()
             for policy, pending in self._pending.items():
-                batch, self._pending[policy] = pending[: self.max_num_seqs], pending[self.max_num_seqs :]
+                live = [(request, future) for request, future in pending if not future.done()]
+                batch, self._pending[policy] = live[: self.max_num_seqs], live[self.max_num_seqs :]
                 if batch:
                     await self._run(policy, batch)
 
@@ -59,6 +66,10 @@ class Scheduler:
         self.batch_sizes.append(len(batch))
         try:
             generations = await asyncio.to_thread(self.clients[policy].generate, [request for request, _ in batch])
+            if len(generations) != len(batch):
+                raise CreditflowError(
+                    f"policy {policy}: {len(batch)} requests, but {len(generations)} generations came"
+                )
         except Exception as error:  # handed to every caller, and to the owner of the scheduler
             self.fault = self.fault or error
             for _, future in batch:

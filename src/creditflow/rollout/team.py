@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from creditflow.errors import ConfigError, PromptTooLong
+from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import GenerationRequest
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.trajectory import Message, Step, Trajectory
@@ -62,6 +65,8 @@ class Team:
         self._sampling = sampling
         self._seed = seed
         self._calls = 0
+        self._calling: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._agents:
@@ -77,6 +82,16 @@ class Team:
         """Say which steps the answer came from; without it, the last step."""
         self._trajectory.answer_steps = tuple(sorted({reply.step.index for reply in replies}))
 
+    async def close(self) -> None:
+        """The play is over: calls that are still on their way (parallel branches of a workflow that raised) are ended,
+        so that nothing changes the trajectory, or uses the model, while it is scored and trained on.
+        """
+        self._closed = True
+        late = self._calling - {asyncio.current_task()}
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
     async def call(
         self,
         agent: str,
@@ -87,6 +102,25 @@ class Team:
         info: dict[str, Any] | None,
     ) -> Reply:
         """What `Agent.__call__` documents."""
+        if self._closed:
+            raise CreditflowError(f"trajectory {self._trajectory.id}: {agent} was called after the play had ended")
+        task = asyncio.current_task()
+        assert task is not None  # coroutines run in tasks
+        self._calling.add(task)
+        try:
+            return await self._call(agent, prompt, parents, max_tokens, temperature, info)
+        finally:
+            self._calling.discard(task)  # a task awaits one call at a time
+
+    async def _call(
+        self,
+        agent: str,
+        prompt: str | Sequence[Message],
+        parents: Sequence[Reply] | None,
+        max_tokens: int | None,
+        temperature: float | None,
+        info: dict[str, Any] | None,
+    ) -> Reply:
         spec, trajectory = self._agents[agent], self._trajectory
         client = self._scheduler.clients[spec.policy]
         if parents is None:
@@ -99,7 +133,11 @@ class Team:
         messages: list[Message] = [{"role": "system", "content": spec.system}] if spec.system else []
         messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         prompt_text, prompt_ids = client.encode(messages)
-        limit = max_tokens or self._sampling.max_tokens
+        limit = self._sampling.max_tokens if max_tokens is None else max_tokens
+        temperature = self._sampling.temperature if temperature is None else temperature
+        if limit < 1 or not 0 <= temperature < math.inf:
+            raise ValueError(f"{agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}")
+        json.dumps(info)  # what cannot be written with the step is told where it was given
         room = min(self._sampling.max_prompt_tokens, client.max_positions - 1)
         if len(prompt_ids) > room:
             trajectory.status = "truncated"
@@ -112,7 +150,7 @@ class Team:
             GenerationRequest(
                 prompt_ids=prompt_ids,
                 max_tokens=min(limit, client.max_positions - len(prompt_ids)),
-                temperature=self._sampling.temperature if temperature is None else temperature,
+                temperature=temperature,
                 seed=seed,
             ),
         )
@@ -128,8 +166,9 @@ class Team:
             response=client.decode(generation.response_ids),
             prompt_ids=prompt_ids,
             response_ids=generation.response_ids,
-            response_mask=(1,) * len(generation.response_ids),
-            logprobs=generation.logprobs,
+            response_mask=(int(temperature > 0),) * len(generation.response_ids),
+            logprobs=generation.logprobs if temperature > 0 else (0.0,) * len(generation.response_ids),
+            temperature=temperature,
             policy=spec.policy,
             policy_version=version,
             info=dict(info or {}),
@@ -162,6 +201,7 @@ class Agent:
 
         `prompt`: text (one user message) or chat messages; the agent's system prompt goes before it.
         `parents`: the replies that this prompt uses; default: the step before, as the trajectory stands now.
+        `temperature`: 0 is greedy; such a step is credited, but not trained on: nothing was sampled.
         `info`: kept with the step, for reward functions (anything that JSON can hold).
         Raises PromptTooLong, which ends the trajectory as `truncated`.
         """

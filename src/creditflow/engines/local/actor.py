@@ -16,8 +16,8 @@ from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
-def response_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[Tensor, Tensor]:
-    """[B, R] log-prob of each response token, and the entropy there, as the model stands; float32."""
+def response_logprobs(policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
+    """[B, R] log-prob of each response token at its row's temperature, and the entropy there; float32."""
     R = rows.response_ids.shape[1]
     with policy.autocast():
         out: Any = policy.model(
@@ -27,7 +27,7 @@ def response_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[T
             use_cache=False,
             logits_to_keep=R + 1,
         )
-    scaled = torch.log_softmax(out.logits[:, :-1].float() / (temperature or 1.0), dim=-1)
+    scaled = torch.log_softmax(out.logits[:, :-1].float() / rows.temperature[:, None, None], dim=-1)
     logprobs = scaled.gather(2, rows.response_ids.unsqueeze(2)).squeeze(2)
     with torch.no_grad():
         entropy = -(scaled.exp() * scaled).sum(-1)
@@ -37,10 +37,9 @@ def response_logprobs(policy: Policy, rows: Rows, temperature: float) -> tuple[T
 class Actor:
     """A policy with its optimizer and, for the KL loss, its frozen reference."""
 
-    def __init__(self, policy: Policy, config: ActorConfig, temperature: float) -> None:
+    def __init__(self, policy: Policy, config: ActorConfig) -> None:
         self.policy = policy
         self.config = config
-        self.temperature = temperature
         self.reference: Policy | None = None
         if config.use_kl_loss:
             self.reference = copy.copy(policy)
@@ -87,34 +86,34 @@ class Actor:
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
 
-        totals = dict.fromkeys(("pg_loss", "clip_frac", "entropy", "ppo_kl", "kl_loss"), 0.0)
+        totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "entropy", "ppo_kl", "kl_loss"), 0.0)
         self.optimizer.zero_grad(set_to_none=True)
         for micro in bucket(batch, steps, config.ppo_max_token_len_per_gpu):
             rows = pad(batch, micro, policy.pad_id, policy.device)
-            logprobs, entropy = response_logprobs(policy, rows, self.temperature)
+            logprobs, entropy = response_logprobs(policy, rows)
             weight = torch.from_numpy(weight_S[micro]).to(logprobs)[:, None] * rows.response_mask
             advantage = torch.from_numpy(advantage_S[micro]).to(logprobs)[:, None].expand_as(logprobs)
             loss, clipped = policy_loss(logprobs, rows.old_logprobs, advantage, weight, low, high)
             totals["pg_loss"] += float(loss.detach())
-            totals["clip_frac"] += float(clipped)
             if self.reference is not None:
                 with torch.no_grad():
-                    reference, _ = response_logprobs(self.reference, rows, self.temperature)
+                    reference, _ = response_logprobs(self.reference, rows)
                 kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
                 totals["kl_loss"] += float(kl.detach())
                 loss = loss + config.kl_loss_coef * kl
             torch.autograd.backward(loss)
             mean_weight = weight / float(weight_S @ sampled)  # the loss's own averaging, scaled to sum to one
+            totals["pg_clipfrac"] += float((clipped * mean_weight).sum())
             totals["entropy"] += float((entropy * mean_weight).sum())
             totals["ppo_kl"] += float(((rows.old_logprobs - logprobs.detach()) * mean_weight).sum())
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip)
         finite = bool(torch.isfinite(norm))
+        lr = self.optimizer.param_groups[0]["lr"]
         if finite:
             self.optimizer.step()
+            self.schedule.step()
         else:  # one bad batch must not poison the weights; the skip is counted
             self.optimizer.zero_grad(set_to_none=True)
-        lr = self.optimizer.param_groups[0]["lr"]
-        self.schedule.step()
         metrics = {f"actor/{name}": value for name, value in totals.items()}
         metrics |= {"actor/grad_norm": float(norm), "actor/lr": lr, "actor/skipped_updates": float(not finite)}
         if self.reference is None:

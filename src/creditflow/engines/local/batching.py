@@ -27,6 +27,8 @@ class Rows:
     """[B, R] 1.0 where the token was sampled by the policy."""
     old_logprobs: Tensor
     """[B, R] as recorded when it was sampled."""
+    temperature: Tensor
+    """[B] at which the row was sampled; 1 for greedy rows, whose mask is 0."""
 
 
 def bucket(batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> list[Ints]:
@@ -59,6 +61,7 @@ def pad(batch: TrajectoryBatch, steps: Ints, pad_id: int, device: torch.device) 
     """The rows of `steps`."""
     prompt_lengths = np.diff(batch.prompt_offsets)[steps]
     response_lengths = np.diff(batch.token_offsets)[steps]
+    temperature = batch.temperature_of_step[steps]
     P, R = int(prompt_lengths.max()), int(response_lengths.max())
     prompt_at = batch.prompt_offsets[steps][:, None] + np.arange(P)[None, :] - (P - prompt_lengths)[:, None]
     in_prompt = np.arange(P)[None, :] >= (P - prompt_lengths)[:, None]
@@ -83,4 +86,5 @@ def pad(batch: TrajectoryBatch, steps: Ints, pad_id: int, device: torch.device) 
         response_ids=tensor(response_ids, torch.long),
         response_mask=tensor(gather(batch.response_mask, response_at, in_response, 0), torch.float32),
         old_logprobs=tensor(gather(batch.logprobs, response_at, in_response, 0), torch.float32),
+        temperature=tensor(np.where(temperature > 0, temperature, 1.0), torch.float32),
     )

@@ -24,13 +24,13 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7), with DAPO's separate upper bound.
 
-    All [B, R]. Returns the loss (a scalar) and the weighted share of tokens whose clipped term was the larger.
+    All [B, R]. Returns the loss (a scalar), and where the clipped term was the larger [B, R].
     """
     ratio = torch.exp(logprobs - old_logprobs)
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = (torch.maximum(unclipped, clipped) * token_weights).sum()
-    return loss, ((clipped > unclipped) * token_weights).sum()
+    return loss, clipped > unclipped
 
 
 def _k3(difference: Tensor) -> Tensor:

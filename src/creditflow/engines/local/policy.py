@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from creditflow.engines.local import sampler
-from creditflow.errors import ModelError
+from creditflow.errors import ModelError, first_line
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -36,41 +36,43 @@ class Policy:
             eos = tokenizer.eos_token_id
         self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
         self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.eos_ids))
+        self.special_tokens = [
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
+        ]
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device) -> Policy:
         """The model in a Hugging Face folder; raises ModelError that names what is missing. Runs no code from it."""
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from safetensors import SafetensorError
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
         from transformers.utils import logging
 
         logging.disable_progress_bar()
         path = Path(folder)
         if not (path / "config.json").is_file():
-            raise ModelError(
-                f"actor_rollout_ref.model.path: {path} is not a Hugging Face model folder (no config.json)"
-            )
+            raise _unusable(path, "is not a Hugging Face model folder (no config.json)")
+        try:
+            AutoConfig.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise _unusable(path, f"has no usable config.json: {first_line(error)}") from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-            raise ModelError(
-                f"actor_rollout_ref.model.path: {path} has no usable tokenizer: {_first_line(error)}"
-            ) from error
+            raise _unusable(path, f"has no usable tokenizer: {first_line(error)}") from error
         if len(tokenizer) == 0:
-            raise ModelError(f"actor_rollout_ref.model.path: {path} has no usable tokenizer: its vocabulary is empty")
+            raise _unusable(path, "has no usable tokenizer: its vocabulary is empty")
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path, local_files_only=True, dtype=torch.float32, use_safetensors=True
             )
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"actor_rollout_ref.model.path: {path} cannot be loaded: {_first_line(error)}") from error
-        if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-            raise ModelError(
-                f"actor_rollout_ref.model.path: {path}: the tokenizer has {len(tokenizer)} tokens, "
-                f"the model embeds {model.get_input_embeddings().num_embeddings}"
-            )
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise _unusable(path, f"cannot be loaded: {first_line(error)}") from error
+        embedded = model.get_input_embeddings().num_embeddings
+        if len(tokenizer) > embedded:
+            raise _unusable(path, f"has a tokenizer of {len(tokenizer)} tokens, but a model that embeds {embedded}")
         if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
-            raise ModelError(f"actor_rollout_ref.model.path: {path} names no end-of-sequence token")
+            raise _unusable(path, "names no end-of-sequence token")
         return cls(model, tokenizer, device)
 
     def save(self, folder: Path | str) -> None:
@@ -83,14 +85,26 @@ class Policy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines."""
+        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
+
+        Special tokens that are spelled out in a message are taken out of it: what one agent writes must not be able to
+        close the next one's turn.
+        """
+        plain = [{**message, "content": self._without_special_tokens(message["content"])} for message in messages]
         if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            text = "\n".join(str(message["content"]) for message in messages)
+            text = "\n".join(message["content"] for message in plain)
             ids = self.tokenizer(text)["input_ids"]
-        return text, tuple(ids)
+        return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
+
+    def _without_special_tokens(self, content: object) -> str:
+        text = str(content)
+        while found := [token for token in self.special_tokens if token in text]:
+            for token in found:  # and again: taking one out may join the halves of another
+                text = text.replace(token, "")
+        return text
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
@@ -102,5 +116,5 @@ class Policy:
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _unusable(path: Path, why: str) -> ModelError:
+    return ModelError(f"actor_rollout_ref.model.path: {path} {why}")

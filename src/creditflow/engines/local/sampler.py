@@ -29,19 +29,19 @@ def generate(
     width, budget = max(lengths), max(request.max_tokens for request in requests)
     prompt_ids = np.full((len(requests), width), pad_id, dtype=np.int64)
     attention = np.zeros((len(requests), width + budget), dtype=np.int64)
-    uniforms = np.zeros((len(requests), budget))
+    uniforms = np.zeros((len(requests), budget), dtype=np.float32)
     for row, request in enumerate(requests):
         prompt_ids[row, width - lengths[row] :] = request.prompt_ids
         attention[row, width - lengths[row] :] = 1
         if request.temperature > 0:
             rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(request.seed)))
-            uniforms[row, : request.max_tokens] = rng.random(request.max_tokens)
+            uniforms[row, : request.max_tokens] = rng.random(request.max_tokens, dtype=np.float32)
 
     input_ids = torch.from_numpy(prompt_ids).to(device)
     mask = torch.from_numpy(attention).to(device)
     position = mask[:, :width].cumsum(1).sub(1).clamp(min=0)
     temperature = torch.tensor([request.temperature for request in requests], dtype=torch.float32, device=device)
-    uniform = torch.from_numpy(uniforms).to(device=device, dtype=torch.float32)
+    uniform = torch.from_numpy(uniforms).to(device)
     limit = torch.tensor([request.max_tokens for request in requests], device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from creditflow.files import make_whole
 
 
 def cache_dir() -> Path:
@@ -23,19 +23,8 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     It is made aside and renamed, so that a killed run leaves nothing half-made and two runs may race.
     """
     folder = cache_dir() / name
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        make(aside)
-        aside.chmod(0o755)
-        aside.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # not the other run's doing
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    if not folder.is_dir():
+        make_whole(folder, make)
     return folder
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,8 @@ from creditflow.credit import assign
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.errors import ConfigError, CreditflowError
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
+from creditflow.files import make_whole
 from creditflow.ledger import RunFolder
 from creditflow.loading import is_reference, load_object
 from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
@@ -51,6 +52,8 @@ def model_folder(recipe: Recipe) -> Path:
         return tiny_byte_model()
     if is_reference(path):
         return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
+    if not isinstance(path, str):
+        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {path!r}")
     return Path(path)
 
 
@@ -59,7 +62,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     parts = build_parts(recipe)
     policy = load_policy(recipe)
     config = recipe.config
-    actor = Actor(policy, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.temperature)
+    actor = Actor(policy, config.actor_rollout_ref.actor)
     batches = task_batches(len(parts.train_tasks), config)
     folder = RunFolder.create(run_path(recipe), run_facts(recipe, policy), recipe.to_yaml())
     reporter.say(f"run folder: {folder.path}")
@@ -77,14 +80,15 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
         for step, batch in enumerate(batches, start=1):
             metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, folder)
             last = step == len(batches)
-            if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-                start = time.perf_counter()
-                evaluation = await validate(parts, actor.policy, reporter, f"after step {step}")
-                metrics |= val_metrics(evaluation) | {"timing/validation_s": time.perf_counter() - start}
             if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
                 save_model(actor.policy, folder, step)
-            folder.append_metrics(step, metrics)
             bar.advance(status=_status(metrics))
+            try:
+                if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+                    evaluation = await validate(parts, actor.policy, reporter, f"after step {step}")
+                    metrics |= val_metrics(evaluation)
+            finally:  # an evaluation may fail, and must lose neither the model nor the step
+                folder.append_metrics(step, metrics)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
 
@@ -98,8 +102,12 @@ async def train_step(
     with timing("rollout"):
         trajectories = await play(parts, actor.policy, tasks, n, parts.sampling.temperature, (_TRAIN, step))
     with timing("reward"):
-        report = await parts.rewards.score(trajectories)
         parts.label(trajectories)
+        try:
+            report = await parts.rewards.score(trajectories)
+        except TooManyFailedScores:
+            folder.write_steps(step, TrajectoryBatch.from_trajectories(trajectories))  # the evidence
+            raise
     with timing("propagation"):
         batch = TrajectoryBatch.from_trajectories(trajectories)
         assignment = assign(batch, config.algorithm)
@@ -135,9 +143,21 @@ async def play(
     ]
     sampling = replace(parts.sampling, temperature=temperature)
     trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
-    if all(trajectory.status == "failed" for trajectory in trajectories):
-        raise CreditflowError(f"all {len(trajectories)} plays failed; the first: {trajectories[0].info['error']}")
+    _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
     return trajectories
+
+
+def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
+    failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
+    if len(failed) > max_failed_frac * len(trajectories):
+        raise CreditflowError(
+            f"{len(failed)} of {len(trajectories)} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
+            f"{max_failed_frac:g} allows; the first: {failed[0]}"
+        )
+    if not any(trajectory.steps for trajectory in trajectories):
+        info = trajectories[0].info
+        why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"
+        raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
 
 
 async def validate(parts: Parts, policy: Policy, reporter: Reporter, when: str) -> Evaluation:
@@ -182,20 +202,20 @@ def task_batches(n_tasks: int, config: Config) -> list[Ints]:
 
 
 def save_model(policy: Policy, folder: RunFolder, step: int) -> Path:
-    """`checkpoints/global_step_N`: a Hugging Face folder, written aside and renamed."""
+    """`checkpoints/global_step_N`: a Hugging Face folder."""
     target = folder.path / "checkpoints" / f"global_step_{step}"
-    aside = target.with_name(f".{target.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    policy.save(aside)
-    aside.rename(target)
+    make_whole(target, policy.save)
     return target
 
 
 def run_path(recipe: Recipe) -> Path:
     """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
     named = recipe.config.trainer.default_local_dir
-    return Path(named) if named else Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if named:
+        return Path(named)
+    path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Two runs begun in one second must not share a folder.
+    return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
 
 
 def run_facts(recipe: Recipe, policy: Policy) -> dict[str, object]:

@@ -1,0 +1,57 @@
+"""Files and folders that appear whole or not at all: written to the side, synced, renamed. Knows no contents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from creditflow.errors import InputError
+
+
+def write_whole(target: Path, write: Callable[[Path], object]) -> None:
+    """`write` fills a file beside `target`, which then takes its place; what goes wrong leaves `target` as it was."""
+    aside = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        write(aside)
+        _sync(aside)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+    _sync(target.parent)
+
+
+def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
+    """`fill` fills a folder beside `target`, which is then renamed. If `target` is there by then, it is kept."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        fill(aside)
+        for path in (*aside.rglob("*"), aside):
+            _sync(path)
+        aside.chmod(0o755)
+        aside.rename(target)
+    except OSError:
+        if not target.is_dir():  # another process was quicker, which is as good
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    _sync(target.parent)
+
+
+def make_folder(path: Path, key: str) -> None:
+    """The folder `path`, that the option `key` asks for; raises InputError where it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{key}: {path} cannot be made: {error.strerror}") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
