@@ -36,7 +36,7 @@ class Study:
 STUDIES = (
     Study("arithmetic_chain", points=0.08, fewer_errors=0.25),
     Study("arithmetic_chain_long", points=0.12, fewer_errors=0.25, extra_arms=False),
-    Study("arithmetic_chain_sparse"),
+    Study("arithmetic_chain_sparse", extra_arms=False),
 )
 QUICK = ("trainer.total_training_steps=2", "data.val_max_samples=64")
 

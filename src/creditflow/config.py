@@ -59,6 +59,8 @@ class OptimConfig:
     lr: float = 1e-6
     lr_warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
+    lr_scheduler_type: str = "constant"
+    """After that: `constant`, or `cosine`, down to 0 at the last update of the run."""
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
 
@@ -433,6 +435,7 @@ def _validate(config: Config) -> None:
         actor.loss_agg_mode,
         ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
     )
+    _one_of("actor_rollout_ref.actor.optim.lr_scheduler_type", actor.optim.lr_scheduler_type, ("constant", "cosine"))
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
         raise ConfigError(

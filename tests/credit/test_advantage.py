@@ -26,17 +26,17 @@ def labelled(labels, **more):
 
 
 def test_every_stratum_has_the_same_total_weight_and_the_mean_is_1():
-    labels = ["good"] * 6 + ["bad"] * 3 + ["odd"]
+    labels = ["good"] * 6 + ["bad"] * 4 + ["odd"] * 2
     weight = assign(labelled(labels), CreditOptions()).weight_S
-    for label, count in (("good", 6), ("bad", 3), ("odd", 1)):
+    for label, count in (("good", 6), ("bad", 4), ("odd", 2)):
         of_label = weight[[at == label for at in labels]]
-        assert of_label.tolist() == pytest.approx([10 / (3 * count)] * count)
+        assert of_label.tolist() == pytest.approx([12 / (3 * count)] * count)
     assert weight.mean() == pytest.approx(1.0)
 
 
 def test_the_weight_of_a_rare_stratum_is_capped():
     weight = assign(labelled(["good"] * 99 + ["bad"]), CreditOptions()).weight_S
-    assert weight[-1] == 10.0
+    assert weight[-1] == 2.0
     assert weight[0] == pytest.approx(100 / (2 * 99))
 
 

@@ -158,6 +158,16 @@ def test_warm_up_raises_the_learning_rate_linearly(policy: Policy) -> None:
     assert rates == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1e-3])
 
 
+def test_a_cosine_schedule_ends_at_zero_with_the_last_update_of_the_run(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    optim = OptimConfig(lr=1e-3, lr_warmup_steps=1, lr_scheduler_type="cosine")
+    actor = Actor(policy, ActorConfig(optim=optim), total_updates=5)
+    every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    rates = [actor.update(batch, np.ones(batch.n_steps), every, one)["actor/lr"] for _ in range(5)]
+    expected = [5e-4, *(1e-3 * (1 + np.cos(np.pi * k / 4)) / 2 for k in range(4))]
+    assert rates == pytest.approx(expected)
+
+
 def test_a_non_finite_gradient_skips_the_update_and_is_counted(policy: Policy) -> None:
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())

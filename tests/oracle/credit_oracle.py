@@ -8,7 +8,7 @@ from dataclasses import dataclass
 GATE = 1e-9
 TIE = 1e-9
 EPSILON = 1e-6
-CAP = 10.0
+CAP = 2.0
 
 KEYS = {
     "task": lambda play, step: (play.uid,),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.config import ActorConfig
+from creditflow.config import ActorConfig, OptimConfig
 from creditflow.engines.local.batching import Rows, bucket, pad
 from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
 from creditflow.engines.local.policy import Policy
@@ -34,10 +36,25 @@ def response_logprobs(policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
     return logprobs, entropy
 
 
+def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
+    """The share of `optim.lr` at the k-th update, from 0: linear warm-up, then constant or half a cosine."""
+    warmup = optim.lr_warmup_steps
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / (warmup + 1)
+        if optim.lr_scheduler_type == "constant" or total_updates is None:
+            return 1.0
+        done = (update - warmup) / max(1, total_updates - warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
+
+
 class Actor:
     """A policy with its optimizer and, for the KL loss, its frozen reference."""
 
-    def __init__(self, policy: Policy, config: ActorConfig) -> None:
+    def __init__(self, policy: Policy, config: ActorConfig, total_updates: int | None = None) -> None:
         self.policy = policy
         self.config = config
         self.reference: Policy | None = None
@@ -51,10 +68,7 @@ class Actor:
             betas=(optim.betas[0], optim.betas[1]),
             weight_decay=optim.weight_decay,
         )
-        warmup = optim.lr_warmup_steps
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda update: min(1.0, (update + 1) / (warmup + 1))
-        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
 
     def update(
         self, batch: TrajectoryBatch, advantage_S: Floats, trained_S: Bools, mini_batch_of_step: Ints

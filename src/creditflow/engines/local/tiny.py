@@ -65,6 +65,9 @@ def save_tiny_llama(
     Weights start at a spread of 0.06: at the 0.02 that suits wide models, one this narrow learned nothing in 500 steps.
     """
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=end, pad_token=end)
     if chat_template:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
 import time
@@ -62,8 +63,10 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     parts = build_parts(recipe)
     policy = load_policy(recipe)
     config = recipe.config
-    actor = Actor(policy, config.actor_rollout_ref.actor)
     batches = task_batches(len(parts.train_tasks), config)
+    update = config.actor_rollout_ref.actor
+    updates_per_step = math.ceil(config.data.train_batch_size / update.ppo_mini_batch_size) * update.ppo_epochs
+    actor = Actor(policy, update, total_updates=len(batches) * updates_per_step)
     folder = RunFolder.create(run_path(recipe), run_facts(recipe, policy), recipe.to_yaml())
     reporter.say(f"run folder: {folder.path}")
     asyncio.run(_train(parts, actor, batches, folder, reporter))
