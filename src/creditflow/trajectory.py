@@ -30,6 +30,8 @@ TRAJECTORY_STATUSES: tuple[TrajectoryStatus, ...] = ("ok", "failed", "truncated"
 
 NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
 """Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: no such function looked at the step."""
+RIGHT = 1.0 - 1e-9
+"""A score, rescaled to [0, 1], from which on a step or an answer counts as right."""
 _CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
 _STATUS_OF_CODE: dict[int, ScoreStatus] = {code: status for status, code in _CODE_OF_STATUS.items()}
 

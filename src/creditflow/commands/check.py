@@ -44,10 +44,10 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
         table.add_row(
             agent,
             str(mine_S.sum()),
-            _share(assignment.scored_S[mine_S]),
+            _mean(assignment.scored_S[mine_S]),
             str((assignment.failed_S & mine_S).sum()),
             _mean(assignment.sub_reward_S[mine_S & assignment.scored_S]),
-            _share(assignment.gate_open_S[judged_S]),
+            _mean(assignment.gate_open_S[judged_S]),
             number(reached.get(agent, 0.0)),
         )
     show(console, f"agents, in {plays}", table)
@@ -118,10 +118,6 @@ def _warnings(
 def _grouped(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
     has_group_S = assignment.trained_S & (assignment.group_S >= 0)
     return has_group_S, has_group_S & assignment.tied_S
-
-
-def _share(values: np.ndarray) -> str:
-    return number(float(values.mean())) if len(values) else "-"
 
 
 def _mean(values: np.ndarray) -> str:

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from creditflow.trajectory import OK, Bools, Floats, Ints
+from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints
 
 if TYPE_CHECKING:
     from creditflow.credit.assignment import Assignment
-
-_RIGHT = 1.0 - 1e-9
 
 
 def summarize(assignment: Assignment) -> dict[str, float]:
@@ -46,7 +44,7 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     has_parent_S = np.bincount(batch.edge_child, minlength=batch.n_steps) > 0
     handed_S = np.abs(assignment.own_S + assignment.received_S)
     ok_SK = batch.score_status == OK
-    right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= _RIGHT)).all(axis=1)
+    right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
     wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
     measured_S = trained_S & ok_SK.any(axis=1)
 

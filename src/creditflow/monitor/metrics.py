@@ -7,10 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from creditflow.trajectory import Score, Step, Trajectory
-
-TIED = 1e-9
-"""A score this close to 1 is right."""
+from creditflow.trajectory import RIGHT, Score, Step, Trajectory
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -33,11 +30,14 @@ def _values(step: Step) -> list[float]:
 
 def step_errors(steps: Sequence[Step]) -> list[bool]:
     """For every step that has a score, of whatever weight: whether any score is short of its maximum."""
-    return [min(values) < 1 - TIED for step in steps if (values := _values(step))]
+    return [min(values) < RIGHT for step in steps if (values := _values(step))]
 
 
 def sub_reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent)."""
+    """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent).
+
+    By stratum too (`reward/sub_reward/verifier/wrong`: of the wrong candidates, the share that the verifier caught).
+    """
     steps_of: dict[str, list[Step]] = defaultdict(list)
     for trajectory in trajectories:
         for step in trajectory.steps:
@@ -53,6 +53,10 @@ def sub_reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics[f"reward/sub_reward/{agent}"] = float(np.mean(values))
         metrics[f"reward/sub_reward_var/{agent}"] = float(np.var(values))
         metrics[f"reward/step_error_rate/{agent}"] = float(np.mean(errors))
+        for stratum in sorted({step.stratum for step in steps if step.stratum is not None}):
+            of_stratum = [v for step in steps if step.stratum == stratum for v in _values(step)]
+            if of_stratum:
+                metrics[f"reward/sub_reward/{agent}/{stratum}"] = float(np.mean(of_stratum))
     if every:
         metrics["reward/step_error_rate"] = float(np.mean(every))
     return metrics
@@ -81,7 +85,7 @@ def evaluation_metrics(trajectories: Sequence[Trajectory], n: int) -> dict[str, 
 
 
 def _passes(outcome: Score | None) -> bool:
-    return outcome is not None and outcome.status == "ok" and outcome.rescaled >= 1 - TIED
+    return outcome is not None and outcome.status == "ok" and outcome.rescaled >= RIGHT
 
 
 def _pass_at_k(n: int, n_passed: int, k: int) -> float:
