@@ -57,7 +57,7 @@ $(STAMPS)/venv:
 $(STAMPS)/torch: $(STAMPS)/venv
 	@if nvidia-smi -L 2>/dev/null | grep -q GPU; then torch='$(TORCH)'; else torch='$(TORCH)+cpu'; fi; \
 	echo "pip install $$torch $(UV)"; \
-	$(PIP) "$$torch" || { echo "$$torch is not on offer here; $(TORCH) instead"; $(PIP) '$(TORCH)'; }
+	$(PIP) "$$torch" 2>/dev/null || { echo "$$torch is not on offer here; $(TORCH) instead"; $(PIP) '$(TORCH)'; }
 	$(PIP) $(UV)
 	@touch $@
 
@@ -78,4 +78,4 @@ constraints: $(STAMPS)/torch
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
-	find src tests recipes -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests recipes benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,8 +5,10 @@ The planner turns the story into operations. The executor computes one operation
 1 + 2k turns and up to k retries. Scores are graded and judge a step given its input: a right sum on a wrong plan is
 right.
 
-Recipe settings (`recipe.*`): `operations` (k), `train_tasks`, `val_tasks`, `warmup_planner` and `warmup_executor`
-(sampled accuracies at which warm-up stops), `hidden`, `layers`.
+Recipe settings (`recipe.*`): `operations` (k); `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the
+tasks of a third split, for choosing learning rates); `hidden`, `layers`; `warmup_planner` and `warmup_executor`, the
+sampled accuracies that the warm-up aims at: it ends when the planner has got to its own, whose lessons begin when the
+executor is 0.3 short of its.
 """
 
 from __future__ import annotations

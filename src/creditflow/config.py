@@ -60,7 +60,7 @@ class OptimConfig:
     lr_warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
     lr_scheduler_type: str = "constant"
-    """After that: `constant`, or `cosine`, down to 0 at the last update of the run."""
+    """After that: `constant`, or half a `cosine` that reaches 0 when the run ends."""
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
 
@@ -230,8 +230,10 @@ def _absolute(value: Any, folder: Path) -> Any:
         return [_absolute(item, folder) for item in value]
     if isinstance(value, str) and value:
         file, colon, name = value.rpartition(":") if ".py:" in value else (value, "", "")
-        if (colon or file.endswith((".parquet", ".jsonl"))) and (folder / file).is_file():
-            return f"{(folder / file).resolve()}{colon}{name}"
+        if colon or file.endswith((".parquet", ".jsonl")):
+            found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
+            value = f"{found.resolve()}{colon}{name}" if found else value
+        return value.replace("${", "\\${")  # an interpolation that was resolved must not be one again
     return value
 
 
@@ -304,6 +306,8 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
     """`value` if `kind` has all its keys (an empty section is {}); else ConfigError with the nearest known key."""
     if dataclasses.is_dataclass(kind) and value is None:
         return {}
+    if (dataclasses.is_dataclass(kind) or get_origin(kind) is dict) and not isinstance(value, dict | None):
+        raise ConfigError(f"{path.removesuffix('.')}: expected a mapping of options, got {value!r}")
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = get_type_hints(kind)
         for key in value:
@@ -351,6 +355,8 @@ def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
         algorithm.propagation, algorithm.threshold_share = meant, None
     if algorithm.propagation is None:
         algorithm.propagation = "threshold"
+    if algorithm.lam is not None and not isinstance(algorithm.lam, int | float):
+        raise ConfigError(f"algorithm.lam: expected a number from 0 to 1, got {algorithm.lam!r}")
     if algorithm.error_minimization is not None:
         meant_lam = _gae_lambda(algorithm.error_minimization)
         if algorithm.lam not in (None, meant_lam):
@@ -450,7 +456,7 @@ def _validate(config: Config) -> None:
     if not config.team.agents:
         raise ConfigError("team.agents: expected at least one agent, got none")
     for agent in config.team.agents:
-        if agent.startswith("_") or agent in {"answer_from", "call", "close"}:
+        if agent.startswith("_") or agent in {"answer_from", "close"}:
             raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
     if config.trainer.total_training_steps is not None:
         _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)

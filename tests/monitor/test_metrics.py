@@ -48,7 +48,7 @@ def test_a_step_is_wrong_if_any_score_of_whatever_weight_is_short_and_unscored_s
     metrics = sub_reward_metrics([play("a", 1.0, tuple(steps))])
     assert metrics["reward/step_error_rate"] == pytest.approx(1 / 3)
     assert metrics["reward/step_error_rate/a"] == 0.5
-    assert metrics["reward/sub_reward/a"] == pytest.approx((0.75 + 1.0) / 2)
+    assert metrics["reward/sub_reward/a"] == 1.0  # a score of weight 0 is no part of it
     assert metrics["reward/sub_reward/b"] == 1.0
 
 

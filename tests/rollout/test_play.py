@@ -284,3 +284,45 @@ def test_a_call_that_cannot_be_made_or_recorded_fails_its_play_with_the_reason(w
     (trajectory,), _ = run(solve)
     assert trajectory.status == "failed"
     assert trajectory.info["error"].startswith(("ValueError", "TypeError"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "key", "reason"),
+    [
+        ([AgentError("no number")], "ok", "agent_error", "no number"),
+        ([AgentError("no number"), KeyError("bug")], "failed", "error", "KeyError: 'bug'"),
+    ],
+)
+def test_errors_of_a_task_group_mean_what_they_mean_alone(
+    raised: list[Exception], status: str, key: str, reason: str
+) -> None:
+    async def branch(error: Exception) -> None:
+        raise error
+
+    async def solve(task: Task, team: Team) -> None:
+        await team.a("one")
+        async with asyncio.TaskGroup() as group:
+            for error in raised:
+                group.create_task(branch(error))
+
+    (trajectory,), _ = run(solve)
+    assert trajectory.status == status
+    assert trajectory.info[key] == reason
+
+
+def test_a_long_prompt_or_an_unknown_agent_in_a_task_group_is_told_as_such() -> None:
+    async def long(task: Task, team: Team) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(team.b("x" * 30))
+
+    (trajectory,), _ = run(long, sampling=Sampling(max_prompt_tokens=20))
+    assert trajectory.status == "truncated"
+    assert "ended_early" in trajectory.info
+
+    async def unknown(task: Task, team: Team) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0))
+            team["planner"]
+
+    with pytest.raises(ConfigError, match="'planner'"):
+        run(unknown)

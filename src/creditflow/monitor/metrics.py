@@ -28,6 +28,15 @@ def _values(step: Step) -> list[float]:
     return [score.rescaled for score in step.scores.values() if score.status == "ok"]
 
 
+def _sub_reward(step: Step) -> float | None:
+    """The weighted mean of the step's scores; where all weigh 0 (measured, not paid), their plain mean."""
+    ok = [score for score in step.scores.values() if score.status == "ok"]
+    if not ok:
+        return None
+    weights = [score.weight for score in ok]
+    return float(np.average([score.rescaled for score in ok], weights=weights if any(weights) else None))
+
+
 def step_errors(steps: Sequence[Step]) -> list[bool]:
     """For every step that has a score, of whatever weight: whether any score is short of its maximum."""
     return [min(values) < RIGHT for step in steps if (values := _values(step))]
@@ -45,7 +54,7 @@ def sub_reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     every: list[bool] = []
     for agent, steps in sorted(steps_of.items()):
-        values = [float(np.mean(scored)) for step in steps if (scored := _values(step))]
+        values = [value for step in steps if (value := _sub_reward(step)) is not None]
         if not values:
             continue
         errors = step_errors(steps)
@@ -54,7 +63,7 @@ def sub_reward_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         metrics[f"reward/sub_reward_var/{agent}"] = float(np.var(values))
         metrics[f"reward/step_error_rate/{agent}"] = float(np.mean(errors))
         for stratum in sorted({step.stratum for step in steps if step.stratum is not None}):
-            of_stratum = [v for step in steps if step.stratum == stratum for v in _values(step)]
+            of_stratum = [v for step in steps if step.stratum == stratum and (v := _sub_reward(step)) is not None]
             if of_stratum:
                 metrics[f"reward/sub_reward/{agent}/{stratum}"] = float(np.mean(of_stratum))
     if every:

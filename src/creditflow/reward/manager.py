@@ -156,7 +156,7 @@ async def run_here(calls: Sequence[Call]) -> list[Returned]:
 
     The one place that decides where functions run.
     """
-    returned: list[Returned] = [Returned()] * len(calls)
+    returned = [Returned(error="was cancelled")] * len(calls)
 
     async def run_async(i: int, call: Call) -> None:
         start = time.perf_counter()

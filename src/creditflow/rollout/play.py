@@ -49,15 +49,17 @@ async def play_all(
         try:
             answer = await workflow(play.task, team)
             trajectory.answer = None if answer is None else str(answer)
-        except PromptTooLong as error:  # the team has marked the trajectory as truncated
-            trajectory.info["ended_early"] = str(error)
-        except ConfigError as error:
-            mistakes.append(error)
-        except AgentError as error:
-            trajectory.info["agent_error"] = str(error)
-        except Exception as error:  # whatever a user's workflow may raise is that trajectory's failure, and is counted
-            trajectory.status = "failed"
-            trajectory.info["error"] = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever a user's workflow may raise is that trajectory's end, and is told
+            error = _weightiest(error)
+            if isinstance(error, ConfigError):
+                mistakes.append(error)
+            elif isinstance(error, AgentError):
+                trajectory.info["agent_error"] = str(error)
+            elif isinstance(error, PromptTooLong):  # the team has marked the trajectory as truncated
+                trajectory.info["ended_early"] = str(error)
+            else:
+                trajectory.status = "failed"
+                trajectory.info["error"] = f"{type(error).__name__}: {error}"
         finally:
             await team.close()
         if not trajectory.answer_steps and trajectory.steps:
@@ -70,3 +72,17 @@ async def play_all(
         if fault is not None:
             raise fault
     return list(trajectories)
+
+
+def _weightiest(error: Exception) -> Exception:
+    """The error to go by where branches of a workflow raised several (`asyncio.TaskGroup`).
+
+    A mistake in the recipe before a fault of the workflow, that before the agents' own, and a long prompt last.
+    """
+    if not isinstance(error, ExceptionGroup):
+        return error
+    leaves = [_weightiest(inner) for inner in error.exceptions]
+    return min(leaves, key=lambda leaf: 0 if isinstance(leaf, ConfigError) else _WEIGHT.get(type(leaf), 1))
+
+
+_WEIGHT: dict[type[Exception], int] = {AgentError: 2, PromptTooLong: 3}

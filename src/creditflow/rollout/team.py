@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +66,7 @@ class Team:
         self._sampling = sampling
         self._seed = seed
         self._calls = 0
-        self._calling: set[asyncio.Task[Any]] = set()
+        self._callers: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     def __getitem__(self, name: str) -> Agent:
@@ -87,98 +88,21 @@ class Team:
         so that nothing changes the trajectory, or uses the model, while it is scored and trained on.
         """
         self._closed = True
-        late = self._calling - {asyncio.current_task()}
+        late = set(self._callers)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 
-    async def call(
-        self,
-        agent: str,
-        prompt: str | Sequence[Message],
-        parents: Sequence[Reply] | None,
-        max_tokens: int | None,
-        temperature: float | None,
-        info: dict[str, Any] | None,
-    ) -> Reply:
-        """What `Agent.__call__` documents."""
-        if self._closed:
-            raise CreditflowError(f"trajectory {self._trajectory.id}: {agent} was called after the play had ended")
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Knows the current task as one that waits for a model; a task waits for one at a time."""
         task = asyncio.current_task()
         assert task is not None  # coroutines run in tasks
-        self._calling.add(task)
+        self._callers.add(task)
         try:
-            return await self._call(agent, prompt, parents, max_tokens, temperature, info)
+            yield
         finally:
-            self._calling.discard(task)  # a task awaits one call at a time
-
-    async def _call(
-        self,
-        agent: str,
-        prompt: str | Sequence[Message],
-        parents: Sequence[Reply] | None,
-        max_tokens: int | None,
-        temperature: float | None,
-        info: dict[str, Any] | None,
-    ) -> Reply:
-        spec, trajectory = self._agents[agent], self._trajectory
-        client = self._scheduler.clients[spec.policy]
-        if parents is None:
-            parent_indices: tuple[int, ...] = (len(trajectory.steps) - 1,) if trajectory.steps else ()
-        else:
-            parent_indices = tuple(sorted({reply.step.index for reply in parents}))
-        seed = (*self._seed, self._calls)
-        self._calls += 1
-
-        messages: list[Message] = [{"role": "system", "content": spec.system}] if spec.system else []
-        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        prompt_text, prompt_ids = client.encode(messages)
-        limit = self._sampling.max_tokens if max_tokens is None else max_tokens
-        temperature = self._sampling.temperature if temperature is None else temperature
-        if limit < 1 or not 0 <= temperature < math.inf:
-            raise ValueError(f"{agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}")
-        json.dumps(info)  # what cannot be written with the step is told where it was given
-        room = min(self._sampling.max_prompt_tokens, client.max_positions - 1)
-        if len(prompt_ids) > room:
-            trajectory.status = "truncated"
-            trajectory.info["truncated"] = f"{agent}'s prompt has {len(prompt_ids)} tokens, at most {room} fit"
-            raise PromptTooLong(f"trajectory {trajectory.id}: {trajectory.info['truncated']}")
-
-        version = client.version
-        generation = await self._scheduler.generate(
-            spec.policy,
-            GenerationRequest(
-                prompt_ids=prompt_ids,
-                max_tokens=min(limit, client.max_positions - len(prompt_ids)),
-                temperature=temperature,
-                seed=seed,
-            ),
-        )
-        index = len(trajectory.steps)
-        step = Step(
-            id=f"{trajectory.id}/{index}",
-            trajectory_id=trajectory.id,
-            index=index,
-            agent=agent,
-            turn=sum(earlier.agent == agent for earlier in trajectory.steps),
-            parents=parent_indices,
-            prompt=prompt_text,
-            response=client.decode(generation.response_ids),
-            prompt_ids=prompt_ids,
-            response_ids=generation.response_ids,
-            response_mask=(int(temperature > 0),) * len(generation.response_ids),
-            logprobs=generation.logprobs if temperature > 0 else (0.0,) * len(generation.response_ids),
-            temperature=temperature,
-            policy=spec.policy,
-            policy_version=version,
-            info=dict(info or {}),
-        )
-        if generation.finish_reason == "length":
-            step.info["finish_reason"] = "length"
-            trajectory.status = "truncated"
-            trajectory.info.setdefault("truncated", f"{agent} was cut off at {len(generation.response_ids)} tokens")
-        trajectory.steps.append(step)
-        return Reply(step.response, step)
+            self._callers.discard(task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,4 +129,63 @@ class Agent:
         `info`: kept with the step, for reward functions (anything that JSON can hold).
         Raises PromptTooLong, which ends the trajectory as `truncated`.
         """
-        return await self.team.call(self.name, prompt, parents, max_tokens, temperature, info)
+        team, agent, trajectory = self.team, self.name, self.team._trajectory
+        if team._closed:
+            raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
+        spec, sampling = team._agents[agent], team._sampling
+        client = team._scheduler.clients[spec.policy]
+        if parents is None:
+            parent_indices: tuple[int, ...] = (len(trajectory.steps) - 1,) if trajectory.steps else ()
+        else:
+            parent_indices = tuple(sorted({reply.step.index for reply in parents}))
+        seed = (*team._seed, team._calls)
+        team._calls += 1
+
+        messages: list[Message] = [{"role": "system", "content": spec.system}] if spec.system else []
+        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        prompt_text, prompt_ids = client.encode(messages)
+        limit = sampling.max_tokens if max_tokens is None else max_tokens
+        temperature = sampling.temperature if temperature is None else temperature
+        if limit < 1 or not 0 <= temperature < math.inf:
+            raise ValueError(f"{agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}")
+        json.dumps(info)  # what cannot be written with the step is told where it was given
+        room = min(sampling.max_prompt_tokens, client.max_positions - 1)
+        if len(prompt_ids) > room:
+            trajectory.status = "truncated"
+            trajectory.info["truncated"] = f"{agent}'s prompt has {len(prompt_ids)} tokens, at most {room} fit"
+            raise PromptTooLong(f"trajectory {trajectory.id}: {trajectory.info['truncated']}")
+
+        version = client.version
+        request = GenerationRequest(
+            prompt_ids=prompt_ids,
+            max_tokens=min(limit, client.max_positions - len(prompt_ids)),
+            temperature=temperature,
+            seed=seed,
+        )
+        with team._calling():
+            generation = await team._scheduler.generate(spec.policy, request)
+        index = len(trajectory.steps)
+        step = Step(
+            id=f"{trajectory.id}/{index}",
+            trajectory_id=trajectory.id,
+            index=index,
+            agent=agent,
+            turn=sum(earlier.agent == agent for earlier in trajectory.steps),
+            parents=parent_indices,
+            prompt=prompt_text,
+            response=client.decode(generation.response_ids),
+            prompt_ids=prompt_ids,
+            response_ids=generation.response_ids,
+            response_mask=(int(temperature > 0),) * len(generation.response_ids),
+            logprobs=generation.logprobs if temperature > 0 else (0.0,) * len(generation.response_ids),
+            temperature=temperature,
+            policy=spec.policy,
+            policy_version=version,
+            info=dict(info or {}),
+        )
+        if generation.finish_reason == "length":
+            step.info["finish_reason"] = "length"
+            trajectory.status = "truncated"
+            trajectory.info.setdefault("truncated", f"{agent} was cut off at {len(generation.response_ids)} tokens")
+        trajectory.steps.append(step)
+        return Reply(step.response, step)

@@ -38,15 +38,14 @@ _TRAIN, _VAL = 0, 1
 
 def load_policy(recipe: Recipe) -> Policy:
     """The model that the recipe names, on the device that it names."""
-    config = recipe.config
-    if config.trainer.num_threads:
-        torch.set_num_threads(config.trainer.num_threads)
-    return Policy.load(model_folder(recipe), pick_device(config.trainer.device))
+    return Policy.load(model_folder(recipe), pick_device(recipe.config.trainer.device))
 
 
 def model_folder(recipe: Recipe) -> Path:
     """`actor_rollout_ref.model.path` as a folder: made first, if it is `tiny` or a function that makes one."""
     path, key = recipe.config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path"
+    if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
+        torch.set_num_threads(recipe.config.trainer.num_threads)
     if path is None:
         raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got nothing")
     if path == "tiny":
