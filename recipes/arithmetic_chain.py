@@ -243,9 +243,7 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
                 planning = True
                 rows["planner"] = PLANNER_OPERATIONS // operations
     else:
-        raise RuntimeError(
-            f"the warm-up did not reach recipe.warmup_planner={settings['warmup_planner']} in {step} steps"
-        )
+        raise RuntimeError(f"the warm-up did not reach recipe.warmup_* in {step} steps: {accuracy}")
     policy.save(folder)
 
 

@@ -225,6 +225,15 @@ def test_eval_prints_and_writes_what_a_checkpoint_reaches(here):
     assert written["greedy"] == trained["greedy"]
 
 
+def test_eval_says_that_greedy_plays_are_one_a_task(here):
+    settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
+
+    result = creditflow("eval", TOY, *settings)
+
+    assert result.exit_code == 0, result.output
+    assert "toy, 6 tasks, 1 play of each" in result.stdout
+
+
 def test_check_prints_the_resolved_recipe_and_what_a_few_plays_earn(here):
     result = creditflow("check", TOY, "--tasks", "2")
 

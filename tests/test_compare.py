@@ -1,10 +1,12 @@
 """Comparisons: which arms, run how, and what may be said of the difference."""
 
+import fcntl
 import io
 import json
 import math
 import os
 import random
+import shutil
 import signal
 import statistics
 import subprocess
@@ -20,7 +22,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from creditflow.cli import app
-from creditflow.comparison.arms import arms_of, as_yaml, parse_vary
+from creditflow.comparison.arms import arms_of, as_yaml, parse_vary, without_entry
 from creditflow.comparison.jobs import Job, run_jobs
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
@@ -29,6 +31,14 @@ from creditflow.progress import Reporter
 from creditflow.report.bootstrap import Counts, paired_difference
 from creditflow.report.comparison import ArmResult, RunResult, differences, spread, summary
 from creditflow.report.comparison_plot import draw_comparison
+from creditflow.report.tables import (
+    comparison_table,
+    comparison_title,
+    difference_table,
+    evaluation_table,
+    results_console,
+    show,
+)
 from tests.builders import play, step
 
 TOY = Path(__file__).parent / "recipes" / "toy.yaml"
@@ -73,6 +83,37 @@ def test_an_override_on_the_command_line_replaces_the_one_that_the_recipe_gives_
     overrides = ["compare.values.none.actor_rollout_ref.actor.optim.lr=3e-4"]
 
     assert arms("none", extra=False, overrides=overrides)["none"][0] == "actor_rollout_ref.actor.optim.lr=0.0003"
+
+
+@pytest.mark.parametrize(
+    ("entry", "value"), [("true", "true"), ("0.50", "0.5"), ("0.5", "0.50"), ("1e-4", "0.0001"), ("'yes'", "true")]
+)
+def test_an_entry_belongs_to_the_value_that_it_is_read_as(tmp_path, entry, value):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    {entry}: {{data.max_prompt_length: 64}}\n")
+
+    made = arms_of(load_recipe(path), "recipe.x", [value, "1"], extra=False, only=())
+
+    assert made[0].overrides == ("data.max_prompt_length=64", f"recipe.x={value}")
+    assert made[1].overrides == ("recipe.x=1",)
+
+
+def test_on_the_command_line_too_an_entry_belongs_to_the_value_that_it_is_read_as(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    true: {{data.max_prompt_length: 64}}\n")
+    recipe = load_recipe(path, ["compare.values.true.data.max_prompt_length=32"])
+
+    (made,) = arms_of(recipe, "data.shuffle", ["true"], extra=False, only=())
+
+    assert made.overrides[-2:] == ("data.max_prompt_length=32", "data.shuffle=true")
+
+
+def test_values_without_an_entry_are_known_where_others_have_one():
+    recipe = load_recipe(TOY)
+
+    assert without_entry(recipe, ["identical", "none", "threshold"]) == ["identical", "threshold"]
+    assert without_entry(recipe, ["none"]) == []
+    assert without_entry(recipe, ["0.9", "0.99"]) == []
 
 
 @pytest.mark.parametrize(
@@ -298,6 +339,39 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     assert found.seconds == 3.5
 
 
+def test_tables_print_names_as_they_are(capsys):
+    results = [arm("[a, b]", (4, 4)), arm(":x: [bold]", (6, 4))]
+
+    show(results_console(), ":x: [bold]", comparison_table(results))
+    show(results_console(), "differences", difference_table(differences(results)))
+
+    printed = capsys.readouterr().out
+    assert printed.count(":x: [bold]") == 3
+    assert "[a, b]" in printed
+    assert ":x: [bold] - [a, b]" in printed
+    assert "+0.200 [" in printed
+
+
+def test_where_arms_train_for_different_lengths_the_title_claims_no_number_of_steps():
+    assert comparison_title("toy", {30}) == "toy, before -> after 30 training steps"
+    assert comparison_title("toy", {1}) == "toy, before -> after 1 training step"
+    assert comparison_title("toy", {24, 30}) == "toy, before -> after training"
+
+
+def test_an_evaluation_is_shown_with_passing_first_and_nothing_twice(capsys):
+    metrics = {"pass_at_2": 0.75, "pass_at_1": 0.5, "step_error_rate": 0.25, "pass_at_1_greedy": 0.125}
+
+    results_console().print(evaluation_table(Evaluation(metrics, [], [], [])))
+
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if " 0." in row] == [
+        "pass@1 (mean over plays) 0.500",
+        "pass@2 0.750",
+        "pass@1, greedy 0.125",
+        "step error rate 0.250",
+    ]
+
+
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_figure_is_drawn(tmp_path, seeds):
     results = [arm(name, *[(4 + i, 3 - i)] * seeds) for i, name in enumerate(["identical", "none", "threshold"])]
@@ -305,6 +379,28 @@ def test_the_figure_is_drawn(tmp_path, seeds):
     draw_comparison(tmp_path / "figure.png", "a title", results)
 
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Progress
+
+
+def test_what_happens_is_said_as_it_is(capsys):
+    Reporter().say("[a, b] :x:")
+    with Reporter().bar("[a]", 1) as bar:
+        bar.advance(1, ":x: [b]")
+
+    assert capsys.readouterr().err == "[a, b] :x:\n[a] 1/1 :x: [b]\n"
+
+
+def test_a_bar_shows_names_as_they_are():
+    reporter = Reporter(Console(file=io.StringIO(), force_terminal=True, width=200))
+
+    with reporter.bar("[a]", 1) as bar:
+        bar.advance(1, ":x: [b]")
+
+    shown = reporter.console.file.getvalue()
+    assert "[a]" in shown
+    assert ":x: [b]" in shown
 
 
 # Processes side by side
@@ -355,7 +451,7 @@ def test_no_more_jobs_run_at_once_than_asked(tmp_path, reporter):
     assert max(seen) <= 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
     child = tmp_path / "child"
     sleeper = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
@@ -380,6 +476,19 @@ def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
     assert b"KeyboardInterrupt" in parent.communicate()[1]
     with pytest.raises(ProcessLookupError):
         os.kill(int(child.read_text()), 0)
+
+
+def test_a_hangup_that_is_ignored_stays_ignored(tmp_path, reporter):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        failures = run_jobs(
+            [job(tmp_path, "hangs up", "import os, signal; os.kill(os.getppid(), signal.SIGHUP)")], 1, reporter, "test"
+        )
+    finally:
+        after = signal.signal(signal.SIGHUP, before)
+
+    assert failures == []
+    assert after is signal.SIG_IGN
 
 
 def _wait(condition, seconds=60):
@@ -413,6 +522,8 @@ def test_a_comparison_prints_a_table_and_writes_numbers_and_a_figure(compared):
 
     for words in ("identical", "none - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
         assert words in result.stdout
+    assert "before -> after 2 training steps, on 6 tasks, 1 seed" in result.stdout
+    assert "compare.values has no entry for identical: trained as the recipe says" in result.stderr
     assert "identical, seed 0: done" in result.stderr
     assert (folder / "out" / "comparison.png").exists()
     found = json.loads((folder / "out" / "comparison.json").read_text())
@@ -474,6 +585,35 @@ def test_a_folder_with_other_runs_is_refused(compared, monkeypatch):
     )
 
 
+@pytest.fixture
+def half_done(compared, tmp_path, monkeypatch):
+    """The folder of a comparison in which the first of two runs is not finished."""
+    shutil.copytree(compared[0] / "out", tmp_path / "out")
+    (tmp_path / "out" / "identical" / "seed0" / "evaluation.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    return Path("out")
+
+
+def test_no_broken_run_is_deleted_where_another_folder_holds_something_else(half_done):
+    (half_done / "none" / "seed0" / "run.json").unlink()
+
+    result = compare("--no-arms")
+
+    assert result.exit_code == 2
+    assert result.stderr == "error: trainer.default_local_dir: out/none/seed0 holds something else than a run\n"
+    assert (half_done / "identical" / "seed0" / "run.json").exists()
+
+
+def test_a_folder_in_which_a_comparison_is_running_is_refused(half_done):
+    with (half_done / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = compare("--no-arms")
+
+    assert result.exit_code == 2
+    assert result.stderr == "error: trainer.default_local_dir: another comparison is running in out\n"
+    assert (half_done / "identical" / "seed0" / "run.json").exists()
+
+
 def test_a_run_that_fails_is_told_with_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("async def solve(task, team):\n    raise RuntimeError('no such world')\n")
@@ -491,6 +631,10 @@ def test_a_run_that_fails_is_told_with_exit_code_1(tmp_path, monkeypatch):
     [
         (["--seeds", "0"], "--seeds: expected 1 or more"),
         (["algorithm.propagation=none"], "algorithm.propagation: is what --vary varies"),
+        (["algorithm={propagation: none}"], "algorithm.propagation: is what --vary varies"),
+        (["compare.values.none.recipe.tasks=4"], "none is evaluated on other tasks than identical"),
+        (["compare.values.none.trainer.val_before_train=true"], "trainer.val_before_train: is set by compare itself"),
+        (["compare.arms.more.data={seed: 4}"], "data.seed: is set by compare itself, the same for every arm; more"),
         (["algorithm.gama=1"], "did you mean 'algorithm.gamma'?"),
         (["data.train_files=nowhere.jsonl"], "no file 'nowhere.jsonl'"),
         (["trainer.total_training_steps=0"], "would leave nothing to compare"),
@@ -506,6 +650,20 @@ def test_bad_input_is_told_before_anything_is_written(tmp_path, monkeypatch, arg
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "vary",
+    ["data.seed=1,2", "data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"],
+)
+def test_what_a_comparison_sets_itself_cannot_be_varied(tmp_path, monkeypatch, vary):
+    monkeypatch.chdir(tmp_path)
+
+    result = CliRunner().invoke(app, ["compare", str(TOY), "--vary", vary, "--no-arms"])
+
+    assert result.exit_code == 2, result.output
+    assert "is set by compare itself" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

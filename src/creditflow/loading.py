@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,22 @@ def load_object(reference: str, base: Path, key: str) -> Any:
 
 def is_reference(value: object) -> bool:
     """Whether `value` names an object (`file.py:name`, `package.module:name`) rather than a file or a folder."""
-    return isinstance(value, str) and ":" in value and not Path(value).exists()
+    return isinstance(value, str) and ":" in value and not os.path.exists(value)  # noqa: PTH110 (Path raises on long names)
 
 
 def _import(name: str, key: str) -> Any:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{key}: {name!r} is no module's name")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{key}: no module {error.name!r}") from error
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {name!r} is no module: {error}") from error
     except SyntaxError as error:
-        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}") from error
+        raise ConfigError(f"{key}: {error.filename or name}:{error.lineno or 1}: {error.msg}") from error
 
 
 def _load_file(file: str, base: Path, key: str) -> Any:
-    path = next((p for p in (base / file, Path(file)) if p.is_file()), None)
+    path = next((p for p in (base / file, Path(file)) if os.path.isfile(p)), None)  # noqa: PTH113 (as above)
     if path is None:
         raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
     path = path.resolve()
@@ -65,7 +66,7 @@ def _load_file(file: str, base: Path, key: str) -> Any:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         del sys.modules[name]
-        raise ConfigError(f"{key}: {error.filename}:{error.lineno}: {error.msg}") from error
+        raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
     except BaseException:
         del sys.modules[name]
         raise

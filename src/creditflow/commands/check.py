@@ -30,7 +30,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     parts = build_parts(recipe)
     policy = load_policy(recipe)
     console = results_console()
-    console.print(recipe.to_yaml(), markup=False, soft_wrap=True)
+    console.print(recipe.to_yaml(), soft_wrap=True)
     trajectories, report = asyncio.run(_play(parts, policy, tasks))
     assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
 
@@ -59,7 +59,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     show(console, "reward functions", table)
     console.print()
     for warning in _warnings(recipe, trajectories, report, assignment):
-        console.print(f"warning: {warning}", soft_wrap=True, markup=False)
+        console.print(f"warning: {warning}", soft_wrap=True)
     limit = recipe.config.reward.max_failed_frac
     if max(report.failed_frac, *(f.failed_frac for f in report.functions if f.level == "outcome"), 0.0) > limit:
         raise TooManyFailedScores(

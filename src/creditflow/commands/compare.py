@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary
+from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary, without_entry
 from creditflow.comparison.jobs import Job, run_jobs
 from creditflow.config import Recipe, load_recipe
 from creditflow.engines.local.policy import Policy, pick_device
@@ -22,16 +24,25 @@ from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.files import make_folder, write_whole
 from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
-from creditflow.parts import build_parts
+from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.comparison import ArmResult, RunResult, differences, summary
 from creditflow.report.comparison_plot import draw_comparison
-from creditflow.report.tables import comparison_table, difference_table, difference_title, results_console, show
+from creditflow.report.tables import (
+    comparison_table,
+    comparison_title,
+    difference_table,
+    difference_title,
+    results_console,
+    show,
+)
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "team", "reward", "recipe")
 """What an evaluation before training depends on: arms that agree on it share one."""
 _UNCOMPARED = ("compare", "trainer.default_local_dir")
 """What may differ between a run that is found and the one that is wanted."""
+_OWN = ("data.seed", "trainer.default_local_dir", "trainer.val_before_train")
+"""What is set here for every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,49 +92,60 @@ def compare(
     recipe = load_recipe(path, overrides)
     arms = arms_of(recipe, key, values, extra=extra, only=only)
     folder = run_path(recipe)
-    runs = _plan(path, overrides, recipe, arms, seeds, folder)
-    waiting = [run for run in runs if not _found(run)]
-    drawing = importlib.util.find_spec("matplotlib") is not None
+    runs = _plan(path, overrides, recipe, key, arms, seeds, folder)
 
     make_folder(folder, "trainer.default_local_dir")
-    reporter.say(f"comparison folder: {folder}")
-    for arm in arms:
-        reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
-    if len(waiting) < len(runs):
-        reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are there already, and not repeated")
-    if not drawing:
-        reporter.say("no figure: matplotlib is missing (the `report` extra)")
-    _work(path, runs, waiting, jobs or _default_jobs(recipe), reporter)
+    with _alone_in(folder):
+        waiting = [run for run in runs if not _found(run)]
+        reporter.say(f"comparison folder: {folder}")
+        for arm in arms:
+            reporter.say(f"  {arm.name}: {' '.join(arm.overrides)}")
+        names = [arm.name for arm in arms]
+        if missing := [value for value in without_entry(recipe, values) if value in names]:
+            reporter.say(f"compare.values has no entry for {', '.join(missing)}: trained as the recipe says")
+        if len(waiting) < len(runs):
+            reporter.say(f"{len(runs) - len(waiting)} of {len(runs)} runs are there already, and not repeated")
+        if not _drawing():
+            reporter.say("no figure: matplotlib is missing (the `report` extra)")
+        _work(path, runs, waiting, jobs or _default_jobs(recipe), reporter)
+        _tell(f"{recipe.name}: {key}", key, arms, runs, seeds, folder)
 
+
+def _tell(of: str, key: str, arms: Sequence[Arm], runs: Sequence[Run], seeds: int, folder: Path) -> None:
+    """Tables, `comparison.json` and the figure."""
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     found = differences(results)
     console = results_console()
     tasks = len(results[0].runs[0].after.sampled)
-    title = f"{recipe.name}: {key}, before -> after {runs[0].steps} training steps"
+    title = comparison_title(of, {run.steps for run in runs})
     show(console, f"{title}, on {tasks} tasks, {_count(seeds, 'seed')}", comparison_table(results))
     if found:
         show(console, difference_title(seeds), difference_table(found))
     output = RunFolder(folder)
     output.write_text("comparison.json", json.dumps(summary(key, results, found), indent=2) + "\n")
     console.print(f"numbers: {folder / 'comparison.json'}", soft_wrap=True)
-    if drawing:
+    if _drawing():
         write_whole(
             folder / "comparison.png", lambda to: draw_comparison(to, f"{title}, {_count(seeds, 'seed')}", results)
         )
         console.print(f"plots: {folder / 'comparison.png'}", soft_wrap=True)
 
 
+def _drawing() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def _plan(
-    path: Path, overrides: Sequence[str], recipe: Recipe, arms: Sequence[Arm], seeds: int, folder: Path
+    path: Path, overrides: Sequence[str], recipe: Recipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
 ) -> list[Run]:
     """Every run, seeds outermost, so that a comparison that is broken off is still balanced.
 
     Loads everything that each arm names, model included: bad input is told before anything is written, and a model that
     is made on first use is made once, not in every run.
     """
-    own = ("trainer.default_local_dir", "trainer.val_before_train", "data.seed")
-    kept = [override for override in overrides if override.partition("=")[0] not in own]
+    kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
+    tasks: dict[str, str] = {}
     models: set[Path] = set()
     runs: list[Run] = []
     for seed in range(recipe.config.data.seed, recipe.config.data.seed + seeds):
@@ -138,7 +160,14 @@ def _plan(
             )
             resolved = load_recipe(path, settings)
             if arm.name not in steps:
+                _check_arm(path, arm, key, settings, resolved)
                 parts = build_parts(resolved)
+                tasks[arm.name] = _fingerprint_of_tasks(parts)
+                if tasks[arm.name] != tasks[arms[0].name]:
+                    raise ConfigError(
+                        f"compare: {arm.name} is evaluated on other tasks than {arms[0].name}, "
+                        "so that they cannot be compared task by task"
+                    )
                 steps[arm.name] = len(task_batches(len(parts.train_tasks), resolved.config))
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
@@ -150,10 +179,35 @@ def _plan(
     return runs
 
 
+def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved: Recipe) -> None:
+    """Refuse an arm that would not train as it says, because something else has the last word."""
+    from omegaconf import OmegaConf
+
+    for name in _flat(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
+        if name in _OWN:
+            raise ConfigError(f"{name}: is set by compare itself, the same for every arm; {arm.name} cannot set it")
+    varied = [override for override in arm.overrides if override.partition("=")[0] == key]
+    if load_recipe(path, (*settings, *varied)).config != resolved.config:
+        raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well, and {arm.name} would not have it")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two comparisons at once would take each other's live runs for broken ones."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"trainer.default_local_dir: another comparison is running in {folder}") from None
+        yield
+
+
 def _found(run: Run) -> bool:
-    """Whether the run is finished already. Refuses a folder that holds another one."""
+    """Whether the run is finished already. Refuses a folder that holds another one, or something else."""
     facts = run.folder / "run.json"
     if not facts.exists():
+        if run.folder.exists() and any(run.folder.iterdir()):
+            raise InputError(f"trainer.default_local_dir: {run.folder} holds something else than a run")
         return False
     there = _flat(json.loads(facts.read_text())["config"])
     wanted = _flat(json.loads(json.dumps(run.recipe.to_dict())))
@@ -176,8 +230,6 @@ def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int,
             jobs.append(_before_job(path, run))
         if run in waiting:
             if run.folder.exists():
-                if any(run.folder.iterdir()) and not (run.folder / "run.json").exists():
-                    raise InputError(f"trainer.default_local_dir: {run.folder} holds something else than a run")
                 reporter.say(f"{run.name}: was broken off, starts again")
                 shutil.rmtree(run.folder)
             jobs.append(_train_job(path, run))
@@ -214,6 +266,10 @@ def _fingerprint(recipe: Recipe) -> str:
     config = _flat(recipe.to_dict())
     relevant = {key: value for key, value in config.items() if key.startswith(_EVALUATED)}
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=repr).encode()).hexdigest()[:8]
+
+
+def _fingerprint_of_tasks(parts: Parts) -> str:
+    return hashlib.sha256(json.dumps([asdict(task) for task in parts.val_tasks]).encode()).hexdigest()
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

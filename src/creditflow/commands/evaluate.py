@@ -28,7 +28,8 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     evaluation = asyncio.run(validate(parts, policy, reporter, "evaluation"))
     if json_file is not None:
         RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
-    n = recipe.config.actor_rollout_ref.rollout.val_kwargs.n
+    kwargs = recipe.config.actor_rollout_ref.rollout.val_kwargs
+    n = kwargs.n if kwargs.do_sample else 1  # greedy plays of a task are all the same, so there is one
     plays = "1 play" if n == 1 else f"{n} plays"
     title = f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each"
     show(results_console(), title, evaluation_table(evaluation))

@@ -51,10 +51,8 @@ def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, onl
     compare = recipe.config.compare
     if unknown := [name for name in compare if name not in ("values", "arms")]:
         raise ConfigError(f"unknown key 'compare.{unknown[0]}'; expected compare.values or compare.arms")
-    of_value, of_arm = (_mapping(compare.get(part), f"compare.{part}") for part in ("values", "arms"))
-    arms = [
-        Arm(value, (*_overrides(of_value.get(value), f"compare.values.{value}"), f"{key}={value}")) for value in values
-    ]
+    of_arm = {str(name): settings for name, settings in _mapping(compare.get("arms"), "compare.arms").items()}
+    arms = [Arm(value, (*_carried(recipe, value), f"{key}={value}")) for value in values]
     if extra:
         arms += [Arm(name, tuple(_overrides(settings, f"compare.arms.{name}"))) for name, settings in of_arm.items()]
     folders = [arm.folder for arm in arms]
@@ -62,6 +60,40 @@ def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, onl
         if folders.count(arm.folder) > 1 or arm.folder == RESERVED:
             raise ConfigError(f"compare: {arm.name!r} names its runs' folder {arm.folder!r}, which is taken")
     return _chosen(arms, only)
+
+
+def without_entry(recipe: Recipe, values: Sequence[str]) -> list[str]:
+    """The values that `compare.values` forgets. None where it names none of them: then it is about another key."""
+    missing = [value for value in values if not _entries(recipe, value)]
+    return missing if len(missing) < len(values) else []
+
+
+def _carried(recipe: Recipe, value: str) -> list[str]:
+    """The overrides that `compare.values` gives a value; of two entries that mean it, the later one wins."""
+    entries = _entries(recipe, value)
+    return [override for name in entries for override in _overrides(entries[name], f"compare.values.{name}")]
+
+
+def _entries(recipe: Recipe, value: str) -> dict[Any, Any]:
+    """The entries of `compare.values` whose key means `value`: `true` and `0.50` are no texts to YAML."""
+    entries = _mapping(recipe.config.compare.get("values"), "compare.values")
+    return {name: entry for name, entry in entries.items() if _same(_meaning(name), _meaning(value))}
+
+
+def _meaning(text: object) -> object:
+    """What `text` is read as where it is an option's value."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
+    except (yaml.YAMLError, OmegaConfBaseException):
+        return text  # refused where the recipe is loaded with it
+
+
+def _same(a: object, b: object) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)  # True == 1
 
 
 def _chosen(arms: list[Arm], only: Sequence[str]) -> list[Arm]:
@@ -72,12 +104,12 @@ def _chosen(arms: list[Arm], only: Sequence[str]) -> list[Arm]:
     return [arm for arm in arms if arm.name in only] if only else arms
 
 
-def _mapping(value: object, key: str) -> dict[str, Any]:
+def _mapping(value: object, key: str) -> dict[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}: expected a mapping, got {value!r}")
-    return {str(name): entry for name, entry in value.items()}
+    return dict(value)
 
 
 def _overrides(settings: object, key: str) -> list[str]:

@@ -64,7 +64,7 @@ class Failure:
 def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[Failure]:
     """Run all jobs, in order, `at_once` at a time; a failed one does not stop the others.
 
-    However this ends (Ctrl-C and SIGTERM included), no process is left behind.
+    However this ends (Ctrl-C, SIGTERM and a closed terminal included), no process is left behind.
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Failure]()
     with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
@@ -160,13 +160,19 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does."""
+    """SIGTERM and SIGHUP (a closed terminal) end as Ctrl-C does, except what is ignored already (`nohup`)."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def interrupt(number: int, frame: object) -> None:
+        for other in heard:  # a terminal's end may be told twice, and must not interrupt the ending of the processes
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    for number in heard:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in heard:
+            signal.signal(number, before[number])

@@ -12,7 +12,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from creditflow.credit import Assignment
-from creditflow.errors import InputError
+from creditflow.errors import DataError, InputError
 from creditflow.files import make_folder, write_whole
 from creditflow.trajectory import TrajectoryBatch
 
@@ -42,7 +42,7 @@ class RunFolder:
         """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
         values = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.write(json.dumps({**values, "step": step}) + "\n")
 
     def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment | None = None) -> None:
         """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from.
@@ -61,11 +61,16 @@ def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a torn last line (the run was killed) is left out."""
-    rows = []
-    for line in (path / "metrics.jsonl").read_text().splitlines():
+    """The lines of a run's `metrics.jsonl`; a torn last line (the run was killed) is left out.
+
+    Raises DataError where another line is damaged.
+    """
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
         try:
             rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise DataError(f"{path / 'metrics.jsonl'}:{number}: not JSON: {error.msg}") from error
     return rows

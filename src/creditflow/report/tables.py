@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -19,13 +19,14 @@ _WIDTH_OF_A_FILE = 160
 
 
 def results_console() -> Console:
-    """Standard output, for results."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE, highlight=False)
+    """Standard output, for results. Prints what it is given: names hold brackets and colons that mean nothing to it."""
+    width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
+    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(console: Console, title: str, table: Table) -> None:
     """The table under its title: a title of the table itself would be folded to the table's width."""
-    console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+    console.print(f"\n{title}", style="bold", soft_wrap=True)
     console.print(table)
 
 
@@ -41,6 +42,13 @@ def new_table(first: str, *others: str) -> Table:
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
     """Fixed digits; a dash for what is not there."""
     return format(value, f"{'+' if signed else ''}.{digits}f") if math.isfinite(value) else "-"
+
+
+def comparison_title(of: str, steps: Collection[int]) -> str:
+    """What lies between before and after; no number where arms trained for different lengths."""
+    if len(steps) > 1:
+        return f"{of}, before -> after training"
+    return f"{of}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
 
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:
@@ -69,8 +77,7 @@ def difference_table(differences: Sequence[ArmDifference]) -> Table:
             f"{number(d.mean, signed=True)} [{number(d.low, signed=True)}, {number(d.high, signed=True)}]"
             for d in pair.by_metric.values()
         ]
-        # Brackets would be read as markup.
-        table.add_row(f"{pair.name} - {pair.against}", *(cell.replace("[", r"\[") for cell in cells))
+        table.add_row(f"{pair.name} - {pair.against}", *cells)
     return table
 
 
@@ -79,7 +86,8 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     metrics = evaluation.metrics
     table = new_table("measured", "value")
     named = {"pass_at_1": "pass@1 (mean over plays)"}
-    named |= {key: f"pass@{key.removeprefix('pass_at_')}" for key in metrics if key.removeprefix("pass_at_").isdigit()}
+    powers = [key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"]
+    named |= {f"pass_at_{k}": f"pass@{k}" for k in powers if k.isdigit()}
     named |= {
         "pass_at_1_greedy": "pass@1, greedy",
         "outcome_mean": "outcome, mean",
@@ -89,7 +97,6 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     }
     for prefix, words in (("sub_reward/", "mean sub-reward"), ("step_error_rate/", "step error rate")):
         named |= {key: f"{words}, {key.removeprefix(prefix)}" for key in metrics if key.startswith(prefix)}
-    named["pass_at_1"] = "pass@1 (mean over plays)"
     for key, words in named.items():
         if key in metrics:
             table.add_row(words, number(metrics[key]))

@@ -1,0 +1,200 @@
+"""What a run writes into its folder, and reads back."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.errors import BatchError, InputError
+from creditflow.ledger.run_folder import RunFolder, read_metrics, step_columns
+from creditflow.trajectory import TrajectoryBatch
+from tests.builders import batch_of, play, step
+
+
+def a_folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", {"seed": 1}, "trainer: {}\n")
+
+
+def a_batch() -> TrajectoryBatch:
+    """Two plays of one task, in order: one right and one wrong; and a play without steps between them."""
+    return batch_of(
+        play("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+        play("b", [], outcome=0.0),
+        play("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
+    )
+
+
+def rows_of(folder: RunFolder, step: int) -> list[dict[str, object]]:
+    return pq.read_table(folder.path / f"steps/{step:06d}.parquet").to_pylist()
+
+
+def files_in(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+
+
+# The folder
+
+
+def test_a_new_folder_holds_the_run_and_its_configuration(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "runs" / "one", {"seed": 1, "name": "toy"}, "trainer: {}\n")
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1, "name": "toy"}
+    assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
+    assert files_in(folder.path) == ["config.yaml", "run.json"]
+    assert (folder.path / "steps").is_dir()
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(1, {"loss": 0.5})
+    with pytest.raises(InputError) as raised:
+        RunFolder.create(folder.path, {"seed": 2}, "other: {}\n")
+    assert str(raised.value) == (
+        f"trainer.default_local_dir: {folder.path} holds a run already; name another folder"
+    )  # fmt: skip
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1}
+    assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
+    assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
+
+
+def test_a_folder_that_holds_other_things_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").write_text("kept")
+    folder = a_folder(tmp_path)
+    assert files_in(folder.path) == ["config.yaml", "notes.txt", "run.json"]
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(InputError, match=r"^trainer\.default_local_dir: .*run/steps cannot be made: "):
+        a_folder(tmp_path)
+
+
+def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.write_text("run.json", "longer than what comes next")
+    folder.write_text("run.json", "short")
+    assert (folder.path / "run.json").read_text() == "short"
+    assert files_in(folder.path) == ["config.yaml", "run.json"]
+
+
+# Metrics
+
+
+def test_metrics_are_read_as_they_were_appended(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(0, {})
+    folder.append_metrics(1, {"loss": 0.1, "n": 3})
+    folder.append_metrics(2, {"loss": -1e-300})
+    assert read_metrics(folder.path) == [{"step": 0}, {"step": 1, "loss": 0.1, "n": 3}, {"step": 2, "loss": -1e-300}]
+
+
+def test_numbers_that_json_has_no_word_for_become_null(tmp_path: Path) -> None:
+    def strict(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    folder = a_folder(tmp_path)
+    folder.append_metrics(
+        1, {"nan": math.nan, "inf": math.inf, "minus": -math.inf, "of_numpy": np.float64("nan"), "x": 2}
+    )
+    line = (folder.path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=strict) == {
+        "step": 1, "nan": None, "inf": None, "minus": None, "of_numpy": None, "x": 2,
+    }  # fmt: skip
+    assert read_metrics(folder.path)[0]["nan"] is None
+
+
+def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.append_metrics(1, {"loss": 0.5})
+    file = folder.path / "metrics.jsonl"
+    whole = file.read_text()
+    folder.append_metrics(2, {"loss": 0.25, "n": 12})
+    last = file.read_text().removeprefix(whole).rstrip("\n")
+    for cut in range(len(last)):
+        file.write_text(whole + last[:cut])
+        assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}], last[:cut]
+    file.write_text(whole + last)  # all of it but the line's end
+    assert read_metrics(folder.path)[1] == {"step": 2, "loss": 0.25, "n": 12}
+
+
+def test_an_empty_file_of_metrics_has_no_line(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    (folder.path / "metrics.jsonl").touch()
+    assert read_metrics(folder.path) == []
+
+
+# Steps
+
+
+def test_a_step_file_holds_the_batch_and_where_each_advantage_came_from(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
+    folder.write_steps(7, batch, assignment)
+    assert files_in(folder.path / "steps") == ["000007.parquet"]
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000007.parquet").to_trajectories() == (
+        batch.to_trajectories()
+    )
+
+    rows = rows_of(folder, 7)
+    assert [row["step_id"] for row in rows] == ["a.0", "a.1", None, "c.0", "c.1"]
+    of_steps = [row for row in rows if row["step_id"] is not None]
+    for name, column in {
+        "advantage": assignment.advantage_S,
+        "credit": assignment.credit_S,
+        "own": assignment.own_S,
+        "sub_reward": assignment.sub_reward_S,
+        "scored": assignment.scored_S,
+        "group_id": assignment.group_S,
+        "stratum_in_force": assignment.stratum_S,
+        "level": assignment.level_S,
+        "trained": assignment.trained_S,
+    }.items():
+        np.testing.assert_array_equal(np.array([row[name] for row in of_steps]), column, err_msg=name)
+        assert rows[2][name] is None  # a play without steps
+    assert [row["sub_reward"] for row in of_steps][:3] == [1.0, 0.5, 0.0]
+    assert [row["scored"] for row in of_steps] == [True, True, True, False]
+
+
+def test_no_column_of_an_assignment_hides_one_of_the_batch(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    assignment = assign(batch, CreditOptions())
+    folder.write_steps(1, batch)
+    folder.write_steps(2, batch, assignment)
+    of_batch = pq.read_schema(folder.path / "steps/000001.parquet").names
+    of_both = pq.read_schema(folder.path / "steps/000002.parquet").names
+    assert of_both[: len(of_batch)] == of_batch
+    assert of_both[len(of_batch) :] == list(step_columns(assignment))
+    assert len(set(of_both)) == len(of_both)
+    assert not {"group", "order", "select"} & set(of_both)  # words of SQL
+
+
+def test_a_step_file_without_an_assignment_holds_the_plays_alone(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.write_steps(3, batch)
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
+        batch.to_trajectories()
+    )
+    assert not {"advantage", "credit", "group_id"} & rows_of(folder, 3)[0].keys()
+
+
+def test_a_step_file_of_plays_without_any_step_is_written_too(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    folder.write_steps(1, batch_of(play("a", [], outcome=1.0), play("b", [], outcome=0.0)))
+    assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
+    assert TrajectoryBatch.read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
+
+
+def test_a_step_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.write_steps(1, batch)
+    smaller = batch_of(play("a", [step("planner", 1.0)], outcome=1.0))
+    with pytest.raises(BatchError, match="expected 4 values, one per step, got 1"):
+        folder.write_steps(1, batch, assign(smaller, CreditOptions()))
+    assert len(rows_of(folder, 1)) == 5
+    assert files_in(folder.path / "steps") == ["000001.parquet"]
+    folder.write_steps(1, smaller)
+    assert len(rows_of(folder, 1)) == 1

@@ -1,0 +1,536 @@
+"""The recipe arithmetic_chain, played by a client that answers by rule.
+
+One story was worked out by hand: 47 + 05 = 52; 52 * 2 = 104, which is 04; 04 - 13 = -9, which is 91.
+"""
+
+import asyncio
+import functools
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.config import load_recipe
+from creditflow.loading import load_object
+from creditflow.parts import build_parts
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, play_all
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Message, Step, Task, Trajectory, TrajectoryBatch
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+STORY = "Ann has 4 7 . gets 0 5 . makes it double . loses 1 3 ."
+PLAN = "4 7 ; + 0 5 ; * 0 2 ; - 1 3"
+TASK = Task("arithmetic_chain", ({"role": "user", "content": STORY},), "9 1", {"plan": PLAN})
+SUMS = {"4 7 + 0 5 =": "5 2", "5 2 * 0 2 =": "0 4", "0 4 - 1 3 =": "9 1"}
+SYSTEM = {"planner": "plan", "executor": "exec", "verifier": "check"}
+SIGN_OF_VERB = {
+    **dict.fromkeys(("gets", "finds", "buys", "wins"), "+"),
+    **dict.fromkeys(("loses", "eats", "sells", "drops"), "-"),
+}
+
+
+def recipe(name: str):
+    return load_object(f"arithmetic_chain.py:{name}", RECIPES, "test")
+
+
+@functools.cache
+def recipes_functions():
+    return load_reward_functions(load_recipe(RECIPES / "arithmetic_chain.yaml").config.reward.functions, RECIPES, [])
+
+
+class Scripted:
+    """Answers by what the prompt asks for; a token is a character."""
+
+    version = 0
+    max_positions = 100_000
+
+    def __init__(self, answer: Callable[[str], str]) -> None:
+        self.answer = answer
+        self.prompts: list[str] = []
+
+    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        text = "\n".join(message["content"] for message in messages)
+        return text, tuple(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        prompts = [self.decode(request.prompt_ids) for request in requests]
+        self.prompts += prompts
+        answers = [tuple(map(ord, self.answer(prompt))) for prompt in prompts]
+        return [Generation(ids, (-1.0,) * len(ids), "stop") for ids in answers]
+
+
+def play_with(answer: Callable[[str], str], task: Task = TASK) -> tuple[Trajectory, list[str]]:
+    """The scored play, and the prompts in order. A score that fails raises."""
+
+    async def main() -> Trajectory:
+        agents = {name: AgentSpec(system=system) for name, system in SYSTEM.items()}
+        sampling = Sampling(max_prompt_tokens=100_000)
+        scheduler = Scheduler({"default": model})
+        (played,) = await play_all([Play(task, "u", "t", (0,))], recipe("solve"), agents, scheduler, sampling)
+        await RewardManager(recipes_functions(), 0.0).score([played])
+        return played
+
+    model = Scripted(answer)
+    return asyncio.run(main()), model.prompts
+
+
+def a_good_team(prompt: str) -> str:
+    agent, _, asked = prompt.partition("\n")
+    if agent == "plan":
+        return PLAN
+    if agent == "exec":
+        return SUMS[asked]
+    sum_, _, candidate = asked.partition("= ")
+    right = SUMS[f"{sum_}="]
+    return f"{right} {'ok' if candidate == f'{right} ?' else 'bad'}"
+
+
+def a_good_team_but(said: dict[str, str]) -> Callable[[str], str]:
+    """The good team, but for what it says to these prompts."""
+    return lambda prompt: said[prompt] if prompt in said else a_good_team(prompt)
+
+
+def agents_of(play: Trajectory) -> str:
+    return "".join(step.agent[0] for step in play.steps)
+
+
+def scores_of(play: Trajectory) -> list[float]:
+    return [score.value for step in play.steps for score in step.scores.values()]
+
+
+# The arithmetic and the tasks
+
+
+@pytest.mark.parametrize(
+    ("a", "operation", "b", "expected"),
+    [
+        (47, "+", 5, 52),
+        (99, "+", 1, 0),
+        (4, "-", 13, 91),
+        (13, "-", 13, 0),
+        (52, "*", 2, 4),
+        (99, "*", 99, 1),
+        (0, "*", 3, 0),
+    ],
+)
+def test_one_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
+    assert recipe("compute")(a, operation, b) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, "0 0"), (7, "0 7"), (10, "1 0"), (99, "9 9")])
+def test_a_number_is_two_digits_with_a_space(number: int, expected: str) -> None:
+    assert recipe("digits")(number) == expected
+
+
+def read_story(story: str) -> tuple[int, str]:
+    """The final value of a story, in whole numbers until the end, and the plan that tells it."""
+    head, *sentences = [sentence.split() for sentence in story.removesuffix(" .").split(" . ")]
+    assert head[1] == "has"
+    value, parts = int("".join(head[2:])), [" ".join(head[2:])]
+    for words in sentences:
+        if words[:2] == ["makes", "it"]:
+            factor = {"double": 2, "triple": 3}[words[2]]
+            value *= factor
+            parts.append(f"* 0 {factor}")
+        else:
+            verb, tens, ones = words
+            sign = SIGN_OF_VERB[verb]
+            value += int(tens + ones) * (1 if sign == "+" else -1)
+            parts.append(f"{sign} {tens} {ones}")
+    return value % 100, " ; ".join(parts)
+
+
+def make_tasks(split: str, operations: int = 5, train: int = 4096, val: int = 512, **more: object) -> list[Task]:
+    return recipe("make_tasks")(split, {"operations": operations, "train_tasks": train, "val_tasks": val, **more})
+
+
+def test_the_worked_story_reads_as_worked_out_by_hand() -> None:
+    assert read_story(STORY) == (91, PLAN)
+
+
+@pytest.mark.parametrize("operations", [1, 5, 14])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_truth_and_plan_of_a_task_are_those_of_its_story(split: str, operations: int) -> None:
+    for index, task in enumerate(make_tasks(split, operations, train=300, val=300)):
+        value, plan = read_story(task.text)
+        assert task.ground_truth == f"{value:02d}"[0] + " " + f"{value:02d}"[1]
+        assert task.extra_info == {"index": index, "split": split, "plan": plan}
+        assert plan.count(";") == operations
+
+
+@pytest.mark.parametrize("operations", [5, 14])
+def test_the_splits_share_no_story(operations: int) -> None:
+    splits = [
+        make_tasks("train", operations),
+        make_tasks("val", operations),
+        make_tasks("val", operations, val_split="tune"),
+    ]
+    assert [len(tasks) for tasks in splits] == [4096, 512, 512]
+    assert [tasks[0].extra_info["split"] for tasks in splits] == ["train", "val", "tune"]
+    plans = [task.extra_info["plan"] for tasks in splits for task in tasks]
+    assert len(set(plans)) == len(plans)
+
+
+def test_the_tasks_are_the_same_every_time_and_fewer_are_the_first_ones() -> None:
+    assert make_tasks("train", train=64) == make_tasks("train", train=64)
+    assert make_tasks("train", train=16) == make_tasks("train", train=64)[:16]
+    assert make_tasks("val", val=16, val_split="tune") == make_tasks("val", val=64, val_split="tune")[:16]
+    assert make_tasks("train", train=64, val_split="tune") == make_tasks("train", train=64)
+
+
+@pytest.mark.parametrize("operations", [5, 14])
+def test_the_tokenizer_knows_every_word_that_is_ever_said(operations: int) -> None:
+    tokenizer = recipe("make_tokenizer")()
+    unknown = tokenizer.token_to_id("<|end|>")
+    said = {"exec 1 2 + 3 4 =", "exec 5 6 - 7 8 = 9 0 bad =", "check 5 6 * 0 2 = 1 2 ?", "1 2 ok", "1 2 bad"}
+    for task in make_tasks("train", operations, train=500):
+        said |= {f"plan {task.text}", task.extra_info["plan"], task.ground_truth}
+    for text in said:
+        ids = tokenizer.encode(text).ids
+        assert unknown not in ids, text
+        assert len(ids) == len(text.split())
+        assert tokenizer.decode(ids) == text
+
+
+def test_the_longest_prompts_and_plans_of_14_operations_fit() -> None:
+    tasks = make_tasks("train", 14, train=500)
+    longest_story = max(len(f"plan {task.text}".split()) for task in tasks)
+    longest_plan = max(len(task.extra_info["plan"].split()) for task in tasks)
+    assert longest_story == 1 + 5 + 14 * 4
+    assert longest_plan == 2 + 14 * 4
+    for name in ("arithmetic_chain", "arithmetic_chain_sparse", "arithmetic_chain_long"):
+        data = load_recipe(RECIPES / f"{name}.yaml").config.data
+        assert longest_plan + 1 <= data.max_response_length  # with the end token
+        assert longest_story <= data.max_prompt_length
+        # `exec 1 2 + 3 4 = ... bad =`: a retry quotes the executor, who may have said as much as one may.
+        assert 9 + data.max_response_length <= data.max_prompt_length
+    assert longest_plan + 1 <= 64  # the shorter limit that the recipe's first lines recommend
+
+
+# The workflow
+
+
+def test_a_play_runs_from_plan_to_answer_one_operation_at_a_time() -> None:
+    play, prompts = play_with(a_good_team)
+    assert agents_of(play) == "pevevev"
+    assert prompts == [
+        f"plan\n{STORY}",
+        "exec\n4 7 + 0 5 =",
+        "check\n4 7 + 0 5 = 5 2 ?",
+        "exec\n5 2 * 0 2 =",
+        "check\n5 2 * 0 2 = 0 4 ?",
+        "exec\n0 4 - 1 3 =",
+        "check\n0 4 - 1 3 = 9 1 ?",
+    ]
+    assert [step.parents for step in play.steps] == [(), (0,), (1,), (2,), (3,), (4,), (5,)]
+    assert [step.info for step in play.steps[:3]] == [
+        {},
+        {"sum": "4 7 + 0 5 ="},
+        {"sum": "4 7 + 0 5 =", "candidate": "5 2"},
+    ]
+    assert (play.status, play.answer, play.info) == ("ok", "9 1", {})
+    assert scores_of(play) == [1.0] * 7
+    assert play.outcome.value == 1.0
+    TrajectoryBatch.from_trajectories([play])
+
+
+def test_a_bad_candidate_is_tried_once_more_and_the_retry_sees_it() -> None:
+    said = {"exec\n4 7 + 0 5 =": "5 3", "exec\n4 7 + 0 5 = 5 3 bad =": "5 2"}
+    play, prompts = play_with(a_good_team_but(said))
+    assert agents_of(play) == "peveevev"
+    assert prompts[2:5] == ["check\n4 7 + 0 5 = 5 3 ?", "exec\n4 7 + 0 5 = 5 3 bad =", "exec\n5 2 * 0 2 ="]
+    assert [step.parents for step in play.steps] == [(), *((i,) for i in range(7))]
+    assert [step.turn for step in play.steps if step.agent == "executor"] == [0, 1, 2, 3]
+    assert play.answer == "9 1"
+    assert scores_of(play) == [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    kinds = [recipe("candidate_kind")(step) for step in play.steps]
+    assert kinds == [None, None, "wrong", None, None, "right", None, "right"]
+
+
+def test_a_wrong_retry_stands_and_what_follows_is_judged_by_what_was_asked() -> None:
+    said = {
+        "exec\n4 7 + 0 5 =": "5 3",
+        "check\n4 7 + 0 5 = 5 3 ?": "5 2 bad",
+        "exec\n4 7 + 0 5 = 5 3 bad =": "6 2",  # 62 * 2 = 124; 24 - 13 = 11
+        "exec\n6 2 * 0 2 =": "2 4",
+        "check\n6 2 * 0 2 = 2 4 ?": "2 4 ok",
+        "exec\n2 4 - 1 3 =": "1 1",
+        "check\n2 4 - 1 3 = 1 1 ?": "1 1 ok",
+    }
+    play, _ = play_with(a_good_team_but(said))
+    assert play.answer == "1 1"
+    assert scores_of(play) == [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert play.outcome.value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tries"),
+    [("5 2 bad", 2), ("bad", 2), ("ok bad", 2), ("5 2 ok", 1), ("bad ok", 1), ("", 1), ("bad.", 1), ("5 2", 1)],
+)
+def test_only_a_verdict_that_ends_in_bad_asks_for_a_retry(verdict: str, tries: int) -> None:
+    def answer(prompt: str) -> str:
+        agent = prompt.partition("\n")[0]
+        return {"plan": "4 7 ; + 0 5", "exec": "5 2", "check": verdict}[agent]
+
+    play, _ = play_with(answer)
+    assert agents_of(play).count("e") == tries
+    assert play.answer == "5 2"
+
+
+def test_a_plan_without_operations_answers_where_the_story_starts() -> None:
+    play, _ = play_with(lambda prompt: "4 7")
+    assert (agents_of(play), play.answer, play.outcome.value) == ("p", "4 7", 0.0)
+    assert scores_of(play) == [0.25]
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        ("", "the plan does not start with a number: ''"),
+        ("4 ; + 0 5", "the plan does not start with a number: '4'"),
+        ("47 ; + 0 5", "the plan does not start with a number: '47'"),
+        ("4 7 ;", "the plan does not start with a number: '4 7 ;'"),
+        (" 4 7 ; + 0 5", "the plan does not start with a number: ' 4 7'"),
+        ("\u0664 \u0667 ; + 0 5", "the plan does not start with a number: '\u0664 \u0667'"),
+        ("ok " * 50, "the plan does not start with a number: " + repr(("ok " * 50)[:40])),
+        ("4 7 ; ", "not an operation: ''"),
+        ("4 7 ; / 0 5", "not an operation: '/ 0 5'"),
+        ("4 7 ; + 5", "not an operation: '+ 5'"),
+        ("4 7 ; 0 5", "not an operation: '0 5'"),
+        ("4 7 ; + 0 5 =", "not an operation: '+ 0 5 ='"),
+    ],
+)
+def test_a_plan_that_cannot_be_followed_ends_the_play_with_its_reason(plan: str, reason: str) -> None:
+    play, _ = play_with(lambda prompt: plan)
+    assert agents_of(play) == "p"
+    assert play.status == "ok"
+    assert play.info == {"agent_error": reason}
+    assert play.answer is None
+    assert play.outcome.value == 0.0
+    assert play.steps[0].scores["plan_right"].status == "ok"
+
+
+def test_a_plan_is_followed_up_to_its_first_bad_operation() -> None:
+    play, _ = play_with(a_good_team_but({f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}))
+    assert agents_of(play) == "pev"
+    assert play.info == {"agent_error": "not an operation: 'nonsense'"}
+
+
+def test_a_plan_may_be_twice_as_long_as_the_story_and_no_longer() -> None:
+    def answer(prompt: str) -> str:
+        return plan if prompt.startswith("plan") else "4 7"
+
+    plan = "4 7" + " ; + 0 0" * 6
+    play, _ = play_with(answer)
+    assert (len(play.steps), play.answer) == (13, "4 7")
+    plan = "4 7" + " ; + 0 0" * 7
+    play, _ = play_with(answer)
+    assert len(play.steps) == 1
+    assert play.info == {"agent_error": "the plan has 7 operations"}
+
+
+def test_a_candidate_that_is_no_number_ends_the_play_unless_it_is_retried() -> None:
+    said = {"exec\n4 7 + 0 5 =": "52", "check\n4 7 + 0 5 = 52 ?": "5 2 ok"}
+    play, _ = play_with(a_good_team_but(said))
+    assert agents_of(play) == "pev"
+    assert play.info == {"agent_error": "not a number: '52'"}
+    assert scores_of(play) == [1.0, 0.0, 0.0]
+
+    said = {"exec\n4 7 + 0 5 =": "52", "exec\n4 7 + 0 5 = 52 bad =": "5 2"}
+    play, _ = play_with(a_good_team_but(said))
+    assert agents_of(play) == "peveevev"
+    assert play.answer == "9 1"
+
+
+NUMBERS = st.sampled_from(["0 0", "4 7", "9 9"])
+OPERATIONS = st.builds("{} {}".format, st.sampled_from("+-*/"), NUMBERS)
+NEARLY = st.text("0123456789 +-*;=?okbad\n", max_size=20)
+PLANS = st.one_of(
+    st.text(max_size=60),
+    NEARLY,
+    st.builds(lambda start, parts: " ; ".join([start, *parts]), NUMBERS, st.lists(OPERATIONS | NEARLY, max_size=8)),
+)
+RESPONSES = st.lists(st.one_of(NUMBERS, NEARLY, st.text(max_size=20)), min_size=1, max_size=4)
+VERDICTS = st.lists(
+    st.one_of(st.sampled_from(["4 7 ok", "4 7 bad", "bad", ""]), NEARLY, st.text(max_size=20)), min_size=1, max_size=4
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(PLANS, RESPONSES, VERDICTS)
+def test_whatever_the_agents_say_a_play_ends_in_a_number_or_in_their_own_error(
+    plan: str, responses: list[str], verdicts: list[str]
+) -> None:
+    said = {"plan": itertools.repeat(plan), "exec": itertools.cycle(responses), "check": itertools.cycle(verdicts)}
+    play, _ = play_with(lambda prompt: next(said[prompt.partition("\n")[0]]))
+    assert play.status == "ok"
+    assert "error" not in play.info
+    if play.answer is None:
+        assert play.info["agent_error"]
+        assert len(play.info["agent_error"]) < 500  # 40 characters, each of them escaped at worst
+    else:
+        assert re.fullmatch("[0-9] [0-9]", play.answer)
+    assert len(play.steps) <= 1 + 3 * 6
+    assert all(0.0 <= value <= 1.0 for value in scores_of(play))
+    assert len(scores_of(play)) == len(play.steps)
+    assert {recipe("candidate_kind")(step) for step in play.steps} <= {None, "right", "wrong"}
+
+
+# The sub-rewards
+
+
+def judged(function: str, agent: str, response: str, **info: str) -> float:
+    step = Step("t/0", "t", 0, agent, 0, (), "prompt", response, info=dict(info))
+    return recipe(function)(step, Trajectory("t", "u", TASK, [step], (0,)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (PLAN, 1.0),
+        ("4 8 ; + 0 5 ; * 0 2 ; - 1 3", 3 / 4),
+        ("4 7 ; + 0 5 ; * 0 3 ; - 1 3", 3 / 4),
+        ("4 7 ; - 0 5 ; * 0 2 ; + 1 3", 2 / 4),
+        ("4 7 ; + 0 5 ; * 0 2", 3 / 4),
+        ("4 7", 1 / 4),
+        ("4 7 ; * 0 2 ; - 1 3", 1 / 4),  # one part is missing, so those behind it stand elsewhere
+        (f"{PLAN} ; + 0 1", 4 / 5),
+        (PLAN + " ; + 0 1" * 36, 4 / 40),
+        (PLAN.replace(" ;", ";"), 0.0),
+        ("", 0.0),
+    ],
+)
+def test_a_plan_earns_the_share_of_its_parts_that_are_right(plan: str, expected: float) -> None:
+    assert judged("plan_right", "planner", plan) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("sum_", "response", "expected"),
+    [
+        ("4 7 + 0 5 =", "5 2", 1.0),
+        ("4 7 + 0 5 =", "5 3", 0.5),
+        ("4 7 + 0 5 =", "4 2", 0.5),
+        ("4 7 + 0 5 =", "2 5", 0.0),
+        ("4 7 + 0 5 =", "5", 0.5),
+        ("4 7 + 0 5 =", "52", 0.0),
+        ("4 7 + 0 5 =", "5 2 5 2", 0.5),
+        ("4 7 + 0 5 =", "", 0.0),
+        ("9 9 * 0 3 =", "9 7", 1.0),  # 297: no sum of the story, and right for what was asked
+        ("0 4 - 1 3 =", "9 1", 1.0),
+        ("0 3 + 0 4 =", "0 7", 1.0),
+    ],
+)
+def test_a_candidate_earns_the_share_of_its_digits_that_answer_the_sum_asked(
+    sum_: str, response: str, expected: float
+) -> None:
+    assert judged("digits_right", "executor", response, sum=sum_) == expected
+
+
+@pytest.mark.parametrize(
+    ("candidate", "verdict", "expected"),
+    [
+        ("5 2", "5 2 ok", 1.0),
+        ("5 2", "5 2 bad", 0.0),
+        ("5 3", "5 2 bad", 1.0),
+        ("5 3", "5 2 ok", 0.0),
+        ("5 3", "9 9 bad", 1.0),  # the verdict counts, not the verifier's own sum
+        ("52", "bad", 1.0),
+        ("52", "ok", 0.0),
+        ("5 2", "", 0.0),
+        ("5 3", "", 0.0),
+        ("5 2", "5 2", 0.0),
+        ("5 3", "5 2", 0.0),
+        ("5 2", "ok 5 2", 0.0),
+    ],
+)
+def test_a_verdict_is_right_for_the_candidate_that_was_shown(candidate: str, verdict: str, expected: float) -> None:
+    assert judged("verdict_right", "verifier", verdict, sum="4 7 + 0 5 =", candidate=candidate) == expected
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("9 1", 1.0), ("1 9", 0.0), ("91", 0.0), (None, 0.0)])
+def test_the_outcome_is_whether_the_answer_is_the_storys(answer: str | None, expected: float) -> None:
+    assert recipe("answer_right")(Trajectory("t", "u", TASK, answer=answer)) == expected
+
+
+def test_a_verifiers_step_is_labelled_by_its_candidate_and_no_other_step_is() -> None:
+    def kind(agent: str, **info: str) -> str | None:
+        return recipe("candidate_kind")(Step("t/0", "t", 0, agent, 0, (), "prompt", "5 2 ok", info=dict(info)))
+
+    assert kind("verifier", sum="4 7 + 0 5 =", candidate="5 2") == "right"
+    assert kind("verifier", sum="4 7 + 0 5 =", candidate="5 3") == "wrong"
+    assert kind("verifier", sum="4 7 + 0 5 =", candidate="") == "wrong"
+    assert kind("executor", sum="4 7 + 0 5 =") is None
+    assert kind("planner") is None
+
+
+# The recipe files
+
+
+@pytest.mark.parametrize(
+    ("name", "operations", "weights", "outcome_to"),
+    [
+        ("arithmetic_chain", 5, {"plan_right": 1.0, "digits_right": 1.0, "verdict_right": 1.0}, "all"),
+        ("arithmetic_chain_sparse", 5, {"plan_right": 0.0, "digits_right": 1.0, "verdict_right": 0.0}, "answer"),
+        ("arithmetic_chain_long", 14, {"plan_right": 1.0, "digits_right": 1.0, "verdict_right": 1.0}, "all"),
+    ],
+)
+def test_each_recipe_builds_with_its_own_weights(
+    name: str, operations: int, weights: dict[str, float], outcome_to: str
+) -> None:
+    loaded = load_recipe(RECIPES / f"{name}.yaml", ["recipe.train_tasks=16", "recipe.val_tasks=4"])
+    parts = build_parts(loaded)
+    outcome, *sub_rewards = parts.rewards.functions
+    assert (outcome.name, outcome.level) == ("answer_right", "outcome")
+    assert {function.name: function.weight for function in sub_rewards} == weights
+    assert [[agent for agent in SYSTEM if function.matches(agent)] for function in sub_rewards] == [
+        ["planner"],
+        ["executor"],
+        ["verifier"],
+    ]
+    assert loaded.config.algorithm.outcome_to == outcome_to
+    assert {agent: spec.system for agent, spec in parts.agents.items()} == SYSTEM
+    assert parts.workflow is recipe("solve")
+    assert parts.stratum is recipe("candidate_kind")
+    assert (len(parts.train_tasks), len(parts.val_tasks)) == (16, 4)
+    assert {task.extra_info["plan"].count(";") for task in (*parts.train_tasks, *parts.val_tasks)} == {operations}
+
+
+# The warm-up
+
+ASKED = {"operations": 2, "hidden": 64, "layers": 2, "warmup_planner": 0.05, "warmup_executor": 0.4}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def warm_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(cache))
+    return recipe("warm_model")(ASKED)
+
+
+def sampled_accuracy(folder: Path, role: str) -> float:
+    from creditflow.engines.local.policy import Policy, pick_device
+
+    return recipe("_sampled_accuracy")(Policy.load(folder, pick_device("cpu")), role, ASKED["operations"])
+
+
+@pytest.mark.slow
+def test_the_warm_up_makes_a_folder_once_that_loads_and_plans_as_well_as_was_asked(
+    cache: Path, warm_folder: Path
+) -> None:
+    assert list(cache.iterdir()) == [warm_folder]
+    made = (warm_folder / "config.json").stat().st_mtime_ns
+    assert recipe("warm_model")(ASKED) == warm_folder
+    assert (warm_folder / "config.json").stat().st_mtime_ns == made
+    assert sampled_accuracy(warm_folder, "planner") >= ASKED["warmup_planner"]
