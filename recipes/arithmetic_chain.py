@@ -7,8 +7,7 @@ right.
 
 Recipe settings (`recipe.*`): `operations` (k); `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the
 tasks of a third split, for choosing learning rates); `hidden`, `layers`; `warmup_planner` and `warmup_executor`, the
-sampled accuracies that the warm-up aims at: it ends when the planner has got to its own, whose lessons begin when the
-executor is 0.3 short of its.
+sampled accuracies at which the warm-up stops.
 """
 
 from __future__ import annotations
@@ -230,20 +229,23 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
             torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimizer.step()
-        if step % 25 == 0 or (planning and step % 5 == 0):
-            roles = ("planner",) if planning else ("executor",)
+        if step % (5 if planning else 25) == 0:
+            roles = ("planner", "executor") if planning else ("executor",)
             accuracy = {role: _sampled_accuracy(policy, role, operations) for role in roles}
+            reached = {role: value >= settings[f"warmup_{role}"] for role, value in accuracy.items()}
             if step % 25 == 0:
-                print(f"warm-up step {step}: {roles[0]} {accuracy[roles[0]]:.2f}", file=sys.stderr, flush=True)
-            if planning and accuracy["planner"] >= settings["warmup_planner"]:
+                said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
+                print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
+            if planning and all(reached.values()):
                 break
             # Planning is learned within a hundred steps, so it comes last, and is caught half-way: what its owner is
             # then unsure of is for reinforcement to teach.
-            if not planning and accuracy["executor"] >= settings["warmup_executor"] - HEAD_START:
-                planning = True
+            planning = planning or accuracy["executor"] >= settings["warmup_executor"] - HEAD_START
+            rows = dict(EXECUTOR_ROLES)
+            if planning and not reached.get("planner"):
                 rows["planner"] = PLANNER_OPERATIONS // operations
     else:
-        raise RuntimeError(f"the warm-up did not reach recipe.warmup_* in {step} steps: {accuracy}")
+        raise RuntimeError(f"the warm-up did not reach its accuracies in {step} steps: {accuracy}")
     policy.save(folder)
 
 
