@@ -121,12 +121,12 @@ def test_columns_say_what_the_objects_say() -> None:
     assert np.isnan(batch.outcome).all()
 
 
-def test_scores_are_rescaled_from_their_range_and_failed_ones_are_not_a_number() -> None:
+def test_scores_are_rescaled_from_their_range_over_sampled_tokens_and_failed_ones_are_not_a_number() -> None:
     trajectory = play()
     trajectory.steps[0].scores = {"f": Score(1.0, range=(-1.0, 3.0), weight=2.0)}
-    trajectory.steps[1].scores = {"f": Score(0.0, status="failed", reason="crashed"), "g": Score((0.0, 1.0))}
+    trajectory.steps[1].scores = {"f": Score(0.0, status="failed", reason="crashed"), "g": Score((0.25, 1.0))}
     batch = TrajectoryBatch.from_trajectories([trajectory])
-    np.testing.assert_array_equal(batch.scores, [[0.5, np.nan], [np.nan, 0.5], [np.nan, np.nan]])
+    np.testing.assert_array_equal(batch.scores, [[0.5, np.nan], [np.nan, 0.25], [np.nan, np.nan]])
     np.testing.assert_array_equal(batch.scored, [[True, False], [False, True], [False, False]])
     np.testing.assert_array_equal(batch.score_weights, [[2, 0], [1, 1], [0, 0]])
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from creditflow.credit.options import CreditOptions
+from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.reward.registry import RewardFunctionConfig
 
@@ -143,6 +144,9 @@ class RewardConfig:
 
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     max_failed_frac: float = 0.2
+    decomp_granularity: str | None = None
+    """`trajectory` (outcome only), `agent`, `step` (default) or `token_level`: the same as
+    `algorithm.decomp_granularity`; contradicting it is an error."""
 
 
 @dataclass
@@ -256,7 +260,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     assert isinstance(config, Config)
-    _resolve_aliases(config.algorithm)
+    _resolve_aliases(config.algorithm, config.reward)
     _validate(config)
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent)
 
@@ -343,8 +347,18 @@ def _yaml_fault(error: Exception) -> str:
     return f"line {mark.line + 1}: {problem}" if mark and problem else first_line(error)
 
 
-def _resolve_aliases(algorithm: AlgorithmConfig) -> None:
-    """`threshold_share` and `error_minimization` are other words for `propagation` and `lam`, and are told as those."""
+def _resolve_aliases(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
+    """`threshold_share`, `error_minimization` and `reward.decomp_granularity` are other words for `propagation`, `lam`
+    and
+    `decomp_granularity`, and are told as those.
+    """
+    if reward.decomp_granularity is not None:
+        if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, reward.decomp_granularity):
+            raise ConfigError(
+                f"reward.decomp_granularity: {reward.decomp_granularity!r}, but algorithm.decomp_granularity is "
+                f"{algorithm.decomp_granularity!r}"
+            )
+        algorithm.decomp_granularity, reward.decomp_granularity = reward.decomp_granularity, None
     if algorithm.threshold_share is not None:
         meant = "threshold" if algorithm.threshold_share else "discounted"
         if algorithm.propagation not in (None, meant):
@@ -395,6 +409,7 @@ def _validate(config: Config) -> None:
     """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     config.algorithm.validate()
+    make_threshold(config.algorithm.propagation_threshold, config.team.agents)
     for key, value in {
         "data.train_batch_size": data.train_batch_size,
         "data.max_prompt_length": data.max_prompt_length,

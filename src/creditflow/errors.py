@@ -31,8 +31,36 @@ class RewardError(InputError):
     """A reward function cannot be loaded, or matches nothing, so that nothing would be learned."""
 
 
+class UnknownAgentError(ConfigError):
+    """An option speaks of an agent that is not in the team."""
+
+
 class BatchError(CreditflowError):
-    """Columns that do not make a trajectory batch: a wrong length, a cycle, an unknown index."""
+    """Columns that do not make a trajectory batch, or one that the options cannot be applied to."""
+
+
+class EmptyBatchError(BatchError):
+    """There is no step to assign credit to."""
+
+
+class ShapeError(BatchError):
+    """A column, or a mask, has the wrong length or type."""
+
+
+class CycleError(BatchError):
+    """Steps use one another's output in a circle."""
+
+
+class OrderError(BatchError):
+    """A parent comes after its child, or steps lie in another order than they were made."""
+
+
+class NotFiniteError(BatchError):
+    """NaN or infinity where a number was expected."""
+
+
+class ScoreRangeError(BatchError):
+    """A score outside [0, 1] after rescaling from its declared range."""
 
 
 class TooManyFailedScores(CreditflowError):

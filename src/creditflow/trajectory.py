@@ -72,11 +72,17 @@ class Score:
     @property
     def rescaled(self) -> float:
         """The (mean) value, rescaled from `range` to [0, 1]; NaN where the scoring failed."""
+        return self.rescaled_over(())
+
+    def rescaled_over(self, response_mask: Sequence[int]) -> float:
+        """The same, the mean of token values being taken over the tokens that the policy sampled, if there are any."""
         if self.status != "ok":
             return float("nan")
+        value = self.value
+        if isinstance(value, tuple) and len(value) == len(response_mask) and any(response_mask):
+            value = tuple(v for v, sampled in zip(value, response_mask, strict=True) if sampled)
         low, high = self.range
-        mean = float(np.mean(self.value))
-        return (mean - low) / (high - low)
+        return (float(np.mean(value)) - low) / (high - low)
 
 
 @dataclass(slots=True)
@@ -262,7 +268,7 @@ class TrajectoryBatch:
         score_weights = np.zeros_like(scores)
         for s, step in enumerate(steps):
             for name, score in step.scores.items():
-                scores[s, column[name]] = score.rescaled
+                scores[s, column[name]] = score.rescaled_over(step.response_mask)
                 score_status[s, column[name]] = _CODE_OF_STATUS[score.status]
                 score_weights[s, column[name]] = score.weight
 

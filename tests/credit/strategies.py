@@ -15,63 +15,218 @@ fixed = settings(derandomize=True, deadline=None, max_examples=100, database=Non
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 
+RULES = ("identical", "uniform", "none", "discounted", "threshold")
 
-@st.composite
-def scores(draw, failures=True):
-    kinds = ["ok", "ok", "ok"] + (["failed", "timeout"] if failures else [])
+CHOICES = {
+    "propagation": (*RULES, "threshold", "threshold", "threshold"),
+    "adv_estimator": ("grpo", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"),
+    "decomp_granularity": ("step", "step", "token_level", "token_level", "agent", "trajectory"),
+    "on_closed_gate": ("cut", "neutral", "freeze"),
+    "share": ("split", "copy", "once"),
+    "gate": ("hard", "soft"),
+    "gate_at": ("pass", "receive", "both"),
+    "outcome_to": ("all", "answer"),
+    "sub_reward_origin": (0.0, 0.5, 1.0),
+    "propagation_threshold": (0.1, 0.3, 0.5, 0.9),
+    "tau": (0.1, 0.5),
+    "group_by": ("task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn"),
+    "gamma": (0.0, 0.5, 0.99, 1.0),
+    "lam": (0.0, 0.5, 1.0),
+    "gamma_token": (1.0, 1.0, 0.5),
+    "lam_token": (1.0, 0.5, 0.0),
+    "w_r": (0.0, 1.0, 1.0, 2.0),
+    "w_o": (0.0, 1.0, 0.5),
+    "reward_decomp": (True, True, True, True, False),
+    "norm_adv_by_std_in_grpo": (True, False),
+    "shared_reward": ("outcome", "outcome_plus_mean_sub_reward"),
+    "gate_unscored": ("open", "closed"),
+    "mask_truncated": (False, True),
+}
+"""A choice that stands twice comes twice as often."""
+
+DEMANDING = {"adv_estimator": "gae", "share": "copy"}
+"""What asks something of the batch: a critic's values; that no step can reach an ancestor by two paths."""
+
+
+def refused(chosen):
+    """Whether the options chosen so far go against one another."""
+    get = chosen.get
+    of_gae = (
+        (get("outcome_to") == "all" and get("propagation", "identical") not in ("identical", "uniform"))
+        or get("share") == "once"
+        or get("on_closed_gate") == "neutral"
+    )
+    return (
+        (get("on_closed_gate") == "freeze" and (get("gate") == "soft" or get("gate_at") == "receive"))
+        or (get("on_closed_gate") == "neutral" and get("share") == "once")
+        or (get("adv_estimator") == "gae" and of_gae)
+    )
+
+
+class Draw:
+    """Choices from random bytes: one for each, the first choice once they are used up.
+
+    A single draw of bytes is much faster than a draw for every choice, and what fails still shrinks, towards the first
+    choices.
+    """
+
+    def __init__(self, made):
+        self.bytes = iter(made)
+
+    def of(self, *choices):
+        return choices[next(self.bytes, 0) % len(choices)]
+
+    def eighth(self):
+        return self.of(*range(9)) / 8
+
+    def one_in(self, n):
+        return self.of(*range(n)) == n - 1
+
+    def part(self, n):
+        """The next `n` bytes: what comes after them does not depend on how many of them are needed."""
+        return Draw(bytes(next(self.bytes, 0) for _ in range(n)))
+
+
+def drawn_from(n, make):
+    """A strategy of what `make` makes of `n` bytes."""
+    return st.binary(min_size=n, max_size=n).map(lambda made: make(Draw(made)))
+
+
+def make_options(choose, demanding=False, **fixed_values):
+    chosen = dict(fixed_values)
+    for key, choices in CHOICES.items():
+        if key not in fixed_values:
+            suiting = [c for c in choices if demanding or c != DEMANDING.get(key)]
+            chosen[key] = choose.of(*(c for c in suiting if not refused({**chosen, key: c})))
+    return CreditOptions(**chosen)
+
+
+def options(demanding=False, **fixed_values):
+    """Any options that do not go against one another; without `demanding`, those that suit any batch."""
+    return drawn_from(len(CHOICES), lambda choose: make_options(choose, demanding, **fixed_values))
+
+
+def scores(choose, failures=True, tokens=0):
+    """By name; those of a step with `tokens` may come as one value for each."""
     named = {}
-    for name in draw(st.sampled_from([(), ("f",), ("f",), ("f",), ("f", "g"), ("m",), ("f", "m")])):
-        weight = 0.0 if name == "m" else draw(st.sampled_from([0.5, 1.0, 3.0]))
-        low, high = draw(st.sampled_from([(0.0, 1.0), (0.0, 1.0), (-1.0, 3.0)]))
-        value = low + (high - low) * draw(eighths)
-        named[name] = Score(value, (low, high), weight, draw(st.sampled_from(kinds)))
+    for name in choose.of(("f",), ("f",), ("f",), (), ("f", "g"), ("m",), ("f", "m")):
+        weight = 0.0 if name == "m" else choose.of(1.0, 0.5, 3.0)
+        low, high = choose.of((0.0, 1.0), (0.0, 1.0), (-1.0, 3.0))
+        by_token = tokens > 0 and choose.of(False, True)
+        values = tuple(low + (high - low) * choose.eighth() for _ in range(tokens if by_token else 1))
+        went_wrong = failures and choose.one_in(5)
+        status = choose.of("failed", "timeout") if went_wrong else "ok"
+        named[name] = Score(values if by_token else values[0], (low, high), weight, status)
     return named
 
 
-@st.composite
-def plays(draw, mishaps=True, max_plays=5, max_steps=6, scores=scores):
-    made = []
-    for n in range(draw(st.integers(1, max_plays))):
-        steps = []
-        for index in range(draw(st.integers(1, max_steps))):
-            chain = draw(st.booleans())
-            earlier = st.sets(st.integers(0, index - 1), max_size=3) if index else st.just(set())
-            steps.append(
-                step(
-                    draw(st.sampled_from("abc")),
-                    draw(scores(failures=mishaps)),
-                    parents=None if chain else tuple(sorted(draw(earlier))),
-                    policy=draw(st.sampled_from(["p", "p", "p", "q"])),
-                    policy_version=draw(st.sampled_from([0, 0, 0, 1])),
-                    stratum=draw(st.sampled_from([None, None, "good", "bad"])),
-                    prompt=draw(st.sampled_from(["x", "y"])),
-                )
-            )
-        status = draw(st.sampled_from(["ok", "ok", "ok", "ok", "failed", "truncated"])) if mishaps else "ok"
-        outcome = draw(st.one_of(eighths, st.sampled_from([None, "failed"]) if mishaps else eighths))
-        answers = draw(st.sampled_from([(), (), (0,), tuple(range(len(steps)))]))
-        task = draw(st.sampled_from(["q0", "q0", "q1"]))
-        made.append(play(f"t{n}", steps, outcome, task, status=status, answer_steps=answers))
+def one_path_only(parents_of):
+    """The same graph without the parents through which a step could reach an ancestor a second time."""
+    above, kept_of = [], []
+    for index, parents in enumerate(parents_of):
+        seen, kept = {index}, []
+        for parent in parents:
+            if not seen & above[parent]:
+                seen |= above[parent]
+                kept.append(parent)
+        above.append(seen)
+        kept_of.append(tuple(kept))
+    return kept_of
+
+
+def graph(choose, n, one_path=False):
+    """The parents of each of `n` steps."""
+    shape = choose.of("any", "chain", "any", "fan_out", "any", "fan_in", "diamond", "roots", "linked")
+    if shape == "any":
+        parents_of = []
+        for index in range(n):
+            some = {choose.of(*range(index)) for _ in range(choose.of(0, 1, 1, 2, 3))} if index else ()
+            parents_of.append(tuple(sorted(some)))
+    else:
+        parents_of = {
+            "chain": lambda: [(index - 1,) for index in range(n)],
+            "fan_out": lambda: [(0,) for _ in range(n)],
+            "fan_in": lambda: [()] * (n - 1) + [tuple(range(n - 1))],
+            "diamond": lambda: [(0,)] * (n - 1) + [tuple(range(1, n - 1)) or (0,)],
+            "roots": lambda: [() if index % 2 == 0 else (index - 1,) for index in range(n)],
+            "linked": lambda: [tuple(range(index)) for index in range(n)],
+        }[shape]()
+        parents_of[0] = ()
+    return one_path_only(parents_of) if one_path else parents_of
+
+
+BYTES_OF_A_STEP = 36
+
+
+def make_plays(choose, mishaps=True, max_plays=5, max_steps=6, scores=scores, one_path=False):
+    with_tokens = not choose.one_in(4)
+    agents = choose.of("a", "ab", "abc")
+    policies = choose.of(["p"], ["p"], ["p", "p", "p", "q"])
+    versions = choose.of([0], [0], [0, 0, 0, 1])
+    strata = choose.of([None], ["good", "bad", None])
+    tasks = choose.of(["q0"], ["q0", "q0", "q1"])
+    alike = choose.of(True, False)
+    n_plays = choose.of(*range(1, max_plays + 1), *range(2, max_plays + 1))
+
+    made, first = [], None
+    for n in range(n_plays):
+        n_steps = choose.of(*range(1, max_steps + 1), *range(2, max_steps + 1))
+        cast = [choose.of(*agents) for _ in range(max_steps)]
+        parents_of = graph(choose.part(5 * max_steps), max_steps, one_path)
+        first = first or (cast, parents_of)
+        if alike:
+            cast, parents_of = first
+        steps = [
+            make_step(choose.part(BYTES_OF_A_STEP), agent, parents, with_tokens, mishaps, scores)
+            for agent, parents in zip(cast[:n_steps], parents_of[:n_steps], strict=True)
+        ]
+        for made_step in steps:
+            made_step.more |= {
+                "policy": choose.of(*policies),
+                "policy_version": choose.of(*versions),
+                "stratum": choose.of(*strata),
+            }
+        status = choose.of("ok", "ok", "ok", "ok", "ok", "failed", "truncated") if mishaps else "ok"
+        outcome = choose.eighth()
+        if mishaps:
+            outcome = choose.of(outcome, outcome, outcome, outcome, None, outcome, "failed", outcome)
+        answers = choose.of((), (), (0,), tuple(range(n_steps)))
+        made.append(play(f"t{n}", steps, outcome, choose.of(*tasks), status=status, answer_steps=answers))
     return made
 
 
-@st.composite
-def options(draw, **fixed_values):
-    chosen = {
-        "propagation": draw(st.sampled_from(["identical", "uniform", "none", "discounted", "threshold"])),
-        "outcome_to": draw(st.sampled_from(["all", "answer"])),
-        "sub_reward_origin": draw(st.sampled_from([0.0, 0.5, 1.0])),
-        "propagation_threshold": draw(st.sampled_from([0.1, 0.3, 0.5, 0.9])),
-        "group_by": draw(
-            st.sampled_from(["task", "task_agent", "task_agent_turn", "task_agent_state", "agent", "agent_turn"])
-        ),
-        "gamma": draw(st.sampled_from([0.0, 0.5, 0.99, 1.0])),
-        "w_r": draw(st.sampled_from([0.0, 1.0, 2.0])),
-        "w_o": draw(st.sampled_from([0.0, 1.0, 0.5])),
-        "reward_decomp": draw(st.sampled_from([True, True, True, False])),
-        "norm_adv_by_std_in_grpo": draw(st.booleans()),
-        "shared_reward": draw(st.sampled_from(["outcome", "outcome_plus_mean_sub_reward"])),
-        "gate_unscored": draw(st.sampled_from(["open", "closed"])),
-        "mask_truncated": draw(st.booleans()),
-    }
-    return CreditOptions(**{**chosen, **fixed_values})
+def make_step(choose, agent, parents, with_tokens, mishaps, scores):
+    mask = [choose.of(1, 1, 1, 0) for _ in range(choose.of(1, 2, 3, 4, 0))] if with_tokens else []
+    more = {"tokens": len(mask), "response_mask": tuple(mask)}
+    return step(agent, scores(choose, mishaps, len(mask)), parents, prompt=choose.of("x", "y"), **more)
+
+
+def bytes_of_plays(max_plays, max_steps):
+    return 8 + max_plays * (8 + max_steps * (10 + BYTES_OF_A_STEP))
+
+
+def plays(mishaps=True, max_plays=5, max_steps=6, scores=scores, one_path=False):
+    """One to `max_plays`. `mishaps`: failed scores and plays. `one_path`: no step can reach an ancestor in two ways.
+
+    In most batches the plays resemble one another, as those of one team do; else hardly any two steps would be
+    measured against each other.
+    """
+    return drawn_from(
+        bytes_of_plays(max_plays, max_steps),
+        lambda choose: make_plays(choose, mishaps, max_plays, max_steps, scores, one_path),
+    )
+
+
+def make_situation(choose, **fixed_values):
+    chosen = make_options(choose.part(len(CHOICES)), demanding=True, **fixed_values)
+    trajectories = make_plays(choose.part(bytes_of_plays(5, 6)), one_path=chosen.share == "copy")
+    if chosen.adv_estimator != "gae":
+        return trajectories, chosen, None
+    n = sum(len(s.response_ids) for t in trajectories for s in t.steps)
+    return trajectories, chosen, [choose.of(*range(17)) / 8 - 1 for _ in range(n)]
+
+
+def situations(**fixed_values):
+    """(plays, options, a critic's values or None), from everything that there is."""
+    n = len(CHOICES) + bytes_of_plays(5, 6) + 5 * 6 * 4
+    return drawn_from(n, lambda choose: make_situation(choose, **fixed_values))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from creditflow.credit import Credited, CreditOptions, advantage_estimator, assign
+from creditflow.credit import Credited, CreditOptions, Estimate, advantage_estimator, assign
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from tests.builders import batch_of, play, step
 
@@ -93,7 +93,7 @@ def test_strata_are_the_same_in_every_arm_of_a_comparison():
 def test_an_estimator_of_ones_own_is_registered_by_name_and_masked_like_any():
     @advantage_estimator("plain_credit")
     def plain_credit(given: Credited):
-        return given.credit_S
+        return Estimate(np.zeros_like(given.credit_S))
 
     try:
         batch = batch_of(

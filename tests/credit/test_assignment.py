@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.groups import LEVEL_NAMES
-from creditflow.errors import BatchError
+from creditflow.credit.groups import LEVELS
 from tests.builders import batch_of, play, step
 from tests.credit.strategies import eighths, fixed, options, plays, scores
-from tests.oracle.credit_oracle import credit_rows
 
 RULES = ("identical", "uniform", "none", "discounted", "threshold")
 
@@ -23,46 +21,6 @@ RULES = ("identical", "uniform", "none", "discounted", "threshold")
 def assert_same(got, expected, what):
     expected = np.array([math.nan if value is None else value for value in expected], dtype=float)
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12, err_msg=what)
-
-
-def assert_equals_oracle(trajectories, chosen):
-    got, rows = assign(batch_of(*trajectories), chosen), credit_rows(trajectories, chosen)
-    for name in ("sub_reward", "own", "received", "shared", "stopped", "credit", "baseline", "spread", "weight"):
-        assert_same(getattr(got, f"{name}_S"), [getattr(row, name) for row in rows], name)
-    assert got.gate_open_S.tolist() == [row.open for row in rows]
-    assert got.trained_S.tolist() == [row.trained for row in rows]
-    assert got.tied_S.tolist() == [row.tied for row in rows]
-    assert got.group_size_S.tolist() == [row.size for row in rows]
-    assert [LEVEL_NAMES[level] if level >= 0 else None for level in got.level_S] == [row.level for row in rows]
-    assert_same(got.advantage_S, [row.advantage for row in rows], "advantage")
-
-
-@pytest.mark.parametrize("outcome_to", ["all", "answer"])
-@pytest.mark.parametrize("rule", RULES)
-def test_every_rule_equals_the_oracle_on_random_graphs(rule, outcome_to):
-    @fixed
-    @given(plays(), options(propagation=rule, outcome_to=outcome_to))
-    def check(trajectories, chosen):
-        assert_equals_oracle(trajectories, chosen)
-
-    check()
-
-
-@pytest.mark.parametrize("origin", [0.0, 1.0])
-@pytest.mark.parametrize("outcome_to", ["all", "answer"])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_diamond_with_fan_in_fan_out_and_several_roots_equals_the_oracle(rule, outcome_to, origin):
-    def graph(id, *values, **more):
-        parents = [(), (0,), (0,), (1, 2), (), (3, 4, 0), (5,), (5,)]
-        made = [step("abca"[i % 4], value, parents[i]) for i, value in enumerate(values)]
-        return play(id, made, **more)
-
-    trajectories = [
-        graph("t0", 1.0, 0.25, None, 0.75, 0.5, "failed", 1.0, 0.0, outcome=1.0, answer_steps=(6, 7)),
-        graph("t1", 0.5, 1.0, 1.0, None, 0.25, 0.75, 0.0, 1.0, outcome=0.0, answer_steps=(6, 7)),
-        graph("t2", None, 0.0, 1.0, 0.625, 1.0, 0.875, outcome=0.5),
-    ]
-    assert_equals_oracle(trajectories, CreditOptions(propagation=rule, outcome_to=outcome_to, sub_reward_origin=origin))
 
 
 @fixed
@@ -104,13 +62,14 @@ def test_a_tied_group_gets_exactly_zero_although_its_credits_differ_by_rounding(
 
 
 @fixed
-@given(plays(), options())
+@given(plays(), options(decomp_granularity="step", gamma_token=1.0))
 def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
     a = assign(batch_of(*trajectories), chosen)
     assert np.array_equal(a.credit_S, a.own_S + a.received_S + a.shared_S)
-    scale = a.spread_S + 1e-6 if chosen.norm_adv_by_std_in_grpo else np.ones_like(a.spread_S)
     learns = a.trained_S & (a.group_S >= 0) & ~a.tied_S
-    assert np.array_equal(a.advantage_S[learns], (a.weight_S * ((a.credit_S - a.baseline_S) / scale))[learns])
+    assert np.array_equal(
+        a.advantage_S[learns], (a.weight_S * ((a.credit_S - a.baseline_S - a.shift_S) / a.divisor_S))[learns]
+    )
     assert (a.advantage_S[~learns] == 0.0).all()
 
 
@@ -154,7 +113,7 @@ def test_permuting_trajectories_permutes_the_results(trajectories, chosen, rando
 def test_all_right_plays_of_different_length_and_equal_outcome_have_advantage_zero():
     plays_of_lengths = [play(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
     for outcome_to in ("all", "answer"):
-        for group_by in LEVEL_NAMES:
+        for group_by in LEVELS:
             chosen = CreditOptions(gamma=1.0, sub_reward_origin=1.0, outcome_to=outcome_to, group_by=group_by)
             assert (assign(batch_of(*plays_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
 
@@ -207,13 +166,14 @@ def test_token_advantages_are_the_steps_at_sampled_tokens_and_zero_elsewhere():
     assigned = assign(batch, CreditOptions())
     first, second = assigned.advantage_S[0], assigned.advantage_S[2]
     assert first > 0 > second
-    assert assigned.token_advantages(batch).tolist() == [first, first, second, 0.0, second]
+    assert assigned.token_advantages().tolist() == [first, first, second, 0.0, second]
 
 
-def test_token_advantages_of_another_batch_are_refused():
-    assigned = assign(batch_of(play("t0", [step()], 1.0)), CreditOptions())
-    with pytest.raises(BatchError, match=r"expected the batch of 1 steps that was assigned, got another one of 2"):
-        assigned.token_advantages(batch_of(play("t0", [step(), step()], 1.0)))
+def test_token_advantages_can_be_written_into_memory_that_is_there():
+    batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=1)], 0.0))
+    assigned, out = assign(batch, CreditOptions()), np.full(3, 9.0, dtype=np.float32)
+    assert assigned.token_advantages(out=out) is out
+    assert out.tolist() == assigned.token_advantages(dtype=np.float32).tolist()
 
 
 @fixed
@@ -230,7 +190,7 @@ def test_strata_of_unscored_steps_change_nothing(trajectories, chosen):
 
 
 def test_credit_is_light_to_import():
-    heavy = "torch omegaconf pyarrow transformers ray verl"
+    heavy = "torch numba omegaconf pyarrow transformers ray verl"
     code = f"import sys, creditflow.credit; print([m for m in '{heavy}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -42,7 +42,7 @@ def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
 
 
 @fixed
-@given(plays(), options(gate_unscored="open"))
+@given(plays(), options(gate_unscored="open", gate="hard"))
 def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
     batch = batch_of(*trajectories)
     chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
@@ -55,7 +55,10 @@ def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
 
 
 @fixed
-@given(plays(mishaps=False), options(reward_decomp=True))
+@given(
+    plays(mishaps=False),
+    options(reward_decomp=True, decomp_granularity="step", gate="hard", gate_at="pass", on_closed_gate="cut"),
+)
 def test_a_threshold_of_1_with_every_step_scored_is_the_rule_none(trajectories, chosen):
     for trajectory in trajectories:
         for s in trajectory.steps:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.groups import LEVEL_NAMES, compact
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, compact
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
 
@@ -57,7 +57,7 @@ def test_states_are_prompts():
 
 
 @pytest.mark.parametrize("differs", [{"policy": "other"}, {"policy_version": 1}, {"stratum": "s"}])
-@pytest.mark.parametrize("group_by", LEVEL_NAMES)
+@pytest.mark.parametrize("group_by", LEVELS)
 def test_steps_of_another_policy_version_or_stratum_never_share_a_baseline(group_by, differs):
     plays = [play(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
     assert groups(*plays, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]

@@ -16,6 +16,8 @@ def test_the_defaults_are_valid():
 def test_every_option_is_a_plain_string_number_or_boolean_of_its_declared_type():
     declared = {"str": str, "float": float, "bool": bool}
     for option in fields(CreditOptions):
+        if option.name in ("propagation_threshold", "shadow"):  # a number or a mapping; a mapping or nothing
+            continue
         assert type(getattr(CreditOptions(), option.name)) is declared[option.type]
 
 
@@ -24,15 +26,18 @@ def test_every_option_is_a_plain_string_number_or_boolean_of_its_declared_type()
     [
         ("propagation", "thresold", "identical"),
         ("propagation", None, "threshold"),
-        ("adv_estimator", "rloo", "grpo"),
+        ("adv_estimator", "reinforce", "rloo"),
+        ("baseline", "best", "group or shrunk"),
+        ("decomp_granularity", "tokens", "token_level"),
+        ("tau", 0.0, "a finite number of at least 1e-6"),
         ("group_by", "turn", "task or task_agent or"),
         ("outcome_to", "last", "all or answer"),
         ("shared_reward", "both", "outcome or outcome_plus_mean_sub_reward"),
         ("gate_unscored", "ajar", "open or closed"),
-        ("gate", "soft", "hard"),
-        ("gate_at", "receive", "pass"),
-        ("share", "copy", "split"),
-        ("on_closed_gate", "freeze", "cut"),
+        ("gate", "ajar", "hard or soft"),
+        ("gate_at", "send", "pass or receive or both"),
+        ("share", "all", "split or copy or once"),
+        ("on_closed_gate", "drop", "cut or neutral or freeze"),
         ("gamma", 1.5, "a number from 0 to 1"),
         ("gamma", -0.1, "a number from 0 to 1"),
         ("gamma", float("nan"), "a number from 0 to 1"),
@@ -40,8 +45,6 @@ def test_every_option_is_a_plain_string_number_or_boolean_of_its_declared_type()
         ("gamma", True, "a number from 0 to 1"),
         ("lam", 2, "a number from 0 to 1"),
         ("sub_reward_origin", float("inf"), "a number from 0 to 1"),
-        ("propagation_threshold", float("nan"), "a finite number"),
-        ("propagation_threshold", None, "a finite number"),
         ("w_r", -1.0, "a finite number of at least 0"),
         ("w_o", float("inf"), "a finite number of at least 0"),
         ("reward_decomp", 1, "true or false"),
@@ -64,3 +67,35 @@ def test_assign_validates_before_it_computes():
 
 def test_whole_numbers_are_numbers():
     CreditOptions(gamma=1, w_r=2, propagation_threshold=0).validate()
+
+
+@pytest.mark.parametrize(
+    ("key", "chosen"),
+    [
+        ("gate", {"on_closed_gate": "freeze", "gate": "soft"}),
+        ("gate_at", {"on_closed_gate": "freeze", "gate_at": "receive"}),
+        ("share", {"on_closed_gate": "neutral", "share": "once"}),
+        ("baseline", {"baseline": "shrunk", "group_by": "task"}),
+        ("outcome_to", {"adv_estimator": "gae"}),
+        ("share", {"adv_estimator": "gae", "outcome_to": "answer", "share": "once"}),
+        ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
+    ],
+)
+def test_options_that_contradict_one_another_are_refused_with_what_to_do(key, chosen):
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key}: "):
+        CreditOptions(**chosen).validate()
+
+
+def test_the_shared_rules_need_no_outcome_at_the_answer_for_a_critic():
+    CreditOptions(adv_estimator="gae", propagation="identical").validate()
+
+
+def test_a_shadow_is_made_of_options_and_validated_like_them():
+    shadowed = CreditOptions(gamma=0.5, shadow={"propagation": "none"}).shadowed()
+    assert (shadowed.propagation, shadowed.gamma, shadowed.shadow) == ("none", 0.5, None)
+    with pytest.raises(ConfigError, match=r"algorithm\.shadow\.propagaton: .*did you mean 'propagation'"):
+        CreditOptions(shadow={"propagaton": "none"}).validate()
+    with pytest.raises(ConfigError, match=r"algorithm\.gamma"):
+        CreditOptions(shadow={"gamma": 2.0}).validate()
+    with pytest.raises(ConfigError, match=r"algorithm\.shadow: expected options such as"):
+        CreditOptions(shadow="none").validate()

@@ -58,7 +58,12 @@ def test_buckets_hold_every_step_once_within_the_budget(policy: Policy) -> None:
 
 
 def slow_loss(
-    policy: Policy, batch: TrajectoryBatch, advantage: np.ndarray, trained: np.ndarray, old: list[np.ndarray], mode: str
+    policy: Policy,
+    batch: TrajectoryBatch,
+    advantage_T: np.ndarray,
+    trained: np.ndarray,
+    old: list[np.ndarray],
+    mode: str,
 ) -> torch.Tensor:
     """One row at a time, in float64, straight from the definition."""
     per_step = []
@@ -70,8 +75,8 @@ def slow_loss(
         logprob = torch.log_softmax(logits, -1)[torch.arange(len(response)), torch.tensor(response)]
         ratio = torch.exp(logprob - torch.tensor(old[s]))
         low, high = ratio.clamp(max=1.1), ratio.clamp(min=0.9)
-        a = float(advantage[s])
-        per_step.append(-torch.minimum(a * ratio, a * (low if a > 0 else high)))
+        a = torch.from_numpy(advantage_T[batch.token_offsets[s] : batch.token_offsets[s + 1]])
+        per_step.append(-torch.minimum(a * ratio, a * torch.where(a > 0, low, high)))
     if mode == "token-mean":
         return torch.cat(per_step).mean()
     if mode == "seq-mean-token-mean":
@@ -85,8 +90,7 @@ def test_gradient_equals_that_of_a_slow_loss_one_row_at_a_time(policy: Policy, m
     policy.model.double()
     batch = sampled_batch(policy)
     rng = np.random.default_rng(1)
-    advantage, trained = rng.normal(size=batch.n_steps), rng.random(batch.n_steps) < 0.8
-    advantage[~trained] = 0
+    advantage, trained = rng.normal(size=len(batch.response_ids)), rng.random(batch.n_steps) < 0.8
     # As if another policy had sampled, so that the clip is active on both sides.
     off = rng.normal(scale=0.2, size=len(batch.logprobs))
     batch.logprobs[:] += off
@@ -142,7 +146,7 @@ def test_kl_loss_pulls_the_policy_back_to_its_reference(policy: Policy) -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    zero, every = np.zeros(batch.n_steps), np.ones(batch.n_steps, dtype=np.bool_)
+    zero, every = np.zeros(len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
     one = np.zeros(batch.n_steps, dtype=np.int64)
     first = actor.update(batch, zero, every, one)["actor/kl_loss"]
     for _ in range(10):
@@ -154,7 +158,7 @@ def test_warm_up_raises_the_learning_rate_linearly(policy: Policy) -> None:
     batch = sampled_batch(policy)
     actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=1e-3, lr_warmup_steps=4)))
     every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
-    rates = [actor.update(batch, np.ones(batch.n_steps), every, one)["actor/lr"] for _ in range(6)]
+    rates = [actor.update(batch, np.ones(len(batch.response_ids)), every, one)["actor/lr"] for _ in range(6)]
     assert rates == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1e-3])
 
 
@@ -163,7 +167,7 @@ def test_a_cosine_schedule_ends_at_zero_with_the_last_update_of_the_run(policy: 
     optim = OptimConfig(lr=1e-3, lr_warmup_steps=1, lr_scheduler_type="cosine")
     actor = Actor(policy, ActorConfig(optim=optim), total_updates=5)
     every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
-    rates = [actor.update(batch, np.ones(batch.n_steps), every, one)["actor/lr"] for _ in range(5)]
+    rates = [actor.update(batch, np.ones(len(batch.response_ids)), every, one)["actor/lr"] for _ in range(5)]
     expected = [5e-4, *(1e-3 * (1 + np.cos(np.pi * k / 4)) / 2 for k in range(4))]
     assert rates == pytest.approx(expected)
 
@@ -171,7 +175,7 @@ def test_a_cosine_schedule_ends_at_zero_with_the_last_update_of_the_run(policy: 
 def test_a_non_finite_gradient_skips_the_update_and_is_counted(policy: Policy) -> None:
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())
-    advantage = np.full(batch.n_steps, np.inf)
+    advantage = np.full(len(batch.response_ids), np.inf)
     every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
     metrics = Actor(policy, ActorConfig()).update(batch, advantage, every, one)
     assert metrics["actor/skipped_updates"] == 1
@@ -183,7 +187,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing(policy: Policy) -> Non
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())
     none, one = np.zeros(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
-    assert Actor(policy, ActorConfig()).update(batch, np.ones(batch.n_steps), none, one) == {}
+    assert Actor(policy, ActorConfig()).update(batch, np.ones(len(batch.response_ids)), none, one) == {}
     for name, value in policy.model.state_dict().items():
         assert torch.equal(value, before[name]), name
 
@@ -191,7 +195,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing(policy: Policy) -> Non
 def test_what_masked_steps_and_masked_tokens_say_changes_no_gradient(policy: Policy) -> None:
     batch = sampled_batch(policy)
     rng = np.random.default_rng(2)
-    advantage, trained = rng.normal(size=batch.n_steps), np.arange(batch.n_steps) % 3 > 0
+    advantage, trained = rng.normal(size=len(batch.response_ids)), np.arange(batch.n_steps) % 3 > 0
     last_of_step = batch.token_offsets[1:] - 1  # as if a tool had written it
     batch.response_mask[last_of_step] = False
 

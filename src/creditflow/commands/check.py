@@ -10,9 +10,10 @@ import numpy as np
 
 from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, assign
-from creditflow.credit.metrics import reach, unreached_agents
+from creditflow.credit.linter import lint
+from creditflow.credit.metrics import reach
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import load_policy, play
+from creditflow.engines.local.trainer import expect_no_critic, load_policy, play
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -28,6 +29,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
+    expect_no_critic(recipe.config)
     policy = load_policy(recipe)
     console = results_console()
     console.print(recipe.to_yaml(), soft_wrap=True)
@@ -81,26 +83,9 @@ def _warnings(
 ) -> list[str]:
     """What the numbers mean, in plain words."""
     found: list[str] = []
-    algorithm = recipe.config.algorithm
-    for agent in unreached_agents(assignment):
-        found.append(
-            f"no signal reaches {agent}: with propagation {algorithm.propagation} "
-            f"and outcome_to {algorithm.outcome_to} it does not learn"
-        )
+    found += [str(finding) for finding in lint(assignment)]
     played = set(assignment.batch.agent_names)
     found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in played]
-    if algorithm.propagation in ("discounted", "threshold") and not assignment.received_S.any():
-        found.append(
-            f"nothing flows upstream: propagation {algorithm.propagation} gives these plays the same credit as none "
-            f"(an open step passes its reward minus algorithm.sub_reward_origin={algorithm.sub_reward_origin:g})"
-        )
-    groups, tied = (len(np.unique(assignment.group_S[at_S])) for at_S in _grouped(assignment))
-    if tied:
-        found.append(
-            f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing"
-        )
-    if assignment.singletons:
-        found.append(f"{assignment.singletons} groups had a single play; their steps are compared with a wider group")
     for status, key in (("failed", "error"), ("truncated", "truncated")):
         plays = [trajectory for trajectory in trajectories if trajectory.status == status]
         if plays:
@@ -113,11 +98,6 @@ def _warnings(
         )
     found += [f"scoring failed: {reason}" for reason in report.reasons]
     return found
-
-
-def _grouped(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
-    has_group_S = assignment.trained_S & (assignment.group_S >= 0)
-    return has_group_S, has_group_S & assignment.tied_S
 
 
 def _mean(values: np.ndarray) -> str:

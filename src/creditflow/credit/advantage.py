@@ -1,6 +1,11 @@
 """Estimators: from credit to advantage, the number that the loss multiplies log-probabilities with.
 
 An estimator sees credit and groups. It does not know which rule made the credit, nor what model is trained.
+
+    advantage = weight * (credit - baseline - shift) / divisor
+
+An estimator chooses baseline and divisor; `shift` is 0 unless what it leaves is whitened, when shift and divisor are
+the mean and the standard deviation over all trained tokens of a policy. `gae` has a critic and makes its own.
 """
 
 from __future__ import annotations
@@ -11,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from creditflow.credit.groups import Groups, compact
+from creditflow.credit.checks import refuse_values
+from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
+from creditflow.credit.propagate import SHARES, Credit
 from creditflow.credit.registry import Registry
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -20,6 +27,9 @@ if TYPE_CHECKING:
 
 EPSILON = 1e-6
 """Added to the spread before dividing, as verl does."""
+
+WHITENING_EPSILON = 1e-8
+"""Added to the variance before whitening, as verl does."""
 
 MAX_STRATUM_WEIGHT = 2.0
 """A stratum of a few steps must not have its noise multiplied: at 10, a verifier's forty wrong candidates among six
@@ -32,41 +42,213 @@ class Credited:
 
     batch: TrajectoryBatch
     options: CreditOptions
+    credit: Credit
+    """The terms of c_t, and the gates that they went through."""
     credit_S: Floats
-    """[S] c_t."""
+    """[S] c_t, without what is paid token by token (`decomp_granularity: token_level`)."""
+    reward_S: Floats
+    """[S] the part of credit_S that enters at the step itself: own + shared."""
     trained_S: Bools
     """[S] steps that the loss will see; the others are in no mean."""
     groups: Groups
+    """Of estimators that are registered as not `grouped`: no step has a group."""
+    values_T: Floats | None
+    """[T] the critic's values, where there is a critic."""
+    token_reward_T: Floats | None
+    """[T] what is paid token by token to an estimator with a critic."""
 
 
-Estimator = Callable[[Credited], Floats]
-"""[S] advantages, before weights; where a step is masked, tied or without a group the caller sets 0."""
+@dataclass(frozen=True, slots=True)
+class CriticTerms:
+    """What went into an advantage by a critic, before whitening."""
+
+    values_T: Floats
+    """[T] V_j: what the critic said. Not read at tokens that were not sampled."""
+    advantage_T: Floats
+    """[T] A_j; 0 at tokens that were not sampled."""
+    token_reward_T: Floats | None
+    """[T] what is paid token by token."""
+    down_S: Floats
+    """[S] what reaches the step from its children's values and advantages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an estimator chose. Where a step is masked, tied or without a group the caller sets the advantage to 0."""
+
+    baseline_S: Floats
+    """[S]"""
+    divisor_S: Floats | None = None
+    """[S] None: 1. Not for an estimator that is whitened: that divides by itself."""
+    unscaled_T: Floats | None = None
+    """[T] in place of credit, where the tokens of a step differ."""
+    moments_S: Floats | None = None
+    """[S, 5] count, mean, sum of squared differences, least and largest of `unscaled_T` over each step's tokens."""
+    critic: CriticTerms | None = None
+    """What an estimator with a critic used and made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An entry of ADVANTAGE_ESTIMATORS."""
+
+    estimate: Callable[[Credited], Estimate]
+    grouped: bool
+    """Whether it compares steps within groups; if not, all of a policy's steps are one."""
+    whitened: bool
+    """Whether its result is whitened over all trained tokens of a policy."""
+    critic: bool
+    """Whether it needs `values_T`."""
+
 
 ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry("algorithm.adv_estimator")
 
 
-def advantage_estimator(name: str) -> Callable[[Estimator], Estimator]:
-    """Register a function from Credited to [S] advantages as `algorithm.adv_estimator: name`."""
+def advantage_estimator(
+    name: str, *, grouped: bool = True, whitened: bool = False, critic: bool = False
+) -> Callable[[Callable[[Credited], Estimate]], Callable[[Credited], Estimate]]:
+    """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`."""
 
-    def register(function: Estimator) -> Estimator:
-        ADVANTAGE_ESTIMATORS.add(name, function)
+    def register(function: Callable[[Credited], Estimate]) -> Callable[[Credited], Estimate]:
+        ADVANTAGE_ESTIMATORS.add(name, Estimator(function, grouped, whitened, critic))
         return function
 
     return register
 
 
 @advantage_estimator("grpo")
-def grpo(given: Credited) -> Floats:
-    """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300).
+def grpo(given: Credited) -> Estimate:
+    """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 
     The own trajectory is part of m and of the spread, as in the paper. With one step per trajectory the spread is the
     unbiased standard deviation (n - 1), as in verl's estimator of this name; the paper leaves that open. Unlike verl's,
     a group of one gets 0 rather than its raw reward.
     """
-    difference_S = given.credit_S - given.groups.mean_S
-    if not given.options.norm_adv_by_std_in_grpo:
-        return difference_S
-    return difference_S / (given.groups.spread_S + EPSILON)
+    scaled = given.options.norm_adv_by_std_in_grpo
+    return Estimate(given.groups.mean_S, given.groups.spread_S + EPSILON if scaled else None)
+
+
+@advantage_estimator("rloo")
+def rloo(given: Credited) -> Estimate:
+    """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
+
+    The whole own trajectory is left out, not the step alone: its other steps depend on this one. So the baseline does
+    not depend on the action that it is held against, and the gradient is unbiased.
+    """
+    return Estimate(given.groups.others_S)
+
+
+@advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True)
+def reinforce_plus_plus(given: Credited) -> Estimate:
+    """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
+    nothing_S, gamma = np.zeros_like(given.credit_S), given.options.gamma_token
+    if gamma == 1.0 or not given.batch.response_mask.size:
+        return Estimate(nothing_S)
+    from creditflow.credit import kernels
+
+    batch = given.batch
+    after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
+    power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
+    unscaled_T = np.repeat(given.credit_S, np.diff(batch.token_offsets)) * power[after_T]
+    moments_S = kernels.moments_of_steps(batch.token_offsets, batch.response_mask, unscaled_T)
+    return Estimate(nothing_S, unscaled_T=unscaled_T, moments_S=moments_S)
+
+
+@advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
+def reinforce_plus_plus_baseline(given: Credited) -> Estimate:
+    """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
+    return Estimate(given.groups.mean_S)
+
+
+@advantage_estimator("gae", grouped=False, whitened=True, critic=True)
+def gae(given: Credited) -> Estimate:
+    """Generalised advantage estimation (arXiv 1506.02438) along the graph, through gates; inside a step along its
+    tokens.
+
+    With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
+
+        down_t  = gamma * in_t * sum over children k of share_k * out_k * (V_k + lam * A_k)
+        delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
+        A_j     = delta_j + gamma_token * lam_token * A_{j+1}
+
+    A step without trained tokens has no value of its own and hands on `e_t + down_t`.
+    """
+    from creditflow.credit import kernels
+
+    batch, options, values_T = given.batch, given.options, given.values_T
+    assert values_T is not None, "an estimator that is registered with a critic is given values"
+    nothing_S = np.zeros_like(given.credit_S)
+    advantage_T = np.empty(values_T.size)
+    down_S, moments_S = kernels.gae(
+        batch.edge_child,
+        batch.edge_parent,
+        batch.token_offsets,
+        batch.response_mask,
+        values_T,
+        given.reward_S,
+        np.empty(0) if given.token_reward_T is None else given.token_reward_T,
+        nothing_S if given.credit.out_S is None else given.credit.out_S,
+        nothing_S if given.credit.in_S is None else given.credit.in_S,
+        SHARES[options.share](batch),
+        (options.gamma, options.lam, options.gamma_token, options.lam_token),
+        advantage_T,
+    )
+    if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
+        refuse_values(batch, values_T)
+    terms = CriticTerms(values_T, advantage_T, given.token_reward_T, down_S)
+    return Estimate(nothing_S, unscaled_T=advantage_T, moments_S=moments_S, critic=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Whitened:
+    """Mean and spread of values over everything that a policy's loss sees."""
+
+    code_S: Ints
+    """[S] number of the policy among those that are trained; -1: not trained."""
+    mean_P: Floats
+    variance_P: Floats
+    """Unbiased, over N - 1; NaN where N is 1."""
+    tied_P: Bools
+    """All values are the same, or there is one only."""
+    plays_P: Ints
+    """Trajectories."""
+
+
+def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None, over_S: Bools) -> Whitened:
+    """Statistics over the trained tokens of the steps in `over_S`, for each policy, as verl whitens.
+
+    `moments_S`: [S, 5] count, mean, squares, least and largest of each step's tokens, where they differ; else None, and
+    they all have `value_S`. In a batch without tokens each step counts as one.
+    """
+    code_S = np.full(batch.n_steps, -1)
+    at = np.flatnonzero(over_S)
+    if not at.size:
+        return Whitened(code_S, np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_), np.empty(0, dtype=np.int64))
+    code_S[at], n = compact(batch.policy_of_step[at])
+    plays = np.unique(code_S[at] * batch.n_trajectories + batch.trajectory_of_step[at]) // batch.n_trajectories
+    if moments_S is None:
+        counts_S = sampled_tokens(batch) if batch.response_mask.size else np.ones(batch.n_steps)
+        moments_S = np.stack([counts_S, value_S, np.zeros_like(value_S), value_S, value_S], axis=1)
+    at = at[moments_S[at, 0] > 0]
+    count, mean, squares, least, largest = moments_S[at].T
+    code = code_S[at]
+    count_P = np.bincount(code, count, n)
+    mean_P = np.where(count_P > 0, np.bincount(code, count * mean, n) / np.maximum(count_P, 1), np.nan)
+    # The squares inside the steps, and those between them: together those about the common mean.
+    square_P = np.bincount(code, squares + count * (mean - mean_P[code]) ** 2, n)
+    low_P, high_P = np.full(n, np.inf), np.full(n, -np.inf)
+    np.minimum.at(low_P, code, least)
+    np.maximum.at(high_P, code, largest)
+    tied_P = (high_P - low_P <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_P))) | (count_P <= 1)
+    variance_P = np.where(count_P > 1, square_P / np.maximum(count_P - 1, 1), np.nan)
+    return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(plays, minlength=n))
+
+
+def sampled_tokens(batch: TrajectoryBatch) -> Ints:
+    """[S] sampled response tokens of each step."""
+    from creditflow.credit import kernels
+
+    return kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
 
 
 def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools) -> Floats:

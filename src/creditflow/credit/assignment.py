@@ -1,23 +1,37 @@
-"""Credit assignment from end to end: a batch and options in, an advantage for every step out.
+"""Credit assignment from end to end: a batch and options in, an advantage for every step and token out.
 
 Knows the order of the parts and nothing of their insides. Pure: no file, no clock, no random number, no model.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from creditflow.credit import metrics
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, Credited, stratum_weights
-from creditflow.credit.checks import check_batch
-from creditflow.credit.decompose import outcomes, sub_rewards
-from creditflow.credit.gates import gate_factors
-from creditflow.credit.groups import LEVEL_NAMES, describe, group_statistics
+from creditflow.credit.advantage import (
+    ADVANTAGE_ESTIMATORS,
+    WHITENING_EPSILON,
+    Credited,
+    CriticTerms,
+    Estimate,
+    Estimator,
+    sampled_tokens,
+    stratum_weights,
+    whitening,
+)
+from creditflow.credit.checks import check_batch, check_values
+from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token_rewards
+from creditflow.credit.gates import gate_factors, is_above
+from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import PROPAGATION_RULES, Flow
-from creditflow.errors import BatchError
+from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow
+from creditflow.credit.thresholds import Observed, Threshold, make_threshold, open_starved, thetas
+from creditflow.credit.tokens import Scale, at_first_token, spread_over_tokens, token_terms
+from creditflow.errors import ConfigError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
@@ -26,9 +40,9 @@ class Assignment:
     """What S steps earned, and every term of it.
 
     `credit = own + received + shared`, and for a trained step with a group that is not tied
-    `advantage = weight * (credit - baseline) / (spread + 1e-6)` (without the division where
-    `norm_adv_by_std_in_grpo` is false). For any other step the advantage is exactly 0. Terms of masked steps are what
-    they would have been.
+    `advantage = weight * ((credit - baseline) - shift) / divisor`, but with a critic or token scores, where the tokens
+    of a step differ and `advantage_S` is that of its first trained token. For any other step the advantage is exactly
+    0. Terms of masked steps are what they would have been. `explain` lists the operations of one step.
     """
 
     sub_reward_S: Floats
@@ -39,8 +53,18 @@ class Assignment:
     """[S] a matching function of positive weight failed or timed out."""
     threshold_S: Floats
     """[S] theta_t, the threshold in force."""
+    gate_S: Floats
+    """[S] the factor, from 0 to 1, of the step's gate; only `threshold` obeys it."""
     gate_open_S: Bools
-    """[S] whether the step's gate passes anything; only `threshold` obeys it."""
+    """[S] whether the gate counts as open: nothing judged the step, or its sub-reward is above the threshold."""
+    forced_open_S: Bools
+    """[S] opened although it is below, to keep the threshold's floor on the share of open gates."""
+    out_S: Floats
+    """[S] what the rule in force lets out of the step to its parents, from 0 to 1."""
+    in_S: Floats
+    """[S] what it lets in from its children."""
+    stand_in_S: Floats
+    """[S] what stood in for the step's credit where its gate was closed; NaN: nothing."""
     own_S: Floats
     """[S] e_t."""
     received_S: Floats
@@ -48,13 +72,15 @@ class Assignment:
     shared_S: Floats
     """[S] what every step of the trajectory was given alike."""
     stopped_S: Floats
-    """[S] what the step's closed gate withheld from its parents."""
+    """[S] what the step's gate withheld, from its parents or from itself."""
     credit_S: Floats
     """[S] c_t."""
-    reached_S: Bools
-    """[S] whether anything that depends on this play reached the step."""
+    reached_S: NDArray[np.uint8]
+    """[S] bits SIGNAL and OUTCOME: whether anything that depends on this play, or the outcome, reached the step."""
     trained_S: Bools
     """[S] whether the step takes part in training; the others are in no baseline and have advantage 0."""
+    frozen_S: Bools
+    """[S] not trained because it lies upstream of a failure."""
     stratum_S: Ints
     """[S] the stratum in force, -1 for none; a step without a score of its own has none, whatever its label."""
     group_S: Ints
@@ -64,120 +90,322 @@ class Assignment:
     group_size_S: Ints
     """[S] trajectories in that group; 0: none."""
     baseline_S: Floats
-    """[S] the group's mean credit; NaN: none."""
+    """[S] what credit is held against; NaN: nothing."""
     spread_S: Floats
     """[S] the group's spread of credit; NaN: none."""
+    shift_S: Floats
+    """[S] the mean that whitening takes off beside the baseline; 0 without whitening."""
+    divisor_S: Floats
+    """[S] what the difference is divided by; 1 where nothing is scaled."""
     tied_S: Bools
     """[S] all credits of the group are the same, so that there is nothing to learn from it."""
     weight_S: Floats
     """[S] the weight that balances strata; 1 without strata."""
     advantage_S: Floats
     """[S] what the loss sees, weight included."""
+    advantage_T: Floats | None = field(repr=False)
+    """[T] the same for each response token, with token scores; else None. `token_advantages` gives it in any case."""
+    unscaled_T: Floats | None = field(repr=False)
+    """[T] what stands in place of credit where the tokens of a step differ; else None."""
+    token_term_T: Floats | None = field(repr=False)
+    """[T] what token scores added, before the weight; None without `token_level`."""
+    critic: CriticTerms | None = field(repr=False)
+    """What an estimator with a critic used and made; else None."""
     masked_N: Bools
     """[N] trajectories that are left out of training as a whole."""
     singletons: int
     """Groups that had one trajectory only, so that their steps backed off."""
+    options: CreditOptions = field(repr=False)
+    """The options in force."""
+    shadow: Assignment | None = field(repr=False)
+    """What `options.shadow` would have made of the same batch."""
     batch: TrajectoryBatch = field(repr=False)
     """The batch that all this is about."""
 
     level_names = LEVEL_NAMES
+
+    @property
+    def returns_T(self) -> Floats | None:
+        """[T] what a critic is to learn, 0 at tokens that were not sampled; None without a critic."""
+        if self.critic is None:
+            return None
+        return np.where(self.batch.response_mask, self.critic.advantage_T + self.critic.values_T, 0.0)
 
     def group_name(self, step: int) -> str | None:
         """The key of the group that `step`'s baseline came from, in words; None where there is none."""
         level = int(self.level_S[step])
         return None if level < 0 else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]))
 
-    def token_advantages(self, batch: TrajectoryBatch) -> Floats:
-        """[T] the step's advantage at each response token that the policy sampled, 0 at the others.
+    def token_advantages(self, *, dtype: DTypeLike = np.float64, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """[T] the advantage of each response token that the policy sampled, 0 at the others.
 
-        Raises BatchError where `batch` has other steps than the one that was assigned.
+        Written into `out` if given (T numbers), else into a new array of `dtype`.
         """
-        if batch is not self.batch and batch.step_ids != self.batch.step_ids:
-            raise BatchError(
-                f"token advantages: expected the batch of {self.batch.n_steps} steps that was assigned, "
-                f"got another one of {batch.n_steps}"
-            )
-        per_token_T = np.repeat(self.advantage_S, np.diff(batch.token_offsets))
-        return np.where(batch.response_mask, per_token_T, 0.0)
+        out_T = np.empty(int(self.batch.token_offsets[-1]), dtype) if out is None else out
+        if self.advantage_T is not None:
+            out_T[:] = self.advantage_T
+        elif self.unscaled_T is not None:
+            learns_S = self.trained_S & (self.group_S >= 0) & ~self.tied_S
+            scale = Scale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, learns_S)
+            scale.tokens(self.unscaled_T, self.batch, out_T)
+        else:
+            spread_over_tokens(self.advantage_S, self.batch, out_T)
+        return out_T
+
+    def observed(self, accuracy: float | None = None) -> Observed:
+        """What a threshold learns from this batch; see `Threshold.update`."""
+        return metrics.observe(self, accuracy)
 
     def metrics(self) -> dict[str, float]:
         """What to watch, by name; see `credit/metrics.py`."""
         return metrics.summarize(self)
 
 
-def assign(batch: TrajectoryBatch, options: CreditOptions) -> Assignment:
+def assign(
+    batch: TrajectoryBatch,
+    options: CreditOptions,
+    *,
+    values_T: Floats | None = None,
+    threshold: Threshold | None = None,
+) -> Assignment:
     """Credit and advantage of every step of `batch`.
 
+    `values_T`: [T] the critic's value at each sampled response token, for estimators that have a critic; other entries
+    are not read. `threshold`: one that lives longer than this batch, and so may move between batches (the caller
+    updates it); without one, `options.propagation_threshold` as it starts.
+
     Raises ConfigError for options that do not make sense and BatchError for columns that contradict one another; then
-    nothing is returned. Cost: linear in steps, edges and scores.
+    nothing is returned. Cost: linear in steps, edges, scores and tokens (`share: once`: steps times edges of each
+    trajectory).
     """
     options.validate()
     check_batch(batch)
+    estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
+    if estimator.critic:
+        values_T = check_values(batch, values_T, options.adv_estimator)
+    threshold = threshold or make_threshold(options.propagation_threshold, batch.agent_names)
+    made = _assign(batch, options, estimator, values_T, threshold)
+    if options.shadow is None:
+        return made
+    moved = "propagation_threshold" in (options.shadow or {})
+    shadow = assign(batch, options.shadowed(), values_T=values_T, threshold=None if moved else threshold)
+    return replace(made, shadow=shadow)
+
+
+def _assign(
+    batch: TrajectoryBatch,
+    options: CreditOptions,
+    estimator: Estimator,
+    values_T: Floats | None,
+    threshold: Threshold,
+) -> Assignment:
     trajectory_S = batch.trajectory_of_step
     rule = PROPAGATION_RULES[options.propagation]
 
     outcome = outcomes(batch, options)
     kept_S = ~outcome.masked_N[trajectory_S]
     rewards = sub_rewards(batch, options, kept_S)
-    judged_S = rewards.scored_S & options.reward_decomp
-    unjudged_S = rewards.failed_S & options.reward_decomp
+    judged_S = rewards.scored_S & options.decomposed
+    unjudged_S = rewards.failed_S & options.decomposed
 
-    threshold_S = np.full(batch.n_steps, float(options.propagation_threshold))
-    gate_S = gate_factors(
-        rewards.value_S,
-        threshold_S,
-        gate=options.gate,
-        gate_unscored=options.gate_unscored,
-        scored_S=judged_S,
-        failed_S=unjudged_S,
-    )
+    threshold_S = thetas(threshold, batch.agent_names)[batch.agent_of_step]
+    gate_S, open_S, forced_S = _gates(batch, options, rewards, judged_S, unjudged_S, threshold_S, threshold.floor)
     has_own_S = ~np.isnan(rewards.value_S)
-    own_S = np.where(has_own_S, options.w_r * (rewards.value_S - options.sub_reward_origin), 0.0)
+    paid_S = np.where(has_own_S, options.w_r * (rewards.value_S - options.sub_reward_origin), 0.0)
+    # A label that depends on the prompt splits groups by how well upstream did. A step with a score of its own is
+    # then compared with its like; one without is left with nothing but the outcome's noise inside each label.
+    stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
     credit = rule.credit(
         Flow(
             batch=batch,
             options=options,
-            own_S=own_S,
+            own_S=paid_S,
             has_own_S=has_own_S,
             outcome_N=outcome.value_N,
             gate_S=gate_S,
+            open_S=open_S,
             scored_S=judged_S,
+            failed_S=unjudged_S,
             outcome_known_N=outcome.known_N,
+            kept_S=kept_S,
+            stratum_S=stratum_S,
         )
     )
+    _expect_flow(credit, estimator, options)
     credit_S = credit.own_S + credit.received_S + credit.shared_S
+    frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
+    trained_S = kept_S & ~frozen_S
+    if rule.pays_own:
+        trained_S &= ~unjudged_S
 
-    # A label that depends on the prompt splits groups by how well upstream did. A step with a score of its own is
-    # then compared with its like; one without is left with nothing but the outcome's noise inside each label.
-    stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
-    trained_S = kept_S & ~unjudged_S if rule.pays_own else kept_S
-    groups = group_statistics(batch, credit_S, trained_S, stratum_S, options.group_by)
-    raw_S = ADVANTAGE_ESTIMATORS[options.adv_estimator](Credited(batch, options, credit_S, trained_S, groups))
+    by_token_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    if options.decomp_granularity == "token_level" and rule.pays_own:
+        by_token_S = judged_S & (sampled_tokens(batch) > 0)
+    rho_T = token_rewards(batch, rewards) if by_token_S.any() else None
+    # What is paid token by token is no part of what the whole step is held to, but its parents still see it.
+    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S)
+    groups = no_groups(batch.n_steps)
+    if estimator.grouped:
+        groups = BASELINES[options.baseline](batch, step_credit_S, trained_S, stratum_S, options.group_by)
+    estimate = estimator.estimate(
+        Credited(
+            batch=batch,
+            options=options,
+            credit=credit,
+            credit_S=step_credit_S,
+            reward_S=np.where(by_token_S, credit.own_S - paid_S, credit.own_S) + credit.shared_S,
+            trained_S=trained_S,
+            groups=groups,
+            values_T=values_T,
+            token_reward_T=_token_rewards(batch, options, rho_T, by_token_S) if estimator.critic else None,
+        )
+    )
     weight_S = stratum_weights(batch, stratum_S, trained_S)
-    learns_S = trained_S & (groups.group_S >= 0) & ~groups.tied_S
+    groups, baseline_S, shift_S, divisor_S = _scale(batch, estimator, estimate, step_credit_S, trained_S, groups)
+    grouped_S = trained_S & (groups.group_S >= 0)
+    scale = Scale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
+    advantage_S = scale.steps(step_credit_S)
+    if estimate.unscaled_T is not None:
+        otherwise_S = np.zeros(batch.n_steps) if estimator.critic else advantage_S
+        advantage_S = scale.steps(at_first_token(batch, estimate.unscaled_T, np.nan), otherwise_S)
+    advantage_T = term_T = None
+    if rho_T is not None and not estimator.critic:
+        term_T = token_terms(
+            batch,
+            rho_T,
+            rewards.value_S,
+            by_token_S & grouped_S,
+            groups.level_S,
+            stratum_S,
+            weight=options.w_r,
+            gamma_token=options.gamma_token,
+            scaled=estimator.whitened or estimate.divisor_S is not None,
+        )
+        advantage_T = np.empty(term_T.size)
+        if estimate.unscaled_T is None:
+            spread_over_tokens(advantage_S, batch, advantage_T)
+        else:
+            scale.tokens(estimate.unscaled_T, batch, advantage_T)
+        advantage_T += np.repeat(weight_S, np.diff(batch.token_offsets)) * term_T
+        advantage_S = at_first_token(batch, advantage_T, advantage_S)
+    nothing_S = np.zeros(batch.n_steps)
     return Assignment(
         sub_reward_S=rewards.value_S,
         scored_S=rewards.scored_S,
         failed_S=rewards.failed_S,
         threshold_S=threshold_S,
-        gate_open_S=gate_S > 0,
+        gate_S=gate_S,
+        gate_open_S=open_S,
+        forced_open_S=forced_S,
+        out_S=nothing_S if credit.out_S is None else credit.out_S,
+        in_S=nothing_S if credit.in_S is None else credit.in_S,
+        stand_in_S=np.full(batch.n_steps, np.nan) if credit.stand_in_S is None else credit.stand_in_S,
         own_S=credit.own_S,
         received_S=credit.received_S,
         shared_S=credit.shared_S,
         stopped_S=credit.stopped_S,
         credit_S=credit_S,
-        reached_S=credit.reached_S,
+        reached_S=np.asarray(credit.reached_S).astype(np.uint8),
         trained_S=trained_S,
+        frozen_S=frozen_S,
         stratum_S=stratum_S,
         group_S=groups.group_S,
         level_S=groups.level_S,
         group_size_S=groups.size_S,
-        baseline_S=groups.mean_S,
+        baseline_S=baseline_S,
         spread_S=groups.spread_S,
+        shift_S=shift_S,
+        divisor_S=divisor_S,
         tied_S=groups.tied_S,
         weight_S=weight_S,
-        advantage_S=np.where(learns_S, weight_S * raw_S, 0.0),
+        advantage_S=advantage_S,
+        advantage_T=advantage_T,
+        unscaled_T=estimate.unscaled_T,
+        token_term_T=term_T,
+        critic=estimate.critic,
         masked_N=outcome.masked_N,
         singletons=groups.singletons,
+        options=options,
+        shadow=None,
         batch=batch,
     )
+
+
+def _gates(
+    batch: TrajectoryBatch,
+    options: CreditOptions,
+    rewards: SubRewards,
+    judged_S: Bools,
+    unjudged_S: Bools,
+    threshold_S: Floats,
+    floor: float,
+) -> tuple[Floats, Bools, Bools]:
+    """What each gate lets through, whether it counts as open, and whether it was opened to keep the floor."""
+    gate_S = gate_factors(
+        rewards.value_S,
+        threshold_S,
+        gate=options.gate,
+        tau=options.tau,
+        gate_unscored=options.gate_unscored,
+        scored_S=judged_S,
+        failed_S=unjudged_S,
+    )
+    open_S = np.where(judged_S, is_above(rewards.value_S, threshold_S), gate_S > 0)
+    forced_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    if floor > 0 and options.gate == "hard":  # a soft gate starves nobody
+        forced_S = open_starved(open_S, rewards.value_S, judged_S, batch.agent_of_step, floor)
+        gate_S[forced_S], open_S = 1.0, open_S | forced_S
+    return gate_S, open_S, forced_S
+
+
+def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
+    if estimator.critic and (credit.out_S is None or credit.in_S is None) and credit.received_S.any():
+        raise ConfigError(
+            f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
+            f"{options.propagation!r} fills Credit.received_S and neither out_S nor in_S"
+        )
+
+
+def _token_rewards(
+    batch: TrajectoryBatch, options: CreditOptions, rho_T: Floats | None, by_token_S: Bools
+) -> Floats | None:
+    """[T] `w_r * (rho - b) / L` at each of the L sampled tokens of a step: their sum is its own reward."""
+    if rho_T is None:
+        return None
+    part_S = np.where(by_token_S, options.w_r / np.maximum(sampled_tokens(batch), 1), 0.0)
+    return np.where(
+        batch.response_mask, np.repeat(part_S, np.diff(batch.token_offsets)) * (rho_T - options.sub_reward_origin), 0.0
+    )
+
+
+def _scale(
+    batch: TrajectoryBatch,
+    estimator: Estimator,
+    estimate: Estimate,
+    credit_S: Floats,
+    trained_S: Bools,
+    groups: Groups,
+) -> tuple[Groups, Floats, Floats, Floats]:
+    """(groups, baseline_S, shift_S, divisor_S): as the estimator chose, or by whitening what it leaves.
+
+    An estimator that compares all steps of a policy with one another has the whitening mean for a baseline.
+    """
+    shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
+    if not estimator.whitened:
+        return groups, estimate.baseline_S, shift_S, divisor_S if estimate.divisor_S is None else estimate.divisor_S
+    over_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
+    left_S = np.where(over_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
+    stats = whitening(batch, left_S, estimate.moments_S, over_S)
+    at = np.flatnonzero(stats.code_S >= 0)
+    code = stats.code_S[at]
+    divisor_S[at] = np.sqrt(stats.variance_P + WHITENING_EPSILON)[code]
+    if estimator.grouped:
+        shift_S[at] = stats.mean_P[code]
+        tied_S = groups.tied_S.copy()
+        tied_S[at] |= stats.tied_P[code]
+        return replace(groups, tied_S=tied_S), estimate.baseline_S, shift_S, divisor_S
+    made = no_groups(batch.n_steps)
+    made.group_S[at], made.level_S[at] = code, LEVEL_NAMES.index(POLICY)
+    made.size_S[at], made.mean_S[at] = stats.plays_P[code], stats.mean_P[code]
+    made.spread_S[at], made.tied_S[at] = np.sqrt(stats.variance_P)[code], stats.tied_P[code]
+    return made, estimate.baseline_S + made.mean_S, shift_S, divisor_S

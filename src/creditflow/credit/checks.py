@@ -6,23 +6,38 @@ sound but for its scores; one that came from a file or another system may be any
 
 from __future__ import annotations
 
-import numpy as np
+from graphlib import CycleError as GraphlibCycleError
+from graphlib import TopologicalSorter
+from typing import Any, NoReturn
 
-from creditflow.errors import BatchError
-from creditflow.trajectory import OK, TIMEOUT, Bools, TrajectoryBatch
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.errors import (
+    BatchError,
+    ConfigError,
+    CycleError,
+    EmptyBatchError,
+    NotFiniteError,
+    OrderError,
+    ScoreRangeError,
+    ShapeError,
+)
+from creditflow.trajectory import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 
 _RANGE_TOLERANCE = 1e-9
 """Rescaling a mean of token scores may overshoot its range by rounding."""
 
 
 def check_batch(batch: TrajectoryBatch) -> None:
-    """Raises BatchError, naming the first offender, what was expected and what came.
+    """Raises a BatchError of its kind, naming the first offender, what was expected and what came.
 
-    Checked: lengths and indices of the columns, the order of steps, edges (same trajectory, parent before child, none
-    twice), scores (finite and in [0, 1] where ok), weights (finite, at least 0), outcomes (finite where ok).
+    Checked: lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory, parent
+    before child, none twice), scores (finite and in [0, 1] where ok), weights (finite, at least 0), outcomes (finite
+    where ok).
     """
     if batch.n_steps == 0:
-        raise BatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
+        raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
     _check_lengths(batch)
     _check_indices(batch)
     _check_order(batch)
@@ -51,14 +66,22 @@ def _check_lengths(batch: TrajectoryBatch) -> None:
         ("score_status", (s, k)),
         ("score_weights", (s, k)),
         ("token_offsets", (s + 1,)),
+        ("response_mask", (int(batch.token_offsets[-1]) if batch.token_offsets.size else 0,)),
         ("group_of_trajectory", (n,)),
         ("status_of_trajectory", (n,)),
         ("outcome", (n,)),
     ):
         if (got := getattr(batch, name).shape) != shape:
-            raise BatchError(f"column {name}: expected shape {shape}, got {got}")
+            raise ShapeError(f"column {name}: expected shape {shape}, got {got}")
+    if batch.response_mask.dtype != np.bool_:
+        raise ShapeError(f"column response_mask: expected true or false, got {batch.response_mask.dtype}")
+    if (wrong := np.diff(batch.token_offsets) < 0).any():
+        raise ShapeError(
+            f"step {batch.step_ids[_first(wrong)]}: expected token_offsets that do not decrease, got "
+            f"{batch.token_offsets[_first(wrong) + 1]} after {batch.token_offsets[_first(wrong)]}"
+        )
     if len(batch.outcome_scores) != n:
-        raise BatchError(f"column outcome_scores: expected {n} values, got {len(batch.outcome_scores)}")
+        raise ShapeError(f"column outcome_scores: expected {n} values, got {len(batch.outcome_scores)}")
 
 
 def _check_indices(batch: TrajectoryBatch) -> None:
@@ -83,7 +106,7 @@ def _check_order(batch: TrajectoryBatch) -> None:
     trajectory_S = batch.trajectory_of_step
     if (wrong := np.diff(trajectory_S) < 0).any():
         s = _first(wrong) + 1
-        raise BatchError(
+        raise OrderError(
             f"step {batch.step_ids[s]}: expected steps to lie trajectory by trajectory, got one of "
             f"{batch.trajectory_ids[trajectory_S[s]]} after one of {batch.trajectory_ids[trajectory_S[s - 1]]}"
         )
@@ -91,7 +114,7 @@ def _check_order(batch: TrajectoryBatch) -> None:
     expected_S = np.arange(batch.n_steps) - (np.cumsum(steps_N) - steps_N)[trajectory_S]
     if (wrong := batch.index_of_step != expected_S).any():
         s = _first(wrong)
-        raise BatchError(f"step {batch.step_ids[s]}: expected index {expected_S[s]}, got {batch.index_of_step[s]}")
+        raise OrderError(f"step {batch.step_ids[s]}: expected index {expected_S[s]}, got {batch.index_of_step[s]}")
 
 
 def _check_edges(batch: TrajectoryBatch) -> None:
@@ -99,10 +122,17 @@ def _check_edges(batch: TrajectoryBatch) -> None:
     if not child_E.size:
         return
     if (wrong := parent_E >= child_E).any():
+        _refuse_cycle(batch)
         e = _first(wrong)
-        raise BatchError(
+        raise OrderError(
             f"step {batch.step_ids[child_E[e]]}: expected parents that came before it, "
             f"got {batch.step_ids[parent_E[e]]}"
+        )
+    if (wrong := np.diff(child_E) < 0).any():
+        e = _first(wrong) + 1
+        raise OrderError(
+            f"edge {e}: expected edges sorted by child, got one of {batch.step_ids[child_E[e]]} after one of "
+            f"{batch.step_ids[child_E[e - 1]]}"
         )
     if (wrong := batch.trajectory_of_step[child_E] != batch.trajectory_of_step[parent_E]).any():
         e = _first(wrong)
@@ -118,21 +148,33 @@ def _check_edges(batch: TrajectoryBatch) -> None:
         raise BatchError(f"step {batch.step_ids[child]}: expected each parent once, got {batch.step_ids[parent]} twice")
 
 
+def _refuse_cycle(batch: TrajectoryBatch) -> None:
+    """Raises CycleError where edges lead in a circle; the caller has found that some edge leads the wrong way."""
+    parents: dict[int, list[int]] = {}
+    for child, parent in zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True):
+        parents.setdefault(child, []).append(parent)
+    try:
+        TopologicalSorter(parents).prepare()
+    except GraphlibCycleError as error:
+        circle = " <- ".join(batch.step_ids[s] for s in error.args[1])
+        raise CycleError(
+            f"step {batch.step_ids[error.args[1][0]]}: expected no step to use its own output, got {circle}"
+        ) from None
+
+
 def _check_scores(batch: TrajectoryBatch) -> None:
     ok_SK = batch.score_status == OK
     with np.errstate(invalid="ignore"):
         within_SK = (batch.scores >= -_RANGE_TOLERANCE) & (batch.scores <= 1 + _RANGE_TOLERANCE)
+        weighable_SK = np.isfinite(batch.score_weights) & (batch.score_weights >= 0)
     for wrong_SK, values_SK, what in (
         (ok_SK & ~within_SK, batch.scores, "a value from 0 to 1 after rescaling from its range"),
-        (
-            ~(np.isfinite(batch.score_weights) & (batch.score_weights >= 0)),
-            batch.score_weights,
-            "a weight of 0 or more",
-        ),
+        (~weighable_SK, batch.score_weights, "a finite weight of 0 or more"),
     ):
         if wrong_SK.any():
             s, k = divmod(_first(wrong_SK.ravel()), wrong_SK.shape[1])
-            raise BatchError(
+            kind = ScoreRangeError if np.isfinite(values_SK[s, k]) else NotFiniteError
+            raise kind(
                 f"step {batch.step_ids[s]}, score {batch.score_names[k]}: expected {what}, got {values_SK[s, k]}"
             )
 
@@ -143,7 +185,34 @@ def _check_outcomes(batch: TrajectoryBatch) -> None:
     ok_N = np.array([score is not None and score.status == "ok" for score in batch.outcome_scores], dtype=np.bool_)
     if (wrong := (ok_N & np.isnan(batch.outcome)) | np.isinf(batch.outcome)).any():
         n = _first(wrong)
-        raise BatchError(
+        raise NotFiniteError(
             f"trajectory {batch.trajectory_ids[n]}: expected a finite outcome where its scoring was ok, "
             f"got {batch.outcome[n]}"
         )
+
+
+def check_values(batch: TrajectoryBatch, values_T: NDArray[Any] | None, estimator: str) -> Floats:
+    """[T] the critic's values as floating-point numbers. Raises ConfigError where there are none, ShapeError where they
+    do not fit; that they are finite shows when they are used, see `refuse_values`.
+    """
+    if values_T is None:
+        raise ConfigError(f"algorithm.adv_estimator: {estimator} expects a critic's values for each token, got none")
+    values_T = np.asarray(values_T)
+    if values_T.shape != batch.response_mask.shape:
+        raise ShapeError(f"values: expected shape {batch.response_mask.shape}, got {values_T.shape}")
+    return values_T if values_T.dtype in (np.float32, np.float64) else values_T.astype(np.float64)
+
+
+def refuse_values(batch: TrajectoryBatch, values_T: Floats) -> NoReturn:
+    """Raises NotFiniteError: the advantages that were made with these values are no numbers."""
+    wrong_T = batch.response_mask & ~np.isfinite(values_T)
+    if not wrong_T.any():
+        raise NotFiniteError(
+            f"values: expected numbers that advantages can be made of, got up to {np.abs(values_T).max()}"
+        )
+    token = _first(wrong_T)
+    s = int(np.searchsorted(batch.token_offsets, token, side="right")) - 1
+    raise NotFiniteError(
+        f"step {batch.step_ids[s]}, token {token - batch.token_offsets[s]}: expected a finite value, "
+        f"got {values_T[token]}"
+    )

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from creditflow.credit.groups import codes_of_level, leave_one_out_mean
+from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
+from creditflow.errors import ShapeError
 from creditflow.trajectory import NOT_MATCHED, OK, TRAJECTORY_STATUSES, Bools, Floats, TrajectoryBatch
 
 if TYPE_CHECKING:
@@ -66,24 +67,72 @@ def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -
     the score standing; r_t is then the mean over the other trajectories of its group, else over those of its agent,
     else there is none. Strata play no part in that mean, for the step has no score of its own.
 
-    `kept_S`: [S] steps of trajectories that are not masked; only they may stand in for others. With `reward_decomp` off
-    no step has a value.
+    With `decomp_granularity: agent` the scored steps of an agent in a trajectory share the mean of theirs.
+
+    `kept_S`: [S] steps of trajectories that are not masked; only they may stand in for others. Where sub-rewards play
+    no part (`options.decomposed`) no step has a value.
     """
-    counts_SK = (batch.score_weights > 0) & (batch.score_status != NOT_MATCHED)
-    failed_S = (counts_SK & (batch.score_status != OK)).any(axis=1)
-    scored_S = counts_SK.any(axis=1) & ~failed_S
+    from creditflow.credit import kernels
+
+    sum_S, weight_S, case_S = kernels.weigh(batch.scores, batch.score_weights, batch.score_status, OK)
+    scored_S, failed_S = case_S == 1, case_S == 2
     value_S = np.full(batch.n_steps, np.nan)
-    if not options.reward_decomp:
+    if not options.decomposed:
         return SubRewards(value_S, scored_S, failed_S)
-    weights_SK = np.where(counts_SK & scored_S[:, None], batch.score_weights, 0.0)
-    sums_S = np.where(weights_SK > 0, weights_SK * batch.scores, 0.0).sum(axis=1)
-    value_S[scored_S] = sums_S[scored_S] / weights_SK.sum(axis=1)[scored_S]
-    if failed_S.any():
-        known_S = scored_S & kept_S
-        no_stratum_S = np.full(batch.n_steps, -1, dtype=np.int64)
-        for level in (options.group_by, "agent"):
-            code_S = codes_of_level(batch, level, no_stratum_S)
-            mean_S = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step)
-            fill_S = failed_S & np.isnan(value_S)
-            value_S[fill_S] = mean_S[fill_S]
+    np.divide(sum_S, weight_S, out=value_S, where=scored_S)
+    if options.decomp_granularity == "agent":
+        _share_among_agent(batch, value_S, scored_S)
+    known_S, no_stratum_S = scored_S & kept_S, np.full(batch.n_steps, -1, dtype=np.int64)
+    for level in (options.group_by, "agent"):
+        fill_S = failed_S & np.isnan(value_S)
+        if not fill_S.any():
+            break
+        code_S = codes_of_level(batch, level, no_stratum_S)
+        mean_S = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step)
+        value_S[fill_S] = mean_S[fill_S]
     return SubRewards(value_S, scored_S, failed_S)
+
+
+def counting(batch: TrajectoryBatch) -> Bools:
+    """[S, K] scores that count: of a function of positive weight that matched the step, ok or not."""
+    counting_SK: Bools = (batch.score_weights > 0) & (batch.score_status != NOT_MATCHED)
+    return counting_SK
+
+
+def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools) -> None:
+    scored = np.flatnonzero(scored_S)
+    if scored.size:
+        code, n = compact(batch.trajectory_of_step[scored], batch.agent_of_step[scored])
+        value_S[scored] = (np.bincount(code, value_S[scored], n) / np.bincount(code, minlength=n))[code]
+
+
+def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
+    """[T] rho: the weighted mean of the scores at each response token, a score without token values counting
+    everywhere.
+
+    0 where the step is not scored. Raises ShapeError where a score has another number of values than the response has
+    tokens.
+    """
+    rho_T = np.zeros(int(batch.token_offsets[-1]))
+    counts_SK = counting(batch)
+    for s in np.flatnonzero(rewards.scored_S & (np.diff(batch.token_offsets) > 0)):
+        tokens = slice(int(batch.token_offsets[s]), int(batch.token_offsets[s + 1]))
+        total = 0.0
+        for k in np.flatnonzero(counts_SK[s]):
+            weight = batch.score_weights[s, k]
+            total += weight
+            rho_T[tokens] += weight * _per_token(batch, int(s), batch.score_names[k], tokens.stop - tokens.start)
+        rho_T[tokens] /= total
+    return rho_T
+
+
+def _per_token(batch: TrajectoryBatch, s: int, name: str, n_tokens: int) -> Floats:
+    score = batch.raw_scores[s][name]
+    values = np.atleast_1d(np.asarray(score.value, dtype=np.float64))
+    if isinstance(score.value, tuple) and len(values) != n_tokens:
+        raise ShapeError(
+            f"step {batch.step_ids[s]}, score {name}: expected one value for each of {n_tokens} response tokens, "
+            f"got {len(values)}"
+        )
+    low, high = score.range
+    return np.asarray(np.broadcast_to((values - low) / (high - low), n_tokens))

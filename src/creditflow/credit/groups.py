@@ -9,7 +9,7 @@ with many turns, which are not a random selection of plays, would set the baseli
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,20 @@ LEVELS: dict[str, tuple[str, ...]] = {
 BACK_OFF = ("task_agent", "agent_turn", "agent")
 """Where a step that is alone in its group looks for a baseline, in this order."""
 
-LEVEL_NAMES = tuple(LEVELS)
+POLICY = "policy"
+"""The level of estimators that compare all of a policy's tokens with one another."""
+LEVEL_NAMES = (*LEVELS, POLICY)
+
+PARENTS = {
+    "task_agent_state": ("agent",),  # the same prompt may come at different turns
+    "task_agent_turn": ("agent_turn", "agent"),
+    "task_agent": ("agent",),
+    "agent_turn": ("agent",),
+    "agent": (),
+}
+"""Under `baseline: shrunk`: the levels that the groups of a level lie inside of, the nearest first. `task` has none,
+for
+its groups mix agents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +73,8 @@ class Groups:
     """[S] trajectories in the group."""
     mean_S: Floats
     """[S] m: the mean over trajectories of their means."""
+    others_S: Floats
+    """[S] the same without the step's own trajectory."""
     spread_S: Floats
     """[S] square root of `n/(n-1) * mean over trajectories of mean_t (c - m)^2`."""
     tied_S: Bools
@@ -112,6 +127,8 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str
         "turn": str(batch.turn_of_step[step]),
         "prompt": repr(batch.prompts[step][:40]),
     }
+    if level == POLICY:
+        return f"policy={batch.policy_names[batch.policy_of_step[step]]}"
     parts = [f"{part}={words[part]}" for part in LEVELS[level]]
     parts += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={batch.policy_version[step]}"]
     return " ".join(parts + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
@@ -126,66 +143,187 @@ def group_statistics(
     first group of BACK_OFF that has two trajectories; the members of that group are all steps of its key, whether alone
     or not. If none has, it has no group: an advantage that was the raw reward would push one way only.
     """
-    s = batch.n_steps
-    group_S, level_S, size_S = np.full(s, -1), np.full(s, -1), np.zeros(s, dtype=np.int64)
-    mean_S, spread_S, tied_S = np.full(s, np.nan), np.full(s, np.nan), np.zeros(s, dtype=np.bool_)
+    groups = no_groups(batch.n_steps)
     members = searching = np.flatnonzero(trained_S)
     n_groups = singletons = 0
     for level in (group_by, *BACK_OFF):
         if not searching.size:
             break
         code_S = codes_of_level(batch, level, stratum_S)
-        table = _table(values_S[members], code_S[members], batch.trajectory_of_step[members])
+        code, values = code_S[members], values_S[members]
+        cells = cells_of(values, code, batch.trajectory_of_step[members])
         if not n_groups:
-            singletons = int((table.size_G == 1).sum())
-        found = table.size_G[code_S[searching]] > 1
-        at, searching = searching[found], searching[~found]
-        code = code_S[at]
-        group_S[at] = code + n_groups
-        level_S[at] = LEVEL_NAMES.index(level)
-        size_S[at] = table.size_G[code]
-        mean_S[at] = table.mean_G[code]
-        spread_S[at] = table.spread_G[code]
-        tied_S[at] = table.tied_G[code]
-        n_groups += len(table.size_G)
-    return Groups(group_S, level_S, size_S, mean_S, spread_S, tied_S, singletons)
+            singletons = int((cells.size_G == 1).sum())
+        found = cells.size_G[code_S[searching]] > 1
+        at, searching = (searching, searching[:0]) if found.all() else (searching[found], searching[~found])
+        if at.size:
+            spread_G = spread_of(cells, code, values - cells.mean_G[code])
+            tied_G = _tied(values, code, cells.mean_G)
+            g, others = code_S[at], _without_own(cells, code)
+            groups.group_S[at] = g + n_groups
+            groups.level_S[at] = LEVEL_NAMES.index(level)
+            groups.size_S[at] = cells.size_G[g]
+            groups.mean_S[at] = cells.mean_G[g]
+            groups.others_S[at] = others if at.size == members.size else others[np.searchsorted(members, at)]
+            groups.spread_S[at] = spread_G[g]
+            groups.tied_S[at] = tied_G[g]
+        n_groups += len(cells.size_G)
+    return replace(groups, singletons=singletons)
+
+
+def shrunk_statistics(
+    batch: TrajectoryBatch, values_S: Floats, trained_S: Bools, stratum_S: Ints, group_by: str
+) -> Groups:
+    """The same, each group's mean pulled towards that of the groups it lies in, by its count (empirical Bayes).
+
+    With x the mean of a trajectory's values in a group, suppose at each level of (group_by, *PARENTS[group_by])
+    `x = mu_g + noise` of variance sigma^2, and `mu_g = mu_parent + deviation` of variance tau^2. The mean of mu_g
+    given n trajectories of mean m is then
+
+        mu_g = B * m + (1 - B) * mu_parent,   B = n / (n + sigma^2 / tau^2),
+
+    from the agent's own mean down. sigma^2 and tau^2 are taken for each agent and level, by the moments of one-way
+    random effects with unequal counts (Searle, Casella, McCulloch: Variance Components, 1992, section 3.6): over the
+    groups g of n_g trajectories, N_p of them inside parent p,
+
+        sigma^2 = sum_g sum_i (x_gi - m_g)^2 / sum_g (n_g - 1)
+        tau^2   = max(0, (sum_g n_g (m_g - m_p)^2 - (#groups - #parents) sigma^2)
+                         / (sum_p N_p - sum_p sum_g n_g^2 / N_p))
+
+    with m_p the mean of all x inside p. Where nothing tells noise from deviation (every group of one trajectory) B is
+    0. So a small group leans on its parents, and a tied one still has an advantage, unless all groups are tied: then
+    the data say that there is no noise to learn from. Without the own trajectory (`others_S`) all counts are one less;
+    sigma and tau still see it. The spread is that of `value - mean` over all of the agent's trajectories, and tied
+    means that it has none. An agent with one trajectory has no group.
+    """
+    groups = no_groups(batch.n_steps)
+    members = np.flatnonzero(trained_S)
+    if not members.size:
+        return groups
+    values, trajectory = values_S[members], batch.trajectory_of_step[members]
+    levels = (group_by, *PARENTS[group_by])
+    codes = [codes_of_level(batch, level, stratum_S)[members] for level in levels]
+    cells = [cells_of(values, code, trajectory) for code in codes]
+    agent, whole = codes[-1], cells[-1]
+    mean, others = whole.mean_G[agent], _without_own(whole, agent)
+    for level in range(len(levels) - 2, -1, -1):
+        code, cell = codes[level], cells[level]
+        noise_to_deviation = _variance_ratio(cell, code, codes[level + 1], agent)[agent]
+        pull = _pull(cell.size_G[code], noise_to_deviation)
+        mean = pull * cell.mean_G[code] + (1.0 - pull) * mean
+        pull = _pull(cell.size_G[code] - 1, noise_to_deviation)
+        others = np.where(pull > 0, pull * np.nan_to_num(_without_own(cell, code)), 0.0) + (1.0 - pull) * others
+    spread_G = spread_of(whole, agent, values - mean)
+    tied_G = _tied(values - mean, agent, np.zeros_like(spread_G), np.maximum(1.0, np.abs(whole.mean_G)))
+    has = np.flatnonzero(whole.size_G[agent] > 1)
+    at = members[has]
+    groups.group_S[at] = codes[0][has]
+    groups.level_S[at] = LEVEL_NAMES.index(group_by)
+    groups.size_S[at] = cells[0].size_G[codes[0]][has]
+    groups.mean_S[at], groups.others_S[at] = mean[has], others[has]
+    groups.spread_S[at] = spread_G[agent][has]
+    groups.tied_S[at] = tied_G[agent][has]
+    return replace(groups, singletons=int((cells[0].size_G == 1).sum()))
+
+
+BASELINES = {"group": group_statistics, "shrunk": shrunk_statistics}
+"""`algorithm.baseline`."""
+
+
+def no_groups(n_steps: int) -> Groups:
+    group_S, level_S, size_S = np.full(n_steps, -1), np.full(n_steps, -1), np.zeros(n_steps, dtype=np.int64)
+    mean_S, others_S, spread_S = (np.full(n_steps, np.nan) for _ in range(3))
+    return Groups(group_S, level_S, size_S, mean_S, others_S, spread_S, np.zeros(n_steps, dtype=np.bool_), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class Cells:
+    """The groups that one level makes, over M members; a play is the part of one trajectory in one group."""
+
+    play: Ints
+    """[M]"""
+    group_of_play: Ints
+    steps_of_play: Ints
+    mean_of_play: Floats
     size_G: Ints
+    """Plays of the group."""
     mean_G: Floats
-    spread_G: Floats
-    tied_G: Bools
 
 
-def _table(values: Floats, code: Ints, trajectory: Ints) -> _Table:
-    """Statistics of the groups that `code` names, over members given by value, code and trajectory."""
+def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
+    """The groups that `code` names, over members given by value, code and trajectory."""
     n_groups = int(code.max()) + 1
     play, group_of_play, n_plays = _plays(code, trajectory)
     steps_of_play = np.bincount(play, minlength=n_plays)
     size_G = np.bincount(group_of_play, minlength=n_groups)
-    plays_G = np.maximum(size_G, 1)
     mean_of_play = np.bincount(play, values, n_plays) / steps_of_play
-    mean_G = np.bincount(group_of_play, mean_of_play, n_groups) / plays_G
-    square_of_play = np.bincount(play, (values - mean_G[code]) ** 2, n_plays) / steps_of_play
+    mean_G = np.bincount(group_of_play, mean_of_play, n_groups) / np.maximum(size_G, 1)
+    return Cells(play, group_of_play, steps_of_play, mean_of_play, size_G, mean_G)
+
+
+def spread_of(cells: Cells, code: Ints, differences: Floats) -> Floats:
+    """[G] square root of n/(n-1) times the mean over plays of their mean squared difference."""
+    square_of_play = np.bincount(cells.play, differences**2, len(cells.steps_of_play)) / cells.steps_of_play
     # n/(n-1) times the mean over n plays is their sum over n-1.
-    variance_G = np.bincount(group_of_play, square_of_play, n_groups) / np.maximum(size_G - 1, 1)
-    low_G, high_G = np.full(n_groups, np.inf), np.full(n_groups, -np.inf)
-    np.minimum.at(low_G, code, values)
-    np.maximum.at(high_G, code, values)
-    empty_G = size_G == 0
-    low_G[empty_G] = high_G[empty_G] = 0.0
-    tied_G = high_G - low_G <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_G))
-    return _Table(size_G, mean_G, np.sqrt(variance_G), tied_G)
+    total_G = np.bincount(cells.group_of_play, square_of_play, len(cells.size_G))
+    return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
+
+
+def _without_own(cells: Cells, code: Ints) -> Floats:
+    """[M] the group's mean without the member's own play; NaN where it is the only one."""
+    from creditflow.credit import kernels
+
+    return kernels.others_mean(code, cells.play, cells.size_G, cells.mean_G, cells.mean_of_play)
+
+
+def _tied(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
+    """[G] whether the values are all the same, but for rounding."""
+    from creditflow.credit import kernels
+
+    low_G, high_G = kernels.low_and_high(values, code, len(mean_G))
+    scale_G = np.maximum(1.0, np.abs(mean_G)) if scale_G is None else scale_G
+    return np.asarray(high_G - low_G <= TIE_TOLERANCE * scale_G)
+
+
+def _variance_ratio(cells: Cells, code: Ints, parent: Ints, agent: Ints) -> Floats:
+    """[agents] sigma^2 / tau^2 of one level inside the next; infinite where there is no deviation to be seen."""
+    n_agents, n_groups = int(agent.max()) + 1, len(cells.size_G)
+    agent_G, parent_G = np.zeros(n_groups, dtype=np.int64), np.zeros(n_groups, dtype=np.int64)
+    agent_G[code], parent_G[code] = agent, parent
+    used_G = cells.size_G > 0
+    n_G = cells.size_G.astype(np.float64)
+    within_G = np.bincount(cells.group_of_play, (cells.mean_of_play - cells.mean_G[cells.group_of_play]) ** 2, n_groups)
+    free_A = np.bincount(agent_G, np.maximum(n_G - 1, 0), n_agents)
+    noise_A = np.bincount(agent_G, within_G, n_agents) / np.maximum(free_A, 1)
+
+    n_parents = int(parent.max()) + 1
+    plays_P = np.bincount(parent_G, n_G, n_parents)
+    mean_P = np.bincount(parent_G, n_G * cells.mean_G, n_parents) / np.maximum(plays_P, 1)
+    agent_P = np.zeros(n_parents, dtype=np.int64)
+    agent_P[parent] = agent
+    between_A = np.bincount(agent_G, n_G * (cells.mean_G - mean_P[parent_G]) ** 2, n_agents)
+    groups_A = np.bincount(agent_G, used_G, n_agents)
+    parents_A = np.bincount(agent_P, plays_P > 0, n_agents)
+    # sum_p N_p - sum_p sum_g n_g^2 / N_p: how many plays' worth of deviation the sum of squares holds.
+    held_A = np.bincount(agent_G, n_G - n_G**2 / np.maximum(plays_P[parent_G], 1), n_agents)
+    deviation_A = (between_A - (groups_A - parents_A) * noise_A) / np.where(held_A > 0, held_A, 1.0)
+    ratio_A = np.full(n_agents, np.inf)
+    told_A = (deviation_A > 0) & (free_A > 0) & (held_A > 0)
+    ratio_A[told_A] = noise_A[told_A] / deviation_A[told_A]
+    return ratio_A
+
+
+def _pull(n: Ints, ratio: Floats) -> Floats:
+    """B = n / (n + ratio); 0 for an empty group."""
+    return np.where(n > 0, n / np.where(n > 0, n + ratio, 1.0), 0.0)
 
 
 def _plays(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
     """Numbers the pairs of group and trajectory: each member's pair, each pair's group, how many there are."""
-    play, n_plays = compact(trajectory, code)
-    group_of_play = np.empty(n_plays, dtype=np.int64)
-    group_of_play[play] = code
-    return play, group_of_play, n_plays
+    from creditflow.credit import kernels
+
+    play, group_of_play = kernels.number_plays(code, trajectory, int(code.max()) + 1)
+    return play, group_of_play, len(group_of_play)
 
 
 def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints) -> Floats:

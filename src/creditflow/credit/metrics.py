@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.groups import LEVELS, cells_of, codes_of_level, spread_of
+from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
+from creditflow.credit.thresholds import Observed
 from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -19,69 +23,70 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     """Metrics by name. One that has nothing to be a share of is left out rather than given a number.
 
     * `propagation/pass_rate[/<agent>]`: share of open gates among steps that a function was to score.
+    * `propagation/forced_open/<agent>`: share of those that were opened to keep the threshold's floor.
+    * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
-    * `credit/gated_off/<agent>`: share of the credit, in absolute value, that the agent's closed gates withheld from
-      parents.
+    * `credit/gated_off/<agent>`: share of the credit, in absolute value, that came to the agent's gates and was
+      withheld.
     * `credit/mis_credited/<agent>`: share of trained steps with an ok score (weight 0 included) whose advantage is
       negative although all their ok scores are 1, or positive although one is below 1.
-    * `credit/reach/<agent>`: share of its plays in which a signal reaches the agent, see `reach`.
-    * `groups/singletons`: groups of one trajectory; their steps backed off.
+    * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of its plays in which a signal, or the outcome,
+      reaches the agent, see `reach`.
+    * `groups/singletons`: groups of one trajectory; their steps backed off (or leaned on the groups around).
     * `groups/zero_variance`: groups, after back-off, whose credits are all the same.
     * `groups/no_baseline`: trained steps that were alone at every level.
-    * `groups/masked_steps`: steps left out of training.
+    * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: those of them upstream of a failure.
+    * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: what another rule would have done, see `compare_shadow`.
 
     Steps of masked trajectories count in `groups/masked_steps` only.
     """
     batch, trained_S = assignment.batch, assignment.trained_S
     kept_S = ~assignment.masked_N[batch.trajectory_of_step]
-    agent_S, names = batch.agent_of_step, batch.agent_names
     result: dict[str, float] = {}
 
     judged_S = kept_S & (assignment.scored_S | assignment.failed_S)
     if judged_S.any():
         result["propagation/pass_rate"] = float(assignment.gate_open_S[judged_S].mean())
 
-    has_parent_S = np.bincount(batch.edge_child, minlength=batch.n_steps) > 0
-    handed_S = np.abs(assignment.own_S + assignment.received_S)
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
     wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
-    measured_S = trained_S & ok_SK.any(axis=1)
+    for name, values_S, over_S in (
+        ("propagation/pass_rate", assignment.gate_open_S, judged_S),
+        ("propagation/threshold", assignment.threshold_S, judged_S),
+        ("credit/mean", assignment.credit_S, trained_S),
+        ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
+        *([("propagation/forced_open", assignment.forced_open_S, judged_S)] if assignment.forced_open_S.any() else []),
+    ):
+        result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
 
-    shares = {
-        "propagation/pass_rate": (assignment.gate_open_S, judged_S),
-        "credit/mean": (assignment.credit_S, trained_S),
-        "credit/mis_credited": (wrong_way_S, measured_S),
-    }
-    for name, (values_S, over_S) in shares.items():
-        sums, counts = _by_agent(values_S, over_S, agent_S, len(names))
-        result |= {f"{name}/{names[a]}": float(sums[a] / counts[a]) for a in np.flatnonzero(counts)}
-
-    stopped, _ = _by_agent(np.abs(assignment.stopped_S), kept_S & has_parent_S, agent_S, len(names))
-    handed, _ = _by_agent(handed_S, kept_S & has_parent_S, agent_S, len(names))
-    result |= {f"credit/gated_off/{names[a]}": float(stopped[a] / handed[a]) for a in np.flatnonzero(handed)}
+    withheld, _ = _by_agent(assignment, np.abs(assignment.stopped_S), kept_S)
+    offered, _ = _by_agent(assignment, _offered(assignment), kept_S)
+    result |= _shares("credit/gated_off", assignment, withheld, offered)
     result |= {f"credit/reach/{name}": share for name, share in reach(assignment).items()}
+    result |= {f"credit/outcome_reach/{name}": share for name, share in reach(assignment, OUTCOME).items()}
 
     result["groups/singletons"] = float(assignment.singletons)
     result["groups/zero_variance"] = float(len(np.unique(assignment.group_S[assignment.tied_S])))
     result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
     result["groups/masked_steps"] = float((~trained_S).sum())
-    return result
+    result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
+    return result | compare_shadow(assignment)
 
 
-def reach(assignment: Assignment) -> dict[str, float]:
+def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     """For each agent, the share of its plays in which a signal reaches at least one of its steps.
 
     A signal is something that depends on the play: a score of the step's own, the outcome, or credit from a child that
     has one, through its open gate. What is the same whatever the agents do (nothing scored, nothing handed on, a weight
-    of 0, a mean that stands in for a failed score) is none.
+    of 0, a mean that stands in for a failed score) is none. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch
     kept_S = ~assignment.masked_N[batch.trajectory_of_step]
     key_S = batch.agent_of_step * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
     plays = np.unique(key_S[kept_S]) // batch.n_trajectories
-    reached = np.unique(key_S[kept_S & assignment.reached_S]) // batch.n_trajectories
+    reached = np.unique(key_S[kept_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
     plays_A, reached_A = np.bincount(plays, minlength=agents), np.bincount(reached, minlength=agents)
     return {batch.agent_names[a]: float(reached_A[a] / plays_A[a]) for a in np.flatnonzero(plays_A)}
 
@@ -91,7 +96,77 @@ def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
     return tuple(agent for agent, share in reach(assignment).items() if share == 0.0)
 
 
-def _by_agent(values_S: Floats | Bools, over_S: Bools, agent_S: Ints, agents: int) -> tuple[Floats, Floats]:
-    """Sum of `values_S` over the steps in `over_S`, and their number, for each agent."""
-    sums = np.bincount(agent_S[over_S], values_S[over_S].astype(np.float64), agents).astype(np.float64)
-    return sums, np.bincount(agent_S[over_S], minlength=agents).astype(np.float64)
+def compare_shadow(assignment: Assignment) -> dict[str, float]:
+    """By agent, over steps that both rules train; empty without a shadow.
+
+    * `shadow/moved/<agent>`: the credit that would have been another, `sum |c' - c|`, as a share of `sum (|c'| + |c|)
+      / 2`.
+    * `shadow/flipped/<agent>`: share of steps whose advantage would have had the other sign.
+    """
+    shadow = assignment.shadow
+    if shadow is None:
+        return {}
+    both_S = assignment.trained_S & shadow.trained_S
+    moved, _ = _by_agent(assignment, np.abs(shadow.credit_S - assignment.credit_S), both_S)
+    size, _ = _by_agent(assignment, (np.abs(shadow.credit_S) + np.abs(assignment.credit_S)) / 2, both_S)
+    flipped_S = np.sign(shadow.advantage_S) * np.sign(assignment.advantage_S) < 0
+    return {
+        **_shares("shadow/moved", assignment, moved, size),
+        **_shares("shadow/flipped", assignment, *_by_agent(assignment, flipped_S, both_S)),
+    }
+
+
+def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
+    """Sub-rewards by agent, and their spread within groups: what thresholds move by. Masked trajectories are left out.
+
+    The spread is pooled over the agent's groups: `sqrt(sum over groups and plays of mean_t (r - m)^2 / sum (n - 1))`.
+    """
+    batch = assignment.batch
+    over_S = assignment.scored_S & ~assignment.masked_N[batch.trajectory_of_step] & ~np.isnan(assignment.sub_reward_S)
+    values_S, names = assignment.sub_reward_S, batch.agent_names
+    agents = np.unique(batch.agent_of_step[over_S]).tolist()
+    sub_rewards = {names[a]: values_S[over_S & (batch.agent_of_step == a)] for a in agents}
+    level = assignment.options.group_by if "agent" in LEVELS[assignment.options.group_by] else "task_agent"
+    at = np.flatnonzero(over_S)
+    if not at.size:
+        return Observed({}, {}, accuracy)
+    code = codes_of_level(batch, level, assignment.stratum_S)[at]
+    cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
+    squares_G = spread_of(cells, code, values_S[at] - cells.mean_G[code]) ** 2 * np.maximum(cells.size_G - 1, 0)
+    agent_G = np.zeros(len(squares_G), dtype=np.int64)
+    agent_G[code] = batch.agent_of_step[at]
+    square_A = np.bincount(agent_G, squares_G, len(names))
+    free_A = np.bincount(agent_G, np.maximum(cells.size_G - 1, 0), len(names))
+    spread = {names[a]: float(np.sqrt(square_A[a] / free_A[a])) for a in np.flatnonzero(free_A)}
+    return Observed(sub_rewards, spread, accuracy)
+
+
+def _offered(assignment: Assignment) -> Floats:
+    """[S] the credit, in absolute value, that came to the step's gates: its own on the way out, its children's on the
+    way in.
+    """
+    from creditflow.credit import kernels
+
+    batch, options = assignment.batch, assignment.options
+    credit_S = assignment.own_S + assignment.received_S
+    share_S = SHARES[options.share](batch)
+    offered_S = np.zeros(batch.n_steps)
+    if options.gate_at in PASSING:
+        offered_S += parent_counts(batch) * share_S * np.abs(credit_S)
+    if options.gate_at in RECEIVING:
+        offered_S += kernels.withheld_by_receivers(
+            batch.edge_child, batch.edge_parent, credit_S, assignment.out_S, assignment.in_S, share_S
+        )[1]
+    return offered_S
+
+
+def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -> dict[str, float]:
+    names = assignment.batch.agent_names
+    return {f"{name}/{names[a]}": float(sums_A[a] / over_A[a]) for a in np.flatnonzero(over_A)}
+
+
+def _by_agent(assignment: Assignment, values_S: Floats | Bools | Ints, over_S: Bools) -> tuple[Floats, Floats]:
+    """[A] the sum of `values_S` over the steps in `over_S`, and their number."""
+    agent_S, agents = assignment.batch.agent_of_step[over_S], len(assignment.batch.agent_names)
+    sums_A = np.bincount(agent_S, values_S[over_S].astype(np.float64), agents).astype(np.float64)
+    return sums_A, np.bincount(agent_S, minlength=agents).astype(np.float64)

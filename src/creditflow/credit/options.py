@@ -6,15 +6,17 @@ Knows the names of `algorithm.*` and their limits; not how a recipe is read, nor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from numbers import Real
+from typing import Any
 
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.credit.gates import GATES, GATES_OF_UNSCORED
-from creditflow.credit.groups import LEVELS
-from creditflow.credit.propagate import OUTCOME_TO, PROPAGATION_RULES, SHARED_REWARDS
-from creditflow.errors import ConfigError
+from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
+from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
+from creditflow.credit.propagate import OUTCOME_TO, PROPAGATION_RULES, SHARED_REWARDS, SHARES
+from creditflow.credit.thresholds import make_threshold
+from creditflow.errors import ConfigError, did_you_mean
 
 
 @dataclass
@@ -25,10 +27,17 @@ class CreditOptions:
     """False: outcome only. No sub-reward enters credit, and no gate closes."""
     propagation: str = "threshold"
     """How rewards become credit: `identical`, `uniform`, `none`, `discounted`, `threshold`, or a registered rule."""
-    propagation_threshold: float = 0.5
-    """theta: a gate is open where the sub-reward is above it. Below 0 all are open, from 1 on scored ones closed."""
+    propagation_threshold: Any = 0.5
+    """theta: a gate is open where the sub-reward is above it. Below 0 all are open, from 1 on scored ones closed. A
+    number, or `{kind: fixed | tuned | noise | quantile, ...}`, see `creditflow.credit.thresholds`."""
+    decomp_granularity: str = "step"
+    """`reward.decomp_granularity`. `trajectory`: outcome only, as without `reward_decomp`; `agent`: an agent's scored
+    steps share their mean; `step`; `token_level`: scores may differ from token to token."""
     adv_estimator: str = "grpo"
-    """How credit becomes advantage: `grpo`, or a registered estimator."""
+    """How credit becomes advantage: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, or a
+    registered estimator."""
+    baseline: str = "group"
+    """`group`: the mean of the group; `shrunk`: pulled towards the means of the groups it lies in, by its count."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide by the group's spread, as GRPO does; false: Dr. GRPO (arXiv 2503.20783)."""
     group_by: str = "agent_turn"
@@ -37,7 +46,12 @@ class CreditOptions:
     gamma: float = 0.99
     """Discount per step of propagation, from 0 to 1."""
     lam: float = 0.95
-    """lambda of GAE, from 0 to 1, for estimators with a critic; `grpo` has none and does not read it."""
+    """lambda of GAE per step, from 0 to 1; only `gae` reads it."""
+    gamma_token: float = 1.0
+    """Discount per token inside a step, from 0 to 1: of `gae`, `reinforce_plus_plus` and token scores. verl's `gamma`.
+    """
+    lam_token: float = 1.0
+    """lambda of GAE per token inside a step, from 0 to 1. verl's `lam`."""
     outcome_to: str = "all"
     """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: to the own reward of
     the steps that the answer came from, and flows upstream from there."""
@@ -51,17 +65,28 @@ class CreditOptions:
     """What `identical` and `uniform` hand out: `outcome`, or `outcome_plus_mean_sub_reward`, which gives shared credit
     the same information as the other rules have."""
     gate: str = "hard"
-    """`hard`: open or closed, nothing between."""
+    """`hard`: open or closed. `soft`: `sigmoid((r - theta) / tau)`."""
+    tau: float = 0.1
+    """Width of the soft gate, above 0."""
     gate_at: str = "pass"
-    """`pass`: a step hands credit to its parents only if it is open itself."""
+    """`pass`: a step hands credit to its parents only if it is open itself. `receive`: it takes credit from its
+    children
+    only if it is open itself. `both`."""
     gate_unscored: str = "open"
     """Where the gate of a step stands whose scoring failed: `open` or `closed`."""
     share: str = "split"
-    """`split`: a step divides what it hands up evenly among its parents."""
+    """`split`: a step divides what it hands up evenly among its parents. `copy`: each gets all of it; refused where
+    that
+    would count paths. `once`: each descendant's own reward counts once, by its best path."""
     on_closed_gate: str = "cut"
-    """`cut`: nothing arrives from behind a closed gate."""
+    """What arrives from behind a closed gate. `cut`: nothing. `neutral`: what open steps of its group passed in other
+    plays, on average. `freeze`: nothing, and the steps upstream of the failure do not learn from this play."""
     mask_truncated: bool = False
     """Leave truncated trajectories out of training."""
+
+    shadow: Any = None
+    """Options of a second assignment that is reported beside the one in force and not trained on, such as
+    `{propagation: threshold}`."""
 
     def validate(self) -> None:
         """Raises ConfigError with the key, what was expected and what came."""
@@ -74,6 +99,71 @@ class CreditOptions:
         for key, (low, high, words) in _NUMBERS.items():
             value = getattr(self, key)
             _expect(_is_number(value) and low <= value <= high, key, words, value)
+        make_threshold(self.propagation_threshold)
+        for key, wrong, why in self._contradictions():
+            if wrong:
+                raise ConfigError(f"algorithm.{key}: {why}")
+        if self.shadow is not None:
+            self.shadowed().validate()
+
+    def _contradictions(self) -> list[tuple[str, bool, str]]:
+        """(key, whether it contradicts another, why)."""
+        estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
+        freezes, critic = self.on_closed_gate == "freeze", estimator.critic
+        neutral, once = self.on_closed_gate == "neutral", self.share == "once"
+        return [
+            ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
+            (
+                "gate_at",
+                freezes and self.gate_at not in PASSING,
+                "on_closed_gate: freeze is about gates at pass or both; with receive it would freeze nothing",
+            ),
+            (
+                "share",
+                once and neutral,
+                "once looks at each descendant's own reward, for which nothing can stand in: expected split or copy "
+                "with on_closed_gate: neutral",
+            ),
+            (
+                "baseline",
+                self.baseline == "shrunk" and self.group_by not in PARENTS,
+                f"shrunk needs groups inside one agent: expected group_by {' or '.join(PARENTS)}, got {self.group_by}",
+            ),
+            (
+                "share",
+                critic and once,
+                f"{self.adv_estimator} hands on values from step to step: expected split or copy, got once",
+            ),
+            (
+                "on_closed_gate",
+                critic and neutral,
+                f"{self.adv_estimator} has values, and no stand-ins: expected cut or freeze, got neutral",
+            ),
+            (
+                "outcome_to",
+                critic and self.outcome_to == "all" and rule.pays_own,
+                f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
+                "expected answer, got all",
+            ),
+        ]
+
+    @property
+    def decomposed(self) -> bool:
+        """Whether sub-rewards play a part."""
+        return self.reward_decomp and self.decomp_granularity != "trajectory"
+
+    def shadowed(self) -> CreditOptions:
+        """The options of the shadow. Raises ConfigError for keys that there are not."""
+        if not isinstance(self.shadow, Mapping):
+            raise ConfigError(f"algorithm.shadow: expected options such as {{propagation: none}}, got {self.shadow!r}")
+        known = {f.name for f in fields(CreditOptions)} - {"shadow"}
+        for key in self.shadow:
+            if key not in known:
+                raise ConfigError(
+                    f"algorithm.shadow.{key}: expected an option of credit{did_you_mean(str(key), known)}"
+                )
+        own = {name: getattr(self, name) for name in known}
+        return CreditOptions(**{**own, **self.shadow})
 
 
 _BOOLS = ("reward_decomp", "norm_adv_by_std_in_grpo", "mask_truncated")
@@ -82,9 +172,11 @@ _LARGEST = 1e100
 _UNIT = (0.0, 1.0, "a number from 0 to 1")
 _WEIGHT = (0.0, _LARGEST, "a finite number of at least 0")
 _NUMBERS: dict[str, tuple[float, float, str]] = {
-    "propagation_threshold": (-_LARGEST, _LARGEST, "a finite number"),
     "gamma": _UNIT,
     "lam": _UNIT,
+    "gamma_token": _UNIT,
+    "lam_token": _UNIT,
+    "tau": (1e-6, _LARGEST, "a finite number of at least 1e-6"),
     "sub_reward_origin": _UNIT,
     "w_r": _WEIGHT,
     "w_o": _WEIGHT,
@@ -97,10 +189,12 @@ _CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
     "outcome_to": lambda: tuple(OUTCOME_TO),
     "shared_reward": lambda: tuple(SHARED_REWARDS),
     "gate": lambda: tuple(GATES),
-    "gate_at": lambda: ("pass",),
+    "gate_at": lambda: ("pass", "receive", "both"),
+    "decomp_granularity": lambda: ("trajectory", "agent", "step", "token_level"),
+    "baseline": lambda: tuple(BASELINES),
     "gate_unscored": lambda: tuple(GATES_OF_UNSCORED),
-    "share": lambda: ("split",),
-    "on_closed_gate": lambda: ("cut",),
+    "share": lambda: tuple(SHARES),
+    "on_closed_gate": lambda: ("cut", "neutral", "freeze"),
 }
 
 

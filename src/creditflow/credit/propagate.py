@@ -3,9 +3,13 @@
 A rule sees rewards, gates and who used whose output. It does not know how rewards were measured, nor what baseline
 its credit will be held against.
 
-All rules but the shared ones are one formula (h, below) with different gates. It is evaluated position by position from
-the last to the first, for all trajectories at once: at one position a trajectory has one step, whose parents are
-distinct, so a slice of edges never writes to the same parent twice, and the cost is linear in steps and edges.
+All rules but the shared ones are one formula with different gates:
+
+    h_t = e_t + gamma * in_t * sum over children k of share_k * p_k
+    p_k = out_k * h_k + (1 - out_k) * s_k
+
+`out_k`: what k's gate lets out; `in_t`: what t's gate lets in; `s_k`: what stands in for k behind a closed gate, 0 but
+under `on_closed_gate: neutral`.
 """
 
 from __future__ import annotations
@@ -15,8 +19,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.groups import codes_of_level, leave_one_out_mean
 from creditflow.credit.registry import Registry
+from creditflow.errors import BatchError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
@@ -36,16 +44,28 @@ class Flow:
     outcome_N: Floats
     """[N] R; 0 where there is none."""
     gate_S: Floats
-    """[S] the factor, from 0 to 1, that the step's gate passes to its parents."""
+    """[S] the factor, from 0 to 1, that the step's gate lets through."""
+    open_S: Bools
+    """[S] whether that gate counts as open: nothing judged the step, or its sub-reward is above its threshold."""
     scored_S: Bools
     """[S] own reward by a score of its own: a signal about this play."""
+    failed_S: Bools
+    """[S] the step's scoring failed."""
     outcome_known_N: Bools
     """[N] whether R is a signal about this play."""
+    kept_S: Bools
+    """[S] steps of trajectories that are not masked."""
+    stratum_S: Ints
+    """[S] the stratum in force, -1 for none: part of the group's key."""
+
+
+SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
+"""Bits of `Credit.reached_S`: anything that depends on this play; the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a rule hands out: `credit = own + received + shared`."""
+    """What a rule hands out: `credit = own + received + shared`. A rule that nothing flows by needs the first five."""
 
     own_S: Floats
     """[S] e_t: what the step itself earned (with its part of the outcome, where `outcome_to` is `answer`)."""
@@ -54,10 +74,20 @@ class Credit:
     shared_S: Floats
     """[S] what every step of its trajectory was given alike."""
     stopped_S: Floats
-    """[S] what its closed gate withheld from its parents; counted at the step whose gate it is."""
-    reached_S: Bools
-    """[S] whether anything that depends on this play reached the step: a score, the outcome, or credit from a child
-    that had one. Not the same as credit being unequal to 0: at origin 1 a right step's is."""
+    """[S] what gates withheld, counted at the step whose gate it is: from its parents, and from itself."""
+    reached_S: NDArray[np.uint8]
+    """[S] bits SIGNAL and OUTCOME: whether anything that depends on this play reached the step (a score, the outcome,
+    or
+    credit from a child that had one), and whether the outcome did. Not the same as credit being unequal to 0: at origin
+    1 a right step's is."""
+    out_S: Floats | None = None
+    """[S] the factor that the step's gate lets out to its parents; None: by this rule nothing flows."""
+    in_S: Floats | None = None
+    """[S] the factor that it lets in from its children."""
+    stand_in_S: Floats | None = None
+    """[S] s_t, NaN where nothing stands in; None: nothing does anywhere."""
+    frozen_S: Bools | None = None
+    """[S] steps upstream of a failure that must not learn from this trajectory; None: there are none."""
 
 
 RuleFunction = Callable[[Flow], Credit]
@@ -88,49 +118,113 @@ def propagation_rule(name: str, *, pays_own: bool = True) -> Callable[[RuleFunct
 # ---- the reverse pass ----------------------------------------------------------------------------------------------
 
 
-Waves = list[tuple[Ints, Ints]]
+def parent_counts(batch: TrajectoryBatch) -> Ints:
+    """[S] how many parents each step has."""
+    return np.bincount(batch.edge_child, minlength=batch.n_steps)
 
 
-def waves(batch: TrajectoryBatch) -> Waves:
-    """(children, parents) of all edges, a pair of arrays for each position of the child, the last position first.
+def _split(batch: TrajectoryBatch) -> Floats:
+    return 1.0 / np.maximum(parent_counts(batch), 1)
 
-    Both arrays hold step indices; within a pair no edge occurs twice and no parent does.
+
+def _copy(batch: TrajectoryBatch) -> Floats:
+    from creditflow.credit import kernels
+
+    child, parent = kernels.second_path(batch.edge_child, batch.edge_parent, first_edges(batch), batch.n_steps)
+    if child >= 0:
+        raise BatchError(
+            f"step {batch.step_ids[child]}: expected one path at most to each ancestor, because algorithm.share: copy "
+            f"would count every path; got two to {batch.step_ids[parent]}. Use share: split or once"
+        )
+    return np.ones(batch.n_steps)
+
+
+SHARES: dict[str, Callable[[TrajectoryBatch], Floats]] = {"split": _split, "copy": _copy, "once": _split}
+"""`algorithm.share`: [S] the part of what a step hands up that each of its parents gets. `once` is not made of parts;
+its
+parts are those of `split` wherever an account by edges is given (`stopped_S`)."""
+
+
+def first_edges(batch: TrajectoryBatch) -> Ints:
+    """[S+1] where each child's edges begin."""
+    return np.concatenate([[0], np.cumsum(parent_counts(batch))])
+
+
+def first_steps(batch: TrajectoryBatch) -> Ints:
+    """[S] the first step of each step's trajectory."""
+    return np.arange(batch.n_steps) - batch.index_of_step
+
+
+def _flow_up(flow: Flow, own_S: Floats, out_S: Floats, in_S: Floats, stand_in_S: Floats) -> Floats:
+    from creditflow.credit import kernels
+
+    batch, options = flow.batch, flow.options
+    if options.share == "once":
+        return kernels.flow_up_once(
+            batch.edge_child,
+            batch.edge_parent,
+            first_edges(batch),
+            first_steps(batch),
+            own_S,
+            out_S,
+            in_S,
+            options.gamma,
+        )
+    share_S = SHARES[options.share](batch)
+    return kernels.flow_up(batch.edge_child, batch.edge_parent, own_S, out_S, in_S, share_S, stand_in_S, options.gamma)
+
+
+def _stopped(flow: Flow, credit_S: Floats, out_S: Floats, in_S: Floats) -> Floats:
+    from creditflow.credit import kernels
+
+    batch = flow.batch
+    share_S = SHARES[flow.options.share](batch)
+    stopped_S = parent_counts(batch) * share_S * ((1.0 - out_S) * credit_S)
+    if flow.options.gate_at in RECEIVING:
+        stopped_S += kernels.withheld_by_receivers(batch.edge_child, batch.edge_parent, credit_S, out_S, in_S, share_S)[
+            0
+        ]
+    return stopped_S
+
+
+def _neutral(flow: Flow, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
+    """(received_S, stand_in_S): behind a closed gate stands the mean h of open members of the group in other plays.
+
+    Those means are made of h themselves, and two plays may stand in for each other, so they are found by sweeps: in the
+    first, closed gates hand on nothing; in every next, the means of the sweep before. Where plays do not depend on one
+    another in a circle, nothing changes after as many sweeps as the longest path of a kept play has steps. Where they
+    do, what is left has been discounted that often, and the sweeps end there.
     """
-    position_E = batch.index_of_step[batch.edge_child]
-    if not position_E.size:
-        return []
-    largest = int(position_E.max())
-    # A stable sort of 16-bit keys is a radix sort: several times faster, and no play has more steps than that.
-    keys = (largest - position_E).astype(np.uint16) if largest < 2**16 else largest - position_E
-    order = np.argsort(keys, kind="stable")
-    child_E, parent_E = batch.edge_child[order], batch.edge_parent[order]
-    ends = np.cumsum(np.bincount(largest - position_E))
-    starts = ends - np.diff(ends, prepend=0)
-    return [(child_E[a:b], parent_E[a:b]) for a, b in zip(starts, ends, strict=True) if b > a]
+    from creditflow.credit import kernels
+
+    batch = flow.batch
+    members_S = flow.kept_S & flow.open_S & ~flow.failed_S
+    codes = [codes_of_level(batch, level, flow.stratum_S) for level in (flow.options.group_by, "agent")]
+    closed_S = out_S < 1.0
+    stand_in_S = np.zeros_like(own_S)
+    found_S = stand_in_S
+    received_S = _flow_up(flow, own_S, out_S, in_S, stand_in_S)
+    kept_E = flow.kept_S[batch.edge_child]
+    for _ in range(kernels.longest_path(batch.edge_child[kept_E], batch.edge_parent[kept_E], batch.n_steps)):
+        found_S = np.full_like(own_S, np.nan)
+        for code_S in codes:
+            mean_S = leave_one_out_mean(own_S + received_S, members_S, code_S, batch.trajectory_of_step)
+            fill_S = closed_S & np.isnan(found_S)
+            found_S[fill_S] = mean_S[fill_S]
+        before_S, stand_in_S = stand_in_S, np.nan_to_num(found_S)
+        if np.array_equal(before_S, stand_in_S):
+            break
+        received_S = _flow_up(flow, own_S, out_S, in_S, stand_in_S)
+    return received_S, np.where(np.isnan(found_S), np.nan, stand_in_S)
 
 
-def _flow_up(flow: Flow, edges: Waves, own_S: Floats, gate_S: Floats) -> tuple[Floats, Floats]:
-    """(received_S, stopped_S) of `h_t = e_t + gamma * sum over children k of share(k) * gate_k * h_k`.
+def _reach_up(flow: Flow, out_S: Floats, in_S: Floats) -> NDArray[np.uint8]:
+    from creditflow.credit import kernels
 
-    share(k) = 1 / #parents(k): a step divides what it hands up, so credit is neither lost nor made where paths meet.
-    """
-    gamma = flow.options.gamma
-    parents_S = np.bincount(flow.batch.edge_child, minlength=flow.batch.n_steps)
-    rate_S = gate_S / np.maximum(parents_S, 1)
-    received_S = np.zeros_like(own_S)
-    for child, parent in edges:
-        received_S[parent] += gamma * rate_S[child] * (own_S[child] + received_S[child])
-    stopped_S = np.where(parents_S > 0, (1.0 - gate_S) * (own_S + received_S), 0.0)
-    return received_S, stopped_S
-
-
-def _reach_up(flow: Flow, edges: Waves, source_S: Bools, gate_S: Floats) -> Bools:
-    """[S] whether a step is a source, or a child passes it what comes from one."""
-    reached_S = source_S.copy()
-    passing_S = (gate_S > 0) & (flow.options.gamma > 0)
-    for child, parent in edges:
-        reached_S[parent] |= reached_S[child] & passing_S[child]
-    return reached_S
+    source_S = _sources(flow)
+    if flow.options.gamma == 0.0:
+        return source_S
+    return kernels.reach_up(flow.batch.edge_child, flow.batch.edge_parent, source_S, out_S, in_S)
 
 
 # ---- where the outcome enters --------------------------------------------------------------------------------------
@@ -142,7 +236,7 @@ def _outcome_to_all(flow: Flow) -> tuple[Floats, Floats]:
 
 def _outcome_to_answer(flow: Flow) -> tuple[Floats, Floats]:
     trajectory_S = flow.batch.trajectory_of_step
-    answer_S = _answer_steps(flow.batch)
+    answer_S = answer_steps(flow.batch)
     answers_N = np.bincount(trajectory_S[answer_S], minlength=flow.batch.n_trajectories)
     part_N = flow.options.w_o * flow.outcome_N / np.maximum(answers_N, 1)
     return flow.own_S + np.where(answer_S, part_N[trajectory_S], 0.0), np.zeros_like(flow.own_S)
@@ -155,7 +249,7 @@ OUTCOME_TO: dict[str, Callable[[Flow], tuple[Floats, Floats]]] = {
 """`algorithm.outcome_to`: (own_S, shared_S), the outcome being part of one or of the other."""
 
 
-def _answer_steps(batch: TrajectoryBatch) -> Bools:
+def answer_steps(batch: TrajectoryBatch) -> Bools:
     """[S] the steps that the answer came from: as the workflow named them, else the last of the trajectory."""
     trajectory_S = batch.trajectory_of_step
     named_N = np.bincount(trajectory_S[batch.is_answer], minlength=batch.n_trajectories) > 0
@@ -163,33 +257,58 @@ def _answer_steps(batch: TrajectoryBatch) -> Bools:
     return batch.is_answer | (last_S & ~named_N[trajectory_S])
 
 
-def _sources(flow: Flow) -> Bools:
-    """[S] steps that a score of their own or the outcome reaches directly."""
+def _sources(flow: Flow) -> NDArray[np.uint8]:
+    """[S] the bits of what reaches a step directly: a score of its own, the outcome."""
     outcome_S = (flow.outcome_known_N & (flow.options.w_o > 0))[flow.batch.trajectory_of_step]
     if flow.options.outcome_to == "answer":
-        outcome_S &= _answer_steps(flow.batch)
-    return outcome_S | (flow.scored_S & (flow.options.w_r > 0))
+        outcome_S &= answer_steps(flow.batch)
+    return _bits(outcome_S | (flow.scored_S & (flow.options.w_r > 0)), outcome_S)
+
+
+def _bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
+    return signal_S * SIGNAL | outcome_S * OUTCOME
 
 
 # ---- rules that decompose ------------------------------------------------------------------------------------------
 
 
 def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
-    own_S, shared_S = OUTCOME_TO[flow.options.outcome_to](flow)
-    edges = waves(flow.batch)
-    received_S, stopped_S = _flow_up(flow, edges, own_S, gate_S)
-    return Credit(own_S, received_S, shared_S, stopped_S, _reach_up(flow, edges, _sources(flow), gate_S))
+    from creditflow.credit import kernels
+
+    options = flow.options
+    own_S, shared_S = OUTCOME_TO[options.outcome_to](flow)
+    every_S = np.ones_like(gate_S)
+    out_S = gate_S if options.gate_at in PASSING else every_S
+    in_S = gate_S if options.gate_at in RECEIVING else every_S
+    stand_in_S = frozen_S = None
+    if options.on_closed_gate == "neutral" and (out_S < 1.0).any():
+        received_S, stand_in_S = _neutral(flow, own_S, out_S, in_S)
+    else:
+        received_S = _flow_up(flow, own_S, out_S, in_S, np.zeros_like(own_S))
+    if options.on_closed_gate == "freeze":
+        frozen_S = kernels.frozen_upstream(flow.batch.edge_child, flow.batch.edge_parent, out_S)
+    return Credit(
+        own_S,
+        received_S,
+        shared_S,
+        _stopped(flow, own_S + received_S, out_S, in_S),
+        _reach_up(flow, out_S, in_S),
+        out_S,
+        in_S,
+        stand_in_S,
+        frozen_S,
+    )
 
 
 @propagation_rule("threshold")
 def threshold(flow: Flow) -> Credit:
-    """`h_t = e_t + gamma * sum over children k of h_k / #parents(k) where k is open`; where it is closed, 0."""
+    """The formula."""
     return _decomposed(flow, flow.gate_S)
 
 
 @propagation_rule("discounted")
 def discounted(flow: Flow) -> Credit:
-    """The same with every gate open."""
+    """The formula with every gate open."""
     return _decomposed(flow, np.ones_like(flow.gate_S))
 
 
@@ -227,7 +346,8 @@ def _shared(flow: Flow, reward_N: Floats) -> Credit:
     if flow.options.shared_reward != "outcome":
         known_N |= np.bincount(trajectory_S[flow.scored_S], minlength=len(known_N)) > 0
     nothing_S = np.zeros_like(flow.own_S)
-    return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, known_N[trajectory_S])
+    reached_S = _bits(known_N[trajectory_S], flow.outcome_known_N[trajectory_S])
+    return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
 
 
 @propagation_rule("identical", pays_own=False)

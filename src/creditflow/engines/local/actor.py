@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from creditflow.config import ActorConfig, OptimConfig
-from creditflow.engines.local.batching import Rows, bucket, pad
+from creditflow.engines.local.batching import Rows, bucket, pad, token_rows
 from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
 from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
@@ -71,15 +71,15 @@ class Actor:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
 
     def update(
-        self, batch: TrajectoryBatch, advantage_S: Floats, trained_S: Bools, mini_batch_of_step: Ints
+        self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
     ) -> dict[str, float]:
         """One optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over the updates.
 
-        `advantage_S`: what every sampled token of the step gets. `trained_S`: False leaves the step out of the loss and
-        of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
+        `advantage_T`: [T] what each response token gets; only sampled ones are read. `trained_S`: False leaves the
+        step out of the loss and of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
         updates = [
-            self._update_once(batch, advantage_S, np.flatnonzero(trained_S & (mini_batch_of_step == m)))
+            self._update_once(batch, advantage_T, np.flatnonzero(trained_S & (mini_batch_of_step == m)))
             for _ in range(self.config.ppo_epochs)
             for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
         ]
@@ -87,7 +87,7 @@ class Actor:
         self.policy.version += 1
         return {key: float(np.mean([metrics[key] for metrics in done])) for key in (done[0] if done else {})}
 
-    def _update_once(self, batch: TrajectoryBatch, advantage_S: Floats, steps: Ints) -> dict[str, float]:
+    def _update_once(self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
         sampled = np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
@@ -106,7 +106,7 @@ class Actor:
             rows = pad(batch, micro, policy.pad_id, policy.device)
             logprobs, entropy = response_logprobs(policy, rows)
             weight = torch.from_numpy(weight_S[micro]).to(logprobs)[:, None] * rows.response_mask
-            advantage = torch.from_numpy(advantage_S[micro]).to(logprobs)[:, None].expand_as(logprobs)
+            advantage = torch.from_numpy(token_rows(batch, micro, advantage_T)).to(logprobs)
             loss, clipped = policy_loss(logprobs, rows.old_logprobs, advantage, weight, low, high)
             totals["pg_loss"] += float(loss.detach())
             if self.reference is not None:

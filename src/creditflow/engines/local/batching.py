@@ -60,19 +60,13 @@ def bucket(batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> list[Ints]:
 def pad(batch: TrajectoryBatch, steps: Ints, pad_id: int, device: torch.device) -> Rows:
     """The rows of `steps`."""
     prompt_lengths = np.diff(batch.prompt_offsets)[steps]
-    response_lengths = np.diff(batch.token_offsets)[steps]
     temperature = batch.temperature_of_step[steps]
-    P, R = int(prompt_lengths.max()), int(response_lengths.max())
+    P = int(prompt_lengths.max())
     prompt_at = batch.prompt_offsets[steps][:, None] + np.arange(P)[None, :] - (P - prompt_lengths)[:, None]
     in_prompt = np.arange(P)[None, :] >= (P - prompt_lengths)[:, None]
-    response_at = batch.token_offsets[steps][:, None] + np.arange(R)[None, :]
-    in_response = np.arange(R)[None, :] < response_lengths[:, None]
-
-    def gather(values: Ints | Floats | Bools, at: Ints, inside: Bools, fill: float) -> Ints | Floats:
-        return np.where(inside, values[np.where(inside, at, 0)], fill)
-
-    prompt_ids = gather(batch.prompt_ids, prompt_at, in_prompt, pad_id).astype(np.int64)
-    response_ids = gather(batch.response_ids, response_at, in_response, pad_id).astype(np.int64)
+    response_at, in_response = _response_positions(batch, steps)
+    prompt_ids = _gather(batch.prompt_ids, prompt_at, in_prompt, pad_id).astype(np.int64)
+    response_ids = _gather(batch.response_ids, response_at, in_response, pad_id).astype(np.int64)
     attention = np.concatenate([in_prompt, in_response], axis=1)
 
     def tensor(values: Ints | Floats | Bools, dtype: torch.dtype) -> Tensor:
@@ -84,7 +78,24 @@ def pad(batch: TrajectoryBatch, steps: Ints, pad_id: int, device: torch.device) 
         attention_mask=tensor(attention, torch.long),
         position_ids=tensor(np.maximum(attention.cumsum(1) - 1, 0), torch.long),
         response_ids=tensor(response_ids, torch.long),
-        response_mask=tensor(gather(batch.response_mask, response_at, in_response, 0), torch.float32),
-        old_logprobs=tensor(gather(batch.logprobs, response_at, in_response, 0), torch.float32),
+        response_mask=tensor(_gather(batch.response_mask, response_at, in_response, 0), torch.float32),
+        old_logprobs=tensor(_gather(batch.logprobs, response_at, in_response, 0), torch.float32),
         temperature=tensor(np.where(temperature > 0, temperature, 1.0), torch.float32),
     )
+
+
+def token_rows(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> Floats:
+    """[B, R] a column of response tokens as the rows that `pad` makes of `steps`; 0 beyond a response's end."""
+    at, inside = _response_positions(batch, steps)
+    return np.asarray(_gather(values_T, at, inside, 0.0), dtype=np.float64)
+
+
+def _response_positions(batch: TrajectoryBatch, steps: Ints) -> tuple[Ints, Bools]:
+    """[B, R] where each row's tokens lie in the [T] columns, and whether there is one."""
+    lengths = np.diff(batch.token_offsets)[steps]
+    columns = np.arange(int(lengths.max()))[None, :]
+    return batch.token_offsets[steps][:, None] + columns, columns < lengths[:, None]
+
+
+def _gather(values: Ints | Floats | Bools, at: Ints, inside: Bools, fill: float) -> Ints | Floats:
+    return np.where(inside, values[np.where(inside, at, 0)], fill)

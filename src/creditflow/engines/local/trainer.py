@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from creditflow.config import Config, Recipe
-from creditflow.credit import assign
+from creditflow.credit import Observed, Threshold, assign, make_threshold
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
@@ -60,8 +61,9 @@ def model_folder(recipe: Recipe) -> Path:
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     """Train as the recipe says; returns the run's folder. Bad input raises before anything is written."""
     parts = build_parts(recipe)
-    policy = load_policy(recipe)
     config = recipe.config
+    expect_no_critic(config)
+    policy = load_policy(recipe)
     batches = task_batches(len(parts.train_tasks), config)
     update = config.actor_rollout_ref.actor
     updates_per_step = math.ceil(config.data.train_batch_size / update.ppo_mini_batch_size) * update.ppo_epochs
@@ -72,15 +74,26 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     return folder
 
 
+def expect_no_critic(config: Config) -> None:
+    """Raises ConfigError where the recipe asks for an estimator that this engine cannot serve."""
+    name = config.algorithm.adv_estimator
+    if ADVANTAGE_ESTIMATORS[name].critic:
+        others = ", ".join(other for other in ADVANTAGE_ESTIMATORS.names() if not ADVANTAGE_ESTIMATORS[other].critic)
+        raise ConfigError(
+            f"algorithm.adv_estimator: {name} needs a critic, and the local engine trains none; use {others}"
+        )
+
+
 async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter) -> None:
     trainer = parts.recipe.config.trainer
+    threshold = make_threshold(parts.recipe.config.algorithm.propagation_threshold, parts.agents)
     evaluation: Evaluation | None = None
     if trainer.val_before_train:
         evaluation = await validate(parts, actor.policy, reporter, "before training")
         folder.append_metrics(0, val_metrics(evaluation))
     with reporter.bar("train", len(batches)) as bar:
         for step, batch in enumerate(batches, start=1):
-            metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, folder)
+            metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, threshold, folder)
             last = step == len(batches)
             if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
                 save_model(actor.policy, folder, step)
@@ -89,6 +102,7 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
                 if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
                     evaluation = await validate(parts, actor.policy, reporter, f"after step {step}")
                     metrics |= val_metrics(evaluation)
+                    threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
             finally:  # an evaluation may fail, and must lose neither the model nor the step
                 folder.append_metrics(step, metrics)
     if evaluation is not None:
@@ -96,7 +110,7 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
 
 
 async def train_step(
-    step: int, tasks: Sequence[Task], parts: Parts, actor: Actor, folder: RunFolder
+    step: int, tasks: Sequence[Task], parts: Parts, actor: Actor, threshold: Threshold, folder: RunFolder
 ) -> dict[str, float]:
     """One training step: play the tasks, score, assign credit, update, record."""
     config, timing = parts.recipe.config, Stopwatch()
@@ -112,11 +126,12 @@ async def train_step(
             raise
     with timing("propagation"):
         batch = TrajectoryBatch.from_trajectories(trajectories)
-        assignment = assign(batch, config.algorithm)
+        assignment = assign(batch, config.algorithm, threshold=threshold)
+        threshold.update(assignment.observed())
     with timing("update"):
         mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
         mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
-        update = actor.update(batch, assignment.advantage_S, assignment.trained_S, mini_batch_of_step)
+        update = actor.update(batch, assignment.token_advantages(), assignment.trained_S, mini_batch_of_step)
     with timing("ledger"):
         folder.write_steps(step, batch, assignment)
     played = evaluation_metrics(trajectories, n=1)
@@ -125,6 +140,7 @@ async def train_step(
         **rollout_metrics(trajectories),
         **report.metrics(),
         **sub_reward_metrics(trajectories),
+        **threshold.metrics(),
         **assignment.metrics(),
         **update,
         **timing.metrics(),

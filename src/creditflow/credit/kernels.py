@@ -1,0 +1,403 @@
+"""Loops over edges and tokens, compiled: the passes of credit that look one step behind another.
+
+Plain arithmetic on arrays, in a fixed order, without fused or reordered operations (but where it says so), so that
+`explain` can repeat every operation and get the same bits. Knows nothing of options or rewards. Compiled by numba on
+first use, and cached on disk. Large results are written into arrays that the caller brings: numpy asks for huge pages,
+numba does not, and the page faults would cost more than the arithmetic.
+
+Edges are sorted by child and parents come before children, so one pass from the last edge to the first meets every step
+after all of its descendants, and one pass from the first to the last after all of its ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.trajectory import Bools, Floats, Ints
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _compiled(function: Function) -> Function:
+    return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
+
+
+def _reordered(function: Function) -> Function:
+    """For sums that `explain` takes as given: they may be added up several at a time."""
+    return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function))
+
+
+@_compiled
+def flow_up(
+    child_E: Ints,
+    parent_E: Ints,
+    own_S: Floats,
+    out_S: Floats,
+    in_S: Floats,
+    share_S: Floats,
+    stand_in_S: Floats,
+    gamma: float,
+) -> Floats:
+    """[S] `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`, h = own + this."""
+    received_S = np.zeros_like(own_S)
+    for e in range(child_E.size - 1, -1, -1):
+        k, t = child_E[e], parent_E[e]
+        handed = out_S[k] * (own_S[k] + received_S[k]) + (1.0 - out_S[k]) * stand_in_S[k]
+        received_S[t] += gamma * in_S[t] * share_S[k] * handed
+    return received_S
+
+
+@_compiled
+def best_path(
+    child_E: Ints,
+    parent_E: Ints,
+    first_edge_S: Ints,
+    first_step_S: Ints,
+    out_S: Floats,
+    in_S: Floats,
+    gamma: float,
+    d: int,
+    weight_S: Floats,
+) -> Floats:
+    """Writes W(t, d) for all t of d's trajectory: the largest product of gamma * in * out along a path t to d."""
+    first = first_step_S[d]
+    weight_S[first : d + 1] = 0.0
+    weight_S[d] = 1.0
+    for e in range(first_edge_S[d + 1] - 1, first_edge_S[first] - 1, -1):
+        k, t = child_E[e], parent_E[e]
+        weight_S[t] = max(weight_S[t], weight_S[k] * (gamma * in_S[t] * out_S[k]))
+    return weight_S
+
+
+@_compiled
+def flow_up_once(
+    child_E: Ints,
+    parent_E: Ints,
+    first_edge_S: Ints,
+    first_step_S: Ints,
+    own_S: Floats,
+    out_S: Floats,
+    in_S: Floats,
+    gamma: float,
+) -> Floats:
+    """[S] `sum over descendants d of W(t, d) * own_d`, see `best_path`, d from the last to the first.
+
+    `first_edge_S` [S+1]: where each child's edges begin; `first_step_S` [S]: the first step of the step's trajectory.
+    The cost is (steps of a trajectory) x (its edges).
+    """
+    received_S = np.zeros_like(own_S)
+    weight_S = np.zeros_like(own_S)
+    for d in range(own_S.size - 1, -1, -1):
+        best_path(child_E, parent_E, first_edge_S, first_step_S, out_S, in_S, gamma, d, weight_S)
+        for t in range(first_step_S[d], d):
+            if weight_S[t] > 0.0:
+                received_S[t] += weight_S[t] * own_S[d]
+    return received_S
+
+
+@_compiled
+def withheld_by_receivers(
+    child_E: Ints, parent_E: Ints, credit_S: Floats, out_S: Floats, in_S: Floats, share_S: Floats
+) -> tuple[Floats, Floats]:
+    """[S] `sum over children k of share_k * out_k * (1 - in_t) * h_k`, and the sum of |share_k * out_k * h_k|."""
+    withheld_S, offered_S = np.zeros_like(credit_S), np.zeros_like(credit_S)
+    for e in range(child_E.size - 1, -1, -1):
+        k, t = child_E[e], parent_E[e]
+        arriving = share_S[k] * out_S[k] * credit_S[k]
+        withheld_S[t] += (1.0 - in_S[t]) * arriving
+        offered_S[t] += abs(arriving)
+    return withheld_S, offered_S
+
+
+@_compiled
+def reach_up(
+    child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], out_S: Floats, in_S: Floats
+) -> NDArray[np.uint8]:
+    """[S] bits of `source` that the step has itself, or that a child passes on through open gates."""
+    reached_S = source_S.copy()
+    for e in range(child_E.size - 1, -1, -1):
+        k, t = child_E[e], parent_E[e]
+        if out_S[k] > 0.0 and in_S[t] > 0.0:
+            reached_S[t] |= reached_S[k]
+    return reached_S
+
+
+@_compiled
+def frozen_upstream(child_E: Ints, parent_E: Ints, out_S: Floats) -> Bools:
+    """[S] neither at or after a closed step, nor on a path of open gates to a step without children."""
+    at_or_after_S = out_S == 0.0
+    heard_S = np.ones(out_S.size, dtype=np.bool_)
+    for e in range(child_E.size):
+        at_or_after_S[child_E[e]] |= at_or_after_S[parent_E[e]]
+        heard_S[parent_E[e]] = False
+    for e in range(child_E.size - 1, -1, -1):
+        k = child_E[e]
+        heard_S[parent_E[e]] |= heard_S[k] and out_S[k] > 0.0
+    frozen_S: Bools = ~(at_or_after_S | heard_S)
+    return frozen_S
+
+
+@_compiled
+def longest_path(child_E: Ints, parent_E: Ints, n_steps: int) -> int:
+    """Steps on the longest path from parent to child; at least 1."""
+    length_S = np.ones(n_steps, dtype=np.int64)
+    longest = 1
+    for e in range(child_E.size):
+        k = child_E[e]
+        length_S[k] = max(length_S[k], length_S[parent_E[e]] + 1)
+        longest = max(longest, length_S[k])
+    return longest
+
+
+@_compiled
+def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int) -> tuple[int, int]:
+    """(step, ancestor that it reaches by two paths), the first there is; (-1, -1) where there is none.
+
+    Two paths part at a step with several parents, so only from those the ancestors are walked: linear for chains and
+    trees.
+    """
+    seen_S = np.full(n_steps, -1, dtype=np.int64)
+    stack = np.empty(n_steps + 1, dtype=np.int64)
+    for k in range(n_steps):
+        if first_edge_S[k + 1] - first_edge_S[k] < 2:
+            continue
+        stack[0] = k
+        top = 1
+        while top > 0:
+            top -= 1
+            s = stack[top]
+            for e in range(first_edge_S[s], first_edge_S[s + 1]):
+                t = parent_E[e]
+                if seen_S[t] == k:
+                    return k, t
+                seen_S[t] = k
+                stack[top] = t
+                top += 1
+    return -1, -1
+
+
+@_reordered
+def _moments(values_T: Floats, trained_T: Bools, start: int, stop: int) -> tuple[float, float, float, float, float]:
+    """Of the trained tokens from `start` to `stop`: count, mean, sum of squared differences from it, least, largest."""
+    n, total, low, high = 0.0, 0.0, np.inf, -np.inf
+    for j in range(start, stop):
+        n += 1.0 if trained_T[j] else 0.0
+        total += values_T[j] if trained_T[j] else 0.0
+        low = min(low, values_T[j] if trained_T[j] else np.inf)
+        high = max(high, values_T[j] if trained_T[j] else -np.inf)
+    mean = total / n if n > 0.0 else 0.0
+    squares = 0.0
+    for j in range(start, stop):
+        squares += (values_T[j] - mean) ** 2 if trained_T[j] else 0.0
+    return n, mean, squares, low, high
+
+
+@_compiled
+def moments_of_steps(token_offsets: Ints, trained_T: Bools, values_T: Floats) -> Floats:
+    """[S, 5] `_moments` of each step."""
+    moments_S = np.empty((token_offsets.size - 1, 5))
+    for s in range(token_offsets.size - 1):
+        moments = _moments(values_T, trained_T, token_offsets[s], token_offsets[s + 1])
+        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2], moments_S[s, 3], moments_S[s, 4] = moments
+    return moments_S
+
+
+@_compiled
+def gae(
+    child_E: Ints,
+    parent_E: Ints,
+    token_offsets: Ints,
+    trained_T: Bools,
+    values_T: Floats,
+    last_reward_S: Floats,
+    token_reward_T: Floats,
+    out_S: Floats,
+    in_S: Floats,
+    share_S: Floats,
+    discounts: tuple[float, float, float, float],
+    advantage_T: Floats,
+) -> tuple[Floats, Floats]:
+    """Writes the advantages; returns what reaches each step from its children [S], and the moments of each step's
+    advantages [S, 5].
+
+    `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: no reward but at the last token. See
+    `creditflow.credit.advantage.gae` for the formula.
+    """
+    gamma, lam, gamma_token, lam_token = discounts
+    down_S = np.zeros_like(last_reward_S)
+    moments_S = np.empty((last_reward_S.size, 5))
+    e = child_E.size - 1
+    for s in range(last_reward_S.size - 1, -1, -1):
+        last = last_reward_S[s] + down_S[s]
+        seen = False
+        value, advantage = 0.0, 0.0
+        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
+            if not trained_T[j]:
+                advantage_T[j] = 0.0
+                continue
+            delta = gamma_token * value - values_T[j] if seen else last - values_T[j]
+            if token_reward_T.size:
+                delta += token_reward_T[j]
+            advantage = delta + gamma_token * lam_token * advantage
+            value = values_T[j]
+            advantage_T[j] = advantage
+            seen = True
+        moments = _moments(advantage_T, trained_T, token_offsets[s], token_offsets[s + 1])
+        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2], moments_S[s, 3], moments_S[s, 4] = moments
+        # A step with nothing to train has no value of its own: it hands on what it is worth.
+        worth = value + lam * advantage if seen else last
+        while e >= 0 and child_E[e] == s:
+            t = parent_E[e]
+            down_S[t] += gamma * in_S[t] * share_S[s] * (out_S[s] * worth)
+            e -= 1
+    return down_S, moments_S
+
+
+@_compiled
+def sampled_tokens(token_offsets: Ints, trained_T: Bools) -> Ints:
+    """[S] how many of the step's tokens were sampled."""
+    count_S = np.zeros(token_offsets.size - 1, dtype=np.int64)
+    for s in range(token_offsets.size - 1):
+        for j in range(token_offsets[s], token_offsets[s + 1]):
+            count_S[s] += trained_T[j]
+    return count_S
+
+
+@_compiled
+def first_sampled(token_offsets: Ints, trained_T: Bools) -> Ints:
+    """[S] index of the step's first sampled token; -1: none."""
+    first_S = np.full(token_offsets.size - 1, -1, dtype=np.int64)
+    for s in range(token_offsets.size - 1):
+        for j in range(token_offsets[s], token_offsets[s + 1]):
+            if trained_T[j]:
+                first_S[s] = j
+                break
+    return first_S
+
+
+@_compiled
+def scale_tokens(
+    values_T: Floats,
+    factors: tuple[Floats, Floats, Floats, Floats],
+    token_offsets: Ints,
+    trained_T: Bools,
+    learns_S: Bools,
+    out_T: NDArray[Any],
+) -> None:
+    """Writes `weight * ((value - baseline - shift) / divisor)` at sampled tokens of steps that learn, 0 at the others.
+
+    `factors`: weight, baseline, shift and divisor, each [S].
+    """
+    weight_S, baseline_S, shift_S, divisor_S = factors
+    for s in range(token_offsets.size - 1):
+        weight, baseline, shift, divisor = weight_S[s], baseline_S[s], shift_S[s], divisor_S[s]
+        for j in range(token_offsets[s], token_offsets[s + 1]):
+            if learns_S[s] and trained_T[j]:
+                out_T[j] = weight * ((values_T[j] - baseline - shift) / divisor)
+            else:
+                out_T[j] = 0
+
+
+@_compiled
+def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: Bools, out_T: NDArray[Any]) -> None:
+    """Writes the step's value at every trained token, 0 at the others."""
+    zero = out_T.dtype.type(0)
+    for s in range(values_S.size):
+        value = values_S[s]
+        for j in range(token_offsets[s], token_offsets[s + 1]):
+            out_T[j] = value if trained_T[j] else zero
+
+
+@_compiled
+def tokens_to_go(token_offsets: Ints, trained_T: Bools) -> Ints:
+    """[T] how many trained tokens of the step come after the token."""
+    after_T = np.zeros(trained_T.size, dtype=np.int64)
+    for s in range(token_offsets.size - 1):
+        count = 0
+        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
+            after_T[j] = count
+            count += trained_T[j]
+    return after_T
+
+
+@_compiled
+def discounted_sums(token_offsets: Ints, trained_T: Bools, values_T: Floats, gamma: float) -> Floats:
+    """[T] `sum over trained tokens j' >= j of gamma^(trained tokens from j to j') * values_j'`; 0 where not trained."""
+    sums_T = np.zeros_like(values_T)
+    for s in range(token_offsets.size - 1):
+        running = 0.0
+        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
+            if trained_T[j]:
+                running = values_T[j] + gamma * running
+                sums_T[j] = running
+    return sums_T
+
+
+@_compiled
+def powers(base: float, n: int) -> Floats:
+    """[n] base^0, base^1, ..., by repeated multiplication: the same bits everywhere."""
+    result = np.ones(n, dtype=np.float64)
+    for i in range(1, n):
+        result[i] = result[i - 1] * base
+    return result
+
+
+@_compiled
+def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
+    """[n] the smallest and the largest value of each code; infinities where a code does not occur."""
+    low, high = np.full(n, np.inf), np.full(n, -np.inf)
+    for i in range(values.size):
+        low[code[i]] = min(low[code[i]], values[i])
+        high[code[i]] = max(high[code[i]], values[i])
+    return low, high
+
+
+@_compiled
+def number_plays(code: Ints, trajectory: Ints, n: int) -> tuple[Ints, Ints]:
+    """Numbers the pairs of code and trajectory as they come: each member's pair [M], and each pair's code.
+
+    Trajectories must not decrease, so a code's latest pair is the only one that a member can belong to.
+    """
+    latest, trajectory_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
+    play, code_of_play = np.empty(code.size, dtype=np.int64), np.empty(code.size, dtype=np.int64)
+    plays = 0
+    for i in range(code.size):
+        c = code[i]
+        if trajectory_of[c] != trajectory[i]:
+            trajectory_of[c], latest[c] = trajectory[i], plays
+            code_of_play[plays] = c
+            plays += 1
+        play[i] = latest[c]
+    return play, code_of_play[:plays].copy()
+
+
+@_compiled
+def others_mean(code: Ints, play: Ints, size_G: Ints, mean_G: Floats, mean_of_play: Floats) -> Floats:
+    """[M] the mean of the code's other plays; NaN where there is none."""
+    others = np.empty(code.size)
+    for i in range(code.size):
+        n = size_G[code[i]]
+        others[i] = (n * mean_G[code[i]] - mean_of_play[play[i]]) / (n - 1) if n > 1 else np.nan
+    return others
+
+
+@_compiled
+def weigh(scores_SK: Floats, weights_SK: Floats, status_SK: Ints, ok: int) -> tuple[Floats, Floats, NDArray[np.uint8]]:
+    """[S] weighted sum, sum of weights, and the case: 0 no function that counts matched, 1 all ok, 2 any was not."""
+    steps, functions = scores_SK.shape
+    sum_S, weight_S, case_S = np.zeros(steps), np.zeros(steps), np.zeros(steps, dtype=np.uint8)
+    for s in range(steps):
+        for k in range(functions):
+            if weights_SK[s, k] > 0.0 and status_SK[s, k] != 0:
+                if status_SK[s, k] != ok:
+                    case_S[s] = 2
+                elif case_S[s] != 2:
+                    case_S[s] = 1
+                sum_S[s] += weights_SK[s, k] * scores_SK[s, k]
+                weight_S[s] += weights_SK[s, k]
+    return sum_S, weight_S, case_S

@@ -1,0 +1,210 @@
+"""Says in words what is wrong with a batch of plays under given options: what will not be learned, and why.
+
+Reads an assignment; decides nothing. What it says is for people, who then change the data, the recipe or the team.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.assignment import Assignment, assign
+from creditflow.credit.groups import LEVELS
+from creditflow.credit.metrics import reach, unreached_agents
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.propagate import OUTCOME
+from creditflow.trajectory import Bools, TrajectoryBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or would be surprising."""
+
+    code: str
+    """A short name for machines: `singletons`, `no_variance`, `mixed_prompts`, `never_scored`, `unreached`, ..."""
+    message: str
+    """In words, with numbers, an example, and what to do."""
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[Finding]:
+    """What is wrong with `batch` under `options` (the defaults, if None); empty if nothing is.
+
+    Raises what `assign` raises. An estimator that needs a critic is looked at as `grpo`: its groups are not in
+    question.
+    """
+    options = options or CreditOptions()
+    if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
+        options = replace(options, adv_estimator="grpo")
+    return lint(assign(batch, options))
+
+
+def lint(assignment: Assignment) -> list[Finding]:
+    """The same for an assignment that was made already."""
+    found = [
+        *_unreached(assignment),
+        *_never_scored(assignment),
+        *_nothing_flows(assignment),
+        *_singletons(assignment),
+        *_no_variance(assignment),
+        *_mixed_prompts(assignment),
+        *_small_tasks(assignment),
+        *_unscored(assignment),
+        *_starved(assignment),
+    ]
+    return [Finding(code, message) for code, message in found]
+
+
+Found = list[tuple[str, str]]
+
+
+def _unreached(a: Assignment) -> Found:
+    silent = unreached_agents(a)
+    found = [
+        (
+            "unreached",
+            f"no signal reaches {agent}: with propagation {a.options.propagation} and outcome_to "
+            f"{a.options.outcome_to} it does not learn. Score it, or let the outcome reach it (outcome_to: all)",
+        )
+        for agent in silent
+    ]
+    has_outcome = any(score is not None for score in a.batch.outcome_scores)
+    for agent, share in reach(a, OUTCOME).items():
+        if has_outcome and share == 0.0 and agent not in silent:
+            found.append(("no_outcome", f"the outcome never reaches {agent}: it learns from sub-rewards alone"))
+    return found
+
+
+def _never_scored(a: Assignment) -> Found:
+    if not a.options.decomposed or not (a.scored_S | a.failed_S).any():
+        return []
+    judged = {a.batch.agent_names[i] for i in np.unique(a.batch.agent_of_step[a.scored_S | a.failed_S])}
+    return [
+        ("never_scored", f"{agent} is never scored: its gates are always open, and it has no reward of its own")
+        for agent in a.batch.agent_names
+        if agent not in judged
+    ]
+
+
+def _nothing_flows(a: Assignment) -> Found:
+    if a.options.propagation not in ("discounted", "threshold") or a.received_S.any() or not a.batch.edge_child.size:
+        return []
+    return [
+        (
+            "nothing_flows",
+            f"nothing flows upstream: propagation {a.options.propagation} gives these plays the same credit as none "
+            f"(an open step passes its reward minus algorithm.sub_reward_origin={a.options.sub_reward_origin:g})",
+        )
+    ]
+
+
+def _singletons(a: Assignment) -> Found:
+    if not a.singletons:
+        return []
+    alone = np.flatnonzero(a.trained_S & (a.group_S < 0))
+    wider = "lean on the groups around them" if a.options.baseline == "shrunk" else "are compared with a wider group"
+    found = [
+        (
+            "singletons",
+            f"{a.singletons} groups (group_by {a.options.group_by}) had a single play; their steps {wider}. "
+            "More plays of each task (rollout.n) or a coarser group_by help",
+        )
+    ]
+    if alone.size:
+        step = a.batch.step_ids[alone[0]]
+        found.append(
+            (
+                "no_baseline",
+                f"{alone.size} steps have nobody to be compared with at any level and train on 0; one is {step}",
+            )
+        )
+    return found
+
+
+def _no_variance(a: Assignment) -> Found:
+    grouped_S = a.trained_S & (a.group_S >= 0)
+    groups, tied = (len(np.unique(a.group_S[at_S])) for at_S in (grouped_S, grouped_S & a.tied_S))
+    if not tied:
+        return []
+    first = int(np.flatnonzero(grouped_S & a.tied_S)[0])
+    return [
+        (
+            "no_variance",
+            f"{tied} of {groups} groups have no variance: all their credits are the same, so they teach nothing; "
+            f"one is {a.group_name(first)}, where all have {a.credit_S[first]:g}",
+        )
+    ]
+
+
+def _mixed_prompts(a: Assignment) -> Found:
+    """First steps of one task with different prompts: a `uid` that stands for more than one task, or a prompt with
+    something random in it. Later prompts differ because plays differ.
+    """
+    batch = a.batch
+    first_S = batch.index_of_step == 0
+    task_S = batch.group_of_trajectory[batch.trajectory_of_step]
+    seen: dict[tuple[int, int], str] = {}
+    mixed: dict[int, tuple[str, str]] = {}
+    for s in np.flatnonzero(first_S):
+        key = (int(task_S[s]), int(batch.agent_of_step[s]))
+        before = seen.setdefault(key, batch.prompts[s])
+        if before != batch.prompts[s]:
+            mixed.setdefault(key[0], (before, batch.prompts[s]))
+    if not mixed:
+        return []
+    task, (one, other) = next(iter(mixed.items()))
+    return [
+        (
+            "mixed_prompts",
+            f"{len(mixed)} of {len(batch.group_names)} tasks begin with different prompts in one group: plays of "
+            f"different questions are compared. Task {batch.group_names[task]}: {one[:60]!r} and {other[:60]!r}",
+        )
+    ]
+
+
+def _small_tasks(a: Assignment) -> Found:
+    batch = a.batch
+    kept_N = ~a.masked_N
+    plays = np.bincount(batch.group_of_trajectory[kept_N], minlength=len(batch.group_names))
+    alone = np.flatnonzero(plays == 1)
+    if not alone.size or "task" not in LEVELS[a.options.group_by]:
+        return []
+    name = batch.group_names[alone[0]]
+    return [
+        ("single_plays", f"{alone.size} of {len(plays)} tasks were played once (left out: masked plays); one is {name}")
+    ]
+
+
+def _unscored(a: Assignment) -> Found:
+    masked, failed = int(a.masked_N.sum()), int(a.failed_S.sum())
+    found = []
+    if masked:
+        first = a.batch.trajectory_ids[int(np.flatnonzero(a.masked_N)[0])]
+        found.append(("masked_plays", f"{masked} of {len(a.masked_N)} plays are left out of training; one is {first}"))
+    if failed and a.options.decomposed:
+        first = a.batch.step_ids[int(np.flatnonzero(a.failed_S)[0])]
+        found.append(("failed_scores", f"{failed} steps could not be scored and do not train; one is {first}"))
+    return found
+
+
+def _starved(a: Assignment) -> Found:
+    """Agents whose gates let nothing through."""
+    if a.options.propagation != "threshold" or a.options.gate != "hard":
+        return []
+    batch, found = a.batch, []
+    for i, agent in enumerate(batch.agent_names):
+        mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
+        if mine_S.any() and not a.gate_open_S[mine_S].any():
+            best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
+            found.append(
+                (
+                    "starved",
+                    f"no gate of {agent} is open: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
+                    "algorithm.propagation_threshold, or use {kind: quantile}",
+                )
+            )
+    return found

@@ -1,0 +1,210 @@
+"""The vectorised core against the recursive oracle, on random graphs and over all options; and both by hand."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.errors import BatchError
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed, situations
+from tests.oracle.credit_oracle import credit_rows
+from tests.oracle.shrunk import shrunk_baselines
+
+PRECISION = 1e-12
+
+COLUMNS = (
+    "sub_reward",
+    "gate",
+    "out",
+    "own",
+    "received",
+    "shared",
+    "stopped",
+    "credit",
+    "baseline",
+    "spread",
+    "weight",
+)
+"""Of numbers, by the name that they have in both; NaN where the oracle has None."""
+
+
+def size_of_sums(trajectories, rows, values_T):
+    """At least 1: how much, in absolute value, is added up in any one trajectory. Rounding is relative to that, not to
+    the sum, which may be nothing."""
+    sums, row, at = [1.0], iter(rows), 0
+    for trajectory in trajectories:
+        total = 0.0
+        for made in trajectory.steps:
+            earned = next(row)
+            total += abs(earned.own) + abs(earned.shared) + abs(earned.stand_in or 0.0)
+            if values_T is not None:
+                n = len(made.response_ids)
+                total += 2 * sum(map(abs, values_T[at : at + n]))
+                at += n
+        sums.append(total)
+    return max(sums)
+
+
+def assert_near(got, expected, tolerance, what):
+    """Both are NaN, or `got` lies within `tolerance`, which is one number or one for each."""
+    expected = np.array([math.nan if value is None else value for value in expected], dtype=float)
+    got = np.asarray(got, dtype=float)
+    assert got.shape == expected.shape, what
+    near = (np.abs(got - expected) <= tolerance) | (np.isnan(got) & np.isnan(expected))
+    assert near.all(), f"{what}: got {got[~near]}, the oracle says {expected[~near]}, at {np.flatnonzero(~near)}"
+
+
+def assert_equals_oracle(situation):
+    trajectories, chosen, values_T = situation
+    rows = credit_rows(trajectories, chosen, values_T)
+    got = assign(batch_of(*trajectories), chosen, values_T=None if values_T is None else np.array(values_T))
+    added = size_of_sums(trajectories, rows, values_T)
+
+    for name in ("scored", "failed", "frozen", "trained", "tied"):
+        assert getattr(got, f"{name}_S").tolist() == [getattr(row, name) for row in rows], name
+    assert got.group_size_S.tolist() == [row.size for row in rows]
+    assert [got.level_names[level] if level >= 0 else None for level in got.level_S] == [row.level for row in rows]
+
+    for name in COLUMNS:
+        assert_near(getattr(got, f"{name}_S"), [getattr(row, name) for row in rows], PRECISION * added, name)
+    assert_near(got.in_S, [row.into for row in rows], PRECISION, "in")
+    stood_in = [s for s, row in enumerate(rows) if row.stand_in is not None]
+    assert_near(got.stand_in_S[stood_in], [rows[s].stand_in for s in stood_in], PRECISION * added, "stand_in")
+
+    # What is divided has the rounding of what was added up; so has the divisor, relative to the quotient.
+    relative_S = [PRECISION * added * (1 / row.divisor + 1 / row.token_divisor) for row in rows]
+    expected_S = np.array([row.advantage for row in rows])
+    assert_near(got.advantage_S, expected_S, relative_S * (1 + np.abs(expected_S)), "advantage")
+    expected_T = np.array([advantage for row in rows for advantage in row.token_advantages])
+    relative_T = np.repeat(relative_S, [len(row.token_advantages) for row in rows])
+    assert_near(got.token_advantages(), expected_T, relative_T * (1 + np.abs(expected_T)), "token advantages")
+
+    nothing_S = [not row.trained or row.level is None for row in rows]
+    assert (got.advantage_S[nothing_S] == 0.0).all()
+    if chosen.decomp_granularity != "token_level":  # there a tied group learns from its tokens
+        assert (got.advantage_S[[row.tied for row in rows]] == 0.0).all()
+    if values_T is not None:
+        returns_T = [value if row.trained else None for row in rows for value in row.returns]
+        known = [t for t, value in enumerate(returns_T) if value is not None]
+        assert_near(got.returns_T[known], [returns_T[t] for t in known], PRECISION * added, "returns")
+
+
+CORNERS = {
+    "anything": {},
+    "threshold": {"propagation": "threshold"},
+    "neutral": {"propagation": "threshold", "on_closed_gate": "neutral", "group_by": "agent_turn"},
+    "freeze": {"propagation": "threshold", "on_closed_gate": "freeze"},
+    "once": {"propagation": "threshold", "share": "once"},
+    "copy": {"propagation": "threshold", "share": "copy"},
+    "gae": {"adv_estimator": "gae"},
+    "token_level": {"decomp_granularity": "token_level", "reward_decomp": True},
+}
+"""Options that are kept fixed, so that no part is left to chance."""
+
+
+@pytest.mark.parametrize("corner", CORNERS)
+def test_the_vectorised_core_equals_the_recursive_oracle(corner):
+    @settings(fixed, max_examples=400 if corner == "anything" else 60)
+    @given(situations(**CORNERS[corner]))
+    def check(situation):
+        assert_equals_oracle(situation)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corner", CORNERS)
+def test_the_vectorised_core_equals_the_recursive_oracle_on_ten_thousand_situations(corner):
+    @settings(fixed, max_examples=3_000 if corner == "anything" else 1_000)
+    @given(situations(**CORNERS[corner]))
+    def check(situation):
+        assert_equals_oracle(situation)
+
+    check()
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@pytest.mark.parametrize("group_by", ["task_agent_turn", "task_agent", "agent_turn", "agent"])
+def test_a_shrunk_baseline_equals_the_oracles(group_by, estimator):
+    keys = {"baseline": "shrunk", "group_by": group_by, "adv_estimator": estimator, "decomp_granularity": "step"}
+
+    @settings(fixed, max_examples=50)
+    @given(situations(**keys))
+    def check(situation):
+        trajectories, chosen, _ = situation
+        added = size_of_sums(trajectories, credit_rows(trajectories, chosen), None)
+        got = assign(batch_of(*trajectories), chosen)
+        assert_near(got.baseline_S, shrunk_baselines(trajectories, chosen), 10 * PRECISION * added, "baseline")
+
+    check()
+
+
+# ---- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def team(parents_of, rewards, **more):
+    return play("t", [step("a", r, parents) for parents, r in zip(parents_of, rewards, strict=True)], 0.0, **more)
+
+
+def assert_credit(trajectory, expected, stopped=None, **chosen):
+    """The oracle and the core both say `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
+    chosen = CreditOptions(**{"gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen})
+    rows, got = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
+    assert [row.credit for row in rows] == expected
+    assert got.credit_S.tolist() == expected
+    if stopped is not None:
+        assert [row.stopped for row in rows] == stopped
+        assert got.stopped_S.tolist() == stopped
+
+
+DIAMOND = [(), (0,), (0,), (1, 2)]
+
+
+def test_a_diamond_with_open_gates_divides_by_split_and_counts_each_descendant_once_by_once():
+    trajectory = team(DIAMOND, [0.25, 0.5, 0.75, 1.0])
+    assert_credit(trajectory, [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0], share="split")
+    assert_credit(trajectory, [0.25 + 0.5 * (0.5 + 0.75) + 0.25 * 1.0, 1.0, 1.25, 1.0], share="once")
+
+
+def test_a_diamond_with_one_closed_arm_loses_half_by_split_and_goes_the_other_way_by_once():
+    trajectory = team(DIAMOND, [0.25, 0.5, 0.0, 1.0])
+    assert_credit(trajectory, [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0], share="split")
+    assert_credit(trajectory, [0.25 + 0.25 + 0.25, 1.0, 0.5, 1.0], [0.0, 0.0, 0.5, 0.0], share="once")
+
+
+def test_once_goes_the_way_on_which_least_is_lost():
+    short_cut = team([(), (0,), (0, 1)], [0.25, 0.5, 1.0])
+    assert_credit(short_cut, [0.25 + 0.5 * 0.5 + 0.5 * 1.0, 1.0, 1.0], share="once")
+
+
+def test_copy_is_refused_on_a_diamond():
+    with pytest.raises(BatchError):
+        assign(batch_of(team(DIAMOND, [0.25, 0.5, 0.75, 1.0])), CreditOptions(share="copy"))
+
+
+@pytest.mark.parametrize(("share", "part"), [("split", 0.5), ("copy", 1.0), ("once", 1.0)])
+def test_where_two_steps_lead_to_one_each_gets_half_by_split_and_all_by_copy_and_once(share, part):
+    fan_in = team([(), (), (0, 1)], [0.25, 0.5, 1.0])
+    assert_credit(fan_in, [0.25 + 0.5 * part, 0.5 + 0.5 * part, 1.0], share=share)
+
+
+@pytest.mark.parametrize("share", ["split", "copy", "once"])
+def test_where_one_step_leads_to_two_it_gets_all_of_both(share):
+    fan_out = team([(), (0,), (0,)], [0.25, 0.5, 1.0])
+    assert_credit(fan_out, [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0], share=share)
+
+
+@pytest.mark.parametrize(
+    ("gate_at", "credit", "stopped"),
+    [
+        ("pass", [0.25, 0.5, 1.0], [0.0, 0.5, 0.0]),
+        ("receive", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
+        ("both", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
+    ],
+)
+def test_a_closed_step_of_a_chain_withholds_where_its_gate_stands(gate_at, credit, stopped):
+    chain = team([(), (0,), (1,)], [0.25, 0.0, 1.0])
+    assert_credit(chain, credit, stopped, gate_at=gate_at)

@@ -1,0 +1,365 @@
+"""The advantage estimators against verl's functions of the same name, token by token, and where they mean to differ.
+
+Neutral settings: one agent, one step per trajectory, no sub-reward, no propagation, groups by task. Inputs are float64.
+"""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.trajectory import Score, TrajectoryBatch
+from tests.builders import batch_of, play, step
+
+CLOSE = 1e-6
+SEEDS = (0, 1, 2, 3)
+NEUTRAL = {"propagation": "none", "outcome_to": "all", "group_by": "task", "gamma": 1.0, "lam": 1.0}
+
+
+@pytest.fixture(scope="module")
+def verl():
+    return pytest.importorskip(
+        "verl.trainer.ppo.core_algos", reason="verl is not installed: nothing to compare with (extra `verl`)"
+    )
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@dataclass
+class Rows:
+    """The same responses as verl has them, one padded row each, and as a batch of one-step trajectories."""
+
+    reward: np.ndarray
+    """[N]"""
+    uid: np.ndarray
+    """[N] names of tasks, as objects."""
+    mask: np.ndarray
+    """[N, L] 1 where the policy sampled the token; 0 at tool tokens and padding."""
+    lengths: np.ndarray
+    """[N] response tokens, those of tools included."""
+    values: np.ndarray
+    """[N, L] a critic's."""
+    batch: TrajectoryBatch
+
+    @property
+    def present(self):
+        """[N, L] whether there is a token, sampled or not; in order, these are the batch's [T]."""
+        return np.arange(self.mask.shape[1]) < self.lengths[:, None]
+
+    @property
+    def reward_at_last(self):
+        """[N, L] the reward at the row's last sampled token."""
+        rewards = np.zeros(self.mask.shape)
+        last = self.mask.shape[1] - 1 - np.argmax(self.mask[:, ::-1], axis=1)
+        rewards[np.arange(len(last)), last] = self.reward
+        return rewards
+
+
+def rows(seed, *, tasks=5, plays=4, longest=7, tools=False, rewards=None):
+    """Random responses of 1 to `longest` tokens. `tools`: some tokens before the last are a tool's."""
+    rng = np.random.default_rng(seed)
+    n = tasks * plays if rewards is None else len(rewards)
+    reward = rng.normal(0.4, 1.0, n) if rewards is None else np.asarray(rewards, dtype=np.float64)
+    lengths = rng.integers(1, longest + 1, n)
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    if tools:
+        mask &= (rng.random(mask.shape) < 0.6) | (np.arange(longest) == lengths[:, None] - 1)
+    return rows_of(reward, [f"q{i // plays}" for i in range(n)], mask, lengths, rng.normal(0.0, 1.0, mask.shape))
+
+
+def rows_of(reward, uid, mask, lengths=None, values=None):
+    mask = np.asarray(mask)
+    lengths = mask.sum(axis=1) if lengths is None else np.asarray(lengths)
+    batch = batch_of(
+        *(
+            play(
+                f"t{i}", [step(tokens=int(k), response_mask=tuple(int(m) for m in row[:k]))], float(outcome), task=task
+            )
+            for i, (outcome, task, row, k) in enumerate(zip(reward, uid, mask, lengths, strict=True))
+        )
+    )
+    values = np.zeros(mask.shape) if values is None else values
+    return Rows(np.asarray(reward, dtype=np.float64), np.array(uid, dtype=object), mask, lengths, values, batch)
+
+
+def ours(given, *, values=False, **options):
+    """[N, L] the advantages laid out as verl lays them out, 0 at padding."""
+    values_T = given.values[given.present] if values else None
+    laid_out = np.zeros(given.mask.shape)
+    assignment = assign(given.batch, CreditOptions(**{**NEUTRAL, **options}), values_T=values_T)
+    laid_out[given.present] = assignment.token_advantages()
+    return laid_out
+
+
+def theirs(torch, function, given, *, rewards=None, dtype=None, **more):
+    """[N, L] verl's advantages, float64; it masks some estimators' and leaves others' tool tokens as they come."""
+    rewards = given.reward_at_last if rewards is None else rewards
+    advantages, _ = function(torch.tensor(rewards, dtype=dtype), response_mask=torch.tensor(given.mask), **more)
+    return advantages.double().numpy() * given.mask
+
+
+def neutral_config(gamma=1.0):
+    return SimpleNamespace(gamma=gamma)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("tools", [False, True])
+def test_grpo_is_verls_with_and_without_the_spread(verl, torch, seed, scaled, tools):
+    given = rows(seed, tools=tools)
+    expected = theirs(
+        torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
+    )
+    np.testing.assert_allclose(ours(given, norm_adv_by_std_in_grpo=scaled), expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tools", [False, True])
+def test_rloo_is_verls(verl, torch, seed, tools):
+    given = rows(seed, tools=tools)
+    expected = theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)
+    np.testing.assert_allclose(ours(given, adv_estimator="rloo"), expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("gamma_token", [1.0, 0.9])
+@pytest.mark.parametrize("tools", [False, True])
+def test_reinforce_plus_plus_is_verls(verl, torch, seed, gamma_token, tools):
+    given = rows(seed, tools=tools)
+    function = verl.compute_reinforce_plus_plus_outcome_advantage
+    expected = theirs(torch, function, given, config=neutral_config(gamma_token))
+    got = ours(given, adv_estimator="reinforce_plus_plus", gamma_token=gamma_token)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("tools", [False, True])
+def test_reinforce_plus_plus_baseline_is_verls(verl, torch, seed, tools):
+    given = rows(seed, tools=tools)
+    function = verl.compute_reinforce_plus_plus_baseline_outcome_advantage
+    expected = theirs(torch, function, given, index=given.uid)
+    got = ours(given, adv_estimator="reinforce_plus_plus_baseline")
+    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("gamma_token", "lam_token"), [(1.0, 1.0), (0.97, 1.0), (1.0, 0.9), (0.95, 0.8), (0.9, 0.0)])
+@pytest.mark.parametrize("tools", [False, True])
+def test_gae_is_verls(verl, torch, seed, gamma_token, lam_token, tools):
+    given = rows(seed, longest=11, tools=tools)
+    expected = theirs(torch, verl.compute_gae_advantage_return, given, values=torch.tensor(given.values),
+                      gamma=gamma_token, lam=lam_token)  # fmt: skip
+    got = ours(given, values=True, adv_estimator="gae", outcome_to="answer", gamma_token=gamma_token,
+               lam_token=lam_token)  # fmt: skip
+    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_returns_of_gae_are_verls(verl, torch, seed):
+    given = rows(seed, tools=True)
+    _, returns = verl.compute_gae_advantage_return(
+        torch.tensor(given.reward_at_last), torch.tensor(given.values), torch.tensor(given.mask), 0.95, 0.9
+    )
+    options = CreditOptions(
+        **{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"}, gamma_token=0.95, lam_token=0.9
+    )
+    got_T = assign(given.batch, options, values_T=given.values[given.present]).returns_T
+    trained_T = given.mask[given.present] == 1
+    np.testing.assert_allclose(got_T[trained_T], returns.numpy()[given.present][trained_T], rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gae_with_one_reward_per_token_is_verls(verl, torch, seed):
+    rng = np.random.default_rng(seed)
+    given = rows(seed)
+    rho = rng.random(given.mask.shape) * given.mask
+    plays = []
+    for i, (outcome, task, k) in enumerate(zip(given.reward, given.uid, given.lengths, strict=True)):
+        per_token = Score(tuple(rho[i, :k].tolist()))
+        plays.append(play(f"t{i}", [step("solver", per_token, tokens=int(k))], float(outcome), task=task))
+    # A step's own reward is the mean of its tokens', so that long responses earn no more than short ones.
+    rewards = given.reward_at_last + rho / given.lengths[:, None]
+    expected = theirs(torch, verl.compute_gae_advantage_return, given, rewards=rewards,
+                      values=torch.tensor(given.values), gamma=0.95, lam=0.9)  # fmt: skip
+    given.batch = batch_of(*plays)
+    got = ours(given, values=True, adv_estimator="gae", outcome_to="answer", decomp_granularity="token_level",
+               sub_reward_origin=0.0, gamma_token=0.95, lam_token=0.9)  # fmt: skip
+    np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
+
+
+# Where this project means to differ.
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_alone_in_its_group_verl_gives_the_raw_reward_and_here_it_is_0(verl, torch, scaled):
+    given = rows_of([0.7], ["q0"], [[1, 1]])
+    expected = theirs(
+        torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
+    )
+    np.testing.assert_allclose(expected, [[0.7, 0.7]], rtol=0, atol=CLOSE)
+    assert ours(given, norm_adv_by_std_in_grpo=scaled).tolist() == [[0.0, 0.0]]
+
+
+def test_alone_in_its_group_a_play_is_held_against_its_agents_other_plays(verl, torch):
+    given = rows_of([0.7, 0.1, 0.3], ["q0", "q1", "q1"], [[1], [1], [1]])
+    expected = theirs(torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=False)
+    assert expected[0, 0] == pytest.approx(0.7)
+    got = ours(given, norm_adv_by_std_in_grpo=False)
+    assert got[0, 0] == pytest.approx(0.7 - np.mean([0.7, 0.1, 0.3]))
+    np.testing.assert_allclose(got[1:], expected[1:], rtol=0, atol=CLOSE)
+
+
+def test_rloo_of_one_play_is_the_raw_reward_in_verl_and_0_here(verl, torch):
+    given = rows_of([0.7], ["q0"], [[1]])
+    assert theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)[0, 0] == pytest.approx(0.7)
+    assert ours(given, adv_estimator="rloo").tolist() == [[0.0]]
+
+
+def test_rounding_sets_eight_equal_rewards_apart_in_verl_and_never_here(verl, torch):
+    given = rows_of([0.7] * 8, ["q0"] * 8, [[1]] * 8)
+    in_float32 = theirs(torch, verl.compute_grpo_outcome_advantage, given, dtype=torch.float32, index=given.uid)
+    assert np.abs(in_float32).min() > 0.05
+    assert np.abs(in_float32).max() < 0.06
+    assert ours(given).tolist() == [[0.0]] * 8
+
+
+def test_equal_rewards_whiten_to_0_here_while_verl_scales_rounding_up(verl, torch):
+    given = rows_of([0.7] * 8, ["q0"] * 8, [[1, 1]] * 8)
+    function = verl.compute_reinforce_plus_plus_outcome_advantage
+    assert np.abs(theirs(torch, function, given, dtype=torch.float32, config=neutral_config())).max() > 1e-4
+    assert not ours(given, adv_estimator="reinforce_plus_plus").any()
+
+
+def test_a_single_token_cannot_be_whitened_in_verl_and_is_0_here(verl, torch):
+    given = rows_of([0.7], ["q0"], [[1]])
+    with pytest.raises(ValueError, match="sum of the mask is one"):
+        theirs(torch, verl.compute_reinforce_plus_plus_outcome_advantage, given, config=neutral_config())
+    assert ours(given, adv_estimator="reinforce_plus_plus").tolist() == [[0.0]]
+
+
+def test_the_vectorized_grpo_of_verl_counts_in_float32_whatever_it_is_given(verl, torch):
+    """2^24 and 2^24 + 1 are one number in float32: its spread is 0, and what is left of the difference is blown up."""
+    given = rows_of([2.0**24, 2.0**24 + 1], ["q0", "q0"], [[1], [1]])
+    sound = [[-np.sqrt(0.5)], [np.sqrt(0.5)]]
+    vectorized = theirs(
+        torch, verl.compute_grpo_vectorized_outcome_advantage, given, dtype=torch.float64, index=given.uid
+    )
+    assert np.abs(vectorized).max() > 1e5
+    np.testing.assert_allclose(
+        theirs(torch, verl.compute_grpo_outcome_advantage, given, index=given.uid), sound, rtol=0, atol=1e-5
+    )
+    np.testing.assert_allclose(ours(given), sound, rtol=0, atol=1e-5)
+
+
+def test_a_reward_at_a_tool_token_is_lost_in_verl_and_here_goes_to_the_last_sampled_one(verl, torch):
+    """verl puts the reward at the last token of the response, whoever wrote it, and its passes skip tool tokens."""
+    given = rows_of([1.0, 0.25], ["q0", "q0"], [[1, 1, 0], [1, 1, 1]], lengths=[3, 3])
+    at_the_end = np.zeros((2, 3))
+    at_the_end[:, -1] = given.reward
+    values = torch.zeros(2, 3, dtype=torch.float64)
+    _, verls = verl.compute_gae_advantage_return(torch.tensor(at_the_end), values, torch.tensor(given.mask), 1.0, 1.0)
+    assert verls[0, :2].tolist() == [0.0, 0.0]
+    assert verls[1].tolist() == [0.25, 0.25, 0.25]
+    options = CreditOptions(**{**NEUTRAL, "adv_estimator": "gae", "outcome_to": "answer"})
+    returns_T = assign(given.batch, options, values_T=np.zeros(6)).returns_T
+    assert returns_T[:2].tolist() == [1.0, 1.0]
+
+    _, verls = verl.compute_reinforce_plus_plus_outcome_advantage(
+        torch.tensor(at_the_end), torch.tensor(given.mask), neutral_config()
+    )
+    assert verls[0].tolist() == [0.0, 0.0, 0.0]
+    got = ours(given, adv_estimator="reinforce_plus_plus")
+    assert got[0, 0] > 0 > got[1, 0]
+
+
+def test_tool_tokens_have_advantage_0_here_and_a_whitened_leftover_in_verls_gae(verl, torch):
+    given = rows_of([1.0, 0.0], ["q0", "q0"], [[1, 0, 1], [1, 0, 1]], lengths=[3, 3])
+    advantages, _ = verl.compute_gae_advantage_return(
+        torch.tensor(given.reward_at_last), torch.zeros(2, 3).double(), torch.tensor(given.mask), 1.0, 1.0
+    )
+    assert advantages[:, 1].abs().min() > 0
+    assert not ours(given, values=True, adv_estimator="gae", outcome_to="answer")[:, 1].any()
+
+
+# Several steps per trajectory: rows of their own in verl.
+
+
+@dataclass
+class StepRows:
+    reward: np.ndarray
+    """[S] the trajectory's, at each of its steps."""
+    uid: np.ndarray
+    trajectory: np.ndarray
+    batch: TrajectoryBatch
+
+
+def step_rows(seed, *, steps=lambda i: 3, tasks=4, plays=4):
+    """`identical` credit: every step has its trajectory's reward. One token each."""
+    rng = np.random.default_rng(seed)
+    n = tasks * plays
+    reward = rng.normal(0.4, 1.0, n)
+    counts = [steps(i) for i in range(n)]
+    made = [
+        play(f"t{i}", [step(tokens=1) for _ in range(counts[i])], float(reward[i]), task=f"q{i // plays}")
+        for i in range(n)
+    ]
+    names = np.array([f"q{i // plays}" for i in range(n)], dtype=object)
+    return StepRows(
+        np.repeat(reward, counts), np.repeat(names, counts), np.repeat(np.arange(n), counts), batch_of(*made)
+    )
+
+
+def of_steps(torch, function, given, **more):
+    rewards = torch.tensor(given.reward)[:, None]
+    return function(rewards, torch.ones(rewards.shape, dtype=torch.int64), index=given.uid, **more)[0][:, 0].numpy()
+
+
+def shared(given, **options):
+    return assign(given.batch, CreditOptions(**{**NEUTRAL, "propagation": "identical", **options})).token_advantages()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plays_of_equal_length_have_verls_unscaled_grpo_of_their_rows(verl, torch, seed):
+    given = step_rows(seed)
+    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
+    np.testing.assert_allclose(shared(given, norm_adv_by_std_in_grpo=False), expected, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_spread_counts_trajectories_here_and_rows_in_verl(verl, torch, seed):
+    """The same deviations, over n - 1 of n plays here and over nK - 1 of nK rows in verl: one factor for all."""
+    given, n, k = step_rows(seed), 4, 3
+    factor = np.sqrt(n / (n - 1) / (n * k / (n * k - 1)))
+    expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, epsilon=0.0) / factor
+    np.testing.assert_allclose(shared(given), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_play_of_more_steps_has_no_more_say_in_the_baseline_here_and_has_in_verl(verl, torch, seed):
+    given = step_rows(seed, steps=lambda i: 1 + 5 * (i % 2))
+    got = shared(given, norm_adv_by_std_in_grpo=False)
+    rows_weigh = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
+    first = np.unique(given.trajectory, return_index=True)[1]
+    reward, uid = given.reward[first], given.uid[first]
+    plays_weigh = np.array([r - reward[uid == u].mean() for r, u in zip(given.reward, given.uid, strict=True)])
+    np.testing.assert_allclose(got, plays_weigh, rtol=0, atol=CLOSE)
+    assert np.abs(got - rows_weigh).max() > 0.1
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_rloo_leaves_out_the_whole_play_here_and_one_row_of_it_in_verl(verl, torch, seed):
+    """In verl a play's other steps count as other plays of the task, so that its own reward is in its baseline."""
+    given = step_rows(seed)
+    got = shared(given, adv_estimator="rloo")
+    one_row_out = of_steps(torch, verl.compute_rloo_outcome_advantage, given)
+    first = np.unique(given.trajectory, return_index=True)[1]
+    reward, uid = given.reward[first], given.uid[first]
+    others = np.array([reward[(uid == uid[i]) & (np.arange(len(uid)) != i)].mean() for i in range(len(uid))])
+    np.testing.assert_allclose(got, (reward - others)[given.trajectory], rtol=0, atol=CLOSE)
+    # (nK / (nK - 1)) (r - m) against (n / (n - 1)) (r - m).
+    np.testing.assert_allclose(one_row_out * (4 / 3) / (12 / 11), got, rtol=0, atol=CLOSE)

@@ -1,0 +1,395 @@
+"""Which gradient the advantages make, by enumeration: a task of two turns, so small that every group of plays is seen.
+
+The policy is a softmax over one logit per state and action. What training climbs in expectation is then a finite sum
+over all ordered groups of n plays: the group's chance times `1/n * sum over plays and steps of A * grad log pi`. It is
+held against the gradient of J, the expected sum of own rewards and outcome, which is another finite sum.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from math import exp, prod
+
+import numpy as np
+import pytest
+
+from creditflow.credit import Assignment, CreditOptions, assign
+from creditflow.trajectory import Floats, TrajectoryBatch
+from tests.builders import batch_of, play, step
+
+# ---- the task --------------------------------------------------------------------------------------------------------
+
+Choice = tuple[str, str]
+"""A state and the action taken there."""
+Path = tuple[Choice, ...]
+"""A play: `stop` ends it in the first turn, `a` and `b` lead to a second."""
+Policy = Mapping[str, Mapping[str, float]]
+"""A logit for each action of each state."""
+
+POLICY: Policy = {
+    "start": {"stop": 0.2, "a": 0.5, "b": -0.3},
+    "after a": {"c": 0.4, "d": -0.1},
+    "after b": {"c": -0.2, "d": 0.3},
+}
+NEVER_STOPS: Policy = {**POLICY, "start": {"a": 0.5, "b": -0.3}}
+
+REWARD: dict[Choice, float] = {
+    ("start", "stop"): 0.65,
+    ("start", "a"): 0.7,
+    ("start", "b"): 0.3,
+    ("after a", "c"): 0.95,
+    ("after a", "d"): 0.25,
+    ("after b", "c"): 0.8,
+    ("after b", "d"): 0.4,
+}
+# One play is judged wrong at both turns and yet ends well: that is what a gate can be wrong about.
+OUTCOME: dict[str, float] = {"stop": 0.75, "a c": 1.0, "a d": 0.1, "b c": 0.2, "b d": 0.9}
+
+
+def paths(policy: Policy) -> list[Path]:
+    """Every play that can happen."""
+    whole: list[Path] = []
+    for action in policy["start"]:
+        first = ("start", action)
+        then = policy.get(f"after {action}")
+        whole += [(first,)] if then is None else [(first, (f"after {action}", second)) for second in then]
+    return whole
+
+
+def outcome(path: Path) -> float:
+    return OUTCOME[" ".join(action for _, action in path)]
+
+
+def probability(policy: Policy, choice: Choice) -> float:
+    state, action = choice
+    return exp(policy[state][action]) / sum(map(exp, policy[state].values()))
+
+
+def chance(policy: Policy, path: Path) -> float:
+    return prod(probability(policy, choice) for choice in path)
+
+
+def parameters(policy: Policy) -> list[Choice]:
+    return [(state, action) for state in policy for action in policy[state]]
+
+
+def grad_log(policy: Policy, choice: Choice) -> Floats:
+    """d log pi(choice) / d logit, for every logit."""
+    return np.array(
+        [0.0 if at[0] != choice[0] else float(at == choice) - probability(policy, at) for at in parameters(policy)]
+    )
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+Return = Callable[[Path, int], float]
+"""What a step of a play, by its position, is followed by: its own reward and all that counts after it."""
+
+
+def return_to_go(path: Path, position: int, origin: float = 0.0) -> float:
+    return sum(REWARD[choice] - origin for choice in path[position:]) + outcome(path)
+
+
+def gated_return(path: Path, position: int) -> float:
+    """The same, but that nothing comes from behind a step whose reward is not above 0.5."""
+    last = REWARD[path[-1]] + outcome(path)
+    if position == len(path) - 1:
+        return last
+    return REWARD[path[position]] + (last if REWARD[path[-1]] > 0.5 else 0.0)
+
+
+def objective(policy: Policy) -> float:
+    return sum(chance(policy, path) * return_to_go(path, 0) for path in paths(policy))
+
+
+def gradient(policy: Policy, of: Return = return_to_go) -> Floats:
+    """The policy gradient theorem, summed over all plays."""
+    return sum(
+        chance(policy, path) * of(path, position) * grad_log(policy, choice)
+        for path in paths(policy)
+        for position, choice in enumerate(path)
+    )
+
+
+def true_value(policy: Policy, state: str, of: Return = return_to_go) -> float:
+    """V(state): the mean return from there."""
+    there = [(path, p) for path in paths(policy) for p, choice in enumerate(path) if choice[0] == state]
+    weight = [chance(policy, path) for path, _ in there]
+    return sum(w * of(path, p) for w, (path, p) in zip(weight, there, strict=True)) / sum(weight)
+
+
+Group = tuple[Path, ...]
+Advantages = Callable[[Sequence[Group]], Sequence[float]]
+"""Groups of plays to the advantage of every step, group by group, play by play."""
+
+
+def expected_gradient(policy: Policy, n: int, advantages: Advantages) -> Floats:
+    """What training on groups of n plays climbs on average."""
+    groups = list(product(paths(policy), repeat=n))
+    advantage = iter(advantages(groups))
+    total = np.zeros(len(parameters(policy)))
+    for group in groups:
+        chance_of_group = prod(chance(policy, path) for path in group)
+        for path in group:
+            for choice in path:
+                total += chance_of_group / n * next(advantage) * grad_log(policy, choice)
+    assert next(advantage, None) is None
+    return total
+
+
+def batch(groups: Sequence[Group]) -> TrajectoryBatch:
+    """Each group as a task of its own, played by an agent of its own: nothing may be compared, or stand in, across
+    groups, of which the unlikely ones are as many here as the likely ones."""
+    return batch_of(
+        *(
+            play(
+                f"{g}-{i}",
+                [step(f"solver{g}", REWARD[choice], prompt=choice[0], tokens=1) for choice in path],
+                outcome(path),
+                task=f"q{g}",
+            )
+            for g, group in enumerate(groups)
+            for i, path in enumerate(group)
+        )
+    )
+
+
+def options(**more: object) -> CreditOptions:
+    """Where the advantages should make the gradient of J; every test departs from here."""
+    chosen = {
+        "adv_estimator": "rloo",
+        "propagation": "discounted",
+        "gamma": 1.0,
+        "sub_reward_origin": 0.0,
+        "outcome_to": "answer",
+        "group_by": "task_agent_turn",
+    }
+    return CreditOptions(**{**chosen, **more})
+
+
+def assigned(chosen: CreditOptions) -> Advantages:
+    def advantages(groups: Sequence[Group]) -> Sequence[float]:
+        a = assign(batch(groups), chosen)
+        within_task = [Assignment.level_names.index(level) for level in (chosen.group_by, "task_agent")]
+        # Freezing takes steps out of training, and others lose all their peers: no baseline (-1), no advantage.
+        found = a.level_S >= 0
+        assert np.isin(a.level_S[found], within_task).all()
+        assert found.all() or chosen.on_closed_gate == "freeze"
+        assert not a.advantage_S[~found].any()
+        return a.advantage_S.tolist()
+
+    return advantages
+
+
+def cosine(x: Floats, y: Floats) -> float:
+    return float(x @ y / np.linalg.norm(x) / np.linalg.norm(y))
+
+
+def length(x: Floats, of: Floats) -> float:
+    return float(np.linalg.norm(x) / np.linalg.norm(of))
+
+
+def exactly(expected: Floats) -> object:
+    return pytest.approx(expected, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("policy", [POLICY, NEVER_STOPS])
+def test_the_gradient_of_j_is_what_central_differences_say(policy):
+    def moved(state: str, action: str, by: float) -> Policy:
+        return {**policy, state: {**policy[state], action: policy[state][action] + by}}
+
+    h = 1e-5
+    slopes = [(objective(moved(*at, h)) - objective(moved(*at, -h))) / (2 * h) for at in parameters(policy)]
+    assert gradient(policy) == pytest.approx(np.array(slopes), abs=1e-9)
+    assert np.linalg.norm(gradient(policy)) > 0.1
+    assert sum(chance(policy, path) for path in paths(policy)) == pytest.approx(1.0)
+
+
+# ---- unbiased --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("group_by", ["task_agent_turn", "task_agent", "task_agent_state", "task"])
+def test_rloo_with_open_gates_is_the_gradient_of_j_whatever_plays_and_turns_share_a_baseline(n, group_by):
+    found = expected_gradient(POLICY, n, assigned(options(group_by=group_by)))
+    assert found == exactly(gradient(POLICY))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_an_outcome_given_to_every_step_is_as_exact_as_one_that_flows(n):
+    found = expected_gradient(POLICY, n, assigned(options(outcome_to="all")))
+    assert found == exactly(gradient(POLICY))
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_origin_of_sub_rewards_changes_what_is_climbed_and_not_how_exactly(n):
+    found = expected_gradient(POLICY, n, assigned(options(sub_reward_origin=1.0)))
+    assert found == exactly(gradient(POLICY, lambda path, position: return_to_go(path, position, origin=1.0)))
+    assert cosine(found, gradient(POLICY)) < 0.9
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_grpo_without_std_at_fixed_length_is_the_gradient_shrunk_by_the_own_play_in_its_mean(n):
+    chosen = options(adv_estimator="grpo", norm_adv_by_std_in_grpo=False)
+    found = expected_gradient(NEVER_STOPS, n, assigned(chosen))
+    assert found == exactly((n - 1) / n * gradient(NEVER_STOPS))
+
+
+# ---- turns normalised one by one -------------------------------------------------------------------------------------
+
+
+Normalisation = Callable[[list[float]], list[float]]
+
+
+def per_turn(normalised: Normalisation) -> Advantages:
+    """Rewards normalised by `normalised` among the plays that reached the turn, then summed from each turn on; the
+    outcome likewise among all plays, and added to every turn. The construction of verl's issue 7244."""
+
+    def advantages(groups: Sequence[Group]) -> list[float]:
+        flat: list[float] = []
+        for group in groups:
+            of_play = normalised([outcome(path) for path in group])
+            of_turn = [iter(normalised([REWARD[path[turn]] for path in group if turn < len(path)])) for turn in (0, 1)]
+            for path, shared in zip(group, of_play, strict=True):
+                own = [next(of_turn[turn]) for turn in range(len(path))]
+                flat += [sum(own[turn:]) + shared for turn in range(len(path))]
+        return flat
+
+    return advantages
+
+
+def less_the_others(column: list[float]) -> list[float]:
+    return [x - (sum(column) - x) / max(1, len(column) - 1) for x in column]
+
+
+def standardised(column: list[float]) -> list[float]:
+    mean = np.mean(column) if column else 0.0
+    spread = np.std(column, ddof=1) if len(column) > 1 else 0.0
+    return [(x - mean) / (spread + 1e-6) for x in column]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_turns_normalised_one_by_one_fine_the_policy_for_going_on(n):
+    found = expected_gradient(POLICY, n, per_turn(less_the_others))
+    true, going_on = gradient(POLICY), gradient(POLICY, lambda path, _: float(len(path) > 1))
+    # The second turn's baseline stands in the sum only where there was a second turn: a charge of its mean, that is, of
+    # the mean reward there times the chance that some other play has one to compare with.
+    stops = probability(POLICY, ("start", "stop"))
+    second = [(chance(POLICY, path), REWARD[path[1]]) for path in paths(POLICY) if len(path) > 1]
+    charge = sum(p * reward for p, reward in second) / (1 - stops) * (1 - stops ** (n - 1))
+    assert found == exactly(true - charge * going_on)
+    # Nor does a rescaling mend it: this share of the gradient is left after the best one.
+    assert np.sqrt(1 - cosine(found, true) ** 2) > 0.35
+
+
+def test_turns_normalised_one_by_one_can_teach_to_stop_where_going_on_is_worth_more():
+    stop = parameters(POLICY).index(("start", "stop"))
+    assert gradient(POLICY)[stop] < -0.1
+    assert expected_gradient(POLICY, 3, per_turn(less_the_others))[stop] > 0.02
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_turns_normalised_one_by_one_do_no_harm_where_no_play_can_stop(n):
+    assert expected_gradient(NEVER_STOPS, n, per_turn(less_the_others)) == exactly(gradient(NEVER_STOPS))
+
+
+SUMMED = {less_the_others: (0.8560, 0.8627), standardised: (0.9495, 1.8882)}
+"""Cosine to the gradient of J, and relative length, in groups of three."""
+
+
+@pytest.mark.parametrize("normalised", SUMMED)
+def test_turns_normalised_one_by_one_move_the_gradient_this_far(normalised):
+    found, true = expected_gradient(POLICY, 3, per_turn(normalised)), gradient(POLICY)
+    assert (cosine(found, true), length(found, true)) == pytest.approx(SUMMED[normalised], abs=5e-4)
+
+
+# ---- what moves the gradient, and how far ----------------------------------------------------------------------------
+
+GATED = {"propagation": "threshold", "propagation_threshold": 0.5}
+DEFAULTS = {
+    "adv_estimator": "grpo",
+    "propagation": "threshold",
+    "gamma": 0.99,
+    "sub_reward_origin": 1.0,
+    "outcome_to": "all",
+}
+GROUP = 3
+MOVED: dict[str, tuple[dict[str, object], float, float]] = {
+    "own play in the mean": ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, 0.9983, 0.6215),
+    "std scaling": ({"adv_estimator": "grpo"}, 0.9885, 0.7408),
+    "closed gates, cut": (GATED, 0.9091, 1.1458),
+    "closed gates, cut, outcome to all": ({**GATED, "outcome_to": "all"}, 0.9894, 0.9906),
+    "closed gates, neutral": ({**GATED, "on_closed_gate": "neutral"}, 0.9711, 1.2421),
+    "closed gates, freeze": ({**GATED, "on_closed_gate": "freeze"}, 0.9029, 1.3860),
+    "soft gates, cut": ({**GATED, "gate": "soft"}, 0.9435, 1.0699),
+    "the defaults, in groups of the task": (DEFAULTS, 0.9178, 0.8923),
+}
+"""What is chosen beside `options()`; cosine to the gradient of J (with the origin in force), length relative to it."""
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_what_moves_the_gradient_moves_it_this_far(name):
+    more, direction, size = MOVED[name]
+    chosen = options(**more)
+    true = gradient(POLICY, lambda path, position: return_to_go(path, position, chosen.sub_reward_origin))
+    found = expected_gradient(POLICY, GROUP, assigned(chosen))
+    assert (cosine(found, true), length(found, true)) == pytest.approx((direction, size), abs=5e-4)
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_closed_gates_make_the_exact_gradient_of_another_return(n):
+    found = expected_gradient(POLICY, n, assigned(options(**GATED)))
+    assert found == exactly(gradient(POLICY, gated_return))
+    at_the_end = [state != "start" for state, _ in parameters(POLICY)]
+    assert found[at_the_end] == exactly(gradient(POLICY)[at_the_end])
+
+
+# ---- with a critic ---------------------------------------------------------------------------------------------------
+
+BEHIND_GATES = {0.95: (0.9999, 0.9886), 0.0: (0.9482, 0.8133)}
+"""By lam, with closing gates and an exact critic: cosine to the gated return's own gradient, and relative length."""
+
+
+def by_critic(lam: float, of: Return = return_to_go, **more: object) -> Advantages:
+    """GAE with a critic that is exact for `of`, before whitening: that takes off a mean over the batch, in which each
+    play counts once and not by its chance, and so has no expectation here."""
+
+    def advantages(groups: Sequence[Group]) -> Sequence[float]:
+        columns = batch(groups)
+        values_T = np.array([true_value(POLICY, state, of) for state in columns.prompts])
+        a = assign(columns, options(adv_estimator="gae", lam=lam, **more), values_T=values_T)
+        advantage_T = a.returns_T - values_T
+        whitened_T = a.token_advantages()
+        assert np.corrcoef(advantage_T, whitened_T)[0, 1] == pytest.approx(1.0, abs=1e-12)
+        return advantage_T.tolist()
+
+    return advantages
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
+def test_gae_with_open_gates_and_an_exact_critic_is_the_gradient_of_j(lam):
+    assert expected_gradient(POLICY, 2, by_critic(lam)) == exactly(gradient(POLICY))
+
+
+@pytest.mark.parametrize("critic", [gated_return, return_to_go, lambda path, position: 0.0])
+def test_gae_at_lam_1_is_the_gated_return_s_gradient_whatever_the_critic(critic):
+    assert expected_gradient(POLICY, 2, by_critic(1.0, critic, **GATED)) == exactly(gradient(POLICY, gated_return))
+
+
+@pytest.mark.parametrize("lam", BEHIND_GATES)
+def test_gae_below_lam_1_takes_a_gate_and_the_value_behind_it_for_independent(lam):
+    def covariance(state: str) -> float:
+        """Of gate and return, above 0 where the gate judges well: what it lets pass was worth more than its state."""
+        behind = [(path, 1) for path in paths(POLICY) if len(path) > 1 and path[1][0] == state]
+        p = [probability(POLICY, path[1]) for path, _ in behind]
+        opens = [REWARD[path[1]] > 0.5 for path, _ in behind]
+        worth = [gated_return(*at) for at in behind]
+        mean = sum(map(np.multiply, p, worth))
+        return sum(q * is_open * (x - mean) for q, is_open, x in zip(p, opens, worth, strict=True))
+
+    def short_of_it(path: Path, position: int) -> float:
+        passed = len(path) > 1 and position == 0
+        return gated_return(path, position) - (passed and (1 - lam) * covariance(path[1][0]))
+
+    found, gated = expected_gradient(POLICY, 2, by_critic(lam, gated_return, **GATED)), gradient(POLICY, gated_return)
+    assert found == exactly(gradient(POLICY, short_of_it))
+    assert (cosine(found, gated), length(found, gated)) == pytest.approx(BEHIND_GATES[lam], abs=5e-4)

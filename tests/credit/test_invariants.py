@@ -1,0 +1,213 @@
+"""What must hold whatever the batch: neutrality, equivariance, and what one step may change of another."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.groups import LEVELS, describe
+from creditflow.trajectory import OK, Score
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed, options, plays
+
+
+def same(got, expected):
+    np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-11)
+
+
+@fixed
+@given(plays(mishaps=False), options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"))
+def test_with_the_outcome_to_all_origin_1_and_binary_scores_the_threshold_rule_is_own_reward_plus_outcome(
+    trajectories, chosen
+):
+    """A closed step passes nothing, and an open one, being right, has nothing to pass."""
+    for trajectory in trajectories:
+        for made in trajectory.steps:
+            made.scores = {"f": Score(float(len(made.prompt + made.agent) * made.index % 3 > 0))}
+    batch = batch_of(*trajectories)
+    gates = {"gate_at": "pass", "on_closed_gate": "cut", "adv_estimator": "grpo"}
+    gated = assign(batch, replace(chosen, propagation="threshold", reward_decomp=True, **gates))
+    alone = assign(batch, replace(chosen, propagation="none", reward_decomp=True, **gates))
+    assert np.array_equal(gated.credit_S, alone.credit_S)
+    assert np.array_equal(gated.advantage_S, alone.advantage_S)
+
+
+@fixed
+@given(plays(), options(), st.permutations("abc"))
+def test_renaming_agents_changes_no_number(trajectories, chosen, names):
+    before = assign(batch_of(*trajectories), chosen)
+    renamed = dict(zip("abc", names, strict=True))
+    for trajectory in trajectories:
+        for made in trajectory.steps:
+            made.agent = renamed[made.agent]
+    after = assign(batch_of(*trajectories), chosen)
+    same(after.credit_S, before.credit_S)
+    same(after.advantage_S, before.advantage_S)
+
+
+@fixed
+@given(plays(), options(), st.integers(1, 3))
+def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
+    before = assign(batch_of(*trajectories), chosen)
+    for trajectory in trajectories:
+        for made in trajectory.steps:
+            if not any(made.response_mask):  # a score of no sampled token is the mean of all
+                continue
+            made.response_ids += (0,) * n
+            made.response_mask += (0,) * n
+            made.logprobs += (0.0,) * n
+            made.scores = {
+                name: replace(score, value=(*score.value, *[score.range[0]] * n))
+                if isinstance(score.value, tuple)
+                else score
+                for name, score in made.scores.items()
+            }
+    padded = batch_of(*trajectories)
+    after = assign(padded, chosen)
+    assert np.array_equal(after.credit_S, before.credit_S)
+    same(after.advantage_S, before.advantage_S)
+    mask_T = padded.response_mask
+    same(after.token_advantages()[mask_T], before.token_advantages()[before.batch.response_mask])
+    assert (after.token_advantages()[~mask_T] == 0.0).all()
+
+
+@fixed
+@given(
+    plays(mishaps=False),
+    options(on_closed_gate="cut", decomp_granularity="step", baseline="group", adv_estimator="grpo"),
+    st.data(),
+)
+def test_a_step_that_could_not_be_scored_changes_no_baseline_but_its_own_groups_and_its_ancestors(
+    trajectories, chosen, data
+):
+    before_batch = batch_of(*trajectories)
+    scored = np.flatnonzero(
+        (before_batch.score_status == OK).any(axis=1) & (before_batch.score_weights > 0).any(axis=1)
+    )
+    if not scored.size:
+        return
+    s = int(data.draw(st.sampled_from(scored.tolist())))
+    before = assign(before_batch, chosen)
+    n, index = int(before_batch.trajectory_of_step[s]), int(before_batch.index_of_step[s])
+    made = trajectories[n].steps[index]
+    made.scores = {name: replace(score, status="failed") for name, score in made.scores.items()}
+    after = assign(batch_of(*trajectories), chosen)
+
+    concerned = {index}  # the step and its ancestors
+    for other in reversed(trajectories[n].steps):
+        if other.index in concerned:
+            concerned |= set(other.parents)
+    if chosen.propagation in ("identical", "uniform"):  # there the mean sub-reward reaches the whole play
+        concerned = {other.index for other in trajectories[n].steps}
+    touched = np.flatnonzero(
+        (before_batch.trajectory_of_step == n) & np.isin(before_batch.index_of_step, list(concerned))
+    )
+    keys = {
+        describe(before_batch, level, int(t), int(assigned.stratum_S[t]))
+        for level in LEVELS
+        for t in touched
+        for assigned in (before, after)
+    }
+    for t in range(before_batch.n_steps):
+        name = before.group_name(t)
+        if name is not None and name not in keys:
+            assert after.group_name(t) == name
+            same(after.baseline_S[t], before.baseline_S[t])
+
+
+def test_a_step_that_could_not_be_scored_is_missing_from_its_own_baseline():
+    def batch(score):
+        return batch_of(*(play(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
+
+    failed = assign(batch("failed"), CreditOptions())
+    two = assign(batch_of(*(play(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))), CreditOptions())
+    assert failed.baseline_S[:2].tolist() == two.baseline_S.tolist()
+    assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
+
+
+def test_agents_may_come_and_go_between_plays_of_one_group():
+    """A plan with five executors, a judge over five answers, and a play without either."""
+    wide = play(
+        "t0",
+        [
+            step("plan", 0.75),
+            *(step("write", r, (0,)) for r in (0.0, 0.25, 0.5, 0.75, 1.0)),
+            step("judge", 1.0, range(1, 6)),
+        ],
+        1.0,
+    )
+    short = play("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
+    bare = play("t2", [step("write", 1.0, ())], 1.0)
+    a = assign(batch_of(wide, short, bare), CreditOptions(gamma=1.0, outcome_to="answer", sub_reward_origin=0.0))
+    # judge 1 + 1 to five parents, 0.4 each; of the writers only 0.75 and 1 are above the threshold.
+    assert a.credit_S[:7] == pytest.approx([0.75 + (0.75 + 0.4) + (1.0 + 0.4), 0.4, 0.65, 0.9, 1.15, 1.4, 2.0])
+    assert a.group_name(0) == "agent=plan turn=0 policy=default version=0"
+    assert np.isnan(a.baseline_S[6])  # nobody else judged
+
+
+def test_freezing_trains_only_agents_at_and_after_the_failure():
+    wrong = play("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
+    right = play("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
+    a = assign(batch_of(wrong, right), CreditOptions(on_closed_gate="freeze"))
+    assert a.frozen_S.tolist() == [True, False, False, False, False, False]
+    assert a.advantage_S[0] == 0.0
+    assert a.metrics()["groups/frozen_steps"] == 1.0
+
+
+def test_a_shadow_says_what_another_rule_would_have_done_and_trains_nothing():
+    batch = batch_of(
+        play("t0", [step("plan", 1.0), step("write", 0.0)], 1.0),
+        play("t1", [step("plan", 0.5), step("write", 1.0)], 0.0),
+    )
+    alone = assign(batch, CreditOptions(propagation="identical"))
+    watched = assign(
+        batch, CreditOptions(propagation="identical", shadow={"propagation": "none", "outcome_to": "answer"})
+    )
+    assert np.array_equal(alone.advantage_S, watched.advantage_S)
+    metrics = watched.metrics()
+    assert metrics["shadow/flipped/plan"] == 0.0
+    assert metrics["shadow/moved/plan"] == pytest.approx((1.0 + 0.5) / ((0.0 + 1.0 + 0.5 + 0.0) / 2))
+    assert "shadow/moved/plan" not in alone.metrics()
+
+
+def test_every_step_records_the_threshold_that_was_in_force_for_it():
+    batch = batch_of(play("t0", [step("plan", 0.6), step("write", 0.6)], 1.0))
+    chosen = CreditOptions(propagation_threshold={"kind": "fixed", "value": 0.5, "agents": {"write": 0.7}})
+    a = assign(batch, chosen)
+    assert a.threshold_S.tolist() == [0.5, 0.7]
+    assert a.gate_open_S.tolist() == [True, False]
+
+
+def test_a_floor_opens_the_best_closed_steps_and_counts_them():
+    batch = batch_of(play("t0", [step("a", r) for r in (0.1, 0.25, 0.2, 0.0, 0.05)], 1.0))
+    a = assign(batch, CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.4}))
+    assert a.forced_open_S.tolist() == [False, True, True, False, False]
+    assert a.out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
+    assert a.metrics()["propagation/forced_open/a"] == 0.4
+
+
+def test_small_and_tied_groups_still_teach_under_a_shrunk_baseline():
+    def group(task, rewards):
+        return [play(f"{task}.{n}", [step("a")], r, task=task) for n, r in enumerate(rewards)]
+
+    trajectories = [*group("easy", [1.0] * 4), *group("hard", [0.0, 0.0, 0.0, 1.0]), *group("lone", [1.0])]
+    trajectories += [*group("fair", [0.0, 1.0, 1.0, 0.0])]
+    keys = {"propagation": "identical", "group_by": "task_agent_turn"}
+    plain = assign(batch_of(*trajectories), CreditOptions(**keys))
+    shrunk = assign(batch_of(*trajectories), CreditOptions(**keys, baseline="shrunk"))
+    assert plain.advantage_S[:4].tolist() == [0.0] * 4
+    assert (shrunk.advantage_S[:4] > 0).all()
+    assert 0.0 < shrunk.baseline_S[8] < 1.0  # the lone play leans on the agent's mean
+    assert shrunk.advantage_S[8] > shrunk.advantage_S[0]  # four of four say more of the task than one of one
+    assert len(set(shrunk.spread_S.tolist())) == 1
+
+
+def test_where_all_groups_are_tied_a_shrunk_baseline_has_nothing_to_teach():
+    trajectories = [play(f"{q}.{n}", [step("a")], float(q), task=f"q{q}") for q in (0, 1) for n in range(3)]
+    chosen = CreditOptions(propagation="identical", group_by="task_agent_turn", baseline="shrunk")
+    a = assign(batch_of(*trajectories), chosen)
+    assert a.baseline_S.tolist() == [0.0] * 3 + [1.0] * 3
+    assert a.advantage_S.tolist() == [0.0] * 6

@@ -1,0 +1,86 @@
+"""What `check_groups` says in words, and when it has nothing to say."""
+
+import pytest
+
+from creditflow.credit import CreditOptions, check_groups
+from tests.builders import batch_of, play, step
+
+
+def sound():
+    return [
+        play("t0", [step("plan", 1.0, prompt="q"), step("write", 0.75)], 1.0),
+        play("t1", [step("plan", 0.75, prompt="q"), step("write", 1.0)], 0.0),
+    ]
+
+
+def codes(*trajectories, **chosen):
+    return {finding.code for finding in check_groups(batch_of(*trajectories), CreditOptions(**chosen))}
+
+
+def said(code, *trajectories, **chosen):
+    (finding,) = [f for f in check_groups(batch_of(*trajectories), CreditOptions(**chosen)) if f.code == code]
+    return str(finding)
+
+
+def test_a_sound_batch_has_no_findings():
+    assert check_groups(batch_of(*sound())) == []
+
+
+def test_groups_of_one_play_are_named_with_what_to_do():
+    message = said("singletons", *sound(), play("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task")
+    assert "1 groups (group_by task) had a single play" in message
+    assert "More plays of each task" in message
+    assert "1 of 2 tasks were played once" in said(
+        "single_plays", *sound(), play("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task"
+    )
+
+
+def test_a_step_that_nobody_can_be_compared_with_is_named():
+    lone = play("t2", [step("judge", 0.5, prompt="j")], 1.0)
+    assert "1 steps have nobody to be compared with at any level" in said("no_baseline", *sound(), lone)
+
+
+def test_a_task_whose_plays_begin_with_different_prompts_is_named():
+    other = play("t2", [step("plan", 0.5, prompt="another question")], 1.0)
+    message = said("mixed_prompts", *sound(), other)
+    assert "Task q0: 'q' and 'another question'" in message
+
+
+def test_groups_without_variance_are_counted_and_one_is_named():
+    tied = [play(f"t{n}", [step("plan", 1.0, prompt="q")], 1.0) for n in range(3)]
+    assert "1 of 1 groups have no variance" in said("no_variance", *tied)
+    assert "agent=plan turn=0" in said("no_variance", *tied)
+
+
+def test_an_agent_that_is_never_scored_is_named():
+    plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n)) for n, r in enumerate((0.5, 1.0))]
+    assert said("never_scored", *plays).startswith("plan is never scored")
+
+
+def test_an_agent_that_nothing_reaches_is_named():
+    plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", 0.25 * n)], float(n)) for n in range(2)]
+    assert "no signal reaches plan" in said("unreached", *plays, propagation="none", outcome_to="answer")
+    assert "the outcome never reaches plan" in said("no_outcome", *sound(), propagation="none", outcome_to="answer")
+
+
+def test_an_agent_whose_gates_are_all_closed_is_named_with_its_best_score():
+    assert "no gate of write is open: its best sub-reward is 1, its threshold 1" in said(
+        "starved", *sound(), propagation_threshold={"kind": "fixed", "agents": {"write": 1.0}}
+    )
+
+
+def test_plays_and_steps_that_are_left_out_are_counted():
+    failed = play("t2", [step("plan", "failed", prompt="q")], 1.0)
+    assert "1 steps could not be scored" in said("failed_scores", *sound(), failed)
+    assert "1 of 3 plays are left out of training" in said(
+        "masked_plays", *sound(), play("t2", [step("plan", prompt="q")], "failed")
+    )
+
+
+@pytest.mark.parametrize("rule", ["identical", "none"])
+def test_rules_that_pass_nothing_on_are_not_reproached_with_it(rule):
+    assert "nothing_flows" not in codes(*sound(), propagation=rule)
+
+
+def test_a_recipe_for_a_critic_can_be_checked_without_one():
+    assert codes(*sound(), adv_estimator="gae", outcome_to="answer") <= {"no_outcome"}

@@ -1,0 +1,352 @@
+"""The first half of the credit oracle: what each step earned, and what flows to it. One step at a time, by recursion.
+
+Slow and obvious on purpose; it shares no code with `creditflow.credit`, and reads the nouns and plain option values.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+GATE = 1e-9
+
+KEYS = {
+    "task": lambda node: (node.play.uid,),
+    "task_agent": lambda node: (node.play.uid, node.step.agent),
+    "task_agent_turn": lambda node: (node.play.uid, node.step.agent, node.step.turn),
+    "task_agent_state": lambda node: (node.play.uid, node.step.agent, node.step.prompt),
+    "agent": lambda node: (node.step.agent,),
+    "agent_turn": lambda node: (node.step.agent, node.step.turn),
+    "policy": lambda node: (),
+}
+
+
+@dataclass(eq=False)
+class Node:
+    """A step in its play; it is equal to itself only, so that answers can be remembered by it."""
+
+    play: object
+    step: object
+    parents: list["Node"] = field(default_factory=list)
+    children: list["Node"] = field(default_factory=list)
+
+
+def mean(values):
+    values = list(values)
+    return math.fsum(values) / len(values)
+
+
+def remembered(function):
+    def answer(self, *asked):
+        key = (function.__name__, *asked)
+        if key not in self.memory:
+            self.memory[key] = function(self, *asked)
+        return self.memory[key]
+
+    return answer
+
+
+class Flow:
+    def __init__(self, plays, options):
+        self.plays = plays
+        self.o = options
+        self.memory = {}
+        self.nodes_of = []
+        for play in plays:
+            nodes = [Node(play, step) for step in play.steps]
+            for node in nodes:
+                node.parents = [nodes[index] for index in node.step.parents]
+                for parent in node.parents:
+                    parent.children.append(node)
+            self.nodes_of.append(nodes)
+        self.nodes = [node for nodes in self.nodes_of for node in nodes]
+        self.by_id = {node.step.id: node for node in self.nodes}
+
+    # ---- what was earned -------------------------------------------------------------------------------------------
+
+    @property
+    def decomposed(self):
+        return self.o.reward_decomp and self.o.decomp_granularity != "trajectory"
+
+    @property
+    def by_token(self):
+        return self.decomposed and self.o.decomp_granularity == "token_level"
+
+    @property
+    def pays_own(self):
+        return self.decomposed and self.o.propagation in ("none", "discounted", "threshold")
+
+    def counting(self, node):
+        return [score for score in node.step.scores.values() if score.weight > 0]
+
+    @remembered
+    def case(self, node):
+        """`unmatched`, `scored` or `failed`."""
+        counting = self.counting(node)
+        if not counting:
+            return "unmatched"
+        return "scored" if all(score.status == "ok" for score in counting) else "failed"
+
+    def judged(self, node):
+        return self.case(node) if self.decomposed else "unmatched"
+
+    def sampled(self, node):
+        """The positions of the response tokens that the policy sampled."""
+        return [j for j, mask in enumerate(node.step.response_mask) if mask]
+
+    @remembered
+    def rho(self, node):
+        """One value for each response token of a scored step."""
+
+        def at(score, j):
+            low, high = score.range
+            return ((score.value[j] if isinstance(score.value, tuple) else score.value) - low) / (high - low)
+
+        counting = self.counting(node)
+        total = math.fsum(score.weight for score in counting)
+        return [
+            math.fsum(score.weight * at(score, j) for score in counting) / total
+            for j in range(len(node.step.response_ids))
+        ]
+
+    @remembered
+    def score_of(self, node):
+        """The weighted mean; of values that came by token the mean over those that were sampled, if there are any."""
+
+        def rescaled(score):
+            value = score.value
+            if isinstance(value, tuple):
+                value = mean(value[j] for j in self.sampled(node) or range(len(value)))
+            return (value - score.range[0]) / (score.range[1] - score.range[0])
+
+        counting = self.counting(node)
+        return math.fsum(s.weight * rescaled(s) for s in counting) / math.fsum(s.weight for s in counting)
+
+    @remembered
+    def reward(self, node):
+        """r of a scored step."""
+        if self.o.decomp_granularity != "agent":
+            return self.score_of(node)
+        return mean(
+            self.score_of(other)
+            for other in self.nodes
+            if other.play is node.play and other.step.agent == node.step.agent and self.case(other) == "scored"
+        )
+
+    @remembered
+    def sub_reward(self, node):
+        if self.judged(node) == "unmatched":
+            return None
+        if self.judged(node) == "scored":
+            return self.reward(node)
+        for level in (self.o.group_by, "agent"):
+            means = []
+            for others in self.kept_others(node):
+                known = [
+                    self.reward(other)
+                    for other in others
+                    if self.case(other) == "scored" and self.bare_key(level, other) == self.bare_key(level, node)
+                ]
+                if known:
+                    means.append(mean(known))
+            if means:
+                return mean(means)
+        return None
+
+    def kept_others(self, node):
+        return [nodes for nodes in self.nodes_of if nodes and nodes[0].play is not node.play and self.kept(nodes[0])]
+
+    def kept(self, node):
+        return not self.masked(node.play)
+
+    def masked(self, play):
+        if play.status == "failed" or (play.outcome is not None and play.outcome.status != "ok"):
+            return True
+        return play.status == "truncated" and self.o.mask_truncated
+
+    def outcome(self, play):
+        if self.masked(play) or play.outcome is None:
+            return 0.0
+        return play.outcome.value
+
+    @remembered
+    def own(self, node):
+        """e."""
+        r = self.sub_reward(node)
+        e = 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
+        if self.o.outcome_to == "answer":
+            answers = node.play.answer_steps or (len(node.play.steps) - 1,)
+            if node.step.index in answers:
+                e += self.o.w_o * self.outcome(node.play) / len(answers)
+        return e
+
+    # ---- gates -----------------------------------------------------------------------------------------------------
+
+    def above(self, node):
+        return self.reward(node) > self.o.propagation_threshold + GATE
+
+    @remembered
+    def gate(self, node):
+        """The factor of the step's gate, wherever it stands."""
+        case = self.judged(node)
+        if case == "unmatched":
+            return 1.0
+        if case == "failed":
+            return 1.0 if self.o.gate_unscored == "open" else 0.0
+        if self.o.gate == "hard":
+            return 1.0 if self.above(node) else 0.0
+        return 1 / (1 + math.exp((self.o.propagation_threshold - self.reward(node)) / self.o.tau))
+
+    def out(self, node):
+        gated = self.o.propagation == "threshold" and self.o.gate_at in ("pass", "both")
+        return (self.gate(node) if gated else 1.0) if self.flows else 0.0
+
+    def into(self, node):
+        gated = self.o.propagation == "threshold" and self.o.gate_at in ("receive", "both")
+        return (self.gate(node) if gated else 1.0) if self.flows else 0.0
+
+    # ---- what flows ------------------------------------------------------------------------------------------------
+
+    @property
+    def flows(self):
+        return self.o.propagation in ("discounted", "threshold")
+
+    def share(self, child):
+        return 1.0 if self.o.share == "copy" else 1 / len(child.parents)
+
+    @remembered
+    def depth(self, node):
+        """The number of steps on the longest path that ends here."""
+        return 1 + max((self.depth(parent) for parent in node.parents), default=0)
+
+    @property
+    def sweeps(self):
+        if not self.flows or self.o.on_closed_gate != "neutral":
+            return 0
+        return max((self.depth(node) for node in self.nodes if self.kept(node)), default=0)
+
+    def h(self, node):
+        return self.h_in_sweep(node, self.sweeps)
+
+    @remembered
+    def h_in_sweep(self, node, sweep):
+        return self.own(node) + self.received_in_sweep(node, sweep)
+
+    def received(self, node):
+        return self.received_in_sweep(node, self.sweeps)
+
+    @remembered
+    def received_in_sweep(self, node, sweep):
+        if not self.flows:
+            return 0.0
+        if self.o.share == "once":
+            return math.fsum(weight * self.own(other) for other, weight in self.best_paths(node).items())
+        handed_up = math.fsum(self.share(child) * self.passed(child, sweep) for child in node.children)
+        return self.o.gamma * self.into(node) * handed_up
+
+    def passed(self, node, sweep):
+        passed = self.out(node) * self.h_in_sweep(node, sweep)
+        if self.o.on_closed_gate == "neutral":
+            passed += (1 - self.out(node)) * (self.stand_in_of_sweep(node, sweep) or 0.0)
+        return passed
+
+    def stand_in(self, node):
+        """What the parents see in place of the step's h where its gate is closed; None: nothing."""
+        return self.stand_in_of_sweep(node, self.sweeps)
+
+    @remembered
+    def stand_in_of_sweep(self, node, sweep):
+        if sweep == 0 or self.out(node) == 1:
+            return None
+        for level in (self.o.group_by, "agent"):
+            means = []
+            for others in self.kept_others(node):
+                open_ones = [
+                    self.h_in_sweep(other, sweep - 1)
+                    for other in others
+                    if self.vouches(other) and self.key(level, other) == self.key(level, node)
+                ]
+                if open_ones:
+                    means.append(mean(open_ones))
+            if means:
+                return mean(means)
+        return None
+
+    def vouches(self, node):
+        return self.judged(node) == "unmatched" or (self.judged(node) == "scored" and self.above(node))
+
+    def best_paths(self, node):
+        """Each descendant, and the largest product of factors on any of all the paths that lead to it."""
+        best = defaultdict(float)
+        for weight, end in self.paths(node):
+            best[end] = max(best[end], weight)
+        return best
+
+    def paths(self, node):
+        for child in node.children:
+            factor = self.o.gamma * self.into(node) * self.out(child)
+            yield factor, child
+            for weight, end in self.paths(child):
+                yield factor * weight, end
+
+    def stopped(self, node):
+        """What closed gates withheld: of the step from its parents, and of its children from the step."""
+        if not self.flows:
+            return 0.0
+        own_gate = sum(self.share(node) * (1 - self.out(node)) * self.h(node) for _ in node.parents)
+        on_receipt = math.fsum(
+            self.share(child) * self.out(child) * (1 - self.into(node)) * self.h(child) for child in node.children
+        )
+        return own_gate + on_receipt
+
+    # ---- freezing --------------------------------------------------------------------------------------------------
+
+    @remembered
+    def at_or_after_a_closed_step(self, node):
+        return self.out(node) == 0 or any(self.at_or_after_a_closed_step(parent) for parent in node.parents)
+
+    @remembered
+    def reaches_an_end(self, node):
+        """Whether some way down from here, to a step without children, leads through open steps only."""
+        if not node.children:
+            return True
+        return any(self.out(child) > 0 and self.reaches_an_end(child) for child in node.children)
+
+    def frozen(self, node):
+        if self.o.propagation != "threshold" or self.o.on_closed_gate != "freeze":
+            return False
+        return not self.at_or_after_a_closed_step(node) and not self.reaches_an_end(node)
+
+    # ---- credit ----------------------------------------------------------------------------------------------------
+
+    def shared_reward(self, play):
+        if self.o.shared_reward == "outcome":
+            return self.outcome(play)
+        rs = [self.sub_reward(node) for node in self.nodes if node.play is play]
+        own = [self.o.w_r * (r - self.o.sub_reward_origin) for r in rs if r is not None]
+        return self.o.w_o * self.outcome(play) + (mean(own) if own else 0.0)
+
+    @remembered
+    def terms(self, node):
+        """(own, received, shared)"""
+        if self.o.propagation == "identical":
+            return 0.0, 0.0, self.shared_reward(node.play)
+        if self.o.propagation == "uniform":
+            return 0.0, 0.0, self.shared_reward(node.play) / len(node.play.steps)
+        to_all = self.o.w_o * self.outcome(node.play) if self.o.outcome_to == "all" else 0.0
+        return self.own(node), self.received(node), to_all
+
+    def credit(self, node):
+        return sum(self.terms(node))
+
+    # ---- keys ------------------------------------------------------------------------------------------------------
+
+    @remembered
+    def bare_key(self, level, node):
+        return (*KEYS[level](node), node.step.policy, *([] if level == "policy" else [node.step.policy_version]))
+
+    @remembered
+    def key(self, level, node):
+        return (*self.bare_key(level, node), *([] if level == "policy" else [self.stratum(node)]))
+
+    def stratum(self, node):
+        return node.step.stratum if self.case(node) == "scored" else None
