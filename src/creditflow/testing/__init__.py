@@ -1,0 +1,20 @@
+"""Conformance: creditflow's own checks, run on a user's reward function, propagation rule or threshold.
+
+Each function here returns a Report, or raises one ConformanceError that lists every check that failed. Needs no test
+framework and no model.
+"""
+
+from creditflow.testing.report import ConformanceError, Failure, Finding, Report
+from creditflow.testing.rewards import check_reward_function
+from creditflow.testing.rules import check_propagation_rule
+from creditflow.testing.thresholds import check_threshold
+
+__all__ = [
+    "ConformanceError",
+    "Failure",
+    "Finding",
+    "Report",
+    "check_propagation_rule",
+    "check_reward_function",
+    "check_threshold",
+]

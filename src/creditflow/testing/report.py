@@ -1,0 +1,129 @@
+"""Runs a table of checks over cases, and says what came of it. Knows nothing of what is checked.
+
+A check is a function of one case that yields a Finding for everything that is wrong; its name and the first paragraph
+of its docstring are what users read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from creditflow.errors import ConfigError, CreditflowError, did_you_mean
+
+Case = TypeVar("Case")
+
+_SHOWN = 3
+_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong."""
+
+    on: str
+    """The input."""
+    expected: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"on {self.on}: expected {self.expected}, got {self.got}"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A check that failed."""
+
+    check: str
+    sentence: str
+    """What the check is about, in words."""
+    findings: tuple[Finding, ...]
+
+    def __str__(self) -> str:
+        more = len(self.findings) - _SHOWN
+        lines = [f"{self.check}: {self.sentence}", *map(str, self.findings[:_SHOWN]), f"and {more} more"]
+        return "\n  ".join(lines if more > 0 else lines[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of the checks of one subject, by name, in their order."""
+
+    subject: str
+    passed: tuple[str, ...]
+    failures: tuple[Failure, ...]
+    not_run: tuple[str, ...]
+    """Not asked for, or left without a case because none got so far."""
+
+    def __str__(self) -> str:
+        n, failed = len(self.passed) + len(self.failures), len(self.failures)
+        lines = [f"{self.subject}: {f'{failed} of {n} checks failed' if failed else f'all {n} checks passed'}"]
+        lines += map(str, self.failures) if failed else [f"  {name}" for name in self.passed]
+        return "\n".join(lines + ([f"not run: {', '.join(self.not_run)}"] if self.not_run else []))
+
+
+class ConformanceError(CreditflowError):
+    """Some checks failed; `report` has them, and the message is the report's."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(report)
+        self.report = report
+
+
+Checks = Sequence[Callable[[Case], Iterator[Finding]]]
+
+
+def run(
+    subject: str, basics: Checks[Case], checks: Checks[Case], cases: Sequence[Case], skip: Collection[str]
+) -> Report:
+    """Run `basics` and then `checks` on every case, without those named in `skip`.
+
+    A case in which one of the basics found something takes no part in what comes after it, which would tell the same
+    fault again. Raises ConformanceError where anything was found, ConfigError where `skip` names no check.
+    """
+    table = {name_of(check): check for check in (*basics, *checks)}
+    for name in skip:
+        if name not in table:
+            hint = did_you_mean(name, table)
+            raise ConfigError(f"skip: expected names of checks ({', '.join(table)}), got {name!r}{hint}")
+    standing, passed, failures = list(cases), list[str](), list[Failure]()
+    for name, check in table.items():
+        if name in skip or not standing:
+            continue
+        found = [_findings(check, case) for case in standing]
+        if any(found):
+            failures.append(Failure(name, sentence_of(check), tuple(f for of_case in found for f in of_case)))
+        else:
+            passed.append(name)
+        if check in basics:
+            standing = [case for case, of_case in zip(standing, found, strict=True) if not of_case]
+    not_run = [name for name in table if name not in {*passed, *(failure.check for failure in failures)}]
+    report = Report(subject, tuple(passed), tuple(failures), tuple(not_run))
+    if failures:
+        raise ConformanceError(report)
+    return report
+
+
+def _findings(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
+    found: list[Finding] = []
+    try:
+        found.extend(check(case))
+    except Exception as error:  # what is checked is a user's, and may raise anything anywhere
+        found.append(Finding(str(case), "no exception", described(error)))
+    return found
+
+
+def described(error: Exception) -> str:
+    """An exception in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_CHARACTERS]
+
+
+def name_of(thing: object) -> str:
+    """A function's name, or that of an object's class."""
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def sentence_of(check: Callable[..., object]) -> str:
+    """What a check is about: the first paragraph of its docstring, in one line."""
+    return " ".join((check.__doc__ or "").split("\n\n", maxsplit=1)[0].split())

@@ -1,0 +1,415 @@
+"""Checks of propagation rules, on a fixed set of small batches under the options that rules have to heed.
+
+What a rule should pay is not known here; only what every rule owes to those who use its numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.credit import Credit, CreditOptions, Flow, assign, explain
+from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SIGNAL, Rule, RuleFunction
+from creditflow.testing.report import Finding, Report, described, name_of, run
+from creditflow.trajectory import (
+    Bools,
+    Floats,
+    Score,
+    ScoreStatus,
+    Step,
+    Task,
+    Trajectory,
+    TrajectoryBatch,
+    TrajectoryStatus,
+)
+
+GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "chain": ((), (0,), (1,), (2,)),
+    "fan-out": ((), (0,), (0,), (0,)),
+    "fan-in": ((), (), (), (0, 1, 2)),
+    "diamonds": ((), (0,), (0,), (1, 2), (1, 3)),
+    "several roots": ((), (), (0,), (1,), ()),
+}
+"""The parents of each step."""
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default options": {},
+    "outcome_to: answer": {"outcome_to": "answer", "gamma": 0.5, "sub_reward_origin": 0.0},
+    "soft gates at both": {"gate": "soft", "gate_at": "both", "outcome_to": "answer", "gate_unscored": "closed"},
+    "freeze": {"on_closed_gate": "freeze", "outcome_to": "answer", "share": "once"},
+    "neutral": {"on_closed_gate": "neutral", "sub_reward_origin": 0.0},
+    "outcome only": {"reward_decomp": False, "mask_truncated": True},
+    "sub-rewards shared": {"shared_reward": "outcome_plus_mean_sub_reward", "w_o": 2.0, "gamma": 0.0},
+}
+
+_TOLERANCE = 1e-9
+_AGENTS = ("planner", "executor", "verifier")
+_OTHER_NAMES = {"planner": "z", "executor": "y", "verifier": "x"}
+_FLOATS = ("own_S", "received_S", "shared_S", "stopped_S", "out_S", "in_S", "stand_in_S")
+_TYPES = dict.fromkeys(_FLOATS, "float64") | {"reached_S": "uint8", "frozen_S": "bool"}
+_OPTIONAL = ("out_S", "in_S", "stand_in_S", "frozen_S")
+
+
+def check_propagation_rule(
+    rule: str | RuleFunction, *, pays_own: bool = True, independent: bool = False, skip: Collection[str] = ()
+) -> Report:
+    """Run every check of this module on a propagation rule; raises ConformanceError where one fails.
+
+    `rule`: the name of a registered one, or a function from Flow to Credit that is, or would be, registered with this
+    `pays_own`. `independent`: also check that no play's credit depends on other plays (rules may look across plays, and
+    so `on_closed_gate: neutral` is left out of this). `skip`: names of checks to leave out.
+    """
+    if isinstance(rule, str):
+        return _check(rule, PROPAGATION_RULES[rule], independent, skip)
+    with _registered(f"{name_of(rule)} (under test)", Rule(rule, pays_own)) as registered:
+        return _check(registered, PROPAGATION_RULES[registered], independent, skip)
+
+
+def _check(name: str, rule: Rule, independent: bool, skip: Collection[str]) -> Report:
+    cases = [
+        _Case(f"{batch}, {title}", rule, tuple(plays), CreditOptions(propagation=name, **chosen))
+        for batch, plays in _batches().items()
+        for title, chosen in OPTIONS.items()
+    ]
+    return run(name, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(plays_are_independent)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """One score or outcome was changed."""
+
+    n: int
+    """The play."""
+    what: str
+    step: int | None
+    """Index in the play; None: its outcome."""
+    credit: Credit
+
+
+@dataclass
+class _Case:
+    """One batch under one set of options, and the rule."""
+
+    title: str
+    rule: Rule
+    plays: tuple[Trajectory, ...]
+    options: CreditOptions
+
+    def __str__(self) -> str:
+        return self.title
+
+    @cached_property
+    def flow(self) -> Flow:
+        return self.flow_of(self.plays)
+
+    @cached_property
+    def credit(self) -> Credit:
+        return self.rule.credit(_copied(self.flow))
+
+    def flow_of(self, plays: Sequence[Trajectory]) -> Flow:
+        """What `assign` would show the rule of these plays."""
+        with _registered("creditflow.testing looks on", Rule(_look, pays_own=False)) as name:
+            try:
+                assign(TrajectoryBatch.from_trajectories(plays), replace(self.options, propagation=name))
+            except _SeenError as seen:
+                return replace(seen.flow, options=self.options)
+        raise AssertionError("assign shows its flow to the rule")
+
+    @cached_property
+    def changed(self) -> list[_Changed]:
+        """Every change of one score or outcome of a play that is not masked, with the credit that it leads to."""
+        made = []
+        for n in sorted({*self.flow.batch.trajectory_of_step[self.flow.kept_S].tolist()}):
+            for what, step, play in _changes(self.plays[n]):
+                plays = (*self.plays[:n], play, *self.plays[n + 1 :])
+                made.append(_Changed(n, what, step, self.rule.credit(self.flow_of(plays))))
+        return made
+
+    def compared(self, plays: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Finding]:
+        """Where the credit of the same steps differs when the rule is given other plays."""
+        flow = self.flow_of(plays)
+        other = self.rule.credit(flow)
+        at = [flow.batch.step_ids.index(id) for id in self.flow.batch.step_ids]
+        for name, one in _columns(self.credit).items():
+            now = _columns(other)[name][at]
+            for s in np.flatnonzero(_differs(one, now) & (True if only_S is None else only_S)):
+                yield Finding(self.step(s), f"{name} {one[s]:g} {what}", f"{now[s]:g}")
+
+    def of(self, n: int) -> Bools:
+        """[S] the steps of play n."""
+        return np.equal(self.flow.batch.trajectory_of_step, n)
+
+    def step(self, s: int | np.intp) -> str:
+        return f"{self.title}, step {self.flow.batch.step_ids[s]}"
+
+
+# ---- the checks ----------------------------------------------------------------------------------------------------
+
+
+def runs_on_every_batch(case: _Case) -> Iterator[Finding]:
+    """The rule raises on no batch, however small, and whatever was not scored, failed or was masked in it."""
+    try:
+        _ = case.credit
+    except Exception as error:
+        yield Finding(str(case), "a Credit", described(error))
+
+
+def returns_a_credit(case: _Case) -> Iterator[Finding]:
+    """It returns a Credit whose columns have one entry per step, of the type that Credit declares."""
+    if not isinstance(case.credit, Credit):
+        yield Finding(str(case), "a Credit", f"a {type(case.credit).__name__}")
+        return
+    for name, kind in _TYPES.items():
+        column: Any = getattr(case.credit, name)
+        if column is None and name in _OPTIONAL:
+            continue
+        expected = f"{name} of {kind} and shape {(case.flow.batch.n_steps,)}"
+        got = f"a {type(column).__name__}"
+        if isinstance(column, np.ndarray):
+            got = f"{name} of {column.dtype} and shape {column.shape}"
+        if got != expected:
+            yield Finding(str(case), expected, got)
+
+
+def is_finite(case: _Case) -> Iterator[Finding]:
+    """Its numbers are finite (NaN in `stand_in_S`: nothing stands in), its gates from 0 to 1, its bits known ones."""
+    top: dict[str, int] = {"out_S": 1, "in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
+    for name, column in _columns(case.credit).items():
+        good_S = np.isfinite(column) | (np.isnan(column) if name == "stand_in_S" else False)
+        if name in top:
+            good_S &= (column >= 0) & (column <= top[name])
+        for s in np.flatnonzero(~good_S):
+            yield Finding(
+                case.step(s), f"{name} from 0 to {top[name]}" if name in top else f"a finite {name}", f"{column[s]:g}"
+            )
+
+
+def leaves_its_input_alone(case: _Case) -> Iterator[Finding]:
+    """It changes no array of the Flow or of its batch."""
+    given = _copied(case.flow)
+    case.rule.credit(given)
+    for one, other in ((case.flow, given), (case.flow.batch, given.batch)):
+        for name, column in _arrays(one).items():
+            if not np.array_equal(column, getattr(other, name), equal_nan=column.dtype.kind == "f"):
+                yield Finding(str(case), f"{name} of the {type(one).__name__} as it was", "a changed one")
+
+
+def is_deterministic(case: _Case) -> Iterator[Finding]:
+    """The same Flow makes the same Credit, bit for bit."""
+    again = _columns(case.rule.credit(_copied(case.flow)))
+    for name, column in _columns(case.credit).items():
+        if not np.array_equal(column, again[name], equal_nan=True):
+            yield Finding(str(case), f"the same {name} again", "another one")
+
+
+def ignores_the_order_of_plays(case: _Case) -> Iterator[Finding]:
+    """The order in which plays lie in the batch changes nobody's credit."""
+    yield from case.compared(case.plays[::-1], "with the plays in reverse")
+    yield from case.compared((*case.plays[1:], case.plays[0]), "with the first play at the end")
+
+
+def ignores_the_names_of_agents(case: _Case) -> Iterator[Finding]:
+    """What agents are called changes nobody's credit."""
+    renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.plays]
+    yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
+
+
+def ignores_masked_plays(case: _Case) -> Iterator[Finding]:
+    """Scores and outcomes of masked plays, which failed or could not be scored, change no other play's credit."""
+    kept_S = case.flow.kept_S
+    kept = {*case.flow.batch.trajectory_of_step[kept_S].tolist()}
+    plays = [play if n in kept else _all_changed(play) for n, play in enumerate(case.plays)]
+    if len(kept) < len(plays):
+        yield from case.compared(plays, "with other scores in masked plays", kept_S)
+
+
+def says_what_reached_a_step(case: _Case) -> Iterator[Finding]:
+    """Where credit depends on a score or the outcome of its play, `reached_S` has the bits SIGNAL and OUTCOME."""
+    if case.options.on_closed_gate == "neutral":
+        return  # two plays may stand in for each other, and so a play for itself, behind gates that are closed
+    before_S = _total(case.credit)
+    for change in case.changed:
+        bit, after_S = (SIGNAL if change.step is not None else SIGNAL | OUTCOME), _total(change.credit)
+        # Either will do: a change that opens a gate lets credit through that did not pass before.
+        reached_S = (case.credit.reached_S & bit == bit) | (change.credit.reached_S & bit == bit)
+        for s in np.flatnonzero(case.of(change.n) & _differs(before_S, after_S) & ~reached_S):
+            why = f"for credit goes from {before_S[s]:g} to {after_S[s]:g} with {change.what}"
+            yield Finding(case.step(s), f"bits {bit:02b} in reached_S, {why}", f"{case.credit.reached_S[s]:02b}")
+
+
+def pays_own_as_declared(case: _Case) -> Iterator[Finding]:
+    """With `pays_own=False`, a step's `own_S` is not moved by its own score: one whose scoring failed is trained on."""
+    for change in case.changed if not case.rule.pays_own else ():
+        if change.step is not None:
+            s = np.flatnonzero(case.of(change.n))[change.step]
+            before, after = case.credit.own_S[s], change.credit.own_S[s]
+            if _differs(before, after):
+                yield Finding(case.step(s), f"own_S {before:g} with {change.what}", f"{after:g}")
+
+
+def can_be_assigned_and_explained(case: _Case) -> Iterator[Finding]:
+    """`assign` pays own + received + shared; every explanation replays (with `out_S`, `in_S`: by the formula)."""
+    assigned, total_S = assign(case.flow.batch, case.options), _total(case.credit)
+    for s in range(case.flow.batch.n_steps):
+        if assigned.credit_S[s] != total_S[s]:
+            yield Finding(case.step(s), f"credit {total_S[s]!r}", repr(assigned.credit_S[s]))
+        try:
+            replayed = explain(assigned, s).replay()
+        except Exception as error:
+            yield Finding(case.step(s), "an explanation", described(error))
+        else:
+            if replayed != assigned.advantage_S[s]:
+                yield Finding(case.step(s), f"an explanation of {assigned.advantage_S[s]!r}", repr(replayed))
+
+
+def plays_are_independent(case: _Case) -> Iterator[Finding]:
+    """A play's scores and outcome change no other play's credit."""
+    # Where the scoring of a step failed, the mean of other plays stands in for it before any rule looks.
+    if case.options.on_closed_gate == "neutral" or case.flow.failed_S.any():
+        return
+    before_S = _total(case.credit)
+    for change in case.changed:
+        after_S = _total(change.credit)
+        for s in np.flatnonzero(_differs(before_S, after_S) & ~case.of(change.n)):
+            expected = f"credit {before_S[s]:g} with {change.what} in trajectory {case.plays[change.n].id}"
+            yield Finding(case.step(s), expected, f"{after_S[s]:g}")
+
+
+BASICS = (runs_on_every_batch, returns_a_credit, is_finite, leaves_its_input_alone, is_deterministic)
+CHECKS = (
+    ignores_the_order_of_plays,
+    ignores_the_names_of_agents,
+    ignores_masked_plays,
+    says_what_reached_a_step,
+    pays_own_as_declared,
+    can_be_assigned_and_explained,
+    plays_are_independent,
+)
+
+
+# ---- the rule and its arrays ---------------------------------------------------------------------------------------
+
+
+class _SeenError(Exception):
+    """Ends an assignment when the rule has been shown what there is to see."""
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+
+
+def _look(flow: Flow) -> Credit:
+    raise _SeenError(flow)
+
+
+@contextmanager
+def _registered(name: str, rule: Rule) -> Iterator[str]:
+    PROPAGATION_RULES.add(name, rule)
+    try:
+        yield name
+    finally:
+        PROPAGATION_RULES.remove(name)
+
+
+def _arrays(thing: Flow | TrajectoryBatch | Credit) -> dict[str, NDArray[Any]]:
+    values = {f.name: getattr(thing, f.name) for f in fields(thing)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def _copied(flow: Flow) -> Flow:
+    def copies(thing: Flow | TrajectoryBatch) -> dict[str, Any]:
+        return {name: column.copy() for name, column in _arrays(thing).items()}
+
+    return replace(flow, batch=replace(flow.batch, **copies(flow.batch)), **copies(flow))
+
+
+def _columns(credit: Credit) -> dict[str, Floats]:
+    """Every column in numbers; one that is None as what that stands for."""
+    nothing_S = np.zeros(len(credit.own_S))
+    none = {"out_S": nothing_S, "in_S": nothing_S, "frozen_S": nothing_S, "stand_in_S": np.full_like(nothing_S, np.nan)}
+    return {name: np.asarray(_arrays(credit).get(name, none.get(name)), dtype=np.float64) for name in _TYPES}
+
+
+def _differs(one: Floats, other: Floats) -> Bools:
+    return ~np.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True)
+
+
+def _total(credit: Credit) -> Floats:
+    return credit.own_S + credit.received_S + credit.shared_S
+
+
+# ---- batches -------------------------------------------------------------------------------------------------------
+
+
+def _batches() -> dict[str, list[Trajectory]]:
+    """One batch for each graph; one step; every mishap; an agent that is missing in some plays."""
+    rng = random.Random(0)
+    batches = {name: [_play(rng, f"{name} {n}", graph) for n in range(2)] for name, graph in GRAPHS.items()}
+    batches["one step"] = [_play(rng, "alone", ((),))]
+    chain, joined = GRAPHS["chain"], GRAPHS["diamonds"]
+    batches["mishaps"] = [
+        _play(rng, "two unmatched", joined, score_status={0: None, 3: None}),
+        _play(rng, "nothing matched", chain, score_status=dict.fromkeys(range(4))),
+        _play(rng, "a failed score", joined, score_status={1: "failed"}),
+        _play(rng, "a time-out", chain, score_status={3: "timeout"}),
+        _play(rng, "without the verifier", chain[:2]),
+        _play(rng, "without outcome", chain, outcome_status=None),
+        _play(rng, "its outcome failed", joined, outcome_status="failed"),
+        _play(rng, "truncated", chain[:3], outcome_status=None, status="truncated"),
+        _play(rng, "failed", chain, status="failed"),
+        _play(rng, "two answers", joined, answer_steps=(2, 4)),
+    ]
+    return batches
+
+
+def _play(
+    rng: random.Random,
+    id: str,
+    graph: Sequence[tuple[int, ...]],
+    *,
+    score_status: Mapping[int, ScoreStatus | None] | None = None,
+    outcome_status: ScoreStatus | None = "ok",
+    status: TrajectoryStatus = "ok",
+    answer_steps: tuple[int, ...] = (),
+) -> Trajectory:
+    """A play with scores in eighths; a status of None: there is no score."""
+    steps = []
+    for index, parents in enumerate(graph):
+        agent, turn, value = _AGENTS[index % 3], index // 3, rng.randrange(9) / 8
+        scored = (score_status or {}).get(index, "ok")
+        scores = {} if scored is None else {"f": Score(value, status=scored)}
+        step = Step(f"{id}.{index}", id, index, agent, turn, parents, agent, "said", scores=scores)
+        steps.append(replace(step, response_ids=(7, 7), response_mask=(1, 1), logprobs=(-1.0, -1.0)))
+    outcome = None if outcome_status is None else Score(rng.randrange(9) / 8, status=outcome_status)
+    return Trajectory(
+        id, "q", Task("creditflow.testing", (), None), steps, answer_steps, outcome=outcome, status=status
+    )
+
+
+def _changes(play: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
+    """(what, step, play): the play with one score changed, or, where there is no step, its outcome.
+
+    Every other score is moved across the usual threshold of 1/2, the rest on their side of it.
+    """
+    for index, step in enumerate(play.steps):
+        for score in step.scores.values():
+            if score.status == "ok" and isinstance(score.value, float):
+                value = (score.value + 0.5) % 1.0 if index % 2 else 0.9 * score.value + 0.01
+                steps = [*play.steps]
+                steps[index] = replace(step, scores={"f": replace(score, value=value)})
+                yield f"the score of step {step.id} at {value:g}", index, replace(play, steps=steps)
+    if play.outcome is not None and play.outcome.status == "ok" and isinstance(play.outcome.value, float):
+        value = 0.5 * play.outcome.value + 0.3  # no eighth stays where it is
+        yield f"the outcome at {value:g}", None, replace(play, outcome=replace(play.outcome, value=value))
+
+
+def _all_changed(play: Trajectory) -> Trajectory:
+    for n in range(len([*_changes(play)])):
+        play = [*_changes(play)][n][2]
+    return play

@@ -1,0 +1,240 @@
+"""Checks of thresholds, on a fixed history of what batches showed. Where theta should stand is not known here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from creditflow.credit import Observed, Threshold, make_threshold
+from creditflow.errors import ConfigError
+from creditflow.testing.report import Finding, Report, described, name_of, run
+
+NEVER_SEEN = "an agent never seen"
+_MEMBERS = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
+_ACCURACIES = (None, 0.7, 0.75, None, 0.8, 0.6, None, 0.62, 0.9, None, 0.5, 0.9)
+_STOP = 6
+"""The update after which a run is stopped and resumed."""
+
+
+def check_threshold(
+    make: Callable[[], Threshold] | float | Mapping[str, Any],
+    *,
+    agents: Collection[str] = ("planner", "executor", "verifier"),
+    shared: bool = False,
+    skip: Collection[str] = (),
+) -> Report:
+    """Run every check of this module on a kind of threshold; raises ConformanceError where one fails.
+
+    `make`: returns a fresh one at every call; or a description as in `algorithm.propagation_threshold`. `agents`: the
+    names that the history speaks of. `shared`: one theta for all agents, so that what others do moves an absent one's.
+    `skip`: names of checks to leave out.
+    """
+    if callable(make):
+        subject, made = name_of(make), make
+    else:
+        spec = make
+        subject, made = f"threshold {spec}", lambda: make_threshold(spec)
+    case = _Case(made, tuple(agents))
+    return run(subject, BASICS, CHECKS, [case], {*skip, name_of(absent_agents_stay)} if shared else skip)
+
+
+@dataclass
+class _Case:
+    """A kind of threshold, and the history that it is shown."""
+
+    make: Callable[[], Threshold]
+    agents: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "the threshold"
+
+    def history(self) -> list[tuple[str, Observed, list[str]]]:
+        """(when, what a batch showed, the agents seen by then): everybody is away now and then, and one joins late."""
+        rng, seen, made = np.random.default_rng(0), list[str](), []
+        for update, accuracy in enumerate(_ACCURACIES):
+            sub_rewards, spread = {}, {}
+            for i, agent in enumerate(self.agents):
+                size = (1, 40, 200)[(update // 2 + i) % 3]
+                eighths, sd = rng.integers(0, 9 - i % 3, size=size), float(rng.random()) / 2
+                if (update + i) % 3:
+                    sub_rewards[agent], spread[agent] = eighths / 8, sd
+                    seen = seen if agent in seen else [*seen, agent]
+            made.append((f"update {update}", Observed(sub_rewards, spread, accuracy), seen))
+        return made
+
+    def after(self, updates: int) -> Threshold:
+        """A fresh one that has seen the first batches."""
+        threshold = self.make()
+        for _, observed, _ in self.history()[:updates]:
+            threshold.update(observed)
+        return threshold
+
+
+# ---- the checks ----------------------------------------------------------------------------------------------------
+
+
+def is_a_threshold(case: _Case) -> Iterator[Finding]:
+    """`make` gives a new object at every call, with all that `creditflow.credit.Threshold` asks for."""
+    made = case.make()
+    if missing := [name for name in _MEMBERS if not hasattr(made, name)]:
+        yield Finding(
+            str(case), f"an object with {', '.join(_MEMBERS)}", f"a {type(made).__name__} without {', '.join(missing)}"
+        )
+    if made is case.make():
+        yield Finding(str(case), "a new object at every call of make", "the same one twice")
+
+
+def theta_is_finite(case: _Case) -> Iterator[Finding]:
+    """`theta` is a finite number for every agent that has been seen."""
+    threshold = case.make()
+    for when, observed, seen in case.history():
+        threshold.update(observed)
+        for agent in seen:
+            if not _is_number(theta := threshold.theta(agent)):
+                yield Finding(f"{when}, agent {agent!r}", "a finite theta", repr(theta))
+
+
+def new_agents_have_a_theta(case: _Case) -> Iterator[Finding]:
+    """An agent that was never seen has a finite theta, before the first batch and after any."""
+    threshold = case.make()
+    for when, observed, _ in case.history():
+        try:
+            theta: object = threshold.theta(NEVER_SEEN)
+        except Exception as error:
+            theta = described(error)
+        if not _is_number(theta):
+            yield Finding(f"before {when}, {NEVER_SEEN}", "a finite theta", str(theta))
+        threshold.update(observed)
+
+
+def only_updates_move_it(case: _Case) -> Iterator[Finding]:
+    """From one update to the next thetas stay as they are, whoever asks for what."""
+    threshold = case.make()
+    for when, observed, seen in case.history():
+        threshold.update(observed)
+        before = _thetas(threshold, seen)
+        threshold.metrics(), threshold.state_dict(), _thetas(threshold, seen[::-1])
+        if (after := _thetas(threshold, seen)) != before:
+            yield Finding(f"after {when}", f"{before} until the next", after)
+
+
+def empty_batches_change_nothing(case: _Case) -> Iterator[Finding]:
+    """A batch that showed nothing, `Observed({}, {})`, leaves thetas and state as they are."""
+    threshold = case.make()
+    for when, observed, seen in case.history():
+        threshold.update(observed)
+        before = _shown(threshold, seen)
+        threshold.update(Observed({}, {}))
+        if (after := _shown(threshold, seen)) != before:
+            yield Finding(f"an empty batch after {when}", before, after)
+
+
+def absent_agents_stay(case: _Case) -> Iterator[Finding]:
+    """An update that does not speak of an agent leaves its theta as it is."""
+    threshold, known = case.make(), list[str]()
+    for when, observed, seen in case.history():
+        away = [agent for agent in known if agent not in observed.sub_rewards]
+        before = _thetas(threshold, away)
+        threshold.update(observed)
+        if (after := _thetas(threshold, away)) != before:
+            yield Finding(f"{when}, which does not speak of {', '.join(away)}", before, after)
+        known = seen
+
+
+def floor_is_a_share(case: _Case) -> Iterator[Finding]:
+    """`floor` is a number from 0 to 1."""
+    for threshold in (case.make(), case.after(_STOP)):
+        if not (_is_number(threshold.floor) and 0 <= threshold.floor <= 1):
+            yield Finding(str(case), "a floor from 0 to 1", repr(threshold.floor))
+
+
+def metrics_are_numbers(case: _Case) -> Iterator[Finding]:
+    """Metrics are finite numbers, and their names start with `propagation/`."""
+    threshold = case.make()
+    for when, observed, _ in case.history():
+        for name, value in threshold.metrics().items():
+            if not str(name).startswith("propagation/"):
+                yield Finding(f"before {when}", "a name that starts with propagation/", repr(name))
+            if not _is_number(value):
+                yield Finding(f"before {when}, metric {name}", "a finite number", repr(value))
+        threshold.update(observed)
+
+
+def state_is_json(case: _Case) -> Iterator[Finding]:
+    """The state is a mapping that JSON can hold, NaN excluded, and that is the same when it is read again."""
+    for threshold in (case.make(), case.after(_STOP)):
+        state = threshold.state_dict()
+        try:
+            read = json.loads(json.dumps(state, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            yield Finding("the state", "what JSON can hold", described(error))
+        else:
+            if read != state or not isinstance(state, dict):
+                yield Finding("the state", repr(state), f"{read!r}, once read again from JSON")
+
+
+def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Finding]:
+    """One that was stopped, saved and resumed has the state and the future of one that was not."""
+    uninterrupted, resumed = case.after(_STOP), case.make()
+    resumed.load_state_dict(_through_json(uninterrupted.state_dict()))
+    for when, observed, seen in case.history()[_STOP:]:
+        expected, got = _shown(uninterrupted, seen), _shown(resumed, seen)
+        if got != expected:
+            yield Finding(f"saved and resumed after update {_STOP - 1}, before {when}", expected, got)
+        uninterrupted.update(observed)
+        resumed.update(observed)
+
+
+def other_states_are_refused(case: _Case) -> Iterator[Finding]:
+    """A state of another kind, or with a key missing or too many, is refused by a ConfigError, never misread."""
+    state = case.after(_STOP).state_dict()
+    others = {f"a state without {key!r}": {k: v for k, v in state.items() if k != key} for key in state}
+    others |= {
+        "a state of another kind": {**state, "kind": "another"},
+        "a state with a key too many": {**state, "x": 0},
+    }
+    for what, other in others.items():
+        try:
+            case.make().load_state_dict(_through_json(other))
+        except ConfigError:
+            continue
+        except Exception as error:
+            yield Finding(what, "a ConfigError", described(error))
+        else:
+            yield Finding(what, "a ConfigError", "no exception")
+
+
+BASICS = (is_a_threshold,)
+CHECKS = (
+    theta_is_finite,
+    new_agents_have_a_theta,
+    only_updates_move_it,
+    empty_batches_change_nothing,
+    absent_agents_stay,
+    floor_is_a_share,
+    metrics_are_numbers,
+    state_is_json,
+    resumed_is_as_uninterrupted,
+    other_states_are_refused,
+)
+
+
+def _thetas(threshold: Threshold, agents: Collection[str]) -> str:
+    return ", ".join(f"theta of {agent} {threshold.theta(agent)!r}" for agent in agents)
+
+
+def _shown(threshold: Threshold, agents: Collection[str]) -> str:
+    """Thetas and state in words, for comparing: whether they are numbers and JSON is the business of other checks."""
+    return f"{_thetas(threshold, agents)}, state {json.dumps(threshold.state_dict(), default=repr, sort_keys=True)}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(np.isfinite(value))
+
+
+def _through_json(state: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(state, default=repr))
