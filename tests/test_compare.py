@@ -451,6 +451,12 @@ def test_no_more_jobs_run_at_once_than_asked(tmp_path, reporter):
     assert max(seen) <= 2
 
 
+def _heed_signals():
+    """Under nohup, or in the background of a shell, tests inherit that some signals are ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
     child = tmp_path / "child"
@@ -467,6 +473,7 @@ def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
             "run_jobs([job], 1, Reporter(), 'test')\n",
         ],
         stderr=subprocess.PIPE,
+        preexec_fn=_heed_signals,  # noqa: PLW1509 - nothing else runs in this process
     )
     _wait(lambda: child.exists() and child.read_text())
 

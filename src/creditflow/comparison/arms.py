@@ -129,7 +129,11 @@ def _overrides(settings: object, key: str) -> list[str]:
 
 def as_yaml(value: Any) -> str:
     """`value` as the right-hand side of an override."""
-    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_/.][\w./:+-]*", value) and value.lower() not in _YAML_WORDS:
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z_/.]([\w./:+-]*[\w./+-])?", value)
+        and value.lower() not in _YAML_WORDS
+    ):
         return value
     return json.dumps(value)
 

@@ -1,0 +1,453 @@
+"""Credit against verl's functions, numpy's copy and the number of steps: `python -m benchmarks.credit [--quick]`.
+
+What is compared runs in one process on the same rows, by turns; figures are medians of the ratios of each turn. About
+five minutes on two cores and 6 GB of memory, most of both for ten million steps.
+
+verl's rows have one token each, the least that they can have, and are float32 with integer masks, as in its trainer.
+Its functions group them by the names of tasks, which the vectorized one sorts: held against are strings of each row's
+own, as they come from its store; one string for all rows of a task is kinder to it, and reported. What is timed here is
+`assign` and the token advantages, checks of the batch and all; verl's functions are given rewards per row, and
+propagate nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.synthetic import bytes_of, chain_batch
+from creditflow.credit import CreditOptions, assign
+from creditflow.trajectory import Floats, TrajectoryBatch
+
+Strings = NDArray[np.object_]
+
+TASKS, PLAYS, STEPS = 1024, 4, 30
+RESPONSES, RESPONSE_LENGTH = 4096, 8192
+TOKENS_PER_STEP = 256
+DECADES = (10**3, 10**4, 10**5, 10**6, 10**7)
+PACKAGES = ("creditflow", "numpy", "numba", "torch", "verl")
+RULE = CreditOptions(propagation="threshold", adv_estimator="grpo")
+BY_TASK = CreditOptions(propagation="threshold", adv_estimator="grpo", group_by="task")
+GAE = CreditOptions(
+    propagation="none", adv_estimator="gae", outcome_to="answer", group_by="task", gamma_token=1.0, lam_token=0.95
+)
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/credit.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer repeats and at most a million steps; holds the same, writes nothing"
+    )
+    quick = parser.parse_args().quick
+
+    figures = [*_compilation(), *_against_verl_grpo(2 if quick else 7), *_broadcast(3 if quick else 9)]
+    figures += _against_verl_gae(1 if quick else 5)
+    figures += _memory()
+    growth, more = _growth(DECADES[:-1] if quick else DECADES, repeats=3 if quick else 5)
+    figures += growth
+    figures += _on_device()
+    missed = show(figures)
+    if not quick:
+        _draw(more, figures)
+        write("credit", figures, PACKAGES, {"seconds_by_steps": more, "torch_threads": _torch().get_num_threads()})
+    return int(missed)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
+
+
+def _verl() -> Any:
+    from verl.trainer.ppo import core_algos
+
+    return core_algos
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _by_turns(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: bool = True) -> dict[str, list[float]]:
+    """Seconds of each run in each turn, after one turn that does not count if `warm_up`."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for turn in range(-int(warm_up), repeats):
+        for name, run in runs.items():
+            seconds = _seconds(run)
+            if turn >= 0:
+                taken[name].append(seconds)
+    return taken
+
+
+def _ratios(slower: list[float], faster: list[float]) -> list[float]:
+    return [a / b for a, b in zip(slower, faster, strict=True)]
+
+
+def _report(text: str) -> None:
+    print(text, flush=True)
+
+
+# Against verl's grpo
+
+
+class Rows:
+    """The steps of a batch as verl has them: a row each, its trajectory's reward at its only token."""
+
+    def __init__(self, batch: TrajectoryBatch, device: str = "cpu") -> None:
+        torch = _torch()
+        rng = np.random.default_rng(0)
+        names = [str(uuid.UUID(bytes=rng.bytes(16), version=4)) for _ in batch.group_names]
+        group_S = batch.group_of_trajectory[batch.trajectory_of_step]
+        self.shared_uid = np.array(names, dtype=object)[group_S]
+        self.uid = np.array(["".join(list(name)) for name in self.shared_uid], dtype=object)
+        reward_S = batch.outcome[batch.trajectory_of_step].astype(np.float32)
+        self.rewards = torch.tensor(reward_S[:, None], device=device)
+        self.mask = torch.ones(self.rewards.shape, dtype=torch.int64, device=device)
+
+    def advantages(self, function: Callable[..., Any], uid: Strings | None = None, **more: Any) -> Any:
+        """[S, 1] by one of verl's functions."""
+        return function(self.rewards, self.mask, self.uid if uid is None else uid, **more)[0]
+
+
+def _against_verl_grpo(repeats: int) -> list[Figure]:
+    batch, verl = chain_batch(TASKS, PLAYS, STEPS, tokens=1), _verl()
+    rows, vectorized = Rows(batch), verl.compute_grpo_vectorized_outcome_advantage
+    _same_before_propagation(batch, rows, verl)
+    passing = assign(batch, RULE).metrics()["propagation/pass_rate"]
+    if not 0.2 < passing < 0.8:
+        raise RuntimeError(f"{passing:.0%} of the gates are open: scores that do not try the threshold rule")
+    _report(f"{batch.n_steps:,} steps, {passing:.0%} of the gates open: against verl's grpo")
+    names = {
+        "ours": "threshold, grpo, by agent and turn",
+        "by task": "threshold, grpo, by task",
+        "grpo": "verl's grpo",
+        "vectorized": "verl's grpo_vectorized",
+        "shared": "verl's grpo_vectorized, one string per task",
+    }
+    taken = _by_turns(
+        {
+            "ours": lambda: assign(batch, RULE).token_advantages(),
+            "by task": lambda: assign(batch, BY_TASK).token_advantages(),
+            "grpo": lambda: rows.advantages(verl.compute_grpo_outcome_advantage),
+            "vectorized": lambda: rows.advantages(vectorized),
+            "shared": lambda: rows.advantages(vectorized, rows.shared_uid),
+        },
+        repeats,
+    )
+    figures = [Figure.of(f"steps/s: {what}", [batch.n_steps / t for t in taken[run]]) for run, what in names.items()]
+    for ours in ("ours", "by task"):
+        for theirs, hold in (("grpo", 50), ("vectorized", 4), ("shared", None)):
+            what = f"{names[ours]}, against {names[theirs]}"
+            figures.append(Figure.of(what, _ratios(taken[theirs], taken[ours]), hold, unit="x"))
+    return figures
+
+
+def _same_before_propagation(batch: TrajectoryBatch, rows: Rows, verl: Any) -> None:
+    """That both sides work on the same rows: shared credit without the spread is verl's."""
+    shared = CreditOptions(propagation="identical", group_by="task", norm_adv_by_std_in_grpo=False)
+    ours_T = assign(batch, shared).token_advantages()
+    function = verl.compute_grpo_outcome_advantage
+    theirs_T = rows.advantages(function, norm_adv_by_std_in_grpo=False)[:, 0].double().numpy()
+    np.testing.assert_allclose(ours_T, theirs_T, rtol=0, atol=1e-5)
+
+
+# Broadcasting to tokens
+
+
+def _broadcast(repeats: int) -> list[Figure]:
+    rng = np.random.default_rng(0)
+    lengths_S = rng.integers(TOKENS_PER_STEP // 2, 3 * TOKENS_PER_STEP // 2 + 1, TASKS * PLAYS * STEPS)
+    batch = chain_batch(TASKS, PLAYS, STEPS, tokens=lengths_S, tools=True)
+    assignment = assign(batch, RULE)
+    n_tokens = int(batch.token_offsets[-1])
+    out_T, source_T, copy_T = np.zeros(n_tokens), np.ones(n_tokens), np.zeros(n_tokens)
+    _report(f"{n_tokens:,} tokens, {batch.response_mask.mean():.0%} of them sampled: against a copy")
+    taken = _by_turns(
+        {
+            "ours": lambda: assignment.token_advantages(out=out_T),
+            "copy": lambda: np.copyto(copy_T, source_T),
+        },
+        repeats,
+    )
+    expected_T = np.where(batch.response_mask, np.repeat(assignment.advantage_S, lengths_S), 0.0)
+    np.testing.assert_array_equal(out_T, expected_T)
+    return [
+        Figure.of("advantages to tokens, tokens/s", [n_tokens / t for t in taken["ours"]]),
+        Figure.of(
+            "advantages to tokens, of numpy.copyto's speed on as many bytes",
+            _ratios(taken["copy"], taken["ours"]),
+            0.5,
+            unit="x",
+        ),
+    ]
+
+
+# GAE
+
+
+class Responses:
+    """4096 responses of 8192 tokens and a critic's values, as verl has them and as one-step trajectories."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        torch = _torch()
+        self.batch = chain_batch(RESPONSES // PLAYS, PLAYS, 1, tokens=RESPONSE_LENGTH)
+        shape = (RESPONSES, RESPONSE_LENGTH)
+        values = np.random.default_rng(0).normal(0.5, 0.2, shape).astype(np.float32)
+        rewards = np.zeros(shape, dtype=np.float32)
+        rewards[:, -1] = self.batch.outcome
+        self.values_T: Floats = values.ravel().astype(np.float64)
+        self.values = torch.tensor(values, device=device)
+        self.rewards = torch.tensor(rewards, device=device)
+        self.mask = torch.ones(shape, dtype=torch.int64, device=device)
+        self.out_T = np.zeros(RESPONSES * RESPONSE_LENGTH, dtype=np.float32)
+
+    def ours(self) -> NDArray[np.float32]:
+        """[T] advantages, whitened, and cast once, as a loss would have them."""
+        assign(self.batch, GAE, values_T=self.values_T).token_advantages(out=self.out_T)
+        return self.out_T
+
+    def theirs(self, verl: Any) -> Any:
+        """[N, L] the same by verl."""
+        gamma, lam = GAE.gamma_token, GAE.lam_token
+        return verl.compute_gae_advantage_return(self.rewards, self.values, self.mask, gamma, lam)[0]
+
+
+def _against_verl_gae(repeats: int) -> list[Figure]:
+    given, verl = Responses(), _verl()
+    _report(f"{RESPONSES} x {RESPONSE_LENGTH} tokens: against verl's gae")
+    np.testing.assert_allclose(given.ours(), given.theirs(verl).numpy().ravel(), rtol=0, atol=1e-3)
+    taken = _by_turns({"ours": given.ours, "verl": lambda: given.theirs(verl)}, repeats, warm_up=False)
+    return [
+        Figure.of("gae with whitening, seconds", taken["ours"], unit="s"),
+        Figure.of("verl's gae with whitening, seconds", taken["verl"], unit="s"),
+        Figure.of("gae against verl's", _ratios(taken["verl"], taken["ours"]), 20, unit="x"),
+    ]
+
+
+# Memory
+
+
+def _memory() -> list[Figure]:
+    """Of `assign` alone, on the batch that makes it hardest: no tokens, and texts that are shared.
+
+    Compiled loops take memory that Python does not see, so the growth of the process is held to the same.
+    """
+    batch = chain_batch(TASKS, PLAYS, STEPS)
+    arrays, texts = bytes_of(batch)
+    assign(batch, RULE)
+    gc.collect()
+    tracemalloc.start()
+    assign(batch, RULE)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    _report(f"memory: {arrays / 1e6:.1f} MB of arrays and {texts / 1e6:.1f} MB of names and texts come in")
+    whole = arrays + texts
+    figures = [
+        Figure("peak memory of assign, of the batch's bytes", peak / whole, 3, at_most=True, unit="x"),
+        Figure("peak memory of assign, of its arrays' bytes", peak / arrays, unit="x"),
+    ]
+    if Path("/proc/self/clear_refs").exists():
+        grown = _probe("probe_memory()")["grown"]
+        figures.append(Figure("growth of the process, of the batch's bytes", grown / whole, 3, at_most=True, unit="x"))
+    return figures
+
+
+def probe_memory() -> None:
+    """Print the bytes by which one assignment makes a fresh process grow at its largest."""
+    assign(chain_batch(2, PLAYS, STEPS), RULE)
+    batch = chain_batch(TASKS, PLAYS, STEPS)
+    gc.collect()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    assign(batch, RULE)
+    print(json.dumps({"grown": _resident("VmHWM") - before}))
+
+
+def _resident(what: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])
+
+
+def _probe(call: str, **environment: str) -> dict[str, float]:
+    """What a function of this module prints in a process of its own."""
+    command = [sys.executable, "-c", f"from benchmarks import credit; credit.{call}"]
+    root = RESULTS.parent.parent
+    done = subprocess.run(
+        command, cwd=root, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE, text=True
+    )
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+# Compilation
+
+
+def _compilation() -> list[Figure]:
+    _report("compilation, in processes of their own")
+    with tempfile.TemporaryDirectory() as folder:
+        cold = _probe("probe_compilation()", NUMBA_CACHE_DIR=folder)
+        cached = _probe("probe_compilation()", NUMBA_CACHE_DIR=folder)
+    return [
+        Figure("first assignment, nothing compiled before", cold["first"], unit="s"),
+        Figure("first assignment of a later process", cached["first"], unit="s"),
+        Figure("second assignment of the same process", cached["second"], unit="s"),
+        Figure("first gae, nothing compiled before", cold["first_gae"], unit="s"),
+        Figure("first gae of a later process", cached["first_gae"], unit="s"),
+    ]
+
+
+def probe_compilation() -> None:
+    """Print what the first and the second assignment of a process take."""
+    batch = chain_batch(2, PLAYS, STEPS, tokens=2)
+    values_T = np.zeros(int(batch.token_offsets[-1]))
+    runs: dict[str, Callable[[], object]] = {
+        "first": lambda: assign(batch, RULE).token_advantages(),
+        "second": lambda: assign(batch, RULE).token_advantages(),
+        "first_gae": lambda: assign(batch, GAE, values_T=values_T).token_advantages(),
+    }
+    print(json.dumps({name: _seconds(run) for name, run in runs.items()}))
+
+
+# Growth with the number of steps
+
+
+def _growth(sizes: tuple[int, ...], repeats: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Seconds by number of steps, and the exponent over the last two decades."""
+    seconds: dict[str, list[float]] = {"agent_turn": [], "task": []}
+    steps = []
+    for size in sizes:
+        batch = chain_batch(round(size / PLAYS / STEPS), PLAYS, STEPS)
+        steps.append(batch.n_steps)
+        runs = {"agent_turn": partial(assign, batch, RULE), "task": partial(assign, batch, BY_TASK)}
+        taken = _by_turns(runs, repeats if size < DECADES[-1] else 3)
+        for name, times in taken.items():
+            seconds[name].append(median(times))
+        _report(
+            f"{batch.n_steps:,} steps: " + ", ".join(f"by {name} {times[-1]:.3g} s" for name, times in seconds.items())
+        )
+        del batch, runs
+    fits = {name: _fit(steps, times) for name, times in seconds.items()}
+    figures = [
+        Figure(f"exponent of the cost, {steps[-3]:,} to {steps[-1]:,} steps, by {name}", fit[0], 1.1, at_most=True)
+        for name, fit in fits.items()
+    ]
+    return figures, {"steps": steps, **seconds, "exponent_and_log10_factor": fits}
+
+
+def _fit(steps: list[int], seconds: list[float]) -> tuple[float, float]:
+    exponent, factor = np.polyfit(np.log10(steps[-3:]), np.log10(seconds[-3:]), 1)
+    return float(exponent), float(factor)
+
+
+def _draw(growth: Mapping[str, Any], figures: list[Figure]) -> None:
+    """Draw `docs/results/credit.png`."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    steps = np.array(growth["steps"])
+    plot, axes = plt.subplots(figsize=(7, 4.5), constrained_layout=True)
+    for (name, label), colour in zip(
+        (("agent_turn", "grouped by agent and turn"), ("task", "grouped by task")), ("C0", "C1"), strict=True
+    ):
+        exponent, factor = growth["exponent_and_log10_factor"][name]
+        axes.plot(steps, growth[name], "o", color=colour, label=f"threshold rule, grpo, {label}")
+        axes.plot(steps, 10**factor * steps**exponent, "-", color=colour, linewidth=1,
+                  label=f"fit of the last two decades: steps^{exponent:.2f}")  # fmt: skip
+    rows = TASKS * PLAYS * STEPS
+    for figure in figures:
+        if figure.what.startswith("steps/s: verl"):
+            marker = "s" if "vectorized" in figure.what else "D"
+            axes.plot([rows], [rows / figure.value], marker, color="0.4",
+                      label=f"{figure.what.removeprefix('steps/s: ')}, nothing propagated")  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlabel="steps", ylabel="seconds")
+    axes.grid(which="major", linewidth=0.3)
+    axes.legend(fontsize=8)
+    plot.savefig(RESULTS / "credit.png", dpi=130)
+    plt.close(plot)
+    _report("written: docs/results/credit.png")
+
+
+# On a device
+
+
+def _on_device() -> list[Figure]:
+    torch = _torch()
+    if not torch.cuda.is_available():
+        _report("no CUDA device: verl's functions on one are not compared with")
+        return []
+    _report(f"verl's functions on {torch.cuda.get_device_name()}")
+    return on_device("cuda", torch.cuda.synchronize)
+
+
+def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
+    """Ours on the host, with the transfer and the broadcast over there, against verl's on the device's tensors."""
+    torch, verl = _torch(), _verl()
+    batch = chain_batch(TASKS, PLAYS, STEPS, tokens=1)
+    rows = Rows(batch, device)
+
+    def ours() -> None:
+        advantage_S = torch.from_numpy(assign(batch, RULE).advantage_S).to(device, torch.float32)
+        lengths_S = torch.from_numpy(np.diff(batch.token_offsets)).to(device)
+        mask_T = torch.from_numpy(batch.response_mask).to(device)
+        _ = torch.repeat_interleave(advantage_S, lengths_S, output_size=mask_T.numel()) * mask_T
+        wait()
+
+    def theirs(function: Callable[..., Any]) -> None:
+        rows.advantages(function)
+        wait()
+
+    taken = _by_turns(
+        {
+            "ours": ours,
+            "vectorized": lambda: theirs(verl.compute_grpo_vectorized_outcome_advantage),
+            "grpo": lambda: theirs(verl.compute_grpo_outcome_advantage),
+        },
+        3,
+    )
+    given = Responses(device)
+
+    def our_gae() -> None:
+        torch.from_numpy(given.ours()).to(device)
+        wait()
+
+    def their_gae() -> None:
+        given.theirs(verl)
+        wait()
+
+    gae = _by_turns({"ours": our_gae, "verl": their_gae}, 3)
+    name = "the device" if device == "cuda" else device
+    return [
+        Figure.of(f"verl's grpo on {name}, host and transfer against it",
+                  _ratios(taken["grpo"], taken["ours"]), unit="x"),
+        Figure.of(f"verl's grpo_vectorized on {name}, host and transfer against it",
+                  _ratios(taken["vectorized"], taken["ours"]), unit="x"),
+        Figure.of(f"verl's gae on {name}, host and transfer against it", _ratios(gae["verl"], gae["ours"]), unit="x"),
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())
