@@ -1,0 +1,90 @@
+"""Draws the pictures of docs/credit.md from assignments: `python docs/pictures/draw.py`. No number is typed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+
+from creditflow import Score, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.credit import Assignment, CreditOptions, assign
+
+HALF = 0.31
+"""Of the room that a step takes, from left to right."""
+HERE = Path(__file__).parent
+OPEN, CLOSED, BOX = "#1a7f37", "#cf222e", "#f6f8fa"
+Spec = tuple[str, float | None, tuple[int, ...], tuple[float, float]]
+"""Agent, sub-reward, parents, and where it stands in the picture."""
+
+CHAIN: list[Spec] = [
+    ("planner", 0.75, (), (0, 0)),
+    ("executor", 0.25, (0,), (1, 0)),
+    ("executor", 1.0, (1,), (2, 0)),
+    ("verifier", None, (2,), (3, 0)),
+]
+GRAPH: list[Spec] = [
+    ("planner", None, (), (0, 1)),
+    ("executor", 1.0, (0,), (1, 2)),
+    ("executor", 0.25, (0,), (1, 1)),
+    ("executor", 0.75, (0,), (1, 0)),
+    ("judge", 1.0, (1, 2, 3), (2, 1)),
+]
+
+
+def main() -> None:
+    """Write chain.svg and graph.svg beside this file."""
+    options = CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=1.0)
+    _draw(CHAIN, options, "chain.svg", (11.0, 1.9))
+    _draw(GRAPH, options, "graph.svg", (8.5, 4.2))
+
+
+def _assigned(steps: list[Spec], options: CreditOptions) -> Assignment:
+    made = [
+        Step(f"t.{i}", "t", i, agent, 0, parents, "", "", scores={} if r is None else {"f": Score(r)})
+        for i, (agent, r, parents, _) in enumerate(steps)
+    ]
+    played = Trajectory("t", "q", Task("picture", (), None), made, outcome=Score(1.0))
+    return assign(TrajectoryBatch.from_trajectories([played]), options)
+
+
+def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[float, float]) -> None:
+    a = _assigned(steps, options)
+    figure, axes = plt.subplots(figsize=size)
+    for k, (_, _, parents, (x, y)) in enumerate(steps):
+        colour = OPEN if a.gate_open_S[k] else CLOSED
+        for parent in parents:
+            to = steps[parent][3]
+            passed = a.out_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
+            axes.annotate(
+                "",
+                xy=(to[0] + HALF, to[1]),
+                xytext=(x - HALF, y),
+                arrowprops={"arrowstyle": "-|>", "color": colour, "lw": 1.6, "ls": "-" if passed else ":"},
+            )
+            label = {"fc": "white", "ec": "none", "pad": 1}
+            middle = ((x + to[0]) / 2, (y + to[1]) / 2)
+            axes.text(*middle, f"{passed:.3g}", ha="center", va="center", color=colour, fontsize=9, bbox=label)
+    for k, (agent, r, _, (x, y)) in enumerate(steps):
+        scored = "not scored" if r is None else f"r = {r:g}, gate {'open' if a.gate_open_S[k] else 'closed'}"
+        text = f"{agent}\n{scored}\ne = {a.own_S[k]:.3g}\nc = {a.credit_S[k]:.3g}"
+        edge = OPEN if a.gate_open_S[k] else CLOSED
+        axes.text(
+            x,
+            y,
+            text,
+            ha="center",
+            va="center",
+            fontsize=9,
+            bbox={"boxstyle": "round", "fc": BOX, "ec": edge, "lw": 1.4},
+        )
+    axes.set_xlim(-0.5, max(x for *_, (x, _) in steps) + 0.5)
+    axes.set_ylim(-0.5, max(y for *_, (_, y) in steps) + 0.5)
+    axes.axis("off")
+    figure.savefig(HERE / name, bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
