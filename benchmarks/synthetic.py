@@ -10,7 +10,7 @@ import numpy as np
 from creditflow.trajectory import FAILED, NOT_MATCHED, OK, TRAJECTORY_STATUSES, Ints, Score, Task, TrajectoryBatch
 
 PLANNER, EXECUTOR, VERIFIER = 0, 1, 2
-FAILED_SHARE = 0.005
+FAILED_SHARE = 0.0
 """Of the executor's steps: their scoring failed."""
 TOOL_SHARE = 0.1
 """Of a response's tokens, in its middle: a tool wrote them."""

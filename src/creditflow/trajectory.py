@@ -8,6 +8,7 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.errors import BatchError
+from creditflow.errors import BatchError, ScoreRangeError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -233,7 +234,8 @@ class TrajectoryBatch:
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
         """Columns of `trajectories`.
 
-        Raises BatchError where a step's index, parents or token columns contradict one another.
+        Raises BatchError where a step's index, parents or token columns contradict one another, or a score's range is
+        empty.
         """
         for trajectory in trajectories:
             _check_trajectory(trajectory)
@@ -434,14 +436,23 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         for name, score in step.scores.items():
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
                 raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
+            _check_range(f"{where}, score {name}", score)
     if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
         raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
     if trajectory.outcome is not None and isinstance(trajectory.outcome.value, tuple):
         raise BatchError(f"trajectory {trajectory.id}: expected one number as outcome, got {trajectory.outcome.value}")
+    if trajectory.outcome is not None:
+        _check_range(f"trajectory {trajectory.id}, outcome", trajectory.outcome)
     if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
         raise BatchError(
             f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
         )
+
+
+def _check_range(where: str, score: Score) -> None:
+    low, high = score.range
+    if score.status == "ok" and not (math.isfinite(high - low) and low < high):
+        raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")
 
 
 def _parquet_schema() -> Any:

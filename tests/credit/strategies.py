@@ -57,7 +57,8 @@ def refused(chosen):
         or get("on_closed_gate") == "neutral"
     )
     return (
-        (get("on_closed_gate") == "freeze" and (get("gate") == "soft" or get("gate_at") == "receive"))
+        (get("on_closed_gate") == "freeze" and get("gate") == "soft")
+        or (get("on_closed_gate") != "cut" and get("gate_at") == "receive")
         or (get("on_closed_gate") == "neutral" and get("share") == "once")
         or (get("adv_estimator") == "gae" and of_gae)
     )

@@ -1,11 +1,11 @@
 """A batch whose columns contradict one another is refused by name, and nothing is returned."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import CreditOptions, assign, check_groups, make_threshold
 from creditflow.errors import (
     BatchError,
     ConfigError,
@@ -17,7 +17,7 @@ from creditflow.errors import (
     ShapeError,
     UnknownAgentError,
 )
-from creditflow.trajectory import Score
+from creditflow.trajectory import Score, TrajectoryBatch
 from tests.builders import batch_of, play, step
 
 
@@ -109,6 +109,95 @@ def test_a_column_of_the_wrong_length_is_refused(batch):
     assert message == "column agent_of_step: expected shape (5,), got (4,)"
 
 
+@pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
+def test_a_column_that_is_too_long_or_too_short_is_refused_whichever_it_is(column):
+    given = batch_of(
+        play("t0", [step("a", 0.5, tokens=2, prompt_ids=(1, 2)), step("b", 0.5, tokens=1)], 1.0),
+        play("t1", [step("a", 0.5, tokens=1)], 0.0),
+    )
+    values = getattr(given, column)
+    twice = np.concatenate([values, values]) if isinstance(values, np.ndarray) else values + values
+    for wrong in (values[:-1], twice):
+        with pytest.raises(ShapeError, match=r"^column \w+: expected shape \(.*\), got \(.*\)$"):
+            assign(replace(given, **{column: wrong}), CreditOptions())
+
+
+@pytest.mark.parametrize("names", [(), ("f", "g")])
+def test_as_many_names_of_scores_as_there_are_scores_are_expected(batch, names):
+    assert refusal(replace(batch, score_names=names)).startswith(
+        f"column scores: expected shape (5, {len(names)}), got"
+    )
+
+
+def test_a_column_that_is_missing_is_refused(batch):
+    assert refusal(replace(batch, prompts=None)) == "column prompts: expected shape (5,), got None"
+    assert refusal(replace(batch, scores=None)) == (
+        "column scores: expected an array of float64 or float32, got NoneType"
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "make", "expected", "got"),
+    [
+        ("trajectory_of_step", np.float64, "signed integers", "float64"),
+        ("edge_parent", np.float64, "signed integers", "float64"),
+        ("edge_child", np.uint64, "signed integers", "uint64"),
+        ("score_status", np.bool_, "signed integers", "bool"),
+        ("token_offsets", np.float64, "signed integers", "float64"),
+        ("agent_of_step", ">i8", "signed integers", ">i8"),
+        ("index_of_step", None, "signed integers", "list"),
+        ("scores", np.int64, "float64 or float32", "int64"),
+        ("score_weights", np.float16, "float64 or float32", "float16"),
+        ("outcome", object, "float64 or float32", "object"),
+        ("outcome", None, "float64 or float32", "list"),
+        ("is_answer", np.int8, "true or false", "int8"),
+        ("response_mask", np.float64, "true or false", "float64"),
+    ],
+)
+def test_a_column_of_another_type_is_refused_by_name(batch, column, make, expected, got):
+    values = getattr(batch, column)
+    wrong = values.tolist() if make is None else values.astype(make)
+    message = refusal(replace(batch, **{column: wrong}))
+    assert message == f"column {column}: expected an array of {expected}, got {got}"
+
+
+def test_narrow_columns_give_what_wide_ones_give(batch):
+    narrow = replace(
+        batch,
+        scores=batch.scores.astype(np.float32),
+        edge_child=batch.edge_child.astype(np.int8),
+        edge_parent=batch.edge_parent.astype(np.int8),
+        trajectory_of_step=batch.trajectory_of_step.astype(np.int32),
+        token_offsets=batch.token_offsets.astype(np.int32),
+    )
+    expected, got = (assign(b, CreditOptions()).advantage_S.tolist() for b in (batch, narrow))
+    assert got == expected  # the scores are quarters, and so exact in both
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([1, 2, 4], "column token_offsets: expected 0 as the first, got 1"),
+        ([-1, 2, 4], "column token_offsets: expected 0 as the first, got -1"),
+        ([0, 5, 4], "step t0.1: expected token_offsets that do not decrease, got 4 after 5"),
+        ([0, 2, 5], "column response_mask: expected shape (5,), got (4,)"),
+    ],
+)
+def test_offsets_that_would_read_outside_of_the_steps_are_refused(offsets, message):
+    given = batch_of(play("t0", [step("a", 0.5, tokens=2), step("b", 0.5, tokens=2)], 1.0))
+    assert refusal(replace(given, token_offsets=np.array(offsets))) == message
+
+
+@pytest.mark.parametrize("limits", [(1.0, 1.0), (1.0, 0.0), (0.0, float("inf")), (float("nan"), 1.0)])
+def test_a_score_whose_range_is_empty_is_refused_where_it_counts(limits):
+    at_step = play("t0", [step("a", Score(1.0, limits))], 1.0)
+    with pytest.raises(ScoreRangeError, match=r"step t0\.0 of trajectory t0, score f: expected a range .* got \("):
+        batch_of(at_step)
+    with pytest.raises(ScoreRangeError, match=r"trajectory t0, outcome: expected a range of finite numbers, low < hi"):
+        batch_of(play("t0", [step("a")], Score(1.0, limits)))
+    batch_of(play("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
+
+
 def test_an_unknown_agent_is_refused(batch):
     message = refusal(replace(batch, agent_of_step=changed(batch.agent_of_step, 2, 3)))
     assert message == "column agent_of_step, entry 2: expected an index from 0 to 2, got 3"
@@ -142,10 +231,12 @@ def test_a_cycle_is_told_step_by_step():
 
 
 def test_an_agent_that_a_threshold_names_and_nobody_plays_is_refused():
-    batch = batch_of(play("t0", [step("verifier")], 1.0))
-    chosen = CreditOptions(propagation_threshold={"kind": "fixed", "agents": {"verifer": 0.7}})
+    spec = {"kind": "fixed", "agents": {"verifer": 0.7}}
     with pytest.raises(UnknownAgentError, match=r"expected verifier, got 'verifer' \(did you mean 'verifier'\?\)"):
-        assign(batch, chosen)
+        make_threshold(spec, agents=["verifier"])
+    batch = batch_of(play("t0", [step("verifier")], 1.0))  # a batch does not know who else is in the team
+    said = check_groups(batch, CreditOptions(propagation_threshold=spec))
+    assert "names verifer, who makes no step here (did you mean 'verifier'?)" in " ".join(map(str, said))
 
 
 def test_a_critic_has_to_say_a_finite_value_for_every_sampled_token():

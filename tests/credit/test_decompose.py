@@ -142,3 +142,14 @@ def test_without_an_outcome_function_r_contributes_nothing():
 def test_the_outcome_counts_in_its_own_units():
     batch = batch_of(play("t0", [step()], Score(7.0, (-10.0, 10.0))), play("t1", [step()], -2.0))
     assert assign(batch, CreditOptions()).credit_S.tolist() == [7.0, -2.0]
+
+
+def test_a_token_score_of_one_function_counts_beside_the_plain_score_of_another():
+    plays = [
+        play("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
+        play("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),
+    ]
+    a = assign(batch_of(*plays), CreditOptions(decomp_granularity="token_level", norm_adv_by_std_in_grpo=False))
+    assert a.sub_reward_S.tolist() == [0.5, 0.375]
+    # rho is 0.625 and 0.375, and 0.375 twice; the others' mean is 0.375, and 0.5
+    assert a.token_term_T.tolist() == [0.125, 0.0, -0.125, -0.0625]

@@ -1,13 +1,18 @@
 """What `explain` lists gives, replayed, the very bits that were trained on."""
 
 import math
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit import Credit, CreditOptions, assign, explain
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, CriticTerms, Estimate, advantage_estimator
+from creditflow.credit.propagate import PROPAGATION_RULES, propagation_rule
 from creditflow.errors import BatchError
+from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
 from tests.credit.strategies import fixed, situations
 from tests.credit.test_against_oracle import CORNERS
@@ -18,23 +23,42 @@ def sampled_tokens(batch, s):
     return np.flatnonzero(batch.response_mask[start:stop]).tolist()
 
 
-@pytest.mark.parametrize("corner", CORNERS)
+QUANTILE = {"kind": "quantile", "range": [0.3, 0.9], "target_pass_rate": 0.5, "floor": 0.5}
+ALL_CORNERS = {
+    **CORNERS,
+    "shrunk": {"baseline": "shrunk", "group_by": "agent_turn", "adv_estimator": "grpo"},
+    "shrunk and whitened": {
+        "baseline": "shrunk",
+        "group_by": "task_agent_turn",
+        "adv_estimator": "reinforce_plus_plus_baseline",
+    },
+    "forced open": {"propagation": "threshold", "propagation_threshold": QUANTILE, "gate": "hard"},
+    "discounted inside": {"adv_estimator": "reinforce_plus_plus", "gamma_token": 0.5},
+}
+
+
+def assert_explained(assigned):
+    """Every step and every sampled token: the same bits, and parts that add up."""
+    batch, advantage_T = assigned.batch, assigned.token_advantages()
+    for s in range(batch.n_steps):
+        story = explain(assigned, s)
+        assert story.replay() == story.advantage == assigned.advantage_S[s]
+        parts = math.fsum(value for _, value in story.terms)
+        assert parts + story.rounding == pytest.approx(story.advantage, rel=1e-12, abs=1e-300)
+        assert abs(story.rounding) <= 1e-11 * max([1.0, *(abs(value) for _, value in story.terms)])
+        assert all(i < at for at, o in enumerate(story.operations) for i in o.inputs)
+        for token in sampled_tokens(batch, s):
+            assert explain(assigned, s, token).replay() == advantage_T[batch.token_offsets[s] + token]
+
+
+@pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_replaying_the_operations_gives_the_trained_advantage_bit_for_bit(corner):
     @settings(fixed, max_examples=60)
-    @given(situations(**CORNERS[corner]))
+    @given(situations(**ALL_CORNERS[corner]))
     def check(situation):
         trajectories, chosen, values_T = situation
         batch = batch_of(*trajectories)
-        assigned = assign(batch, chosen, values_T=None if values_T is None else np.array(values_T))
-        advantage_T = assigned.token_advantages()
-        for s in range(batch.n_steps):
-            story = explain(assigned, s)
-            assert story.replay() == story.advantage == assigned.advantage_S[s]
-            parts = math.fsum(value for _, value in story.terms)
-            assert parts + story.rounding == pytest.approx(story.advantage, rel=1e-12, abs=1e-300)
-            assert abs(story.rounding) <= 1e-11 * max([1.0, *(abs(value) for _, value in story.terms)])
-            for token in sampled_tokens(batch, s):
-                assert explain(assigned, s, token).replay() == advantage_T[batch.token_offsets[s] + token]
+        assert_explained(assign(batch, chosen, values_T=None if values_T is None else np.array(values_T)))
 
     check()
 
@@ -50,10 +74,19 @@ def chain(**chosen):
 
 
 def test_an_explanation_names_every_child_with_its_gate_its_threshold_and_its_credit():
-    text = str(explain(chain(gate="soft", outcome_to="answer"), "t0.0"))
-    assert "h of t0.1" in text
-    assert "sub-reward 0.625 above threshold 0.5" in text
-    assert "2 trajectories with agent=plan turn=0" in text
+    story = explain(chain(gate="soft", outcome_to="answer"), "t0.0")
+    given_numbers = {o.name: o.value for o in story.operations if o.symbol == "given"}
+    assert given_numbers["sub-reward of t0.1"] == 0.625
+    assert given_numbers["threshold of t0.1"] == 0.5
+    assert given_numbers["gate out of t0.1"] == pytest.approx(1 / (1 + math.exp(-1.25)))
+    assert given_numbers["h of t0.1"] == pytest.approx(-0.375 + 0.99 / (1 + math.exp(-5)))
+    assert "2 trajectories with agent=plan turn=0" in str(story)
+
+
+def test_a_printed_explanation_says_which_results_an_operation_takes_by_their_numbers():
+    lines = str(explain(chain(), "t0.2")).splitlines()
+    assert "[7] weighted f = weight of f [6] * f [5] = 1.0" in lines
+    assert "[28] advantage = weight [27] * scaled [26] = 0.7071062811869011" in lines
 
 
 def test_the_parts_for_people_add_up_to_the_advantage():
@@ -91,3 +124,238 @@ def test_a_token_that_was_not_sampled_is_refused():
     batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=2)], 0.0))
     with pytest.raises(BatchError, match=r"step t0\.0: expected one of its sampled tokens, got token 2"):
         explain(assign(batch, CreditOptions()), 0, 2)
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+AWKWARD = ("outcome", "weight", "weights", "baseline", "origin", "zero", "one", "paid", "divisor", "scaled", "credit")
+
+
+@pytest.mark.parametrize("name", [*AWKWARD, "part of the outcome", "discounted credit", "from x", "own"])
+@pytest.mark.parametrize("keys", [{}, {"outcome_to": "answer"}, {"on_closed_gate": "neutral"}])
+def test_reward_functions_may_be_called_anything(name, keys):
+    plays = [
+        play(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
+        for n, first in enumerate((0.25, 1.0, 0.5))
+    ]
+    assigned = assign(batch_of(*plays), CreditOptions(**keys))
+    assert_explained(assigned)
+    assert [words for words, _ in explain(assigned, 0).terms if words.startswith("from ")] == ["from t0.1"]
+
+
+def test_many_children_are_each_listed_once():
+    children = 500
+    plays = [
+        play(f"t{n}", [step("plan"), *(step("write", n, parents=[0]) for _ in range(children))], n) for n in (0.0, 1.0)
+    ]
+    story = explain(assign(batch_of(*plays), CreditOptions(propagation="discounted")), 0)
+    assert len([words for words, _ in story.terms if words.startswith("from ")]) == children
+    assert len([o for o in story.operations if o.name == "zero"]) == 1
+    assert story.replay() == story.advantage
+
+
+# ---- rules and estimators of users ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def registered(registry, name):
+    try:
+        yield
+    finally:
+        registry.remove(name)
+
+
+def nothing_like_the_formula(flow):
+    nothing_S = np.zeros_like(flow.own_S)
+    bits_S = np.full(flow.own_S.shape, 3, dtype=np.uint8)
+    return Credit(3.0 * flow.own_S + 0.1, flow.own_S[::-1].copy(), nothing_S - 0.3, nothing_S, bits_S)
+
+
+def with_gates_of_its_own(flow):
+    made, half_S = nothing_like_the_formula(flow), np.full_like(flow.own_S, 0.5)
+    return replace(made, out_S=half_S, in_S=half_S)
+
+
+def varied(n=4):
+    """Plays with tokens, scores for each of them and not, and a failed one."""
+    by_token = [Score((k / 4, 0.75, 0.125), (0.0, 1.0)) for k in range(n)]
+    return batch_of(
+        *(
+            play(
+                f"t{k}",
+                [
+                    step("plan", {"f": by_token[k]}, tokens=3),
+                    step("write", "failed" if k == 2 else 1 - k / 8, tokens=2),
+                    step("verify", k / 4),
+                ],
+                float(k == 1),
+            )
+            for k in range(n)
+        )
+    )
+
+
+@pytest.mark.parametrize("granularity", ["step", "token_level"])
+@pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus", "gae"])
+@pytest.mark.parametrize("rule", [nothing_like_the_formula, with_gates_of_its_own])
+def test_what_a_users_rule_made_is_given(rule, estimator, granularity):
+    batch, values_T = varied(), np.linspace(-0.5, 0.7, 20)
+    if estimator == "gae" and rule is nothing_like_the_formula:
+        return  # refused: nobody knows by which gates its credit flows
+    with registered(PROPAGATION_RULES, "theirs"):
+        propagation_rule("theirs")(rule)
+        chosen = CreditOptions(
+            propagation="theirs",
+            adv_estimator=estimator,
+            decomp_granularity=granularity,
+            gamma_token=0.5,
+            outcome_to="answer",
+        )
+        assigned = assign(batch, chosen, values_T=values_T if estimator == "gae" else None)
+        assert assigned.advantage_S.any()
+        assert_explained(assigned)
+        story = explain(assigned, 0)
+        (own,) = [o for o in story.operations if o.name == "own"]
+        assert (own.symbol, own.note) == ("given", "as theirs made it")
+
+
+def their_critic(given_):
+    """Not the formula of gae."""
+    values_T = given_.values_T
+    unscaled_T = np.repeat(given_.credit_S, np.diff(given_.batch.token_offsets)) - 0.7 * values_T
+    terms = CriticTerms(values_T, unscaled_T, None, np.zeros_like(given_.credit_S))
+    return Estimate(np.zeros_like(given_.credit_S), unscaled_T=unscaled_T, critic=terms)
+
+
+def unlike_by_token(given_):
+    position_T = np.arange(int(given_.batch.token_offsets[-1]))
+    unscaled_T = np.repeat(given_.credit_S, np.diff(given_.batch.token_offsets)) + np.sin(position_T)
+    return Estimate(given_.groups.mean_S, np.full_like(given_.credit_S, 0.3), unscaled_T=unscaled_T)
+
+
+def half_of_the_spread(given_):
+    return Estimate(0.9 * given_.groups.others_S, 0.5 * given_.groups.spread_S + 0.01)
+
+
+@pytest.mark.parametrize("granularity", ["step", "token_level"])
+@pytest.mark.parametrize(
+    ("estimate", "kind"),
+    [
+        (their_critic, {"critic": True, "grouped": False, "whitened": True}),
+        (unlike_by_token, {}),
+        (half_of_the_spread, {}),
+    ],
+)
+def test_what_a_users_estimator_puts_in_the_place_of_credit_is_given(estimate, kind, granularity):
+    values_T = np.linspace(-0.5, 0.7, 20)
+    with registered(ADVANTAGE_ESTIMATORS, "theirs"):
+        advantage_estimator("theirs", **kind)(estimate)
+        chosen = CreditOptions(
+            adv_estimator="theirs", propagation="threshold", decomp_granularity=granularity, outcome_to="answer"
+        )
+        assigned = assign(varied(), chosen, values_T=values_T)
+        assert assigned.advantage_S.any()
+        assert_explained(assigned)
+
+
+# ---- gates ---------------------------------------------------------------------------------------------------------
+
+
+def gates_of(assigned, s):
+    """{name: (factor, note)} of the gates in the explanation of step `s`."""
+    return {o.name: (o.value, o.note) for o in explain(assigned, s).operations if o.name.startswith("gate ")}
+
+
+def halves(**chosen):
+    """Sub-rewards that equal the threshold, so that hard gates are closed."""
+    return assign(
+        batch_of(*(play(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
+        CreditOptions(**chosen),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "gate_in", "gate_out"),
+    [
+        (
+            {},
+            (1.0, "no gate stands here: gate_at pass"),
+            (0.0, "sub-reward not above threshold"),
+        ),
+        (
+            {"gate_at": "receive"},
+            (0.0, "sub-reward not above threshold"),
+            (1.0, "no gate stands here: gate_at receive"),
+        ),
+        (
+            {"propagation": "discounted", "gate_at": "both"},
+            (1.0, "discounted: every gate open"),
+            (1.0, "discounted: every gate open"),
+        ),
+        (
+            {"reward_decomp": False, "gate_at": "both"},
+            (1.0, "no gate stands here: sub-rewards play no part"),
+            (1.0, "no gate stands here: sub-rewards play no part"),
+        ),
+        (
+            {"gate_at": "both", "gate": "soft", "tau": 0.25},
+            (0.5, "sigmoid((sub-reward - threshold) / 0.25)"),
+            (0.5, "sigmoid((sub-reward - threshold) / 0.25)"),
+        ),
+    ],
+)
+def test_a_gate_is_said_to_be_what_it_is(keys, gate_in, gate_out):
+    assert gates_of(halves(**keys), 0) == {"gate in of t0.0": gate_in, "gate out of t0.1": gate_out}
+
+
+@pytest.mark.parametrize("gate_unscored", ["open", "closed"])
+def test_the_gate_of_a_step_whose_scoring_failed_is_said_to_be_that_of_unscored_ones(gate_unscored):
+    batch = batch_of(
+        *(play(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
+    )
+    assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored))
+    factor = 1.0 if gate_unscored == "open" else 0.0
+    assert gates_of(assigned, 0)["gate out of t0.1"] == (factor, f"its scoring failed: gate_unscored {gate_unscored}")
+    assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored, reward_decomp=False))
+    assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "no gate stands here: sub-rewards play no part")
+
+
+def test_a_gate_that_was_opened_to_keep_the_floor_says_so():
+    assigned = halves(propagation_threshold={**QUANTILE, "range": [0.6, 0.9]})
+    assert assigned.forced_open_S.any()
+    s = int(np.flatnonzero(assigned.forced_open_S & (assigned.batch.index_of_step == 1))[0])
+    name = assigned.batch.step_ids[s]
+    words = "sub-reward not above threshold, opened to keep the floor"
+    assert gates_of(assigned, s - 1)[f"gate out of {name}"] == (1.0, words)
+
+
+# ---- terms and columns ---------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_learns_has_terms_though_they_add_up_to_nothing():
+    plays = [play(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
+    story = explain(assign(batch_of(*plays), CreditOptions(gamma=1.0)), 1)
+    assert story.advantage == 0.0
+    assert [words for words, _ in story.terms] == ["own", "received", "shared", "baseline"]
+    assert story.terms[0][1] < 0 < story.terms[-1][1]
+
+
+def test_a_step_that_does_not_learn_has_no_terms():
+    assert explain(halves(reward_decomp=False, group_by="task_agent_turn", w_o=0.0), 0).terms == ()
+
+
+def edited_column(batch):
+    return replace(batch, scores=batch.scores * 0.9)
+
+
+def none_of_that_name(batch):
+    return replace(batch, raw_scores=tuple({} for _ in batch.raw_scores))
+
+
+@pytest.mark.parametrize("edit", [edited_column, none_of_that_name])
+def test_a_score_that_the_raw_one_does_not_give_is_given(edit):
+    batch = edit(chain().batch)
+    assigned = assign(batch, CreditOptions())
+    assert_explained(assigned)
+    (score,) = [o for o in explain(assigned, "t0.2").operations if o.name == "f"]
+    assert (score.symbol, score.value) == ("given", batch.scores[2, batch.score_names.index("f")])

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.credit import CreditOptions, assign
+from creditflow.credit import Credit, CreditOptions, advantage_estimator, assign, propagation_rule
 from creditflow.credit.groups import LEVELS, describe
+from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import OK, Score
 from tests.builders import batch_of, play, step
 from tests.credit.strategies import fixed, options, plays
@@ -211,3 +213,60 @@ def test_where_all_groups_are_tied_a_shrunk_baseline_has_nothing_to_teach():
     a = assign(batch_of(*trajectories), chosen)
     assert a.baseline_S.tolist() == [0.0] * 3 + [1.0] * 3
     assert a.advantage_S.tolist() == [0.0] * 6
+
+
+def test_how_long_unrelated_plays_are_moves_no_stand_in():
+    pair = [
+        play("t0", [step("a", 0.8), step("a", 0.0)], 0.0),
+        play("t1", [step("a", 0.8), step("a", 0.1)], 1.0),
+    ]
+    chosen = CreditOptions(on_closed_gate="neutral", group_by="agent")
+    alone = assign(batch_of(*pair), chosen).credit_S[:4]
+    for k in (1, 10, 100):
+        other = play("t2", [step("z", 0.9) for _ in range(k)], 1.0, task="q1")
+        assert assign(batch_of(*pair, other), chosen).credit_S[:4].tolist() == alone.tolist()
+
+
+def test_masked_plays_take_no_part_in_the_floor():
+    kept = [play(f"t{n}", [step("a", r)], float(n)) for n, r in enumerate((0.1, 0.2, 0.25, 0.05))]
+    failed = play("t9", [step("a", 0.29), step("a", 0.28)], 0.0, status="failed")
+    chosen = CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.5})
+    with_failed = assign(batch_of(*kept, failed), chosen)
+    assert with_failed.forced_open_S.tolist() == [False, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("rule", ["identical", "uniform", "none"])
+def test_where_nothing_flows_no_share_is_refused_and_metrics_can_be_had(rule):
+    diamond = play("t0", [step("a", 1.0), step("b", 1.0, (0,)), step("b", 0.5, (0,)), step("c", 1.0, (1, 2))], 1.0)
+    assert (
+        "credit/gated_off/b" not in assign(batch_of(diamond), CreditOptions(propagation=rule, share="copy")).metrics()
+    )
+
+
+def test_token_advantages_are_written_only_where_they_fit():
+    a = assign(
+        batch_of(play("t0", [step("a", tokens=4)], 1.0), play("t1", [step("a", tokens=4)], 0.0)), CreditOptions()
+    )
+    for out in (np.zeros(3), np.zeros((2, 4)), np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.float16)):
+        with pytest.raises(ShapeError, match=r"expected float32 or float64 of shape \(8,\), got"):
+            a.token_advantages(out=out)
+
+
+def test_a_rule_that_makes_no_number_is_refused():
+    @propagation_rule("nowhere")
+    def nowhere(flow):
+        nothing_S = np.zeros_like(flow.own_S)
+        return Credit(nothing_S + np.nan, nothing_S, nothing_S, nothing_S, np.zeros(len(nothing_S), dtype=np.uint8))
+
+    try:
+        with pytest.raises(
+            NotFiniteError, match=r"step t0\.0: expected a finite credit from propagation nowhere, got nan"
+        ):
+            assign(batch_of(play("t0", [step("a")], 1.0)), CreditOptions(propagation="nowhere"))
+    finally:
+        PROPAGATION_RULES.remove("nowhere")
+
+
+def test_an_estimator_that_would_have_nothing_to_compare_with_is_refused():
+    with pytest.raises(ConfigError, match="expected groups to compare within, or whitening"):
+        advantage_estimator("alone", grouped=False)

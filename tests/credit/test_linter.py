@@ -84,3 +84,9 @@ def test_rules_that_pass_nothing_on_are_not_reproached_with_it(rule):
 
 def test_a_recipe_for_a_critic_can_be_checked_without_one():
     assert codes(*sound(), adv_estimator="gae", outcome_to="answer") <= {"no_outcome"}
+
+
+def test_plays_without_an_outcome_beside_plays_with_one_are_counted():
+    missing = play("t2", [step("plan", 0.5, prompt="q")], None)
+    assert "1 plays have no outcome and others have" in said("missing_outcomes", *sound(), missing)
+    assert "missing_outcomes" not in codes(missing, play("t3", [step("plan", 1.0, prompt="q")], None))

@@ -75,7 +75,10 @@ def test_whole_numbers_are_numbers():
         ("gate", {"on_closed_gate": "freeze", "gate": "soft"}),
         ("gate_at", {"on_closed_gate": "freeze", "gate_at": "receive"}),
         ("share", {"on_closed_gate": "neutral", "share": "once"}),
+        ("gate_at", {"on_closed_gate": "neutral", "gate_at": "receive"}),
         ("baseline", {"baseline": "shrunk", "group_by": "task"}),
+        ("baseline", {"baseline": "shrunk", "adv_estimator": "reinforce_plus_plus"}),
+        ("shadow.adv_estimator", {"shadow": {"adv_estimator": "gae", "outcome_to": "answer"}}),
         ("outcome_to", {"adv_estimator": "gae"}),
         ("share", {"adv_estimator": "gae", "outcome_to": "answer", "share": "once"}),
         ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
@@ -95,7 +98,7 @@ def test_a_shadow_is_made_of_options_and_validated_like_them():
     assert (shadowed.propagation, shadowed.gamma, shadowed.shadow) == ("none", 0.5, None)
     with pytest.raises(ConfigError, match=r"algorithm\.shadow\.propagaton: .*did you mean 'propagation'"):
         CreditOptions(shadow={"propagaton": "none"}).validate()
-    with pytest.raises(ConfigError, match=r"algorithm\.gamma"):
+    with pytest.raises(ConfigError, match=r"algorithm\.shadow\.gamma"):
         CreditOptions(shadow={"gamma": 2.0}).validate()
     with pytest.raises(ConfigError, match=r"algorithm\.shadow: expected options such as"):
         CreditOptions(shadow="none").validate()

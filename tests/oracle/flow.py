@@ -218,21 +218,21 @@ class Flow:
         """The number of steps on the longest path that ends here."""
         return 1 + max((self.depth(parent) for parent in node.parents), default=0)
 
-    @property
-    def sweeps(self):
+    def sweeps(self, node):
+        """As many as its own play's longest path has steps."""
         if not self.flows or self.o.on_closed_gate != "neutral":
             return 0
-        return max((self.depth(node) for node in self.nodes if self.kept(node)), default=0)
+        return max(self.depth(other) for other in self.nodes if other.play is node.play)
 
     def h(self, node):
-        return self.h_in_sweep(node, self.sweeps)
+        return self.h_in_sweep(node, self.sweeps(node))
 
     @remembered
     def h_in_sweep(self, node, sweep):
         return self.own(node) + self.received_in_sweep(node, sweep)
 
     def received(self, node):
-        return self.received_in_sweep(node, self.sweeps)
+        return self.received_in_sweep(node, self.sweeps(node))
 
     @remembered
     def received_in_sweep(self, node, sweep):
@@ -251,7 +251,7 @@ class Flow:
 
     def stand_in(self, node):
         """What the parents see in place of the step's h where its gate is closed; None: nothing."""
-        return self.stand_in_of_sweep(node, self.sweeps)
+        return self.stand_in_of_sweep(node, self.sweeps(node))
 
     @remembered
     def stand_in_of_sweep(self, node, sweep):

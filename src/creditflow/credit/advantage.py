@@ -18,8 +18,9 @@ import numpy as np
 
 from creditflow.credit.checks import refuse_values
 from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
-from creditflow.credit.propagate import SHARES, Credit
+from creditflow.credit.propagate import SHARES, Credit, parent_counts
 from creditflow.credit.registry import Registry
+from creditflow.errors import ConfigError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
@@ -107,7 +108,15 @@ ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry("algorithm.adv_estimator")
 def advantage_estimator(
     name: str, *, grouped: bool = True, whitened: bool = False, critic: bool = False
 ) -> Callable[[Callable[[Credited], Estimate]], Callable[[Credited], Estimate]]:
-    """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`."""
+    """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`.
+
+    Raises ConfigError where it would have nothing to compare with: such an estimator would train nothing.
+    """
+    if not (grouped or whitened) or (critic and not whitened):
+        raise ConfigError(
+            f"algorithm.adv_estimator: {name}: expected groups to compare within, or whitening over the policy (with a "
+            f"critic always), got grouped={grouped}, whitened={whitened}, critic={critic}"
+        )
 
     def register(function: Callable[[Credited], Estimate]) -> Callable[[Credited], Estimate]:
         ADVANTAGE_ESTIMATORS.add(name, Estimator(function, grouped, whitened, critic))
@@ -133,7 +142,8 @@ def rloo(given: Credited) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
     The whole own trajectory is left out, not the step alone: its other steps depend on this one. So the baseline does
-    not depend on the action that it is held against, and the gradient is unbiased.
+    not depend on the action that it is held against, and the gradient is unbiased
+    (but under `baseline: shrunk`, whose sigma and tau still see the own trajectory).
     """
     return Estimate(given.groups.others_S)
 
@@ -150,7 +160,8 @@ def reinforce_plus_plus(given: Credited) -> Estimate:
     after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
     power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
     unscaled_T = np.repeat(given.credit_S, np.diff(batch.token_offsets)) * power[after_T]
-    moments_S = kernels.moments_of_steps(batch.token_offsets, batch.response_mask, unscaled_T)
+    moments_S = np.empty((batch.n_steps, 5))
+    kernels.moments_of_steps(batch.token_offsets, batch.response_mask, unscaled_T, moments_S)
     return Estimate(nothing_S, unscaled_T=unscaled_T, moments_S=moments_S)
 
 
@@ -178,8 +189,8 @@ def gae(given: Credited) -> Estimate:
     batch, options, values_T = given.batch, given.options, given.values_T
     assert values_T is not None, "an estimator that is registered with a critic is given values"
     nothing_S = np.zeros_like(given.credit_S)
-    advantage_T = np.empty(values_T.size)
-    down_S, moments_S = kernels.gae(
+    advantage_T, down_S, moments_S = np.empty(values_T.size), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
+    kernels.gae(
         batch.edge_child,
         batch.edge_parent,
         batch.token_offsets,
@@ -189,9 +200,11 @@ def gae(given: Credited) -> Estimate:
         np.empty(0) if given.token_reward_T is None else given.token_reward_T,
         nothing_S if given.credit.out_S is None else given.credit.out_S,
         nothing_S if given.credit.in_S is None else given.credit.in_S,
-        SHARES[options.share](batch),
+        SHARES[options.share](batch, parent_counts(batch)),
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
         advantage_T,
+        down_S,
+        moments_S,
     )
     if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
         refuse_values(batch, values_T)

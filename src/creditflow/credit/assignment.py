@@ -28,10 +28,10 @@ from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token
 from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow
+from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
 from creditflow.credit.thresholds import Observed, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import Scale, at_first_token, spread_over_tokens, token_terms
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
@@ -40,9 +40,9 @@ class Assignment:
     """What S steps earned, and every term of it.
 
     `credit = own + received + shared`, and for a trained step with a group that is not tied
-    `advantage = weight * ((credit - baseline) - shift) / divisor`, but with a critic or token scores, where the tokens
-    of a step differ and `advantage_S` is that of its first trained token. For any other step the advantage is exactly
-    0. Terms of masked steps are what they would have been. `explain` lists the operations of one step.
+    `advantage = weight * (((credit - baseline) - shift) / divisor)`; but with a critic or token scores the tokens of a
+    step differ, and `advantage_S` is that of its first trained token. For any other step the advantage is exactly 0.
+    Terms of masked steps are what they would have been. `explain` lists the operations of one step.
     """
 
     sub_reward_S: Floats
@@ -139,9 +139,16 @@ class Assignment:
     def token_advantages(self, *, dtype: DTypeLike = np.float64, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """[T] the advantage of each response token that the policy sampled, 0 at the others.
 
-        Written into `out` if given (T numbers), else into a new array of `dtype`.
+        Written into `out` if given ([T], float32 or float64), else into a new array of `dtype`. Raises ShapeError for
+        another shape or type: fewer numbers would be written beyond their end, others cut off.
         """
-        out_T = np.empty(int(self.batch.token_offsets[-1]), dtype) if out is None else out
+        tokens = int(self.batch.token_offsets[-1])
+        out_T = np.empty(tokens, dtype) if out is None else out
+        if out_T.shape != (tokens,) or out_T.dtype not in (np.float32, np.float64):
+            raise ShapeError(
+                f"token advantages: expected float32 or float64 of shape ({tokens},), got {out_T.dtype} of "
+                f"{out_T.shape}"
+            )
         if self.advantage_T is not None:
             out_T[:] = self.advantage_T
         elif self.unscaled_T is not None:
@@ -172,18 +179,19 @@ def assign(
 
     `values_T`: [T] the critic's value at each sampled response token, for estimators that have a critic; other entries
     are not read. `threshold`: one that lives longer than this batch, and so may move between batches (the caller
-    updates it); without one, `options.propagation_threshold` as it starts.
+    updates it); without one, `options.propagation_threshold` as it starts, for whichever agents play in this batch.
 
     Raises ConfigError for options that do not make sense and BatchError for columns that contradict one another; then
-    nothing is returned. Cost: linear in steps, edges, scores and tokens (`share: once`: steps times edges of each
-    trajectory).
+    nothing is returned. Cost: linear in steps, edges, scores and tokens; but with `share: once` steps times edges of
+    each trajectory, and with `on_closed_gate: neutral` edges times the longest path.
     """
     options.validate()
     check_batch(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
     if estimator.critic:
         values_T = check_values(batch, values_T, options.adv_estimator)
-    threshold = threshold or make_threshold(options.propagation_threshold, batch.agent_names)
+    if threshold is None:
+        threshold = make_threshold(options.propagation_threshold)
     made = _assign(batch, options, estimator, values_T, threshold)
     if options.shadow is None:
         return made
@@ -209,7 +217,9 @@ def _assign(
     unjudged_S = rewards.failed_S & options.decomposed
 
     threshold_S = thetas(threshold, batch.agent_names)[batch.agent_of_step]
-    gate_S, open_S, forced_S = _gates(batch, options, rewards, judged_S, unjudged_S, threshold_S, threshold.floor)
+    gate_S, open_S, forced_S = _gates(
+        batch, options, rewards, judged_S, unjudged_S, kept_S, threshold_S, threshold.floor
+    )
     has_own_S = ~np.isnan(rewards.value_S)
     paid_S = np.where(has_own_S, options.w_r * (rewards.value_S - options.sub_reward_origin), 0.0)
     # A label that depends on the prompt splits groups by how well upstream did. A step with a score of its own is
@@ -229,10 +239,12 @@ def _assign(
             outcome_known_N=outcome.known_N,
             kept_S=kept_S,
             stratum_S=stratum_S,
+            parents_S=parent_counts(batch),
         )
     )
     _expect_flow(credit, estimator, options)
     credit_S = credit.own_S + credit.received_S + credit.shared_S
+    _expect_finite(batch, credit_S, "credit", f"propagation {options.propagation}")
     frozen_S = np.zeros(batch.n_steps, dtype=np.bool_) if credit.frozen_S is None else credit.frozen_S
     trained_S = kept_S & ~frozen_S
     if rule.pays_own:
@@ -243,7 +255,9 @@ def _assign(
         by_token_S = judged_S & (sampled_tokens(batch) > 0)
     rho_T = token_rewards(batch, rewards) if by_token_S.any() else None
     # What is paid token by token is no part of what the whole step is held to, but its parents still see it.
-    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S)
+    by_token = bool(by_token_S.any())
+    step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S) if by_token else credit_S
+    own_S = np.where(by_token_S, credit.own_S - paid_S, credit.own_S) if by_token else credit.own_S
     groups = no_groups(batch.n_steps)
     if estimator.grouped:
         groups = BASELINES[options.baseline](batch, step_credit_S, trained_S, stratum_S, options.group_by)
@@ -253,7 +267,7 @@ def _assign(
             options=options,
             credit=credit,
             credit_S=step_credit_S,
-            reward_S=np.where(by_token_S, credit.own_S - paid_S, credit.own_S) + credit.shared_S,
+            reward_S=own_S + credit.shared_S,
             trained_S=trained_S,
             groups=groups,
             values_T=values_T,
@@ -268,8 +282,10 @@ def _assign(
     if estimate.unscaled_T is not None:
         otherwise_S = np.zeros(batch.n_steps) if estimator.critic else advantage_S
         advantage_S = scale.steps(at_first_token(batch, estimate.unscaled_T, np.nan), otherwise_S)
+    _expect_finite(batch, advantage_S, "advantage", f"adv_estimator {options.adv_estimator}")
     advantage_T = term_T = None
     if rho_T is not None and not estimator.critic:
+        scaled = estimator.whitened or estimate.divisor_S is not None
         term_T = token_terms(
             batch,
             rho_T,
@@ -279,14 +295,9 @@ def _assign(
             stratum_S,
             weight=options.w_r,
             gamma_token=options.gamma_token,
-            scaled=estimator.whitened or estimate.divisor_S is not None,
+            scaled=scaled,
         )
-        advantage_T = np.empty(term_T.size)
-        if estimate.unscaled_T is None:
-            spread_over_tokens(advantage_S, batch, advantage_T)
-        else:
-            scale.tokens(estimate.unscaled_T, batch, advantage_T)
-        advantage_T += np.repeat(weight_S, np.diff(batch.token_offsets)) * term_T
+        advantage_T = _with_terms(batch, scale, advantage_S, estimate, term_T)
         advantage_S = at_first_token(batch, advantage_T, advantage_S)
     nothing_S = np.zeros(batch.n_steps)
     return Assignment(
@@ -337,6 +348,7 @@ def _gates(
     rewards: SubRewards,
     judged_S: Bools,
     unjudged_S: Bools,
+    kept_S: Bools,
     threshold_S: Floats,
     floor: float,
 ) -> tuple[Floats, Bools, Bools]:
@@ -353,9 +365,29 @@ def _gates(
     open_S = np.where(judged_S, is_above(rewards.value_S, threshold_S), gate_S > 0)
     forced_S = np.zeros(batch.n_steps, dtype=np.bool_)
     if floor > 0 and options.gate == "hard":  # a soft gate starves nobody
-        forced_S = open_starved(open_S, rewards.value_S, judged_S, batch.agent_of_step, floor)
+        forced_S = open_starved(open_S, rewards.value_S, judged_S & kept_S, batch.agent_of_step, floor)
         gate_S[forced_S], open_S = 1.0, open_S | forced_S
     return gate_S, open_S, forced_S
+
+
+def _with_terms(
+    batch: TrajectoryBatch, scale: Scale, advantage_S: Floats, estimate: Estimate, term_T: Floats
+) -> Floats:
+    """[T] the step's part of the advantage at each token, and what its own score adds."""
+    advantage_T = np.empty(term_T.size)
+    if estimate.unscaled_T is None:
+        spread_over_tokens(advantage_S, batch, advantage_T)
+    else:
+        scale.tokens(estimate.unscaled_T, batch, advantage_T)
+    advantage_T += np.repeat(scale.weight_S, np.diff(batch.token_offsets)) * term_T
+    return advantage_T
+
+
+def _expect_finite(batch: TrajectoryBatch, values_S: Floats, what: str, who: str) -> None:
+    finite_S = np.isfinite(values_S)
+    if not finite_S.all():
+        s = int(np.argmin(finite_S))
+        raise NotFiniteError(f"step {batch.step_ids[s]}: expected a finite {what} from {who}, got {values_S[s]}")
 
 
 def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:

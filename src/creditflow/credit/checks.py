@@ -25,19 +25,66 @@ from creditflow.errors import (
 )
 from creditflow.trajectory import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 
-_RANGE_TOLERANCE = 1e-9
+RANGE_TOLERANCE = 1e-9
 """Rescaling a mean of token scores may overshoot its range by rounding."""
+
+
+_PER_TRAJECTORY = (
+    "tasks",
+    "group_of_trajectory",
+    "outcome",
+    "outcome_scores",
+    "status_of_trajectory",
+    "answers",
+    "trajectory_info",
+)
+_PER_STEP = (
+    "trajectory_of_step",
+    "index_of_step",
+    "agent_of_step",
+    "turn_of_step",
+    "policy_of_step",
+    "policy_version",
+    "temperature_of_step",
+    "is_answer",
+    "stratum_of_step",
+    "prompts",
+    "responses",
+    "step_info",
+    "raw_scores",
+)
+_INTEGERS = (
+    "group_of_trajectory",
+    "status_of_trajectory",
+    "trajectory_of_step",
+    "index_of_step",
+    "agent_of_step",
+    "turn_of_step",
+    "policy_of_step",
+    "policy_version",
+    "stratum_of_step",
+    "edge_child",
+    "edge_parent",
+    "score_status",
+    "prompt_offsets",
+    "prompt_ids",
+    "token_offsets",
+    "response_ids",
+)
+_FLOATS = ("outcome", "temperature_of_step", "scores", "score_weights", "logprobs")
+_BOOLS = ("is_answer", "response_mask")
 
 
 def check_batch(batch: TrajectoryBatch) -> None:
     """Raises a BatchError of its kind, naming the first offender, what was expected and what came.
 
-    Checked: lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory, parent
-    before child, none twice), scores (finite and in [0, 1] where ok), weights (finite, at least 0), outcomes (finite
-    where ok).
+    Checked: types, lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory,
+    parent before child, none twice), scores (finite and in [0, 1] where ok), weights (finite, at least 0), outcomes
+    (finite where ok). The values of single tokens are checked where they are read, see `token_rewards`.
     """
     if batch.n_steps == 0:
         raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
+    _check_types(batch)
     _check_lengths(batch)
     _check_indices(batch)
     _check_order(batch)
@@ -50,41 +97,56 @@ def _first(wrong: Bools) -> int:
     return int(np.argmax(wrong))
 
 
+def _check_types(batch: TrajectoryBatch) -> None:
+    for name in (*_INTEGERS, *_FLOATS, *_BOOLS):
+        column = getattr(batch, name)
+        dtype = column.dtype if isinstance(column, np.ndarray) else None
+        if name in _INTEGERS:
+            # Unsigned ones would wrap around where differences are taken and where -1 stands for none.
+            expected, fits = "signed integers", dtype is not None and dtype.kind == "i" and dtype.isnative
+        elif name in _FLOATS:
+            expected, fits = "float64 or float32", dtype in (np.float64, np.float32)
+        else:
+            expected, fits = "true or false", dtype == np.bool_
+        if not fits:
+            got = type(column).__name__ if dtype is None else dtype
+            raise ShapeError(f"column {name}: expected an array of {expected}, got {got}")
+
+
 def _check_lengths(batch: TrajectoryBatch) -> None:
     n, s, k = batch.n_trajectories, batch.n_steps, len(batch.score_names)
-    for name, shape in (
-        ("trajectory_of_step", (s,)),
-        ("index_of_step", (s,)),
-        ("agent_of_step", (s,)),
-        ("turn_of_step", (s,)),
-        ("policy_of_step", (s,)),
-        ("policy_version", (s,)),
-        ("is_answer", (s,)),
-        ("stratum_of_step", (s,)),
-        ("edge_parent", batch.edge_child.shape),
-        ("scores", (s, k)),
-        ("score_status", (s, k)),
-        ("score_weights", (s, k)),
-        ("token_offsets", (s + 1,)),
-        ("response_mask", (int(batch.token_offsets[-1]) if batch.token_offsets.size else 0,)),
-        ("group_of_trajectory", (n,)),
-        ("status_of_trajectory", (n,)),
-        ("outcome", (n,)),
+    _expect_shapes(batch, _PER_TRAJECTORY, (n,))
+    _expect_shapes(batch, _PER_STEP, (s,))
+    _expect_shapes(batch, ("scores", "score_status", "score_weights"), (s, k))
+    _expect_shapes(batch, ("edge_child", "edge_parent"), (batch.edge_child.size,))
+    for offsets, columns in (
+        ("prompt_offsets", ("prompt_ids",)),
+        ("token_offsets", ("response_mask", "response_ids", "logprobs")),
     ):
-        if (got := getattr(batch, name).shape) != shape:
+        _expect_shapes(batch, (offsets,), (s + 1,))
+        bound = getattr(batch, offsets)
+        if bound[0] != 0:
+            raise ShapeError(f"column {offsets}: expected 0 as the first, got {bound[0]}")
+        if (wrong := bound[1:] < bound[:-1]).any():
+            at = _first(wrong)
+            raise ShapeError(
+                f"step {batch.step_ids[at]}: expected {offsets} that do not decrease, got {bound[at + 1]} after "
+                f"{bound[at]}"
+            )
+        _expect_shapes(batch, columns, (int(bound[-1]),))
+
+
+def _expect_shapes(batch: TrajectoryBatch, names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    for name in names:
+        column = getattr(batch, name)
+        got = np.shape(column) if isinstance(column, np.ndarray) else (len(column),) if column is not None else None
+        if got != shape:
             raise ShapeError(f"column {name}: expected shape {shape}, got {got}")
-    if batch.response_mask.dtype != np.bool_:
-        raise ShapeError(f"column response_mask: expected true or false, got {batch.response_mask.dtype}")
-    if (wrong := np.diff(batch.token_offsets) < 0).any():
-        raise ShapeError(
-            f"step {batch.step_ids[_first(wrong)]}: expected token_offsets that do not decrease, got "
-            f"{batch.token_offsets[_first(wrong) + 1]} after {batch.token_offsets[_first(wrong)]}"
-        )
-    if len(batch.outcome_scores) != n:
-        raise ShapeError(f"column outcome_scores: expected {n} values, got {len(batch.outcome_scores)}")
 
 
 def _check_indices(batch: TrajectoryBatch) -> None:
+    from creditflow.credit import kernels
+
     for name, low, high in (
         ("trajectory_of_step", 0, batch.n_trajectories),
         ("agent_of_step", 0, len(batch.agent_names)),
@@ -97,7 +159,8 @@ def _check_indices(batch: TrajectoryBatch) -> None:
         ("edge_parent", 0, batch.n_steps),
     ):
         column = getattr(batch, name).ravel()
-        if column.size and (column.min() < low or column.max() >= high):
+        least, largest = kernels.bounds(column) if column.size else (low, low)
+        if least < low or largest >= high:
             at = _first((column < low) | (column >= high))
             raise BatchError(f"column {name}, entry {at}: expected an index from {low} to {high - 1}, got {column[at]}")
 
@@ -142,7 +205,7 @@ def _check_edges(batch: TrajectoryBatch) -> None:
             f"{batch.trajectory_ids[batch.trajectory_of_step[parent_E[e]]]}"
         )
     many_E = np.flatnonzero(np.bincount(child_E, minlength=batch.n_steps)[child_E] > 1)
-    pair = np.sort(child_E[many_E] * batch.n_steps + parent_E[many_E])
+    pair = np.sort(child_E[many_E].astype(np.int64) * batch.n_steps + parent_E[many_E])
     if (twice := np.diff(pair) == 0).any():
         child, parent = divmod(int(pair[_first(twice)]), batch.n_steps)
         raise BatchError(f"step {batch.step_ids[child]}: expected each parent once, got {batch.step_ids[parent]} twice")
@@ -165,7 +228,7 @@ def _refuse_cycle(batch: TrajectoryBatch) -> None:
 def _check_scores(batch: TrajectoryBatch) -> None:
     ok_SK = batch.score_status == OK
     with np.errstate(invalid="ignore"):
-        within_SK = (batch.scores >= -_RANGE_TOLERANCE) & (batch.scores <= 1 + _RANGE_TOLERANCE)
+        within_SK = (batch.scores >= -RANGE_TOLERANCE) & (batch.scores <= 1 + RANGE_TOLERANCE)
         weighable_SK = np.isfinite(batch.score_weights) & (batch.score_weights >= 0)
     for wrong_SK, values_SK, what in (
         (ok_SK & ~within_SK, batch.scores, "a value from 0 to 1 after rescaling from its range"),

@@ -6,18 +6,21 @@ Knows the cases of a missing score, and keeps them apart; not what is done with 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
+from creditflow.credit.checks import RANGE_TOLERANCE
 from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
-from creditflow.errors import ShapeError
-from creditflow.trajectory import NOT_MATCHED, OK, TRAJECTORY_STATUSES, Bools, Floats, TrajectoryBatch
+from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
+from creditflow.trajectory import NOT_MATCHED, OK, TRAJECTORY_STATUSES, Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions
 
 _FAILED, _TRUNCATED = TRAJECTORY_STATUSES.index("failed"), TRAJECTORY_STATUSES.index("truncated")
+_TOKENS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +77,20 @@ def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -
     """
     from creditflow.credit import kernels
 
-    sum_S, weight_S, case_S = kernels.weigh(batch.scores, batch.score_weights, batch.score_status, OK)
+    value_S, case_S = np.empty(batch.n_steps), np.empty(batch.n_steps, dtype=np.uint8)
+    kernels.weigh(batch.scores, batch.score_weights, batch.score_status, OK, value_S, case_S)
     scored_S, failed_S = case_S == 1, case_S == 2
-    value_S = np.full(batch.n_steps, np.nan)
     if not options.decomposed:
-        return SubRewards(value_S, scored_S, failed_S)
-    np.divide(sum_S, weight_S, out=value_S, where=scored_S)
+        return SubRewards(np.full(batch.n_steps, np.nan), scored_S, failed_S)
     if options.decomp_granularity == "agent":
         _share_among_agent(batch, value_S, scored_S)
     known_S, no_stratum_S = scored_S & kept_S, np.full(batch.n_steps, -1, dtype=np.int64)
     for level in (options.group_by, "agent"):
-        fill_S = failed_S & np.isnan(value_S)
-        if not fill_S.any():
+        at = np.flatnonzero(failed_S & np.isnan(value_S))
+        if not at.size:
             break
         code_S = codes_of_level(batch, level, no_stratum_S)
-        mean_S = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step)
-        value_S[fill_S] = mean_S[fill_S]
+        value_S[at] = leave_one_out_mean(value_S, known_S, code_S, batch.trajectory_of_step, at)
     return SubRewards(value_S, scored_S, failed_S)
 
 
@@ -111,28 +112,72 @@ def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
     everywhere.
 
     0 where the step is not scored. Raises ShapeError where a score has another number of values than the response has
-    tokens.
+    tokens, NotFiniteError or ScoreRangeError where a token's value lies outside the range of its score: a mean inside
+    it would hide that.
     """
-    rho_T = np.zeros(int(batch.token_offsets[-1]))
-    counts_SK = counting(batch)
-    for s in np.flatnonzero(rewards.scored_S & (np.diff(batch.token_offsets) > 0)):
-        tokens = slice(int(batch.token_offsets[s]), int(batch.token_offsets[s + 1]))
-        total = 0.0
-        for k in np.flatnonzero(counts_SK[s]):
-            weight = batch.score_weights[s, k]
-            total += weight
-            rho_T[tokens] += weight * _per_token(batch, int(s), batch.score_names[k], tokens.stop - tokens.start)
-        rho_T[tokens] /= total
+    length_S = np.diff(batch.token_offsets)
+    counts_SK = counting(batch) & (rewards.scored_S & (length_S > 0))[:, None]
+    share_SK = np.where(counts_SK, batch.score_weights, 0.0)
+    share_SK /= np.where(counts_SK.any(axis=1), share_SK.sum(axis=1), 1.0)[:, None]
+    alike_SK, by_token = counts_SK.copy(), []
+    for k in range(len(batch.score_names)):
+        steps = _given_per_token(batch, k, np.flatnonzero(counts_SK[:, k]))
+        alike_SK[steps, k] = False
+        by_token.append(steps)
+    rho_T = np.repeat(np.where(alike_SK, share_SK * batch.scores, 0.0).sum(axis=1), length_S)
+    for k, steps in enumerate(by_token):
+        # A few tokens at a time, so that what is computed with stays small beside what comes out.
+        cuts = np.flatnonzero(np.diff(np.cumsum(length_S[steps]) // _TOKENS_AT_ONCE)) + 1
+        for some in np.split(steps, cuts) if steps.size else ():
+            part_T, among = _tokens_of(batch, some, rho_T)
+            part_T[among] += np.repeat(share_SK[some, k], length_S[some]) * _per_token(batch, k, some)
     return rho_T
 
 
-def _per_token(batch: TrajectoryBatch, s: int, name: str, n_tokens: int) -> Floats:
-    score = batch.raw_scores[s][name]
-    values = np.atleast_1d(np.asarray(score.value, dtype=np.float64))
-    if isinstance(score.value, tuple) and len(values) != n_tokens:
+def _given_per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
+    """Those of `steps` whose k-th score came as one value for each token."""
+    name, scores = batch.score_names[k], batch.raw_scores
+    for s in steps.tolist():
+        if name not in scores[s]:
+            raise BatchError(f"step {batch.step_ids[s]}: expected score {name} in raw_scores, got {sorted(scores[s])}")
+    return np.array([s for s in steps.tolist() if isinstance(scores[s][name].value, tuple)], dtype=np.int64)
+
+
+def _tokens_of(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> tuple[Floats, slice | Bools]:
+    """The stretch of `values_T` that begins with the first and ends with the last of `steps`, and where theirs are."""
+    first, end = int(steps[0]), int(steps[-1]) + 1
+    part_T = values_T[batch.token_offsets[first] : batch.token_offsets[end]]
+    if end - first == steps.size:
+        return part_T, slice(None)
+    among_S = np.zeros(end - first, dtype=np.bool_)
+    among_S[steps - first] = True
+    return part_T, np.repeat(among_S, np.diff(batch.token_offsets[first : end + 1]))
+
+
+def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
+    """The values of the k-th score, rescaled to [0, 1], at the tokens of `steps`, one step after the other."""
+    name = batch.score_names[k]
+    given = [batch.raw_scores[s][name] for s in steps.tolist()]
+    rows = [cast(tuple[float, ...], score.value) for score in given]
+    length, got = batch.token_offsets[steps + 1] - batch.token_offsets[steps], np.array([len(row) for row in rows])
+    if (wrong := got != length).any():
+        i = int(np.argmax(wrong))
         raise ShapeError(
-            f"step {batch.step_ids[s]}, score {name}: expected one value for each of {n_tokens} response tokens, "
-            f"got {len(values)}"
+            f"step {batch.step_ids[steps[i]]}, score {name}: expected one value for each of {length[i]} response "
+            f"tokens, got {got[i]}"
         )
-    low, high = score.range
-    return np.asarray(np.broadcast_to((values - low) / (high - low), n_tokens))
+    low, high = np.array([score.range for score in given], dtype=np.float64).T
+    values = np.fromiter(chain.from_iterable(rows), np.float64, int(length.sum()))
+    with np.errstate(all="ignore"):  # of what is no number, or outside of an empty range, the next lines speak
+        values -= np.repeat(low, length)
+        values /= np.repeat(high - low, length)
+    if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):  # nor where one is NaN
+        at = int(np.argmin((values >= -RANGE_TOLERANCE) & (values <= 1 + RANGE_TOLERANCE)))
+        i = int(np.searchsorted(np.cumsum(length), at, side="right"))
+        token = at - int(length[:i].sum())
+        kind = ScoreRangeError if np.isfinite(rows[i][token]) else NotFiniteError
+        raise kind(
+            f"step {batch.step_ids[steps[i]]}, score {name}, token {token}: expected a value from {low[i]} to "
+            f"{high[i]}, got {rows[i][token]}"
+        )
+    return values

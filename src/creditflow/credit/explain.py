@@ -2,7 +2,7 @@
 
 Reads a finished assignment and its batch. Every operation is one rounding of float64 arithmetic on earlier results, in
 the order in which the assignment did it; what comes from other steps (a child's credit, a group's mean) is given, and
-has an explanation of its own.
+has an explanation of its own. So is what a registered rule or estimator made: only that knows how.
 """
 
 from __future__ import annotations
@@ -14,34 +14,40 @@ from typing import Literal
 
 import numpy as np
 
-from creditflow.credit.advantage import EPSILON, sampled_tokens
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, EPSILON
 from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
-from creditflow.credit.propagate import SHARES, answer_steps
+from creditflow.credit.gates import PASSING, RECEIVING
+from creditflow.credit.propagate import PROPAGATION_RULES, SHARES, answer_steps, first_edges, first_steps, parent_counts
 from creditflow.errors import BatchError, CreditflowError
 
-DECOMPOSED = ("none", "discounted", "threshold")
+FLOWING = ("discounted", "threshold")
+"""Rules whose received part is listed operation by operation: the formula of `creditflow.credit.propagate`."""
+
+DECOMPOSED = ("none", *FLOWING)
 """Rules whose own and shared parts are listed operation by operation; those of other rules are given."""
+
+SHARING = ("identical", "uniform")
+"""Rules that give every step of a trajectory the same, and nothing else."""
+
+ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+"""Those of creditflow. What another one puts in the place of credit is given."""
 
 Symbol = Literal["given", "+", "-", "*", "/"]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One line of an explanation: `name = a symbol b`, or a given number."""
+    """One line of an explanation: a symbol between earlier results, or a given number."""
 
     name: str
+    """For people: two operations may have the same."""
     symbol: Symbol
-    inputs: tuple[str, ...]
-    """Names of earlier results; `+` and `*` take two or more, from left to right."""
+    inputs: tuple[int, ...]
+    """Positions of earlier operations in the list; `+` and `*` take two or more, from left to right."""
     value: float
     note: str = ""
     """In words, for people: whose number it is, which gate it went through."""
-
-    def __str__(self) -> str:
-        made = f" = {f' {self.symbol} '.join(self.inputs)}" if self.inputs else ""
-        note = f"   # {self.note}" if self.note else ""
-        return f"{self.name}{made} = {self.value!r}{note}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,8 @@ class Explanation:
     """
     operations: tuple[Operation, ...]
     terms: tuple[tuple[str, float], ...]
-    """The same for people: parts that add up to the advantage, each already divided and weighted."""
+    """The same for people: parts that add up to the advantage, each already divided and weighted. None where the step
+    does not learn."""
     rounding: float
     """What the parts leave, because they were rounded one by one: `advantage - sum of terms`."""
 
@@ -65,21 +72,29 @@ class Explanation:
 
     def replay(self) -> float:
         """The last result, computed anew from the given numbers alone."""
-        results: dict[str, float] = {}
+        results: list[float] = []
         for operation in self.operations:
-            results[operation.name] = (
+            results.append(
                 operation.value
                 if operation.symbol == "given"
-                else _apply(operation.symbol, [results[name] for name in operation.inputs])
+                else _apply(operation.symbol, [results[i] for i in operation.inputs])
             )
-        return results[self.operations[-1].name]
+        return results[-1]
 
     def __str__(self) -> str:
         where = self.step_id if self.token is None else f"{self.step_id}, token {self.token}"
-        lines = [f"advantage of step {where}: {self.advantage!r}", "", *map(str, self.operations), ""]
+        lines = [f"advantage of step {where}: {self.advantage!r}", ""]
+        lines += [self._line(i) for i in range(len(self.operations))]
         width = max((len(name) for name, _ in self.terms), default=0)
-        lines += [f"{name:{width}}  {value:+.6f}" for name, value in (*self.terms, ("rounding", self.rounding))]
+        lines += ["", *(f"{name:{width}}  {value:+.6f}" for name, value in (*self.terms, ("rounding", self.rounding)))]
         return "\n".join(lines)
+
+    def _line(self, i: int) -> str:
+        operation = self.operations[i]
+        inputs = f" {operation.symbol} ".join(f"{self.operations[k].name} [{k}]" for k in operation.inputs)
+        made = f" = {inputs}" if inputs else ""
+        note = f"   # {operation.note}" if operation.note else ""
+        return f"[{i}] {operation.name}{made} = {operation.value!r}{note}"
 
 
 def explain(assignment: Assignment, step: int | str, token: int | None = None) -> Explanation:
@@ -102,9 +117,10 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
             f"step {assignment.batch.step_ids[s]}: the operations give {value!r}, but {trained!r} was assigned. "
             "This is a fault of creditflow; please report it with the batch"
         )
-    terms = tuple(story.terms) if trained else ()
-    rounding = trained - math.fsum(value for _, value in terms)
-    return Explanation(assignment.batch.step_ids[s], position, tuple(story.operations), terms, rounding)
+    rounding = trained - math.fsum(value for _, value in story.terms)
+    return Explanation(
+        assignment.batch.step_ids[s], position, tuple(story.operations), tuple(story.terms), float(rounding)
+    )
 
 
 def _index(assignment: Assignment, step: int | str) -> int:
@@ -118,22 +134,32 @@ def _index(assignment: Assignment, step: int | str) -> int:
     return int(step)
 
 
-def _trained(assignment: Assignment, s: int, token: int | None) -> float:
-    """The advantage of the step, or of one of its tokens, that the loss sees."""
+def _trained(a: Assignment, s: int, token: int | None) -> float:
+    """The advantage of the step, or of one of its sampled tokens, that the loss sees."""
     if token is None:
-        return float(assignment.advantage_S[s])
-    at = int(assignment.batch.token_offsets[s]) + token
-    return float(assignment.token_advantages()[at])
+        return float(a.advantage_S[s])
+    at = int(a.batch.token_offsets[s]) + token
+    if a.advantage_T is not None:
+        return float(a.advantage_T[at])
+    if a.unscaled_T is None or not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:
+        return float(a.advantage_S[s]) if a.unscaled_T is None else 0.0
+    return float(a.weight_S[s] * ((a.unscaled_T[at] - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
+
+
+def _sampled(assignment: Assignment, s: int) -> list[int]:
+    """Positions of the step's sampled tokens in its response."""
+    batch = assignment.batch
+    at: list[int] = np.flatnonzero(batch.response_mask[batch.token_offsets[s] : batch.token_offsets[s + 1]]).tolist()
+    return at
 
 
 def _check_token(assignment: Assignment, s: int, token: int | None) -> int | None:
     """The position of the token to explain; None where the step has none that was sampled."""
-    batch = assignment.batch
-    sampled = np.flatnonzero(batch.response_mask[batch.token_offsets[s] : batch.token_offsets[s + 1]])
+    sampled = _sampled(assignment, s)
     if token is None:
-        return int(sampled[0]) if sampled.size else None
+        return sampled[0] if sampled else None
     if token not in sampled:
-        raise BatchError(f"step {batch.step_ids[s]}: expected one of its sampled tokens, got token {token}")
+        raise BatchError(f"step {assignment.batch.step_ids[s]}: expected one of its sampled tokens, got token {token}")
     return int(token)
 
 
@@ -151,112 +177,156 @@ def _apply(symbol: Symbol, values: Sequence[float]) -> float:
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Positions of the own reward and its parts."""
+
+    total: int
+    paid: int | None
+    """`w_r * (r - b)`; None where a rule made the own reward that only itself knows."""
+    answer: int | None
+    """The part of the outcome in it; None: it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """Positions of what came from children and, in words, its parts; no parts where it is given as a whole."""
+
+    total: int
+    parts: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(slots=True)
 class _Story:
-    """Writes down operations in the order of `assign`; the parts of its pipeline are the methods here."""
+    """Writes down operations in the order of `assign`; the parts of its pipeline are the methods here.
+
+    Methods return positions in the list. A name is no reference: reward functions may be called anything.
+    """
 
     assignment: Assignment
     s: int
     operations: list[Operation] = field(default_factory=list)
     terms: list[tuple[str, float]] = field(default_factory=list)
+    _constants: dict[float, int] = field(default_factory=dict)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
-    def given(self, name: str, value: float, note: str = "") -> str:
+    def given(self, name: str, value: float, note: str = "") -> int:
         self.operations.append(Operation(name, "given", (), float(value), note))
-        return name
+        return len(self.operations) - 1
 
-    def make(self, name: str, symbol: Symbol, *inputs: str, note: str = "") -> str:
+    def make(self, name: str, symbol: Symbol, *inputs: int, note: str = "") -> int:
         value = _apply(symbol, [self.value(i) for i in inputs])
         self.operations.append(Operation(name, symbol, inputs, value, note))
-        return name
+        return len(self.operations) - 1
 
-    def add_up(self, name: str, parts: Sequence[str], note: str = "") -> str:
+    def add_up(self, name: str, parts: Sequence[int], note: str = "") -> int:
         """The parts from left to right, starting from 0 as the assignment does."""
         if not parts:
             return self.given(name, 0.0, note)
-        return self.make(name, "+", self.zero(), *parts, note=note)
+        return self.make(name, "+", self.constant("zero", 0.0), *parts, note=note)
 
-    def zero(self) -> str:
-        return "zero" if any(o.name == "zero" for o in self.operations) else self.given("zero", 0.0)
+    def constant(self, name: str, value: float) -> int:
+        """Given once, however often it is needed."""
+        if value not in self._constants:
+            self._constants[value] = self.given(name, value)
+        return self._constants[value]
 
-    def value(self, name: str) -> float:
-        return next(o.value for o in self.operations if o.name == name)
+    def value(self, at: int) -> float:
+        return self.operations[at].value
 
     # ---- the steps of `assign` -------------------------------------------------------------------------------------
 
     def tell(self, token: int | None) -> None:
         a, s = self.assignment, self.s
-        own, paid = self.own()
-        shared = self.shared()
-        received = self.received()
-        credit = self.make("credit", "+", own, received, shared)
         by_token = self.by_token()
+        own, shared = self.own(by_token), self.shared()
+        why = self.why_nothing(token, by_token)
+        if why is None and a.options.adv_estimator == "gae":  # values take the place of credit
+            assert token is not None, "why_nothing has seen to it"
+            raw = self.critic_advantage(token, own, shared, by_token)
+            self.scaled(raw, [("by the critic", self.value(raw))])
+            return
+        received = self.received()
+        credit = self.make("credit", "+", own.total, received.total, shared)
         if by_token:
-            credit = self.make("credit less what is paid by token", "-", credit, paid)
-        if (why := self.why_nothing(token)) is not None:
+            assert own.paid is not None, "own has seen to it"
+            credit = self.make("credit less what is paid by token", "-", credit, own.paid)
+        if why is not None:
             self.given("advantage", 0.0, why)
             return
-        if a.critic is not None:
-            assert token is not None, "why_nothing has seen to it"
-            self.scaled(self.critic_advantage(token, own, shared, paid if by_token else None), [])
-            return
-        raw = credit
-        if a.unscaled_T is not None and token is not None:
-            raw = self.discounted_inside(credit, token)
-        untied = not a.tied_S[s]
-        name = "advantage of the step" if by_token and token is not None else "advantage"
-        if untied:
-            self.scaled(raw, self.credit_terms(own, paid, received, shared, by_token), name)
+        term_T = a.token_term_T if by_token else None
+        name = "advantage" if term_T is None else "advantage of the step"
+        if a.tied_S[s]:
+            step = self.given(name, 0.0, "its group is tied: all are the same")
         else:
-            self.given(name, 0.0, "its group is tied: all credits are the same")
-        if by_token and token is not None:
+            parts = self.credit_parts(own, received, shared, by_token)
+            step = self.scaled(*self.in_place_of_credit(credit, parts, token), name)
+        if term_T is not None and token is not None:
             at = int(a.batch.token_offsets[s]) + token
-            assert a.token_term_T is not None
-            term = self.given("token term", a.token_term_T[at], "scores of this token and those after it")
-            weight = self.given("weight of the token term", a.weight_S[s])
-            added = self.make("weighted token term", "*", weight, term)
-            self.make("advantage", "+", name, added)
+            term = self.given("token term", term_T[at], "scores of this token and those after it")
+            added = self.make("weighted token term", "*", self.given("weight", a.weight_S[s], "balances strata"), term)
+            self.make("advantage", "+", step, added)
             self.terms.append(("token scores", self.value(added)))
 
-    def why_nothing(self, token: int | None) -> str | None:
+    def why_nothing(self, token: int | None, by_token: bool) -> str | None:
         """Why the advantage is 0; None where it is not, or only its token term is not."""
-        a, s = self.assignment, self.s
-        taught_by_token = self.by_token() and a.critic is None and token is not None
+        a, s, options = self.assignment, self.s, self.assignment.options
+        taught_by_token = by_token and a.token_term_T is not None
+        by_rule = options.propagation not in FLOWING
+        frozen = f"frozen by {options.propagation}" if by_rule else "frozen: it lies upstream of a closed gate"
         reasons = (
             (a.masked_N[a.batch.trajectory_of_step[s]], "its trajectory is masked: failed, not scored, or truncated"),
-            (a.frozen_S[s], "frozen: it lies upstream of a closed gate"),
+            (a.frozen_S[s], frozen),
             (not a.trained_S[s], "its scoring failed"),
             (a.group_S[s] < 0, "there is no other trajectory to compare it with, at any level"),
-            (a.critic is not None and token is None, "no token of it was sampled, so the critic says nothing of it"),
-            (a.tied_S[s] and not taught_by_token, "its group is tied: all credits are the same"),
+            (token is None and self.tokens_only(), "no token of it was sampled, so the critic says nothing of it"),
+            (a.tied_S[s] and not taught_by_token, "its group is tied: all are the same"),
         )
         return next((words for holds, words in reasons if holds), None)
 
+    def tokens_only(self) -> bool:
+        """Whether the estimator says nothing of a step without sampled tokens."""
+        a = self.assignment
+        if a.unscaled_T is None:
+            return False
+        return a.critic is not None or ADVANTAGE_ESTIMATORS[a.options.adv_estimator].critic
+
     def by_token(self) -> bool:
-        a, s = self.assignment, self.s
-        paid = a.token_term_T is not None or (a.critic is not None and a.critic.token_reward_T is not None)
-        return paid and bool(a.scored_S[s]) and bool(sampled_tokens(a.batch)[s])
+        """Whether the step's own score is paid token by token."""
+        a, s, options = self.assignment, self.s, self.assignment.options
+        if options.decomp_granularity != "token_level" or not options.decomposed:
+            return False
+        paying = PROPAGATION_RULES[options.propagation].pays_own
+        return paying and bool(a.scored_S[s]) and bool(_sampled(a, s))
 
-    def own(self) -> tuple[str, str]:
+    def own(self, by_token: bool) -> _Own:
         """The own reward, and the part of it that is paid for the sub-reward."""
-        a, s = self.assignment, self.s
-        rule = a.options.propagation
+        a, s, options = self.assignment, self.s, self.assignment.options
+        rule = options.propagation
         if rule not in DECOMPOSED:
-            own = self.given("own", a.own_S[s], f"{rule} pays no step for its own score" if not a.own_S[s] else rule)
-            return own, own
-        scored = not np.isnan(a.sub_reward_S[s])
-        paid = self.paid() if scored else self.given("paid", 0.0, "no function scored the step")
-        if a.options.outcome_to != "answer":
-            return paid, paid
-        return self.make("own", "+", paid, self.answer_part()), paid
+            note = f"{rule} pays no step for its own score" if rule in SHARING else f"as {rule} made it"
+            own = self.given("own", a.own_S[s], note)
+            return _Own(own, self.paid() if by_token else None, None)
+        paid = self.paid()
+        if options.outcome_to != "answer":
+            return _Own(paid, paid, None)
+        answer = self.answer_part()
+        return _Own(self.make("own", "+", paid, answer), paid, answer)
 
-    def paid(self) -> str:
-        options, r = self.assignment.options, self.sub_reward()
+    def paid(self) -> int:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        if np.isnan(a.sub_reward_S[s]):
+            if not options.decomposed:
+                return self.given("paid", 0.0, "sub-rewards play no part")
+            failed = bool(a.failed_S[s])
+            note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
+            return self.given("paid", 0.0, note)
+        r = self.sub_reward()
         centred = self.make("above origin", "-", r, self.given("origin", options.sub_reward_origin))
         return self.make("paid", "*", self.given("w_r", options.w_r), centred)
 
-    def sub_reward(self) -> str:
+    def sub_reward(self) -> int:
         a, s, batch = self.assignment, self.s, self.assignment.batch
         if a.failed_S[s]:
             return self.given("sub-reward", a.sub_reward_S[s], "its scoring failed: the mean of others stands in")
@@ -267,72 +337,93 @@ class _Story:
         weighted, weights = [], []
         for k in np.flatnonzero(counting(batch)[s]):
             name = batch.score_names[k]
-            score = self.score(name, batch.scores[s, k])
+            score = self.score(name, float(batch.scores[s, k]))
             weights.append(self.given(f"weight of {name}", batch.score_weights[s, k]))
             weighted.append(self.make(f"weighted {name}", "*", weights[-1], score))
         total, weight = self.add_up("weighted scores", weighted), self.add_up("weights", weights)
         return self.make("sub-reward", "/", total, weight)
 
-    def score(self, name: str, rescaled: float) -> str:
+    def score(self, name: str, rescaled: float) -> int:
+        """The score in [0, 1]; from the raw one where that is what the batch's column was made of."""
         raw = self.assignment.batch.raw_scores[self.s].get(name)
-        if raw is None or raw.status != "ok" or isinstance(raw.value, tuple):
-            note = (
-                ""
-                if raw is None or not isinstance(raw.value, tuple)
-                else f"mean over {len(raw.value)} tokens, rescaled"
-            )
-            return self.given(name, rescaled, note)
-        low = self.given(f"lowest {name}", raw.range[0])
-        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", raw.value), low)
-        width = self.make(f"range of {name}", "-", self.given(f"highest {name}", raw.range[1]), low)
+        if raw is None or raw.status != "ok":
+            return self.given(name, rescaled, "rescaled; the batch has no raw score")
+        if isinstance(raw.value, tuple):
+            return self.given(name, rescaled, f"mean over {len(raw.value)} tokens, rescaled")
+        low, high = map(float, raw.range)
+        value = float(raw.value)
+        if not high > low or (value - low) / (high - low) != rescaled:
+            return self.given(name, rescaled, f"rescaled; not what the raw score {value!r} would give")
+        lowest = self.given(f"lowest {name}", low)
+        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value), lowest)
+        width = self.make(f"range of {name}", "-", self.given(f"highest {name}", high), lowest)
         return self.make(name, "/", above, width)
 
-    def answer_part(self) -> str:
-        """The step's part of the outcome under `outcome_to: answer`."""
-        s, batch, name = self.s, self.assignment.batch, "part of the outcome"
+    def answer_part(self) -> int:
+        batch, s, name = self.assignment.batch, self.s, "part of the outcome"
         answers_S = answer_steps(batch)
         if not answers_S[s]:
             return self.given(name, 0.0, "the answer did not come from this step")
         count = answers_S[batch.trajectory_of_step == batch.trajectory_of_step[s]].sum()
         return self.make(name, "/", self.weighted_outcome(), self.given("answer steps", int(count)))
 
-    def weighted_outcome(self) -> str:
+    def weighted_outcome(self) -> int:
         a, n = self.assignment, self.assignment.batch.trajectory_of_step[self.s]
         value = outcomes(a.batch, a.options).value_N[n]
         return self.make("weighted outcome", "*", self.given("w_o", a.options.w_o), self.given("outcome", value))
 
-    def shared(self) -> str:
+    def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
-        value = a.shared_S[self.s]
-        if options.propagation in DECOMPOSED:
+        rule = options.propagation
+        if rule in DECOMPOSED:
             if options.outcome_to == "all":
                 return self.weighted_outcome()
             return self.given("shared", 0.0, "the outcome enters at the answer")
-        return self.given("shared", value, f"what {options.propagation} gives every step of the trajectory")
+        note = f"what {rule} gives every step of the trajectory" if rule in SHARING else f"as {rule} made it"
+        return self.given("shared", a.shared_S[self.s], note)
 
-    def received(self) -> str:
-        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
-        if not a.out_S.any() and not a.in_S.any():
-            return self.given("received", a.received_S[s], "nothing flows" if not a.received_S[s] else "by its rule")
-        edges = np.flatnonzero(batch.edge_parent == s)[::-1]
-        if not edges.size:
-            return self.given("received", 0.0, "no step used its response")
+    # ---- what children hand up -------------------------------------------------------------------------------------
+
+    def children(self) -> list[int]:
+        """From the last to the first, as the reverse pass meets them."""
+        batch, s = self.assignment.batch, self.s
+        first, last = np.searchsorted(batch.edge_child, (s + 1, self.stop()))
+        edges = first + np.flatnonzero(batch.edge_parent[first:last] == s)[::-1]
+        children: list[int] = batch.edge_child[edges].tolist()
+        return children
+
+    def stop(self) -> int:
+        """One past the last step of the trajectory."""
+        trajectory_S = self.assignment.batch.trajectory_of_step
+        return int(np.searchsorted(trajectory_S, trajectory_S[self.s], side="right"))
+
+    def received(self) -> _Received:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        rule = options.propagation
+        if rule not in FLOWING:
+            nothing = rule in SHARING or rule in DECOMPOSED
+            note = f"by {rule} nothing flows" if nothing else f"as {rule} made it"
+            return _Received(self.given("received", a.received_S[s], note))
+        children = self.children()
+        if not children:
+            return _Received(self.given("received", 0.0, "no step used its response"))
         if options.share == "once":
-            return self.received_once()
-        share_S = SHARES[options.share](batch)
-        rate = self.make(
-            "discount", "*", self.given("gamma", options.gamma), self.given("gate in", a.in_S[s], self.gate(s))
-        )
-        return self.add_up("received", [self.contribution(int(k), rate, share_S[k]) for k in batch.edge_child[edges]])
+            parts = self.by_best_paths(children)
+        else:
+            share_S = SHARES[options.share](a.batch, parent_counts(a.batch))
+            rate = self.make("discount", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
+            parts = [(f"from {a.batch.step_ids[k]}", self.contribution(k, rate, share_S[k])) for k in children]
+        total = self.add_up("received", [at for _, at in parts], "" if parts else "every path to it is closed")
+        return _Received(total, tuple(parts))
 
-    def contribution(self, k: int, rate: str, share: float) -> str:
+    def contribution(self, k: int, rate: int, share: float) -> int:
         a, child = self.assignment, self.assignment.batch.step_ids[k]
-        out = self.given(f"gate out of {child}", a.out_S[k], self.gate(k))
+        out = self.gate(k, "out")
         credit = self.given(f"h of {child}", float(a.own_S[k] + a.received_S[k]), "own + received")
         passed = self.make(f"passed by {child}", "*", out, credit)
         stand_in = a.stand_in_S[k]
         if a.out_S[k] < 1.0 and not np.isnan(stand_in):
-            closed = self.make(f"gate closed of {child}", "-", self.one(), out)
+            closed = self.make(f"gate closed of {child}", "-", self.constant("one", 1.0), out)
             other = self.given(f"stand-in for {child}", stand_in, "mean of open steps of its group in other plays")
             passed = self.make(
                 f"handed up by {child}", "+", passed, self.make(f"instead of {child}", "*", closed, other)
@@ -340,139 +431,180 @@ class _Story:
         split = self.make(f"rate of {child}", "*", rate, self.given(f"share of {child}", share))
         return self.make(f"from {child}", "*", split, passed)
 
-    def one(self) -> str:
-        return "one" if any(o.name == "one" for o in self.operations) else self.given("one", 1.0)
-
-    def received_once(self) -> str:
+    def by_best_paths(self, children: Sequence[int]) -> list[tuple[str, int]]:
+        """`share: once`: what each descendant's own reward counts for."""
         from creditflow.credit import kernels
-        from creditflow.credit.propagate import first_edges, first_steps
 
         a, s, batch = self.assignment, self.s, self.assignment.batch
-        stop = int(np.searchsorted(batch.trajectory_of_step, batch.trajectory_of_step[s], side="right"))
+        for k in children:
+            self.gate(k, "out")
+        self.gate(s, "in")
+        edges_S, steps_S, weight_S = first_edges(batch), first_steps(batch), np.zeros(batch.n_steps)
         parts = []
-        for d in range(stop - 1, s, -1):
-            weight = kernels.best_path(
-                batch.edge_child, batch.edge_parent, first_edges(batch), first_steps(batch), a.out_S, a.in_S,
-                a.options.gamma, d, np.zeros(batch.n_steps),
-            )[s]  # fmt: skip
-            if weight > 0.0:
-                child = batch.step_ids[d]
-                rate = self.given(f"best path to {child}", weight, "gamma and gates along it")
-                parts.append(self.make(f"from {child}", "*", rate, self.given(f"own of {child}", a.own_S[d])))
-        return self.add_up("received", parts)
+        for d in range(self.stop() - 1, s, -1):
+            kernels.best_path(
+                batch.edge_child, batch.edge_parent, edges_S, steps_S, a.out_S, a.in_S, a.options.gamma, d, weight_S
+            )
+            if weight_S[s] > 0.0:
+                name = batch.step_ids[d]
+                rate = self.given(f"best path to {name}", weight_S[s], "gamma and gates along it")
+                own = self.given(f"own of {name}", a.own_S[d])
+                parts.append((f"from {name}", self.make(f"from {name}", "*", rate, own)))
+        return parts
 
-    def gate(self, k: int) -> str:
-        a = self.assignment
-        r, theta = a.sub_reward_S[k], a.threshold_S[k]
-        if a.failed_S[k]:
-            return f"its scoring failed: {a.options.gate_unscored}"
-        if np.isnan(r) or not a.scored_S[k]:
-            return "nothing judged it: open"
-        if a.forced_open_S[k]:
-            return f"sub-reward {r:g} not above threshold {theta:g}, opened to keep the floor"
-        return f"sub-reward {r:g} {'above' if a.gate_open_S[k] else 'not above'} threshold {theta:g}"
+    def gate(self, k: int, side: Literal["out", "in"]) -> int:
+        """The factor that k's gate lets out to its parents, or in from its children, after the numbers that made it."""
+        a, options, name = self.assignment, self.assignment.options, self.assignment.batch.step_ids[k]
+        rule, stands = options.propagation, options.gate_at in (PASSING if side == "out" else RECEIVING)
+        if rule == "discounted":
+            words = "discounted: every gate open"
+        elif rule != "threshold":
+            words = f"as {rule} set it"
+        elif not stands:
+            words = f"no gate stands here: gate_at {options.gate_at}"
+        elif not options.decomposed:
+            words = "no gate stands here: sub-rewards play no part"
+        elif a.failed_S[k]:
+            words = f"its scoring failed: gate_unscored {options.gate_unscored}"
+        elif not a.scored_S[k]:
+            words = "nothing judged it: open"
+        else:
+            self.given(f"sub-reward of {name}", a.sub_reward_S[k])
+            self.given(f"threshold of {name}", a.threshold_S[k])
+            if options.gate == "soft":
+                words = f"sigmoid((sub-reward - threshold) / {options.tau!r})"
+            elif a.forced_open_S[k]:
+                words = "sub-reward not above threshold, opened to keep the floor"
+            else:
+                words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
+        return self.given(f"gate {side} of {name}", (a.out_S if side == "out" else a.in_S)[k], words)
 
-    def discounted_inside(self, credit: str, token: int) -> str:
+    # ---- what tokens have in the place of credit -------------------------------------------------------------------
+
+    def in_place_of_credit(
+        self, credit: int, parts: list[tuple[str, float]], token: int | None
+    ) -> tuple[int, list[tuple[str, float]]]:
+        """What is held against the baseline, and its parts."""
+        a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
+        if a.unscaled_T is None or token is None:
+            return credit, parts
+        if estimator == "reinforce_plus_plus":
+            raw, power = self.discounted_inside(credit, token)
+            return raw, [(words, power * value) for words, value in parts]
+        at = int(a.batch.token_offsets[s]) + token
+        raw = self.given("in place of credit", a.unscaled_T[at], f"as {estimator} made it for this token")
+        return raw, [(f"by {estimator}", self.value(raw))]
+
+    def discounted_inside(self, credit: int, token: int) -> tuple[int, float]:
         from creditflow.credit import kernels
 
-        a, s = self.assignment, self.s
-        start, stop = int(a.batch.token_offsets[s]), int(a.batch.token_offsets[s + 1])
-        after = int(a.batch.response_mask[start + token + 1 : stop].sum())
-        power = kernels.powers(a.options.gamma_token, after + 1)[after]
-        name = self.given("gamma_token to the end", power, f"{after} sampled tokens come after this one")
-        return self.make("discounted credit", "*", credit, name)
+        a = self.assignment
+        after = sum(position > token for position in _sampled(a, self.s))
+        power = float(kernels.powers(a.options.gamma_token, after + 1)[after])
+        factor = self.given("gamma_token to the end", power, f"{after} sampled tokens come after this one")
+        return self.make("discounted credit", "*", credit, factor), power
 
-    def critic_advantage(self, token: int, own: str, shared: str, paid: str | None) -> str:
-        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
-        critic = a.critic
-        assert critic is not None
-        start, stop = int(batch.token_offsets[s]), int(batch.token_offsets[s + 1])
-        at = start + token
-        following = np.flatnonzero(batch.response_mask[at + 1 : stop])
-        value = self.given("value", critic.values_T[at], "the critic, at this token")
-        if following.size:
-            after = at + 1 + int(following[0])
+    def critic_advantage(self, token: int, own: _Own, shared: int, by_token: bool) -> int:
+        a, s, options = self.assignment, self.s, self.assignment.options
+        critic, start = a.critic, int(a.batch.token_offsets[s])
+        assert critic is not None, "gae has one"
+        value = self.given("value", critic.values_T[start + token], "the critic, at this token")
+        later = [position for position in _sampled(a, s) if position > token]
+        if later:
             gamma = self.given("gamma_token", options.gamma_token)
-            ahead = self.make("value ahead", "*", gamma, self.given("next value", critic.values_T[after]))
-            delta = self.make("delta", "-", ahead, value)
+            next_value = self.given("next value", critic.values_T[start + later[0]])
+            delta = self.make("delta", "-", self.make("value ahead", "*", gamma, next_value), value)
         else:
-            if paid is not None:
-                own = self.make("own less what is paid by token", "-", own, paid)
-            reward = self.make("reward", "+", own, shared)
+            reward = own.total
+            if by_token:
+                assert own.paid is not None, "own has seen to it"
+                reward = self.make("own less what is paid by token", "-", reward, own.paid)
+            reward = self.make("reward", "+", reward, shared)
             last = self.make("worth of the step", "+", reward, self.received_by_critic())
             delta = self.make("delta", "-", last, value)
         if critic.token_reward_T is not None:
-            paid_here = self.given("paid for this token", critic.token_reward_T[at])
+            paid_here = self.given("paid for this token", critic.token_reward_T[start + token])
             delta = self.make("delta with token reward", "+", delta, paid_here)
-        if not following.size:
+        if not later:
             return delta
         decay = self.make("decay", "*", gamma, self.given("lam_token", options.lam_token))
-        later = self.given("next advantage", critic.advantage_T[after], "of the next sampled token, before whitening")
-        return self.make("advantage by the critic", "+", delta, self.make("decayed", "*", decay, later))
-
-    def received_by_critic(self) -> str:
-        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
-        assert a.critic is not None
-        share_S = SHARES[options.share](batch)
-        gate = self.make(
-            "rate in", "*", self.given("gamma of values", options.gamma), self.given("gate of values", a.in_S[s])
+        ahead = self.given(
+            "next advantage", critic.advantage_T[start + later[0]], "of the next sampled token, before whitening"
         )
+        return self.make("advantage by the critic", "+", delta, self.make("decayed", "*", decay, ahead))
+
+    def received_by_critic(self) -> int:
+        a, s, batch, options = self.assignment, self.s, self.assignment.batch, self.assignment.options
+        critic = a.critic
+        assert critic is not None, "gae has one"
+        if options.propagation in SHARING or options.propagation == "none":
+            return self.given("value received", critic.down_S[s], f"by {options.propagation} nothing flows")
+        children = self.children()
+        if not children:
+            return self.given("value received", 0.0, "no step used its response")
+        share_S = SHARES[options.share](batch, parent_counts(batch))
+        gate = self.make("rate in", "*", self.given("gamma", options.gamma), self.gate(s, "in"))
         parts = []
-        for k in batch.edge_child[np.flatnonzero(batch.edge_parent == s)[::-1]]:
+        for k in children:
             child = batch.step_ids[k]
-            sampled = np.flatnonzero(batch.response_mask[batch.token_offsets[k] : batch.token_offsets[k + 1]])
-            if sampled.size:
-                first = int(batch.token_offsets[k]) + int(sampled[0])
-                advantage = self.given(f"advantage at {child}", a.critic.advantage_T[first], "before whitening")
+            out = self.gate(k, "out")
+            sampled = _sampled(a, k)
+            if sampled:
+                first = int(batch.token_offsets[k]) + sampled[0]
+                advantage = self.given(f"advantage at {child}", critic.advantage_T[first], "before whitening")
                 lam = self.make(f"lam x {child}", "*", self.given(f"lam of {child}", options.lam), advantage)
-                worth = self.make(
-                    f"worth of {child}", "+", self.given(f"value of {child}", a.critic.values_T[first]), lam
-                )
+                value = self.given(f"value of {child}", critic.values_T[first])
+                worth = self.make(f"worth of {child}", "+", value, lam)
             else:
                 reward = float(a.own_S[k] + a.shared_S[k])
                 total = self.given(f"reward of {child}", reward, "no token of it was sampled")
-                worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", a.critic.down_S[k]))
-            passed = self.make(f"value passed by {child}", "*", self.given(f"gate {child}", a.out_S[k]), worth)
-            rate = self.make(f"value rate of {child}", "*", gate, self.given(f"value share of {child}", share_S[k]))
+                worth = self.make(f"worth of {child}", "+", total, self.given(f"below {child}", critic.down_S[k]))
+            passed = self.make(f"value passed by {child}", "*", out, worth)
+            rate = self.make(f"value rate of {child}", "*", gate, self.given(f"share of {child}", share_S[k]))
             parts.append(self.make(f"value from {child}", "*", rate, passed))
         return self.add_up("value received", parts)
 
     # ---- from credit to advantage ----------------------------------------------------------------------------------
 
-    def scaled(self, raw: str, terms: list[tuple[str, str]], name: str = "advantage") -> None:
-        """Down to `weight * ((raw - baseline) - shift) / divisor`."""
+    def scaled(self, raw: int, parts: Sequence[tuple[str, float]], name: str = "advantage") -> int:
+        """Down to `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
         a, s = self.assignment, self.s
-        size, group = int(a.group_size_S[s]), a.group_name(s)
-        baseline = self.given("baseline", a.baseline_S[s], f"{size} trajectories with {group}")
-        difference = self.make("difference", "-", raw, baseline)
-        shift = self.given("shift", a.shift_S[s], "of whitening") if a.shift_S[s] else None
-        if shift:
-            difference = self.make("shifted", "-", difference, shift)
-        divisor = self.divisor()
-        weight = self.given("weight", a.weight_S[s], "balances strata")
-        self.make(name, "*", weight, self.make("scaled", "/", difference, divisor))
+        leaning = ", pulled towards wider groups" if a.options.baseline == "shrunk" else ""
+        words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}{leaning}"
+        difference = self.make("difference", "-", raw, self.given("baseline", a.baseline_S[s], words))
+        if a.shift_S[s]:
+            difference = self.make("shifted", "-", difference, self.given("shift", a.shift_S[s], "of whitening"))
+        divided = self.make("scaled", "/", difference, self.divisor())
+        made = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
         factor = float(a.weight_S[s] / a.divisor_S[s])
-        inside = self.value("gamma_token to the end") if raw == "discounted credit" else 1.0
-        parts = terms or [("by the critic", raw)]
-        self.terms += [(words, factor * inside * self.value(part)) for words, part in parts]
-        self.terms += [("baseline", -factor * float(a.baseline_S[s]))]
-        self.terms += [("shift", -factor * self.value(shift))] if shift else []
+        self.terms += [(part, factor * value) for part, value in parts]
+        self.terms.append(("baseline", -factor * float(a.baseline_S[s])))
+        if a.shift_S[s]:
+            self.terms.append(("shift", -factor * float(a.shift_S[s])))
+        return made
 
-    def divisor(self) -> str:
-        a, s = self.assignment, self.s
-        if a.divisor_S[s] == 1.0:
-            return self.given("divisor", 1.0, "not scaled")
-        if a.divisor_S[s] == a.spread_S[s] + EPSILON:
+    def divisor(self) -> int:
+        a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
+        if estimator not in ESTIMATORS:
+            return self.given("divisor", a.divisor_S[s], f"as {estimator} chose, or whitening")
+        if estimator == "grpo" and a.options.norm_adv_by_std_in_grpo:
             spread = self.given("spread", a.spread_S[s], "of the group")
             return self.make("divisor", "+", spread, self.given("epsilon", EPSILON))
+        if estimator in ("grpo", "rloo"):
+            return self.given("divisor", 1.0, "not scaled")
         return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
 
-    def credit_terms(self, own: str, paid: str, received: str, shared: str, by_token: bool) -> list[tuple[str, str]]:
-        answered = any(o.name == "part of the outcome" for o in self.operations)
-        if not answered:
-            terms = [] if by_token else [("own", own)]
+    def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
+        """In words, what adds up to the credit, less what is paid by token."""
+        parts = []
+        if self.assignment.options.propagation in DECOMPOSED:
+            if own.answer is not None:
+                parts.append(("outcome", self.value(own.answer)))
+            if own.paid is not None and not by_token:
+                parts.append(("own" if own.answer is None else "sub-reward", self.value(own.paid)))
         else:
-            terms = [("outcome", "part of the outcome")] + ([] if by_token else [("sub-reward", paid)])
-        children = [o.name for o in self.operations if o.name.startswith("from ")]
-        terms += [(name, name) for name in children] or [("received", received)]
-        return [*terms, ("shared", shared)]
+            parts.append(("own", self.value(own.total)))
+            if own.paid is not None:
+                parts.append(("paid by token", -self.value(own.paid)))
+        parts += [(words, self.value(at)) for words, at in received.parts or (("received", received.total),)]
+        return [*parts, ("shared", self.value(shared))]

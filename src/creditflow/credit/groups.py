@@ -85,28 +85,27 @@ class Groups:
 
 def compact(*columns: Ints) -> tuple[Ints, int]:
     """[S] codes from 0, one for each distinct combination of the columns' values, and how many there are."""
+    from creditflow.credit import kernels
+
     code, n = np.zeros(len(columns[0]), dtype=np.int64), 1
+    affordable = 8 * code.size + 1024  # entries of a table of all pairs; beyond it, sorting those that occur costs less
     for column in columns:
-        low = int(column.min())
-        width = int(column.max()) - low + 1
+        low, high = kernels.bounds(column)
+        digit, width = column, high - low + 1
         if width == 1:
             continue
-        digit = column - low
-        if width > column.size:
-            digit, width = _dense(digit, width)
-        code, n = _dense(code * width + digit, n * width)
+        if n * width > affordable:
+            low, (digit, width) = 0, _sorted_codes(column)
+        if n * width > affordable:
+            code, n = _sorted_codes(code * width + digit)
+        else:
+            n = kernels.refine(code, digit, low, width, np.zeros(n * width, dtype=np.int64))
     return code, n
 
 
-def _dense(code: Ints, n: int) -> tuple[Ints, int]:
-    """`code`, below `n`, without gaps. By table where that is affordable: sorting would cost more than all the rest."""
-    if n > 8 * code.size + 1024:
-        values, dense = np.unique(code, return_inverse=True)
-        return dense.reshape(-1).astype(np.int64), len(values)
-    seen = np.zeros(n, dtype=np.int64)
-    seen[code] = 1
-    rank = np.cumsum(seen)
-    return rank[code] - 1, int(rank[-1])
+def _sorted_codes(column: Ints) -> tuple[Ints, int]:
+    values, code = np.unique(column, return_inverse=True)
+    return code.reshape(-1).astype(np.int64), len(values)
 
 
 def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
@@ -143,30 +142,42 @@ def group_statistics(
     first group of BACK_OFF that has two trajectories; the members of that group are all steps of its key, whether alone
     or not. If none has, it has no group: an advantage that was the raw reward would push one way only.
     """
+    from creditflow.credit import kernels
+
     groups = no_groups(batch.n_steps)
-    members = searching = np.flatnonzero(trained_S)
+    members = np.flatnonzero(trained_S)
+    everybody = members.size == batch.n_steps  # as a rule; then nothing need be picked out
+    values = values_S if everybody else values_S[members]
+    trajectory = batch.trajectory_of_step if everybody else batch.trajectory_of_step[members]
     n_groups = singletons = 0
+    missing = members.size
     for level in (group_by, *BACK_OFF):
-        if not searching.size:
+        if not missing:
             break
         code_S = codes_of_level(batch, level, stratum_S)
-        code, values = code_S[members], values_S[members]
-        cells = cells_of(values, code, batch.trajectory_of_step[members])
+        code = code_S if everybody else code_S[members]
+        cells = cells_of(values, code, trajectory)
         if not n_groups:
             singletons = int((cells.size_G == 1).sum())
-        found = cells.size_G[code_S[searching]] > 1
-        at, searching = (searching, searching[:0]) if found.all() else (searching[found], searching[~found])
-        if at.size:
-            spread_G = spread_of(cells, code, values - cells.mean_G[code])
-            tied_G = _tied(values, code, cells.mean_G)
-            g, others = code_S[at], _without_own(cells, code)
-            groups.group_S[at] = g + n_groups
-            groups.level_S[at] = LEVEL_NAMES.index(level)
-            groups.size_S[at] = cells.size_G[g]
-            groups.mean_S[at] = cells.mean_G[g]
-            groups.others_S[at] = others if at.size == members.size else others[np.searchsorted(members, at)]
-            groups.spread_S[at] = spread_G[g]
-            groups.tied_S[at] = tied_G[g]
+        missing = kernels.fill_groups(
+            members,
+            code,
+            cells.play,
+            cells.mean_of_play,
+            cells.size_G,
+            cells.mean_G,
+            spread_of(cells, code, values, cells.mean_G),
+            _tied(values, code, cells.mean_G),
+            n_groups,
+            LEVEL_NAMES.index(level),
+            groups.group_S,
+            groups.level_S,
+            groups.size_S,
+            groups.mean_S,
+            groups.others_S,
+            groups.spread_S,
+            groups.tied_S,
+        )
         n_groups += len(cells.size_G)
     return replace(groups, singletons=singletons)
 
@@ -213,7 +224,7 @@ def shrunk_statistics(
         mean = pull * cell.mean_G[code] + (1.0 - pull) * mean
         pull = _pull(cell.size_G[code] - 1, noise_to_deviation)
         others = np.where(pull > 0, pull * np.nan_to_num(_without_own(cell, code)), 0.0) + (1.0 - pull) * others
-    spread_G = spread_of(whole, agent, values - mean)
+    spread_G = spread_of(whole, agent, values - mean, np.zeros(len(whole.size_G)))
     tied_G = _tied(values - mean, agent, np.zeros_like(spread_G), np.maximum(1.0, np.abs(whole.mean_G)))
     has = np.flatnonzero(whole.size_G[agent] > 1)
     at = members[has]
@@ -254,16 +265,26 @@ def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
     """The groups that `code` names, over members given by value, code and trajectory."""
     n_groups = int(code.max()) + 1
     play, group_of_play, n_plays = _plays(code, trajectory)
-    steps_of_play = np.bincount(play, minlength=n_plays)
-    size_G = np.bincount(group_of_play, minlength=n_groups)
-    mean_of_play = np.bincount(play, values, n_plays) / steps_of_play
-    mean_G = np.bincount(group_of_play, mean_of_play, n_groups) / np.maximum(size_G, 1)
+    mean_of_play, steps_of_play = _means_of(values, play, n_plays)
+    mean_G, size_G = _means_of(mean_of_play, group_of_play, n_groups)
     return Cells(play, group_of_play, steps_of_play, mean_of_play, size_G, mean_G)
 
 
-def spread_of(cells: Cells, code: Ints, differences: Floats) -> Floats:
-    """[G] square root of n/(n-1) times the mean over plays of their mean squared difference."""
-    square_of_play = np.bincount(cells.play, differences**2, len(cells.steps_of_play)) / cells.steps_of_play
+def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
+    """[n] the mean of each cell's values, and their number; 0 where there is none."""
+    from creditflow.credit import kernels
+
+    mean, count = np.zeros(n), np.zeros(n, dtype=np.int64)
+    kernels.means_of(values, cell, mean, count)
+    return mean, count
+
+
+def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Floats:
+    """[G] square root of n/(n-1) times the mean over plays of their mean squared difference from `mean_G`."""
+    from creditflow.credit import kernels
+
+    square_of_play = np.zeros(len(cells.steps_of_play))
+    kernels.mean_squares(values, cells.play, code, mean_G, cells.steps_of_play, square_of_play)
     # n/(n-1) times the mean over n plays is their sum over n-1.
     total_G = np.bincount(cells.group_of_play, square_of_play, len(cells.size_G))
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
@@ -271,9 +292,9 @@ def spread_of(cells: Cells, code: Ints, differences: Floats) -> Floats:
 
 def _without_own(cells: Cells, code: Ints) -> Floats:
     """[M] the group's mean without the member's own play; NaN where it is the only one."""
-    from creditflow.credit import kernels
-
-    return kernels.others_mean(code, cells.play, cells.size_G, cells.mean_G, cells.mean_of_play)
+    n = cells.size_G[code]
+    rest = n * cells.mean_G[code] - cells.mean_of_play[cells.play]
+    return np.where(n > 1, rest / np.maximum(n - 1, 1), np.nan)
 
 
 def _tied(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
@@ -322,23 +343,23 @@ def _plays(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
     """Numbers the pairs of group and trajectory: each member's pair, each pair's group, how many there are."""
     from creditflow.credit import kernels
 
-    play, group_of_play = kernels.number_plays(code, trajectory, int(code.max()) + 1)
-    return play, group_of_play, len(group_of_play)
+    play, group_of_play = np.empty_like(code), np.empty_like(code)
+    plays = kernels.number_plays(code, trajectory, int(code.max()) + 1, play, group_of_play)
+    return play, group_of_play[:plays], plays
 
 
-def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints) -> Floats:
-    """[S] mean over the **other** trajectories of the step's group of their mean known value; NaN where none is known.
+def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
+    """For the steps `at`: mean over the group's **other** trajectories of their mean known value; NaN: none is known.
 
     Leaving out the step alone would let a trajectory's other steps vouch for it.
     """
     play_S, group_of_play, n_plays = _plays(code_S, trajectory_S)
     n_groups = int(code_S.max()) + 1
     known = np.flatnonzero(known_S)
-    count_of_play = np.bincount(play_S[known], minlength=n_plays)
-    mean_of_play = np.bincount(play_S[known], values_S[known], n_plays) / np.maximum(count_of_play, 1)
+    mean_of_play, count_of_play = _means_of(values_S[known], play_S[known], n_plays)
     has_any = count_of_play > 0
     sum_G = np.bincount(group_of_play, mean_of_play, n_groups)
     plays_G = np.bincount(group_of_play, has_any, n_groups)
-    others_S = plays_G[code_S] - has_any[play_S]
-    sum_S = sum_G[code_S] - mean_of_play[play_S]
-    return np.where(others_S > 0, sum_S / np.maximum(others_S, 1), np.nan)
+    code, play = code_S[at], play_S[at]
+    others = plays_G[code] - has_any[play]
+    return np.where(others > 0, (sum_G[code] - mean_of_play[play]) / np.maximum(others, 1), np.nan)

@@ -1,6 +1,6 @@
 """Loops over edges and tokens, compiled: the passes of credit that look one step behind another.
 
-Plain arithmetic on arrays, in a fixed order, without fused or reordered operations (but where it says so), so that
+Plain arithmetic on arrays, in a fixed order, without fused or reordered operations so that
 `explain` can repeat every operation and get the same bits. Knows nothing of options or rewards. Compiled by numba on
 first use, and cached on disk. Large results are written into arrays that the caller brings: numpy asks for huge pages,
 numba does not, and the page faults would cost more than the arithmetic.
@@ -27,11 +27,6 @@ def _compiled(function: Function) -> Function:
     return cast(Function, numba.njit(cache=True, error_model="numpy")(function))
 
 
-def _reordered(function: Function) -> Function:
-    """For sums that `explain` takes as given: they may be added up several at a time."""
-    return cast(Function, numba.njit(cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})(function))
-
-
 @_compiled
 def flow_up(
     child_E: Ints,
@@ -42,14 +37,13 @@ def flow_up(
     share_S: Floats,
     stand_in_S: Floats,
     gamma: float,
-) -> Floats:
-    """[S] `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`, h = own + this."""
-    received_S = np.zeros_like(own_S)
+    received_S: Floats,
+) -> None:
+    """Adds `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`, h = own + this."""
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
         handed = out_S[k] * (own_S[k] + received_S[k]) + (1.0 - out_S[k]) * stand_in_S[k]
         received_S[t] += gamma * in_S[t] * share_S[k] * handed
-    return received_S
 
 
 @_compiled
@@ -122,8 +116,7 @@ def reach_up(
     reached_S = source_S.copy()
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        if out_S[k] > 0.0 and in_S[t] > 0.0:
-            reached_S[t] |= reached_S[k]
+        reached_S[t] |= reached_S[k] * ((out_S[k] > 0.0) & (in_S[t] > 0.0))  # a branch would be guessed wrong often
     return reached_S
 
 
@@ -143,15 +136,12 @@ def frozen_upstream(child_E: Ints, parent_E: Ints, out_S: Floats) -> Bools:
 
 
 @_compiled
-def longest_path(child_E: Ints, parent_E: Ints, n_steps: int) -> int:
-    """Steps on the longest path from parent to child; at least 1."""
+def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
+    """[S] steps on the longest path from parent to child that ends at the step; at least 1."""
     length_S = np.ones(n_steps, dtype=np.int64)
-    longest = 1
     for e in range(child_E.size):
-        k = child_E[e]
-        length_S[k] = max(length_S[k], length_S[parent_E[e]] + 1)
-        longest = max(longest, length_S[k])
-    return longest
+        length_S[child_E[e]] = max(length_S[child_E[e]], length_S[parent_E[e]] + 1)
+    return length_S
 
 
 @_compiled
@@ -181,30 +171,25 @@ def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int)
     return -1, -1
 
 
-@_reordered
-def _moments(values_T: Floats, trained_T: Bools, start: int, stop: int) -> tuple[float, float, float, float, float]:
-    """Of the trained tokens from `start` to `stop`: count, mean, sum of squared differences from it, least, largest."""
-    n, total, low, high = 0.0, 0.0, np.inf, -np.inf
-    for j in range(start, stop):
-        n += 1.0 if trained_T[j] else 0.0
-        total += values_T[j] if trained_T[j] else 0.0
-        low = min(low, values_T[j] if trained_T[j] else np.inf)
-        high = max(high, values_T[j] if trained_T[j] else -np.inf)
-    mean = total / n if n > 0.0 else 0.0
-    squares = 0.0
-    for j in range(start, stop):
-        squares += (values_T[j] - mean) ** 2 if trained_T[j] else 0.0
-    return n, mean, squares, low, high
-
-
 @_compiled
-def moments_of_steps(token_offsets: Ints, trained_T: Bools, values_T: Floats) -> Floats:
-    """[S, 5] `_moments` of each step."""
-    moments_S = np.empty((token_offsets.size - 1, 5))
+def moments_of_steps(token_offsets: Ints, trained_T: Bools, values_T: Floats, moments_S: Floats) -> None:
+    """Writes [S, 5]: count, mean, sum of squared differences from it, least and largest of each step's trained tokens.
+
+    In one pass: what is squared is the difference from the step's first value, so that nothing large cancels.
+    """
     for s in range(token_offsets.size - 1):
-        moments = _moments(values_T, trained_T, token_offsets[s], token_offsets[s + 1])
-        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2], moments_S[s, 3], moments_S[s, 4] = moments
-    return moments_S
+        n, first, total, squares, low, high = 0, 0.0, 0.0, 0.0, np.inf, -np.inf
+        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
+            if trained_T[j]:
+                if n == 0:
+                    first = values_T[j]
+                n += 1
+                total += values_T[j] - first
+                squares += (values_T[j] - first) ** 2
+                low, high = min(low, values_T[j]), max(high, values_T[j])
+        mean = total / n if n else 0.0
+        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2] = n, first + mean, squares - total * mean
+        moments_S[s, 3], moments_S[s, 4] = low, high
 
 
 @_compiled
@@ -221,41 +206,45 @@ def gae(
     share_S: Floats,
     discounts: tuple[float, float, float, float],
     advantage_T: Floats,
-) -> tuple[Floats, Floats]:
-    """Writes the advantages; returns what reaches each step from its children [S], and the moments of each step's
-    advantages [S, 5].
+    down_S: Floats,
+    moments_S: Floats,
+) -> None:
+    """Writes the advantages, what reaches each step from its children, and the moments of each step's advantages.
 
     `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: no reward but at the last token. See
-    `creditflow.credit.advantage.gae` for the formula.
+    `creditflow.credit.advantage.gae` for the formula, and `moments_of_steps`; one more pass would cost as much again.
     """
     gamma, lam, gamma_token, lam_token = discounts
-    down_S = np.zeros_like(last_reward_S)
-    moments_S = np.empty((last_reward_S.size, 5))
     e = child_E.size - 1
     for s in range(last_reward_S.size - 1, -1, -1):
         last = last_reward_S[s] + down_S[s]
-        seen = False
         value, advantage = 0.0, 0.0
+        n, first, total, squares, low, high = 0, 0.0, 0.0, 0.0, np.inf, -np.inf
         for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
             if not trained_T[j]:
                 advantage_T[j] = 0.0
                 continue
-            delta = gamma_token * value - values_T[j] if seen else last - values_T[j]
+            delta = gamma_token * value - values_T[j] if n else last - values_T[j]
             if token_reward_T.size:
                 delta += token_reward_T[j]
             advantage = delta + gamma_token * lam_token * advantage
             value = values_T[j]
             advantage_T[j] = advantage
-            seen = True
-        moments = _moments(advantage_T, trained_T, token_offsets[s], token_offsets[s + 1])
-        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2], moments_S[s, 3], moments_S[s, 4] = moments
+            if n == 0:
+                first = advantage
+            n += 1
+            total += advantage - first
+            squares += (advantage - first) ** 2
+            low, high = min(low, advantage), max(high, advantage)
+        mean = total / n if n else 0.0
+        moments_S[s, 0], moments_S[s, 1], moments_S[s, 2] = n, first + mean, squares - total * mean
+        moments_S[s, 3], moments_S[s, 4] = low, high
         # A step with nothing to train has no value of its own: it hands on what it is worth.
-        worth = value + lam * advantage if seen else last
+        worth = value + lam * advantage if n else last
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
             down_S[t] += gamma * in_S[t] * share_S[s] * (out_S[s] * worth)
             e -= 1
-    return down_S, moments_S
 
 
 @_compiled
@@ -300,7 +289,7 @@ def scale_tokens(
             if learns_S[s] and trained_T[j]:
                 out_T[j] = weight * ((values_T[j] - baseline - shift) / divisor)
             else:
-                out_T[j] = 0
+                out_T[j] = 0.0
 
 
 @_compiled
@@ -358,13 +347,40 @@ def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
 
 
 @_compiled
-def number_plays(code: Ints, trajectory: Ints, n: int) -> tuple[Ints, Ints]:
-    """Numbers the pairs of code and trajectory as they come: each member's pair [M], and each pair's code.
+def bounds(column: Ints) -> tuple[int, int]:
+    """The smallest and the largest entry."""
+    low = high = column[0]
+    for value in column:
+        low, high = min(low, value), max(high, value)
+    return low, high
 
-    Trajectories must not decrease, so a code's latest pair is the only one that a member can belong to.
+
+@_compiled
+def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
+    """Makes each code a code of (code, entry of the column) without gaps, in order; returns how many there are.
+
+    `rank`: zeros, one for each pair that there may be, `width` of them for each code.
+    """
+    for i in range(code.size):
+        code[i] = code[i] * width + column[i] - low
+        rank[code[i]] = 1
+    n = 0
+    for k in range(rank.size):
+        n += rank[k]
+        rank[k] = n - 1
+    for i in range(code.size):
+        code[i] = rank[code[i]]
+    return n
+
+
+@_compiled
+def number_plays(code: Ints, trajectory: Ints, n: int, play: Ints, code_of_play: Ints) -> int:
+    """Numbers the pairs of code and trajectory as they come: writes each member's pair [M] and each pair's code.
+
+    Returns how many pairs there are. Trajectories must not decrease, so a code's latest pair is the only one that a
+    member can belong to.
     """
     latest, trajectory_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    play, code_of_play = np.empty(code.size, dtype=np.int64), np.empty(code.size, dtype=np.int64)
     plays = 0
     for i in range(code.size):
         c = code[i]
@@ -373,31 +389,79 @@ def number_plays(code: Ints, trajectory: Ints, n: int) -> tuple[Ints, Ints]:
             code_of_play[plays] = c
             plays += 1
         play[i] = latest[c]
-    return play, code_of_play[:plays].copy()
+    return plays
 
 
 @_compiled
-def others_mean(code: Ints, play: Ints, size_G: Ints, mean_G: Floats, mean_of_play: Floats) -> Floats:
-    """[M] the mean of the code's other plays; NaN where there is none."""
-    others = np.empty(code.size)
-    for i in range(code.size):
-        n = size_G[code[i]]
-        others[i] = (n * mean_G[code[i]] - mean_of_play[play[i]]) / (n - 1) if n > 1 else np.nan
-    return others
+def means_of(values: Floats, cell: Ints, mean: Floats, count: Ints) -> None:
+    """Adds to zeros: the mean of the values of each cell, and their number."""
+    for i in range(values.size):
+        mean[cell[i]] += values[i]
+        count[cell[i]] += 1
+    for c in range(mean.size):
+        mean[c] /= max(count[c], 1)
 
 
 @_compiled
-def weigh(scores_SK: Floats, weights_SK: Floats, status_SK: Ints, ok: int) -> tuple[Floats, Floats, NDArray[np.uint8]]:
-    """[S] weighted sum, sum of weights, and the case: 0 no function that counts matched, 1 all ok, 2 any was not."""
+def mean_squares(values: Floats, play: Ints, code: Ints, mean_G: Floats, steps_of_play: Ints, squares: Floats) -> None:
+    """Adds to zeros: [plays] the mean squared difference of each play's values from the mean of their code."""
+    for i in range(values.size):
+        squares[play[i]] += (values[i] - mean_G[code[i]]) ** 2
+    for p in range(squares.size):
+        squares[p] /= steps_of_play[p]
+
+
+@_compiled
+def fill_groups(
+    members: Ints,
+    code: Ints,
+    play: Ints,
+    mean_of_play: Floats,
+    size_G: Ints,
+    mean_G: Floats,
+    spread_G: Floats,
+    tied_G: Bools,
+    first_group: int,
+    level: int,
+    group_S: Ints,
+    level_S: Ints,
+    size_S: Ints,
+    mean_S: Floats,
+    others_S: Floats,
+    spread_S: Floats,
+    tied_S: Bools,
+) -> int:
+    """Writes the group of each member that has none yet, if it holds two plays; returns how many are still without."""
+    missing = 0
+    for i in range(members.size):
+        s, g = members[i], code[i]
+        if group_S[s] >= 0:
+            continue
+        n = size_G[g]
+        if n < 2:
+            missing += 1
+            continue
+        group_S[s], level_S[s], size_S[s] = first_group + g, level, n
+        mean_S[s], spread_S[s], tied_S[s] = mean_G[g], spread_G[g], tied_G[g]
+        others_S[s] = (n * mean_G[g] - mean_of_play[play[i]]) / (n - 1)
+    return missing
+
+
+@_compiled
+def weigh(
+    scores_SK: Floats, weights_SK: Floats, status_SK: Ints, ok: int, value_S: Floats, case_S: NDArray[np.uint8]
+) -> None:
+    """Writes the weighted mean where all functions that count are ok, else NaN; and the case.
+
+    0: no function that counts (of positive weight) matched, 1: all that did are ok, 2: one is not.
+    """
     steps, functions = scores_SK.shape
-    sum_S, weight_S, case_S = np.zeros(steps), np.zeros(steps), np.zeros(steps, dtype=np.uint8)
     for s in range(steps):
+        total, weight, case = 0.0, 0.0, 0
         for k in range(functions):
             if weights_SK[s, k] > 0.0 and status_SK[s, k] != 0:
-                if status_SK[s, k] != ok:
-                    case_S[s] = 2
-                elif case_S[s] != 2:
-                    case_S[s] = 1
-                sum_S[s] += weights_SK[s, k] * scores_SK[s, k]
-                weight_S[s] += weights_SK[s, k]
-    return sum_S, weight_S, case_S
+                case = 2 if status_SK[s, k] != ok or case == 2 else 1
+                total += weights_SK[s, k] * scores_SK[s, k]
+                weight += weights_SK[s, k]
+        value_S[s] = total / weight if case == 1 else np.nan
+        case_S[s] = case

@@ -5,6 +5,7 @@ Reads an assignment; decides nothing. What it says is for people, who then chang
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from creditflow.credit.groups import LEVELS
 from creditflow.credit.metrics import reach, unreached_agents
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import OUTCOME
-from creditflow.trajectory import Bools, TrajectoryBatch
+from creditflow.errors import did_you_mean
+from creditflow.trajectory import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,7 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
 
 def lint(assignment: Assignment) -> list[Finding]:
     """The same for an assignment that was made already."""
-    found = [
-        *_unreached(assignment),
-        *_never_scored(assignment),
-        *_nothing_flows(assignment),
-        *_singletons(assignment),
-        *_no_variance(assignment),
-        *_mixed_prompts(assignment),
-        *_small_tasks(assignment),
-        *_unscored(assignment),
-        *_starved(assignment),
-    ]
-    return [Finding(code, message) for code, message in found]
+    return [Finding(code, message) for check in _CHECKS for code, message in check(assignment)]
 
 
 Found = list[tuple[str, str]]
@@ -91,7 +82,7 @@ def _never_scored(a: Assignment) -> Found:
 
 
 def _nothing_flows(a: Assignment) -> Found:
-    if a.options.propagation not in ("discounted", "threshold") or a.received_S.any() or not a.batch.edge_child.size:
+    if not a.out_S.any() or a.received_S.any() or not a.batch.edge_child.size:
         return []
     return [
         (
@@ -193,12 +184,10 @@ def _unscored(a: Assignment) -> Found:
 
 def _starved(a: Assignment) -> Found:
     """Agents whose gates let nothing through."""
-    if a.options.propagation != "threshold" or a.options.gate != "hard":
-        return []
     batch, found = a.batch, []
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
-        if mine_S.any() and not a.gate_open_S[mine_S].any():
+        if mine_S.any() and (not a.out_S[mine_S].any() or not a.in_S[mine_S].any()) and a.out_S.any():
             best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
             found.append(
                 (
@@ -208,3 +197,46 @@ def _starved(a: Assignment) -> Found:
                 )
             )
     return found
+
+
+def _missing_outcomes(a: Assignment) -> Found:
+    """Plays without an outcome beside plays that have one: what is missing counts as 0 against them."""
+    batch = a.batch
+    missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
+    missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")
+    if not missing_N.any() or missing_N[~a.masked_N].all():
+        return []
+    first = batch.trajectory_ids[int(np.flatnonzero(missing_N)[0])]
+    return [
+        (
+            "missing_outcomes",
+            f"{missing_N.sum()} plays have no outcome and others have: they are compared as if theirs were 0; one is "
+            f"{first}. An outcome that could not be had is a Score of status failed",
+        )
+    ]
+
+
+def _unknown_agents(a: Assignment) -> Found:
+    spec = a.options.propagation_threshold
+    named = spec.get("agents", {}) if isinstance(spec, Mapping) else {}
+    absent = [agent for agent in named if agent not in a.batch.agent_names]
+    return [
+        ("unknown_agent", f"algorithm.propagation_threshold names {agent}, who makes no step here"
+         f"{did_you_mean(agent, a.batch.agent_names)}")
+        for agent in absent
+    ]  # fmt: skip
+
+
+_CHECKS: tuple[Callable[[Assignment], Found], ...] = (
+    _unreached,
+    _never_scored,
+    _nothing_flows,
+    _singletons,
+    _no_variance,
+    _mixed_prompts,
+    _small_tasks,
+    _unscored,
+    _missing_outcomes,
+    _starved,
+    _unknown_agents,
+)

@@ -132,7 +132,7 @@ def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
         return Observed({}, {}, accuracy)
     code = codes_of_level(batch, level, assignment.stratum_S)[at]
     cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
-    squares_G = spread_of(cells, code, values_S[at] - cells.mean_G[code]) ** 2 * np.maximum(cells.size_G - 1, 0)
+    squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
     agent_G = np.zeros(len(squares_G), dtype=np.int64)
     agent_G[code] = batch.agent_of_step[at]
     square_A = np.bincount(agent_G, squares_G, len(names))
@@ -148,8 +148,10 @@ def _offered(assignment: Assignment) -> Floats:
     from creditflow.credit import kernels
 
     batch, options = assignment.batch, assignment.options
+    if not assignment.out_S.any() and not assignment.in_S.any():  # nothing comes to any gate
+        return np.zeros(batch.n_steps)
     credit_S = assignment.own_S + assignment.received_S
-    share_S = SHARES[options.share](batch)
+    share_S = SHARES[options.share](batch, parent_counts(batch))
     offered_S = np.zeros(batch.n_steps)
     if options.gate_at in PASSING:
         offered_S += parent_counts(batch) * share_S * np.abs(credit_S)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
@@ -104,7 +105,13 @@ class CreditOptions:
             if wrong:
                 raise ConfigError(f"algorithm.{key}: {why}")
         if self.shadow is not None:
-            self.shadowed().validate()
+            try:
+                self.shadowed().validate()
+            except ConfigError as error:
+                message = str(error)
+                if not message.startswith("algorithm.shadow"):
+                    message = message.replace("algorithm.", "algorithm.shadow.", 1)
+                raise ConfigError(message) from None
 
     def _contradictions(self) -> list[tuple[str, bool, str]]:
         """(key, whether it contradicts another, why)."""
@@ -115,8 +122,8 @@ class CreditOptions:
             ("gate", freezes and self.gate != "hard", "on_closed_gate: freeze needs hard gates, got soft"),
             (
                 "gate_at",
-                freezes and self.gate_at not in PASSING,
-                "on_closed_gate: freeze is about gates at pass or both; with receive it would freeze nothing",
+                self.on_closed_gate != "cut" and self.gate_at not in PASSING,
+                f"on_closed_gate: {self.on_closed_gate} is about gates at pass or both; with receive it does nothing",
             ),
             (
                 "share",
@@ -128,6 +135,11 @@ class CreditOptions:
                 "baseline",
                 self.baseline == "shrunk" and self.group_by not in PARENTS,
                 f"shrunk needs groups inside one agent: expected group_by {' or '.join(PARENTS)}, got {self.group_by}",
+            ),
+            (
+                "baseline",
+                self.baseline == "shrunk" and not estimator.grouped,
+                f"{self.adv_estimator} compares all of a policy's steps with one another: expected group, got shrunk",
             ),
             (
                 "share",
@@ -163,7 +175,13 @@ class CreditOptions:
                     f"algorithm.shadow.{key}: expected an option of credit{did_you_mean(str(key), known)}"
                 )
         own = {name: getattr(self, name) for name in known}
-        return CreditOptions(**{**own, **self.shadow})
+        made = CreditOptions(**{**own, **self.shadow})
+        if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
+            raise ConfigError(
+                f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "
+                f"which has none, got {made.adv_estimator}"
+            )
+        return made
 
 
 _BOOLS = ("reward_decomp", "norm_adv_by_std_in_grpo", "mask_truncated")
@@ -199,7 +217,7 @@ _CHOICES: dict[str, Callable[[], tuple[str, ...]]] = {
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _expect(holds: bool, key: str, expected: str, value: object) -> None:

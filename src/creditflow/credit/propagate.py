@@ -57,6 +57,8 @@ class Flow:
     """[S] steps of trajectories that are not masked."""
     stratum_S: Ints
     """[S] the stratum in force, -1 for none: part of the group's key."""
+    parents_S: Ints
+    """[S] how many parents each step has."""
 
 
 SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
@@ -123,11 +125,11 @@ def parent_counts(batch: TrajectoryBatch) -> Ints:
     return np.bincount(batch.edge_child, minlength=batch.n_steps)
 
 
-def _split(batch: TrajectoryBatch) -> Floats:
-    return 1.0 / np.maximum(parent_counts(batch), 1)
+def _split(batch: TrajectoryBatch, parents_S: Ints) -> Floats:
+    return 1.0 / np.maximum(parents_S, 1)
 
 
-def _copy(batch: TrajectoryBatch) -> Floats:
+def _copy(batch: TrajectoryBatch, parents_S: Ints) -> Floats:
     from creditflow.credit import kernels
 
     child, parent = kernels.second_path(batch.edge_child, batch.edge_parent, first_edges(batch), batch.n_steps)
@@ -139,7 +141,7 @@ def _copy(batch: TrajectoryBatch) -> Floats:
     return np.ones(batch.n_steps)
 
 
-SHARES: dict[str, Callable[[TrajectoryBatch], Floats]] = {"split": _split, "copy": _copy, "once": _split}
+SHARES: dict[str, Callable[[TrajectoryBatch, Ints], Floats]] = {"split": _split, "copy": _copy, "once": _split}
 """`algorithm.share`: [S] the part of what a step hands up that each of its parents gets. `once` is not made of parts;
 its
 parts are those of `split` wherever an account by edges is given (`stopped_S`)."""
@@ -155,7 +157,7 @@ def first_steps(batch: TrajectoryBatch) -> Ints:
     return np.arange(batch.n_steps) - batch.index_of_step
 
 
-def _flow_up(flow: Flow, own_S: Floats, out_S: Floats, in_S: Floats, stand_in_S: Floats) -> Floats:
+def _flow_up(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats, stand_in_S: Floats) -> Floats:
     from creditflow.credit import kernels
 
     batch, options = flow.batch, flow.options
@@ -170,16 +172,21 @@ def _flow_up(flow: Flow, own_S: Floats, out_S: Floats, in_S: Floats, stand_in_S:
             in_S,
             options.gamma,
         )
-    share_S = SHARES[options.share](batch)
-    return kernels.flow_up(batch.edge_child, batch.edge_parent, own_S, out_S, in_S, share_S, stand_in_S, options.gamma)
+    received_S = np.zeros_like(own_S)
+    kernels.flow_up(
+        batch.edge_child, batch.edge_parent, own_S, out_S, in_S, share_S, stand_in_S, options.gamma, received_S
+    )
+    return received_S
 
 
-def _stopped(flow: Flow, credit_S: Floats, out_S: Floats, in_S: Floats) -> Floats:
+def _stopped(flow: Flow, share_S: Floats, credit_S: Floats, out_S: Floats, in_S: Floats) -> Floats:
     from creditflow.credit import kernels
 
     batch = flow.batch
-    share_S = SHARES[flow.options.share](batch)
-    stopped_S = parent_counts(batch) * share_S * ((1.0 - out_S) * credit_S)
+    closed = np.flatnonzero(out_S < 1.0)
+    stopped_S = np.zeros_like(credit_S)
+    parents = flow.parents_S[closed]
+    stopped_S[closed] = parents * share_S[closed] * ((1.0 - out_S[closed]) * credit_S[closed])
     if flow.options.gate_at in RECEIVING:
         stopped_S += kernels.withheld_by_receivers(batch.edge_child, batch.edge_parent, credit_S, out_S, in_S, share_S)[
             0
@@ -187,35 +194,40 @@ def _stopped(flow: Flow, credit_S: Floats, out_S: Floats, in_S: Floats) -> Float
     return stopped_S
 
 
-def _neutral(flow: Flow, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
-    """(received_S, stand_in_S): behind a closed gate stands the mean h of open members of the group in other plays.
+def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
+    """What steps receive, and what stands in for closed ones: the mean h of open members of their group in other plays.
 
-    Those means are made of h themselves, and two plays may stand in for each other, so they are found by sweeps: in the
-    first, closed gates hand on nothing; in every next, the means of the sweep before. Where plays do not depend on one
-    another in a circle, nothing changes after as many sweeps as the longest path of a kept play has steps. Where they
-    do, what is left has been discounted that often, and the sweeps end there.
+    Those means are made of h themselves, and plays may stand in for one another in a circle, so they are found by
+    sweeps: in the first, closed gates hand on nothing; in every next, the means of the sweep before. Each play takes
+    the sweep whose number is that of the steps on its own longest path: without a circle nothing changes after that,
+    among plays of one length; with one, what is left out lies farther ahead than the play is long. How long unrelated
+    plays are makes no difference.
     """
     from creditflow.credit import kernels
 
     batch = flow.batch
     members_S = flow.kept_S & flow.open_S & ~flow.failed_S
     codes = [codes_of_level(batch, level, flow.stratum_S) for level in (flow.options.group_by, "agent")]
-    closed_S = out_S < 1.0
-    stand_in_S = np.zeros_like(own_S)
-    found_S = stand_in_S
-    received_S = _flow_up(flow, own_S, out_S, in_S, stand_in_S)
-    kept_E = flow.kept_S[batch.edge_child]
-    for _ in range(kernels.longest_path(batch.edge_child[kept_E], batch.edge_parent[kept_E], batch.n_steps)):
-        found_S = np.full_like(own_S, np.nan)
+    closed = np.flatnonzero(out_S < 1.0)
+    longest_N = np.ones(batch.n_trajectories, dtype=np.int64)
+    path_S = kernels.path_lengths(batch.edge_child, batch.edge_parent, batch.n_steps)
+    np.maximum.at(longest_N, batch.trajectory_of_step, path_S)
+    sweeps_S = longest_N[batch.trajectory_of_step]
+
+    received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.zeros_like(own_S))
+    stand_in_S, taken = np.full_like(own_S, np.nan), (np.zeros_like(own_S), np.full_like(own_S, np.nan))
+    for sweep in range(1, int(longest_N.max()) + 1):
+        before_S, stand_in_S = stand_in_S, np.full_like(own_S, np.nan)
         for code_S in codes:
-            mean_S = leave_one_out_mean(own_S + received_S, members_S, code_S, batch.trajectory_of_step)
-            fill_S = closed_S & np.isnan(found_S)
-            found_S[fill_S] = mean_S[fill_S]
-        before_S, stand_in_S = stand_in_S, np.nan_to_num(found_S)
-        if np.array_equal(before_S, stand_in_S):
+            at = closed[np.isnan(stand_in_S[closed])]
+            stand_in_S[at] = leave_one_out_mean(own_S + received_S, members_S, code_S, batch.trajectory_of_step, at)
+        received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.nan_to_num(stand_in_S))
+        same = np.array_equal(before_S, stand_in_S, equal_nan=True)
+        take_S = sweeps_S >= sweep if same else sweeps_S == sweep
+        taken[0][take_S], taken[1][take_S] = received_S[take_S], stand_in_S[take_S]
+        if same:
             break
-        received_S = _flow_up(flow, own_S, out_S, in_S, stand_in_S)
-    return received_S, np.where(np.isnan(found_S), np.nan, stand_in_S)
+    return taken
 
 
 def _reach_up(flow: Flow, out_S: Floats, in_S: Floats) -> NDArray[np.uint8]:
@@ -280,18 +292,19 @@ def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
     every_S = np.ones_like(gate_S)
     out_S = gate_S if options.gate_at in PASSING else every_S
     in_S = gate_S if options.gate_at in RECEIVING else every_S
+    share_S = SHARES[options.share](flow.batch, flow.parents_S)
     stand_in_S = frozen_S = None
     if options.on_closed_gate == "neutral" and (out_S < 1.0).any():
-        received_S, stand_in_S = _neutral(flow, own_S, out_S, in_S)
+        received_S, stand_in_S = _neutral(flow, share_S, own_S, out_S, in_S)
     else:
-        received_S = _flow_up(flow, own_S, out_S, in_S, np.zeros_like(own_S))
+        received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.zeros_like(own_S))
     if options.on_closed_gate == "freeze":
         frozen_S = kernels.frozen_upstream(flow.batch.edge_child, flow.batch.edge_parent, out_S)
     return Credit(
         own_S,
         received_S,
         shared_S,
-        _stopped(flow, own_S + received_S, out_S, in_S),
+        _stopped(flow, share_S, own_S + received_S, out_S, in_S),
         _reach_up(flow, out_S, in_S),
         out_S,
         in_S,

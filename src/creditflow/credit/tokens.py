@@ -20,7 +20,6 @@ from creditflow.credit.groups import (
     codes_of_level,
     compact,
     leave_one_out_mean,
-    spread_of,
 )
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -90,35 +89,61 @@ def token_terms(
     """
     from creditflow.credit import kernels
 
-    offsets, mask_T = batch.token_offsets, batch.response_mask
-    length_S = sampled_tokens(batch).astype(np.float64)
-    terms_T = np.zeros(rho_T.size)
-    for level in np.unique(level_S[over_S & (level_S >= 0)]):
+    length_S, over = sampled_tokens(batch).astype(np.float64), np.flatnonzero(over_S)
+    mean_S, part_S, divisor_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.ones(batch.n_steps)
+    pays_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    levels = np.unique(level_S[over])
+    for level in levels[levels >= 0].tolist():
         code_S = _codes(batch, LEVEL_NAMES[level], stratum_S)
-        at_S = over_S & (level_S == level)
-        mean_S = leave_one_out_mean(sub_reward_S, over_S, code_S, batch.trajectory_of_step)
-        lengths = cells_of(length_S[over_S], code_S[over_S], batch.trajectory_of_step[over_S])
-        at_S &= ~np.isnan(mean_S)
+        others = leave_one_out_mean(sub_reward_S, over_S, code_S, batch.trajectory_of_step, over)
         # All members of the group make its spread, also those whose own baseline was found at another level.
-        member_S = over_S & ~np.isnan(mean_S)
-        if not member_S.any():
+        member, others = over[~np.isnan(others)], others[~np.isnan(others)]
+        if not member.size:
             continue
-        member_T = np.repeat(member_S, np.diff(offsets)) & mask_T
-        step_of_T = np.repeat(np.arange(batch.n_steps), np.diff(offsets))
-        above_T = np.where(member_T, rho_T - mean_S[step_of_T], 0.0)
-        sums_T = kernels.discounted_sums(offsets, member_T, above_T, gamma_token)
-        scale_S = np.zeros(batch.n_steps)
-        scale_S[member_S] = weight / lengths.mean_G[code_S[member_S]]
-        raw_T = scale_S[step_of_T] * sums_T
+        lengths = cells_of(length_S[over], code_S[over], batch.trajectory_of_step[over])
+        parts = weight / lengths.mean_G[code_S[member]]
+        here = level_S[member] == level
+        at = member[here]
+        mean_S[at], part_S[at], pays_S[at] = others[here], parts[here], True
         if scaled:
-            tokens = np.flatnonzero(member_T)
-            steps = step_of_T[tokens]
-            cells = cells_of(raw_T[tokens], code_S[steps], batch.trajectory_of_step[steps])
-            spread = spread_of(cells, code_S[steps], raw_T[tokens] - cells.mean_G[code_S[steps]])[code_S[steps]]
-            raw_T[tokens] = np.where(spread > TIE_TOLERANCE, raw_T[tokens] / (spread + EPSILON), 0.0)
-        at_T = np.repeat(at_S, np.diff(offsets)) & mask_T
-        terms_T[at_T] = raw_T[at_T]
+            others_S, moments_S = np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
+            others_S[member] = others
+            sums_T = _sums_to_go(batch, rho_T, others_S, gamma_token)
+            kernels.moments_of_steps(batch.token_offsets, batch.response_mask, sums_T, moments_S)
+            del sums_T  # it is as large as the result, which is made next
+            spread = _spread(moments_S[member], parts, code_S[member], batch.trajectory_of_step[member])[here]
+            divisor_S[at], pays_S[at] = spread + EPSILON, spread > TIE_TOLERANCE
+    terms_T = _sums_to_go(batch, rho_T, mean_S, gamma_token)
+    nothing_S = np.zeros(batch.n_steps)
+    factors = (part_S, nothing_S, nothing_S, divisor_S)
+    kernels.scale_tokens(terms_T, factors, batch.token_offsets, batch.response_mask, pays_S, terms_T)
     return terms_T
+
+
+def _sums_to_go(batch: TrajectoryBatch, rho_T: Floats, mean_S: Floats, gamma_token: float) -> Floats:
+    """[T] `sum over trained j' >= j of gamma_token^(j' - j) * (rho_j' - mean)`."""
+    from creditflow.credit import kernels
+
+    above_T = np.repeat(mean_S, np.diff(batch.token_offsets))
+    np.subtract(rho_T, above_T, out=above_T)
+    return kernels.discounted_sums(batch.token_offsets, batch.response_mask, above_T, gamma_token)
+
+
+def _spread(moments_M: Floats, parts: Floats, code: Ints, trajectory: Ints) -> Floats:
+    """[M] the spread over tokens of each member's group, made of its steps' moments (see `moments_of_steps`) times
+    `parts`: so nothing but the sums themselves is as long as the tokens.
+    """
+    tokens, mean, squares = moments_M[:, 0], parts * moments_M[:, 1], parts**2 * np.maximum(moments_M[:, 2], 0.0)
+    cells = cells_of(mean, code, trajectory)
+    tokens_of_play = np.bincount(cells.play, tokens)
+    mean_of_play = np.bincount(cells.play, tokens * mean) / tokens_of_play
+    n_G = np.maximum(cells.size_G, 1)
+    mean_G = np.bincount(cells.group_of_play, mean_of_play, n_G.size) / n_G
+    square_of_play = np.bincount(cells.play, squares + tokens * (mean - mean_G[code]) ** 2) / tokens_of_play
+    # n/(n-1) times the mean over n plays is their sum over n-1.
+    total_G = np.bincount(cells.group_of_play, square_of_play, n_G.size)
+    spread: Floats = np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))[code]
+    return spread
 
 
 def _codes(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:

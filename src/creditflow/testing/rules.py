@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, Flow, assign, explain
-from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SIGNAL, Rule, RuleFunction
+from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, Rule, RuleFunction
 from creditflow.testing.report import Finding, Report, described, name_of, run
 from creditflow.trajectory import (
     Bools,
@@ -257,6 +257,11 @@ def pays_own_as_declared(case: _Case) -> Iterator[Finding]:
 def can_be_assigned_and_explained(case: _Case) -> Iterator[Finding]:
     """`assign` pays own + received + shared; every explanation replays (with `out_S`, `in_S`: by the formula)."""
     assigned, total_S = assign(case.flow.batch, case.options), _total(case.credit)
+    if case.credit.out_S is not None and case.credit.in_S is not None and case.options.share != "once":
+        formula_S = _by_formula(case.flow, case.credit)
+        for at in np.flatnonzero(_differs(case.credit.received_S, formula_S)):
+            expected = f"{formula_S[at]:g} received, by its out_S and in_S"
+            yield Finding(case.step(at), expected, f"{case.credit.received_S[at]:g}")
     for s in range(case.flow.batch.n_steps):
         if assigned.credit_S[s] != total_S[s]:
             yield Finding(case.step(s), f"credit {total_S[s]!r}", repr(assigned.credit_S[s]))
@@ -267,6 +272,18 @@ def can_be_assigned_and_explained(case: _Case) -> Iterator[Finding]:
         else:
             if replayed != assigned.advantage_S[s]:
                 yield Finding(case.step(s), f"an explanation of {assigned.advantage_S[s]!r}", repr(replayed))
+
+
+def _by_formula(flow: Flow, credit: Credit) -> Floats:
+    """[S] `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`."""
+    assert credit.out_S is not None
+    assert credit.in_S is not None
+    h_S = credit.own_S + credit.received_S
+    stand_in_S = np.zeros_like(h_S) if credit.stand_in_S is None else np.nan_to_num(credit.stand_in_S)
+    share_S = SHARES[flow.options.share](flow.batch, flow.parents_S)
+    passed_S = share_S * (credit.out_S * h_S + (1.0 - credit.out_S) * stand_in_S)
+    sums_S = np.bincount(flow.batch.edge_parent, passed_S[flow.batch.edge_child], flow.batch.n_steps)
+    return np.asarray(flow.options.gamma * credit.in_S * sums_S)
 
 
 def plays_are_independent(case: _Case) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -94,6 +94,8 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
     with reporter.bar("train", len(batches)) as bar:
         for step, batch in enumerate(batches, start=1):
             metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, threshold, folder)
+            if step == 1:
+                _warn_of_unreached(metrics, parts, reporter)
             last = step == len(batches)
             if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
                 save_model(actor.policy, folder, step)
@@ -107,6 +109,15 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
                 folder.append_metrics(step, metrics)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
+
+
+def _warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
+    for agent in parts.agents:
+        if metrics.get(f"credit/reach/{agent}") == 0.0:
+            reporter.say(
+                f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
+                "(algorithm.outcome_to: all)"
+            )
 
 
 async def train_step(

@@ -1,0 +1,149 @@
+"""What each token's own score adds to its step's advantage, and what is refused on the way there."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign, decompose
+from creditflow.credit.decompose import sub_rewards, token_rewards
+from creditflow.credit.tokens import token_terms
+from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+
+BY_TOKEN = CreditOptions(decomp_granularity="token_level")
+
+
+def rho(batch):
+    return token_rewards(batch, sub_rewards(batch, BY_TOKEN, np.ones(batch.n_steps, dtype=np.bool_)))
+
+
+def refusal(kind, batch):
+    with pytest.raises(BatchError) as error:
+        assign(batch, BY_TOKEN)
+    assert type(error.value) is kind
+    return str(error.value)
+
+
+def two_plays(value, **more):
+    """Two steps of two tokens each, of which the last has `value` for a score."""
+    return batch_of(
+        play("t0", [step("a", Score((0.0, 1.0)), tokens=2)], 1.0),
+        play("t1", [step("a", {"f": Score(value, **more)}, tokens=2)], 0.0),
+    )
+
+
+@pytest.fixture
+def mixed():
+    """Scores of all kinds: by token and whole, of several ranges and weights, failed, of weight 0, and none at all."""
+    return batch_of(
+        play(
+            "t0",
+            [
+                step("a", {"f": Score((0.0, 3.0), (-1.0, 3.0), weight=3.0), "g": Score(0.5, weight=1.0)}, tokens=2),
+                step("b", {"f": Score((1.0,), weight=2.0), "m": Score((0.0,), weight=0.0)}, tokens=1),
+                step("c", tokens=2),
+                step("a", {"f": Score((1.0, 0.0, 0.5)), "g": "failed"}, tokens=3),
+                step("b", 0.25, tokens=0),
+                step("a", {"g": Score((0.0, 0.25, 1.0))}, tokens=3, response_mask=(1, 0, 1)),
+                step("b", 0.25, tokens=2),
+            ],
+        )
+    )
+
+
+def test_a_tokens_reward_is_the_weighted_mean_of_its_scores_and_0_where_the_step_is_not_scored(mixed):
+    first = [(3 * 0.25 + 0.5) / 4, (3 * 1.0 + 0.5) / 4]
+    assert rho(mixed).tolist() == [*first, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 1.0, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 5])
+def test_how_many_tokens_are_read_at_once_changes_nothing(mixed, monkeypatch, at_once):
+    expected = rho(mixed).tolist()
+    monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
+    assert rho(mixed).tolist() == expected
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 16])
+def test_a_token_outside_the_range_of_its_score_is_refused_whatever_the_mean(monkeypatch, at_once):
+    monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
+    message = refusal(ScoreRangeError, two_plays((5.0, -4.0)))
+    assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
+    message = refusal(ScoreRangeError, two_plays((1.0, -2.0), range=(-1.0, 3.0)))
+    assert message == "step t1.0, score f, token 1: expected a value from -1.0 to 3.0, got -2.0"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_token_without_a_number_is_refused_even_where_it_was_not_sampled(value):
+    scored = step("a", Score((0.5, value)), tokens=2, response_mask=(1, 0))
+    message = refusal(NotFiniteError, batch_of(play("t0", [scored], 1.0)))
+    assert message == f"step t0.0, score f, token 1: expected a value from 0.0 to 1.0, got {value}"
+
+
+def test_a_token_may_overshoot_its_range_by_rounding_and_one_that_does_not_count_by_anything():
+    assign(two_plays((1.0 + 1e-12, -1e-12)), BY_TOKEN)
+    assign(two_plays((5.0, -4.0), weight=0.0), BY_TOKEN)
+    assign(two_plays((5.0, -4.0), status="failed"), BY_TOKEN)
+
+
+def test_token_values_that_do_not_fit_the_response_are_refused():
+    given = two_plays((0.0, 1.0))
+    message = refusal(ShapeError, replace(given, raw_scores=(given.raw_scores[0], {"f": Score((0.0, 0.5, 1.0))})))
+    assert message == "step t1.0, score f: expected one value for each of 2 response tokens, got 3"
+
+
+def test_a_score_that_the_columns_have_and_the_step_has_not_is_refused():
+    given = two_plays((0.0, 1.0))
+    message = refusal(BatchError, replace(given, raw_scores=(given.raw_scores[0], {"g": Score(1.0)})))
+    assert message == "step t1.0: expected score f in raw_scores, got ['g']"
+
+
+def test_an_empty_range_of_a_batch_made_elsewhere_is_refused():
+    given, empty = two_plays((1.0, 1.0)), {"f": Score((1.0, 1.0), (1.0, 1.0))}
+    message = refusal(ScoreRangeError, replace(given, raw_scores=(empty, empty)))
+    assert message == "step t0.0, score f, token 0: expected a value from 1.0 to 1.0, got 1.0"
+
+
+def test_a_token_term_is_what_comes_from_the_token_on_above_the_mean_of_the_others():
+    batch = batch_of(
+        play("t0", [step("a", Score((1.0, 0.0, 0.5)), tokens=3, response_mask=(1, 0, 1))], 0.0),
+        play("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
+    )
+    terms = assign(batch, replace(BY_TOKEN, norm_adv_by_std_in_grpo=False, gamma_token=0.5, w_r=2.0)).token_term_T
+    part = 2.0 / 1.5  # w_r by the mean length; m is 0 for the first play, 0.75 for the second
+    assert terms.tolist() == pytest.approx([part * (1.0 + 0.5 * 0.5), 0.0, part * 0.5, part * -0.75])
+
+
+def test_scaled_token_terms_are_divided_by_their_spread_over_plays():
+    batch = batch_of(
+        play("t0", [step("a", Score((1.0, 0.5)), tokens=2)], 0.0),
+        play("t1", [step("a", Score((0.0,)), tokens=1), step("a", Score((0.25,)), tokens=1)], 0.0),
+    )
+    plain = replace(BY_TOKEN, group_by="agent", norm_adv_by_std_in_grpo=False)
+    u = assign(batch, plain).token_term_T
+    middle = (u[:2].mean() + u[2:].mean()) / 2
+    spread = np.sqrt(2 / 1 * (((u[:2] - middle) ** 2).mean() + ((u[2:] - middle) ** 2).mean()) / 2)
+    scaled = assign(batch, replace(plain, norm_adv_by_std_in_grpo=True)).token_term_T
+    assert scaled.tolist() == pytest.approx((u / (spread + 1e-6)).tolist(), rel=1e-12)
+
+
+def test_tokens_that_are_all_alike_add_nothing():
+    alike = [play(f"t{n}", [step("a", Score((0.3, 0.3)), tokens=2)], float(n)) for n in range(3)]
+    assert assign(batch_of(*alike), BY_TOKEN).token_term_T.tolist() == [0.0] * 6
+
+
+def test_token_terms_need_little_more_memory_than_they_fill():
+    plays = [play(f"t{n}", [step("a", Score((0.1 * n,) * 1000), tokens=1000)], 1.0) for n in range(10)]
+    batch = batch_of(*plays)
+    steps = np.ones(batch.n_steps, dtype=np.bool_)
+    rho_T, level_S, stratum_S = rho(batch), np.zeros(batch.n_steps, dtype=np.int64), np.full(batch.n_steps, -1)
+    keys = {"weight": 1.0, "gamma_token": 1.0, "scaled": True}
+    given = (batch, rho_T, batch.scores[:, 0], steps, level_S, stratum_S)
+    token_terms(*given, **keys)  # compiles
+    tracemalloc.start()
+    token_terms(*given, **keys)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 3 * rho_T.nbytes
