@@ -223,7 +223,8 @@ def their_critic(given_):
     """Not the formula of gae."""
     values_T = given_.values_T
     unscaled_T = np.repeat(given_.credit_S, np.diff(given_.batch.token_offsets)) - 0.7 * values_T
-    terms = CriticTerms(values_T, unscaled_T, None, np.zeros_like(given_.credit_S))
+    nothing_S = np.zeros_like(given_.credit_S)
+    terms = CriticTerms(values_T, np.empty(0), nothing_S, nothing_S, nothing_S)
     return Estimate(np.zeros_like(given_.credit_S), unscaled_T=unscaled_T, critic=terms)
 
 

@@ -61,16 +61,20 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class CriticTerms:
-    """What went into an advantage by a critic, before whitening."""
+    """What went into an advantage by `gae`, before whitening. The tokens' advantages are made again where they are
+    wanted: keeping them would cost more than making them.
+    """
 
     values_T: Floats
     """[T] V_j: what the critic said. Not read at tokens that were not sampled."""
-    advantage_T: Floats
-    """[T] A_j; 0 at tokens that were not sampled."""
-    token_reward_T: Floats | None
-    """[T] what is paid token by token."""
+    token_reward_T: Floats
+    """[T] what is paid token by token; empty if nothing is."""
+    reward_S: Floats
+    """[S] what enters at the step's last sampled token."""
     down_S: Floats
     """[S] what reaches the step from its children's values and advantages."""
+    first_S: Floats
+    """[S] A_j at the step's first sampled token; 0 where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,9 @@ class Estimate:
     unscaled_T: Floats | None = None
     """[T] in place of credit, where the tokens of a step differ."""
     moments_S: Floats | None = None
-    """[S, 5] count, mean, sum of squared differences, least and largest of `unscaled_T` over each step's tokens."""
+    """[S, 5] count, mean, sum of squared differences, least and largest over each step's tokens, where they differ."""
     critic: CriticTerms | None = None
-    """What an estimator with a critic used and made."""
+    """What `gae` used; then its tokens differ without `unscaled_T`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +193,8 @@ def gae(given: Credited) -> Estimate:
     batch, options, values_T = given.batch, given.options, given.values_T
     assert values_T is not None, "an estimator that is registered with a critic is given values"
     nothing_S = np.zeros_like(given.credit_S)
-    advantage_T, down_S, moments_S = np.empty(values_T.size), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
+    token_reward_T = np.empty(0) if given.token_reward_T is None else given.token_reward_T
+    down_S, first_S, moments_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps), np.empty((batch.n_steps, 5))
     kernels.gae(
         batch.edge_child,
         batch.edge_parent,
@@ -197,19 +202,19 @@ def gae(given: Credited) -> Estimate:
         batch.response_mask,
         values_T,
         given.reward_S,
-        np.empty(0) if given.token_reward_T is None else given.token_reward_T,
+        token_reward_T,
         nothing_S if given.credit.out_S is None else given.credit.out_S,
         nothing_S if given.credit.in_S is None else given.credit.in_S,
         SHARES[options.share](batch, parent_counts(batch)),
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
-        advantage_T,
         down_S,
+        first_S,
         moments_S,
     )
     if not np.isfinite(moments_S[moments_S[:, 0] > 0, 1]).all():
         refuse_values(batch, values_T)
-    terms = CriticTerms(values_T, advantage_T, given.token_reward_T, down_S)
-    return Estimate(nothing_S, unscaled_T=advantage_T, moments_S=moments_S, critic=terms)
+    terms = CriticTerms(values_T, token_reward_T, given.reward_S, down_S, first_S)
+    return Estimate(nothing_S, moments_S=moments_S, critic=terms)
 
 
 @dataclass(frozen=True, slots=True)

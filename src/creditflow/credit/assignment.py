@@ -30,7 +30,7 @@ from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, des
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
 from creditflow.credit.thresholds import Observed, Threshold, make_threshold, open_starved, thetas
-from creditflow.credit.tokens import Scale, at_first_token, spread_over_tokens, token_terms
+from creditflow.credit.tokens import Scale, at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -129,7 +129,12 @@ class Assignment:
         """[T] what a critic is to learn, 0 at tokens that were not sampled; None without a critic."""
         if self.critic is None:
             return None
-        return np.where(self.batch.response_mask, self.critic.advantage_T + self.critic.values_T, 0.0)
+        returns_T = np.empty(int(self.batch.token_offsets[-1]))
+        if self.unscaled_T is None:
+            critic_tokens(self.batch, self.options, self.critic, Scale.none(self.batch.n_steps), returns_T)
+        else:
+            Scale.none(self.batch.n_steps).tokens(self.unscaled_T, self.batch, returns_T)
+        return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
 
     def group_name(self, step: int) -> str | None:
         """The key of the group that `step`'s baseline came from, in words; None where there is none."""
@@ -151,10 +156,13 @@ class Assignment:
             )
         if self.advantage_T is not None:
             out_T[:] = self.advantage_T
-        elif self.unscaled_T is not None:
+        elif self.unscaled_T is not None or self.critic is not None:
             learns_S = self.trained_S & (self.group_S >= 0) & ~self.tied_S
             scale = Scale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, learns_S)
-            scale.tokens(self.unscaled_T, self.batch, out_T)
+            if self.unscaled_T is not None:
+                scale.tokens(self.unscaled_T, self.batch, out_T)
+            elif self.critic is not None:
+                critic_tokens(self.batch, self.options, self.critic, scale, out_T)
         else:
             spread_over_tokens(self.advantage_S, self.batch, out_T)
         return out_T
@@ -279,6 +287,9 @@ def _assign(
     grouped_S = trained_S & (groups.group_S >= 0)
     scale = Scale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
     advantage_S = scale.steps(step_credit_S)
+    if estimate.critic is not None:
+        has_tokens_S = sampled_tokens(batch) > 0
+        advantage_S = scale.steps(np.where(has_tokens_S, estimate.critic.first_S, np.nan), np.zeros(batch.n_steps))
     if estimate.unscaled_T is not None:
         otherwise_S = np.zeros(batch.n_steps) if estimator.critic else advantage_S
         advantage_S = scale.steps(at_first_token(batch, estimate.unscaled_T, np.nan), otherwise_S)

@@ -107,7 +107,7 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
     s = _index(assignment, step)
     story = _Story(assignment, s)
     position = _check_token(assignment, s, token)
-    if assignment.advantage_T is None and assignment.unscaled_T is None:
+    if assignment.advantage_T is None and assignment.unscaled_T is None and assignment.critic is None:
         position = None  # all tokens have the same
     story.tell(position)
     trained = _trained(assignment, s, position)
@@ -141,9 +141,29 @@ def _trained(a: Assignment, s: int, token: int | None) -> float:
     at = int(a.batch.token_offsets[s]) + token
     if a.advantage_T is not None:
         return float(a.advantage_T[at])
-    if a.unscaled_T is None or not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:
-        return float(a.advantage_S[s]) if a.unscaled_T is None else 0.0
-    return float(a.weight_S[s] * ((a.unscaled_T[at] - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
+    if a.unscaled_T is None and a.critic is None:
+        return float(a.advantage_S[s])
+    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:
+        return 0.0
+    raw = _by_critic(a, s)[token] if a.unscaled_T is None else a.unscaled_T[at]
+    return float(a.weight_S[s] * ((raw - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
+
+
+def _by_critic(a: Assignment, s: int) -> dict[int, float]:
+    """A_j at each sampled token of the step, before whitening, as `kernels.gae` makes it."""
+    critic, options, start = a.critic, a.options, int(a.batch.token_offsets[s])
+    assert critic is not None, "the caller has seen to it"
+    made: dict[int, float] = {}
+    value, advantage = 0.0, 0.0
+    for position in reversed(_sampled(a, s)):
+        here = float(critic.values_T[start + position])
+        last = float(critic.reward_S[s]) + float(critic.down_S[s])
+        delta = options.gamma_token * value - here if made else last - here
+        if critic.token_reward_T.size:
+            delta += float(critic.token_reward_T[start + position])
+        advantage = delta + options.gamma_token * options.lam_token * advantage
+        value, made[position] = here, advantage
+    return made
 
 
 def _sampled(assignment: Assignment, s: int) -> list[int]:
@@ -288,8 +308,6 @@ class _Story:
     def tokens_only(self) -> bool:
         """Whether the estimator says nothing of a step without sampled tokens."""
         a = self.assignment
-        if a.unscaled_T is None:
-            return False
         return a.critic is not None or ADVANTAGE_ESTIMATORS[a.options.adv_estimator].critic
 
     def by_token(self) -> bool:
@@ -522,15 +540,13 @@ class _Story:
             reward = self.make("reward", "+", reward, shared)
             last = self.make("worth of the step", "+", reward, self.received_by_critic())
             delta = self.make("delta", "-", last, value)
-        if critic.token_reward_T is not None:
+        if critic.token_reward_T.size:
             paid_here = self.given("paid for this token", critic.token_reward_T[start + token])
             delta = self.make("delta with token reward", "+", delta, paid_here)
         if not later:
             return delta
         decay = self.make("decay", "*", gamma, self.given("lam_token", options.lam_token))
-        ahead = self.given(
-            "next advantage", critic.advantage_T[start + later[0]], "of the next sampled token, before whitening"
-        )
+        ahead = self.given("next advantage", _by_critic(a, s)[later[0]], "of the next sampled token, before whitening")
         return self.make("advantage by the critic", "+", delta, self.make("decayed", "*", decay, ahead))
 
     def received_by_critic(self) -> int:
@@ -551,7 +567,7 @@ class _Story:
             sampled = _sampled(a, k)
             if sampled:
                 first = int(batch.token_offsets[k]) + sampled[0]
-                advantage = self.given(f"advantage at {child}", critic.advantage_T[first], "before whitening")
+                advantage = self.given(f"advantage at {child}", critic.first_S[k], "before whitening")
                 lam = self.make(f"lam x {child}", "*", self.given(f"lam of {child}", options.lam), advantage)
                 value = self.given(f"value of {child}", critic.values_T[first])
                 worth = self.make(f"worth of {child}", "+", value, lam)

@@ -199,37 +199,36 @@ def gae(
     token_offsets: Ints,
     trained_T: Bools,
     values_T: Floats,
-    last_reward_S: Floats,
+    reward_S: Floats,
     token_reward_T: Floats,
     out_S: Floats,
     in_S: Floats,
     share_S: Floats,
     discounts: tuple[float, float, float, float],
-    advantage_T: Floats,
     down_S: Floats,
+    first_S: Floats,
     moments_S: Floats,
 ) -> None:
-    """Writes the advantages, what reaches each step from its children, and the moments of each step's advantages.
+    """Writes what reaches each step from its children, its advantage at its first trained token (0 if it has none), and
+    the moments of its advantages; the advantages themselves are made again, by `gae_tokens`, where they are wanted.
 
     `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: no reward but at the last token. See
-    `creditflow.credit.advantage.gae` for the formula, and `moments_of_steps`; one more pass would cost as much again.
+    `creditflow.credit.advantage.gae` for the formula, and `moments_of_steps`.
     """
     gamma, lam, gamma_token, lam_token = discounts
     e = child_E.size - 1
-    for s in range(last_reward_S.size - 1, -1, -1):
-        last = last_reward_S[s] + down_S[s]
+    for s in range(reward_S.size - 1, -1, -1):
+        last = reward_S[s] + down_S[s]
         value, advantage = 0.0, 0.0
         n, first, total, squares, low, high = 0, 0.0, 0.0, 0.0, np.inf, -np.inf
         for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
             if not trained_T[j]:
-                advantage_T[j] = 0.0
                 continue
             delta = gamma_token * value - values_T[j] if n else last - values_T[j]
             if token_reward_T.size:
                 delta += token_reward_T[j]
             advantage = delta + gamma_token * lam_token * advantage
             value = values_T[j]
-            advantage_T[j] = advantage
             if n == 0:
                 first = advantage
             n += 1
@@ -239,12 +238,47 @@ def gae(
         mean = total / n if n else 0.0
         moments_S[s, 0], moments_S[s, 1], moments_S[s, 2] = n, first + mean, squares - total * mean
         moments_S[s, 3], moments_S[s, 4] = low, high
+        first_S[s] = advantage
         # A step with nothing to train has no value of its own: it hands on what it is worth.
         worth = value + lam * advantage if n else last
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
             down_S[t] += gamma * in_S[t] * share_S[s] * (out_S[s] * worth)
             e -= 1
+
+
+@_compiled
+def gae_tokens(
+    token_offsets: Ints,
+    trained_T: Bools,
+    values_T: Floats,
+    last_S: Floats,
+    token_reward_T: Floats,
+    gamma_token: float,
+    lam_token: float,
+    factors: tuple[Floats, Floats, Floats, Floats],
+    learns_S: Bools,
+    out_T: NDArray[Any],
+) -> None:
+    """Writes the advantages that `gae` took the moments of, scaled as by `scale_tokens`.
+
+    `last_S`: what the step's last trained token earns: its reward and what reaches it from its children.
+    """
+    weight_S, baseline_S, shift_S, divisor_S = factors
+    for s in range(last_S.size):
+        weight, baseline, shift, divisor = weight_S[s], baseline_S[s], shift_S[s], divisor_S[s]
+        value, advantage, n = 0.0, 0.0, 0
+        for j in range(token_offsets[s + 1] - 1, token_offsets[s] - 1, -1):
+            out_T[j] = 0.0
+            if not trained_T[j] or not learns_S[s]:
+                continue
+            delta = gamma_token * value - values_T[j] if n else last_S[s] - values_T[j]
+            if token_reward_T.size:
+                delta += token_reward_T[j]
+            advantage = delta + gamma_token * lam_token * advantage
+            value = values_T[j]
+            n += 1
+            out_T[j] = weight * ((advantage - baseline - shift) / divisor)
 
 
 @_compiled
@@ -298,8 +332,13 @@ def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: B
     zero = out_T.dtype.type(0)
     for s in range(values_S.size):
         value = values_S[s]
-        for j in range(token_offsets[s], token_offsets[s + 1]):
-            out_T[j] = value if trained_T[j] else zero
+        # Slices, because an index that cannot be negative lets several tokens be written at a time.
+        out, trained = (
+            out_T[token_offsets[s] : token_offsets[s + 1]],
+            trained_T[token_offsets[s] : token_offsets[s + 1]],
+        )
+        for j in range(out.size):
+            out[j] = value if trained[j] else zero
 
 
 @_compiled

@@ -6,12 +6,12 @@ Knows token rewards and groups; not what a step's advantage is made of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.advantage import EPSILON, sampled_tokens
+from creditflow.credit.advantage import EPSILON, CriticTerms, sampled_tokens
 from creditflow.credit.groups import (
     LEVEL_NAMES,
     POLICY,
@@ -23,6 +23,9 @@ from creditflow.credit.groups import (
 )
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
+if TYPE_CHECKING:
+    from creditflow.credit.options import CreditOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:
@@ -33,6 +36,12 @@ class Scale:
     shift_S: Floats
     divisor_S: Floats
     learns_S: Bools
+
+    @classmethod
+    def none(cls, n_steps: int) -> Scale:
+        """Leaves everything as it is."""
+        zero_S, one_S = np.zeros(n_steps), np.ones(n_steps)
+        return cls(one_S, zero_S, zero_S, one_S, np.ones(n_steps, dtype=np.bool_))
 
     def steps(self, credit_S: Floats, otherwise_S: Floats | None = None) -> Floats:
         """[S] the steps' advantages; `otherwise_S` where there is no credit (NaN)."""
@@ -47,6 +56,26 @@ class Scale:
 
         factors = (self.weight_S, self.baseline_S, self.shift_S, self.divisor_S)
         kernels.scale_tokens(credit_T, factors, batch.token_offsets, batch.response_mask, self.learns_S, out_T)
+
+
+def critic_tokens(
+    batch: TrajectoryBatch, options: CreditOptions, critic: CriticTerms, scale: Scale, out_T: NDArray[Any]
+) -> None:
+    """Writes the advantages by a critic; 0 at tokens that were not sampled, or whose step does not learn."""
+    from creditflow.credit import kernels
+
+    kernels.gae_tokens(
+        batch.token_offsets,
+        batch.response_mask,
+        critic.values_T,
+        critic.reward_S + critic.down_S,
+        critic.token_reward_T,
+        options.gamma_token,
+        options.lam_token,
+        (scale.weight_S, scale.baseline_S, scale.shift_S, scale.divisor_S),
+        scale.learns_S,
+        out_T,
+    )
 
 
 def spread_over_tokens(values_S: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
