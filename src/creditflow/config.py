@@ -349,8 +349,7 @@ def _yaml_fault(error: Exception) -> str:
 
 def _resolve_aliases(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
     """`threshold_share`, `error_minimization` and `reward.decomp_granularity` are other words for `propagation`, `lam`
-    and
-    `decomp_granularity`, and are told as those.
+    and `decomp_granularity`, and are told as those.
     """
     if reward.decomp_granularity is not None:
         if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, reward.decomp_granularity):

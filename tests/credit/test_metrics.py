@@ -124,3 +124,13 @@ def test_metrics_are_finite_and_shares_are_shares(trajectories, chosen):
         assert math.isfinite(value)
         if not name.startswith(("credit/mean", "groups/")):
             assert 0.0 <= value <= 1.0 + 1e-12, name
+
+
+def test_alone_tied_and_frozen_steps_are_shares_of_each_agents():
+    plays = [play(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))]
+    plays.append(play("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
+    got = assign(batch_of(*plays), CreditOptions(on_closed_gate="freeze")).metrics()
+    assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
+    assert got["groups/tied/plan"] == 0.0  # the third one's child was not all right
+    assert got["groups/alone/write"] == 0.25
+    assert got["groups/alone/plan"] == 0.0

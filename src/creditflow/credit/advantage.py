@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from creditflow.credit.checks import refuse_values
 from creditflow.credit.groups import TIE_TOLERANCE, Groups, compact
@@ -215,6 +216,37 @@ def gae(given: Credited) -> Estimate:
         refuse_values(batch, values_T)
     terms = CriticTerms(values_T, token_reward_T, given.reward_S, down_S, first_S)
     return Estimate(nothing_S, moments_S=moments_S, critic=terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`advantage = weight * ((credit - baseline - shift) / divisor)`, and exactly 0 for steps that do not learn."""
+
+    weight_S: Floats
+    baseline_S: Floats
+    shift_S: Floats
+    divisor_S: Floats
+    learns_S: Bools
+
+    @classmethod
+    def none(cls, n_steps: int) -> Scale:
+        """Leaves everything as it is."""
+        zero_S, one_S = np.zeros(n_steps), np.ones(n_steps)
+        return cls(one_S, zero_S, zero_S, one_S, np.ones(n_steps, dtype=np.bool_))
+
+    def steps(self, credit_S: Floats, otherwise_S: Floats | None = None) -> Floats:
+        """[S] the steps' advantages; `otherwise_S` where there is no credit (NaN)."""
+        raw_S = self.weight_S * ((credit_S - self.baseline_S - self.shift_S) / self.divisor_S)
+        if otherwise_S is not None:
+            raw_S = np.where(np.isnan(credit_S), otherwise_S, raw_S)
+        return np.where(self.learns_S, raw_S, 0.0)
+
+    def tokens(self, credit_T: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
+        """Writes the advantages of tokens that have a credit each; 0 at those that were not sampled."""
+        from creditflow.credit import kernels
+
+        factors = (self.weight_S, self.baseline_S, self.shift_S, self.divisor_S)
+        kernels.scale_tokens(credit_T, factors, batch.token_offsets, batch.response_mask, self.learns_S, out_T)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from creditflow.credit.advantage import (
     CriticTerms,
     Estimate,
     Estimator,
+    Scale,
     sampled_tokens,
     stratum_weights,
     whitening,
@@ -30,7 +31,7 @@ from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, des
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
 from creditflow.credit.thresholds import Observed, Threshold, make_threshold, open_starved, thetas
-from creditflow.credit.tokens import Scale, at_first_token, critic_tokens, spread_over_tokens, token_terms
+from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -125,6 +126,11 @@ class Assignment:
     level_names = LEVEL_NAMES
 
     @property
+    def learns_S(self) -> Bools:
+        """[S] trained, and compared with something: its advantage is what the formula says, and not exactly 0."""
+        return self.trained_S & (self.group_S >= 0) & ~self.tied_S
+
+    @property
     def returns_T(self) -> Floats | None:
         """[T] what a critic is to learn, 0 at tokens that were not sampled; None without a critic."""
         if self.critic is None:
@@ -157,8 +163,7 @@ class Assignment:
         if self.advantage_T is not None:
             out_T[:] = self.advantage_T
         elif self.unscaled_T is not None or self.critic is not None:
-            learns_S = self.trained_S & (self.group_S >= 0) & ~self.tied_S
-            scale = Scale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, learns_S)
+            scale = Scale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, self.learns_S)
             if self.unscaled_T is not None:
                 scale.tokens(self.unscaled_T, self.batch, out_T)
             elif self.critic is not None:

@@ -143,7 +143,7 @@ def _trained(a: Assignment, s: int, token: int | None) -> float:
         return float(a.advantage_T[at])
     if a.unscaled_T is None and a.critic is None:
         return float(a.advantage_S[s])
-    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:
+    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:  # learns_S, without the work for all steps
         return 0.0
     raw = _by_critic(a, s)[token] if a.unscaled_T is None else a.unscaled_T[at]
     return float(a.weight_S[s] * ((raw - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))

@@ -57,8 +57,7 @@ PARENTS = {
     "agent": (),
 }
 """Under `baseline: shrunk`: the levels that the groups of a level lie inside of, the nearest first. `task` has none,
-for
-its groups mix agents."""
+for its groups mix agents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from creditflow.credit.gates import PASSING, RECEIVING
-from creditflow.credit.groups import LEVELS, cells_of, codes_of_level, spread_of
+from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
 from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
 from creditflow.credit.thresholds import Observed
 from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints
@@ -36,6 +36,8 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     * `groups/zero_variance`: groups, after back-off, whose credits are all the same.
     * `groups/no_baseline`: trained steps that were alone at every level.
     * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: those of them upstream of a failure.
+    * `groups/alone/<agent>`, `groups/tied/<agent>`, `groups/frozen/<agent>`: share of its steps that were alone at
+      `group_by`, that are in a group without variance (both of trained steps), that are frozen.
     * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: what another rule would have done, see `compare_shadow`.
 
     Steps of masked trajectories count in `groups/masked_steps` only.
@@ -56,6 +58,9 @@ def summarize(assignment: Assignment) -> dict[str, float]:
         ("propagation/threshold", assignment.threshold_S, judged_S),
         ("credit/mean", assignment.credit_S, trained_S),
         ("credit/mis_credited", wrong_way_S, trained_S & ok_SK.any(axis=1)),
+        ("groups/alone", _alone(assignment), trained_S),
+        ("groups/tied", assignment.tied_S, trained_S),
+        *([("groups/frozen", assignment.frozen_S, kept_S)] if assignment.frozen_S.any() else []),
         *([("propagation/forced_open", assignment.forced_open_S, judged_S)] if assignment.forced_open_S.any() else []),
     ):
         result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
@@ -72,6 +77,15 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     result["groups/masked_steps"] = float((~trained_S).sum())
     result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
     return result | compare_shadow(assignment)
+
+
+def _alone(assignment: Assignment) -> Bools:
+    """[S] the step had nobody to be compared with at the level asked for."""
+    asked = LEVEL_NAMES.index(assignment.options.group_by)
+    backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S != LEVEL_NAMES.index(POLICY))
+    if assignment.options.baseline == "shrunk":
+        backed_off_S = assignment.group_size_S < 2
+    return backed_off_S
 
 
 def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:

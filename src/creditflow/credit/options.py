@@ -71,14 +71,12 @@ class CreditOptions:
     """Width of the soft gate, above 0."""
     gate_at: str = "pass"
     """`pass`: a step hands credit to its parents only if it is open itself. `receive`: it takes credit from its
-    children
-    only if it is open itself. `both`."""
+    children only if it is open itself. `both`."""
     gate_unscored: str = "open"
     """Where the gate of a step stands whose scoring failed: `open` or `closed`."""
     share: str = "split"
     """`split`: a step divides what it hands up evenly among its parents. `copy`: each gets all of it; refused where
-    that
-    would count paths. `once`: each descendant's own reward counts once, by its best path."""
+    that would count paths. `once`: each descendant's own reward counts once, by its best path."""
     on_closed_gate: str = "cut"
     """What arrives from behind a closed gate. `cut`: nothing. `neutral`: what open steps of its group passed in other
     plays, on average. `freeze`: nothing, and the steps upstream of the failure do not learn from this play."""

@@ -79,9 +79,8 @@ class Credit:
     """[S] what gates withheld, counted at the step whose gate it is: from its parents, and from itself."""
     reached_S: NDArray[np.uint8]
     """[S] bits SIGNAL and OUTCOME: whether anything that depends on this play reached the step (a score, the outcome,
-    or
-    credit from a child that had one), and whether the outcome did. Not the same as credit being unequal to 0: at origin
-    1 a right step's is."""
+    or credit from a child that had one), and whether the outcome did. Not the same as credit being unequal to 0: at
+    origin 1 a right step's is."""
     out_S: Floats | None = None
     """[S] the factor that the step's gate lets out to its parents; None: by this rule nothing flows."""
     in_S: Floats | None = None
@@ -143,8 +142,7 @@ def _copy(batch: TrajectoryBatch, parents_S: Ints) -> Floats:
 
 SHARES: dict[str, Callable[[TrajectoryBatch, Ints], Floats]] = {"split": _split, "copy": _copy, "once": _split}
 """`algorithm.share`: [S] the part of what a step hands up that each of its parents gets. `once` is not made of parts;
-its
-parts are those of `split` wherever an account by edges is given (`stopped_S`)."""
+its parts are those of `split` wherever an account by edges is given (`stopped_S`)."""
 
 
 def first_edges(batch: TrajectoryBatch) -> Ints:

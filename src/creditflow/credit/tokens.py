@@ -1,17 +1,16 @@
-"""From steps to tokens: what each response token's own score adds to its step's advantage.
+"""From steps to tokens: spreading a step's advantage, a critic's advantages, what each token's own score adds.
 
-Knows token rewards and groups; not what a step's advantage is made of.
+Knows tokens, token rewards and groups; not how a step's credit or its baseline came about.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.advantage import EPSILON, CriticTerms, sampled_tokens
+from creditflow.credit.advantage import EPSILON, CriticTerms, Scale, sampled_tokens
 from creditflow.credit.groups import (
     LEVEL_NAMES,
     POLICY,
@@ -25,37 +24,6 @@ from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """`advantage = weight * ((credit - baseline - shift) / divisor)`, and exactly 0 for steps that do not learn."""
-
-    weight_S: Floats
-    baseline_S: Floats
-    shift_S: Floats
-    divisor_S: Floats
-    learns_S: Bools
-
-    @classmethod
-    def none(cls, n_steps: int) -> Scale:
-        """Leaves everything as it is."""
-        zero_S, one_S = np.zeros(n_steps), np.ones(n_steps)
-        return cls(one_S, zero_S, zero_S, one_S, np.ones(n_steps, dtype=np.bool_))
-
-    def steps(self, credit_S: Floats, otherwise_S: Floats | None = None) -> Floats:
-        """[S] the steps' advantages; `otherwise_S` where there is no credit (NaN)."""
-        raw_S = self.weight_S * ((credit_S - self.baseline_S - self.shift_S) / self.divisor_S)
-        if otherwise_S is not None:
-            raw_S = np.where(np.isnan(credit_S), otherwise_S, raw_S)
-        return np.where(self.learns_S, raw_S, 0.0)
-
-    def tokens(self, credit_T: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
-        """Writes the advantages of tokens that have a credit each; 0 at those that were not sampled."""
-        from creditflow.credit import kernels
-
-        factors = (self.weight_S, self.baseline_S, self.shift_S, self.divisor_S)
-        kernels.scale_tokens(credit_T, factors, batch.token_offsets, batch.response_mask, self.learns_S, out_T)
 
 
 def critic_tokens(
