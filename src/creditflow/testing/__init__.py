@@ -4,7 +4,7 @@ Each function here returns a Report, or raises one ConformanceError that lists e
 framework and no model.
 """
 
-from creditflow.testing.report import ConformanceError, Failure, Finding, Report
+from creditflow.testing.report import ConformanceError, Failure, Fault, Report
 from creditflow.testing.rewards import check_reward_function
 from creditflow.testing.rules import check_propagation_rule
 from creditflow.testing.thresholds import check_threshold
@@ -12,7 +12,7 @@ from creditflow.testing.thresholds import check_threshold
 __all__ = [
     "ConformanceError",
     "Failure",
-    "Finding",
+    "Fault",
     "Report",
     "check_propagation_rule",
     "check_reward_function",

@@ -1,6 +1,6 @@
 """Runs a table of checks over cases, and says what came of it. Knows nothing of what is checked.
 
-A check is a function of one case that yields a Finding for everything that is wrong; its name and the first paragraph
+A check is a function of one case that yields a Fault for everything that is wrong; its name and the first paragraph
 of its docstring are what users read.
 """
 
@@ -19,7 +19,7 @@ _CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Fault:
     """One thing that is wrong."""
 
     on: str
@@ -38,7 +38,7 @@ class Failure:
     check: str
     sentence: str
     """What the check is about, in words."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Fault, ...]
 
     def __str__(self) -> str:
         more = len(self.findings) - _SHOWN
@@ -71,7 +71,7 @@ class ConformanceError(CreditflowError):
         self.report = report
 
 
-Checks = Sequence[Callable[[Case], Iterator[Finding]]]
+Checks = Sequence[Callable[[Case], Iterator[Fault]]]
 
 
 def run(
@@ -105,12 +105,12 @@ def run(
     return report
 
 
-def _findings(check: Callable[[Case], Iterator[Finding]], case: Case) -> list[Finding]:
-    found: list[Finding] = []
+def _findings(check: Callable[[Case], Iterator[Fault]], case: Case) -> list[Fault]:
+    found: list[Fault] = []
     try:
         found.extend(check(case))
     except Exception as error:  # what is checked is a user's, and may raise anything anywhere
-        found.append(Finding(str(case), "no exception", described(error)))
+        found.append(Fault(str(case), "no exception", described(error)))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from creditflow.errors import InputError
 from creditflow.reward.manager import RewardManager
 from creditflow.reward.registry import RewardFunction, RewardFunctionConfig, load_reward_functions
-from creditflow.testing.report import Finding, Report, described, name_of, run
+from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
 LONGEST = 30
@@ -119,67 +119,67 @@ class _Case:
     def first(self) -> tuple[list[_Called], list[_Scored]]:
         return _score(self.loaded, self.plays)
 
-    def refused(self, fault: str) -> Iterator[Finding]:
+    def refused(self, fault: str) -> Iterator[Fault]:
         for scored in self.first[1]:
             if scored.fault == fault:
                 expected, _, got = scored.score.reason.removeprefix("expected ").partition(", got ")
-                yield Finding(scored.on, expected, got)
+                yield Fault(scored.on, expected, got)
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def can_be_loaded(case: _Case) -> Iterator[Finding]:
+def can_be_loaded(case: _Case) -> Iterator[Fault]:
     """A recipe can name it: its parameters fit its level, its range and its arguments make sense."""
     try:
         _ = case.loaded
     except InputError as error:
-        yield Finding(str(case), "one that a recipe can name", described(error))
+        yield Fault(str(case), "one that a recipe can name", described(error))
 
 
-def matches_an_agent(case: _Case) -> Iterator[Finding]:
+def matches_an_agent(case: _Case) -> Iterator[Fault]:
     """Its `agent_match` finds at least one agent of the given plays."""
     agents = sorted({step.agent for play in case.given for step in play.steps})
     if (wanted := case.loaded.agent_match) is not None and not any(map(case.loaded.matches, agents)):
-        yield Finding(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
+        yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
 
 
-def never_raises(case: _Case) -> Iterator[Finding]:
+def never_raises(case: _Case) -> Iterator[Fault]:
     """It raises on nothing that a model may write: the score would be `failed`, and the step masked."""
     for call in case.first[0]:
         if call.raised:
-            yield Finding(call.on, "a score", call.raised)
+            yield Fault(call.on, "a score", call.raised)
 
 
-def has_the_right_shape(case: _Case) -> Iterator[Finding]:
+def has_the_right_shape(case: _Case) -> Iterator[Fault]:
     """It returns a number, a list with one per response token, or a Score; of trajectories, a list of these by step."""
     yield from case.refused("shape")
 
 
-def is_finite(case: _Case) -> Iterator[Finding]:
+def is_finite(case: _Case) -> Iterator[Fault]:
     """Every number that it returns is finite."""
     yield from case.refused("finite")
 
 
-def stays_in_its_range(case: _Case) -> Iterator[Finding]:
+def stays_in_its_range(case: _Case) -> Iterator[Fault]:
     """Every number that it returns lies in the range that it declares (by default 0 to 1)."""
     yield from case.refused("range")
 
 
-def leaves_the_play_alone(case: _Case) -> Iterator[Finding]:
+def leaves_the_play_alone(case: _Case) -> Iterator[Fault]:
     """It changes neither step nor trajectory: other functions, and training, would see them changed."""
     for call in case.first[0]:
         if call.changed:
-            yield Finding(call.on, "the trajectory as it was before the call", "a changed one")
+            yield Fault(call.on, "the trajectory as it was before the call", "a changed one")
 
 
-def is_deterministic(case: _Case) -> Iterator[Finding]:
+def is_deterministic(case: _Case) -> Iterator[Fault]:
     """The same play is given the same score again, whatever was scored before it."""
     again = {scored.on: scored.score for scored in _score(case.loaded, case.plays[::-1])[1]}
     for scored in case.first[1]:
         one, other = scored.score, again[scored.on]
         if repr((one.status, one.value)) != repr((other.status, other.value)):
-            yield Finding(scored.on, f"{one.value} ({one.status}) again", f"{other.value} ({other.status})")
+            yield Fault(scored.on, f"{one.value} ({one.status}) again", f"{other.value} ({other.status})")
 
 
 BASICS = (can_be_loaded,)

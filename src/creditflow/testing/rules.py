@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from creditflow.credit import Credit, CreditOptions, Flow, assign, explain
 from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, Rule, RuleFunction
-from creditflow.testing.report import Finding, Report, described, name_of, run
+from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import (
     Bools,
     Floats,
@@ -132,7 +132,7 @@ class _Case:
                 made.append(_Changed(n, what, step, self.rule.credit(self.flow_of(plays))))
         return made
 
-    def compared(self, plays: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Finding]:
+    def compared(self, plays: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
         """Where the credit of the same steps differs when the rule is given other plays."""
         flow = self.flow_of(plays)
         other = self.rule.credit(flow)
@@ -140,7 +140,7 @@ class _Case:
         for name, one in _columns(self.credit).items():
             now = _columns(other)[name][at]
             for s in np.flatnonzero(_differs(one, now) & (True if only_S is None else only_S)):
-                yield Finding(self.step(s), f"{name} {one[s]:g} {what}", f"{now[s]:g}")
+                yield Fault(self.step(s), f"{name} {one[s]:g} {what}", f"{now[s]:g}")
 
     def of(self, n: int) -> Bools:
         """[S] the steps of play n."""
@@ -153,18 +153,18 @@ class _Case:
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def runs_on_every_batch(case: _Case) -> Iterator[Finding]:
+def runs_on_every_batch(case: _Case) -> Iterator[Fault]:
     """The rule raises on no batch, however small, and whatever was not scored, failed or was masked in it."""
     try:
         _ = case.credit
     except Exception as error:
-        yield Finding(str(case), "a Credit", described(error))
+        yield Fault(str(case), "a Credit", described(error))
 
 
-def returns_a_credit(case: _Case) -> Iterator[Finding]:
+def returns_a_credit(case: _Case) -> Iterator[Fault]:
     """It returns a Credit whose columns have one entry per step, of the type that Credit declares."""
     if not isinstance(case.credit, Credit):
-        yield Finding(str(case), "a Credit", f"a {type(case.credit).__name__}")
+        yield Fault(str(case), "a Credit", f"a {type(case.credit).__name__}")
         return
     for name, kind in _TYPES.items():
         column: Any = getattr(case.credit, name)
@@ -175,10 +175,10 @@ def returns_a_credit(case: _Case) -> Iterator[Finding]:
         if isinstance(column, np.ndarray):
             got = f"{name} of {column.dtype} and shape {column.shape}"
         if got != expected:
-            yield Finding(str(case), expected, got)
+            yield Fault(str(case), expected, got)
 
 
-def is_finite(case: _Case) -> Iterator[Finding]:
+def is_finite(case: _Case) -> Iterator[Fault]:
     """Its numbers are finite (NaN in `stand_in_S`: nothing stands in), its gates from 0 to 1, its bits known ones."""
     top: dict[str, int] = {"out_S": 1, "in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
     for name, column in _columns(case.credit).items():
@@ -186,42 +186,42 @@ def is_finite(case: _Case) -> Iterator[Finding]:
         if name in top:
             good_S &= (column >= 0) & (column <= top[name])
         for s in np.flatnonzero(~good_S):
-            yield Finding(
+            yield Fault(
                 case.step(s), f"{name} from 0 to {top[name]}" if name in top else f"a finite {name}", f"{column[s]:g}"
             )
 
 
-def leaves_its_input_alone(case: _Case) -> Iterator[Finding]:
+def leaves_its_input_alone(case: _Case) -> Iterator[Fault]:
     """It changes no array of the Flow or of its batch."""
     given = _copied(case.flow)
     case.rule.credit(given)
     for one, other in ((case.flow, given), (case.flow.batch, given.batch)):
         for name, column in _arrays(one).items():
             if not np.array_equal(column, getattr(other, name), equal_nan=column.dtype.kind == "f"):
-                yield Finding(str(case), f"{name} of the {type(one).__name__} as it was", "a changed one")
+                yield Fault(str(case), f"{name} of the {type(one).__name__} as it was", "a changed one")
 
 
-def is_deterministic(case: _Case) -> Iterator[Finding]:
+def is_deterministic(case: _Case) -> Iterator[Fault]:
     """The same Flow makes the same Credit, bit for bit."""
     again = _columns(case.rule.credit(_copied(case.flow)))
     for name, column in _columns(case.credit).items():
         if not np.array_equal(column, again[name], equal_nan=True):
-            yield Finding(str(case), f"the same {name} again", "another one")
+            yield Fault(str(case), f"the same {name} again", "another one")
 
 
-def ignores_the_order_of_plays(case: _Case) -> Iterator[Finding]:
+def ignores_the_order_of_plays(case: _Case) -> Iterator[Fault]:
     """The order in which plays lie in the batch changes nobody's credit."""
     yield from case.compared(case.plays[::-1], "with the plays in reverse")
     yield from case.compared((*case.plays[1:], case.plays[0]), "with the first play at the end")
 
 
-def ignores_the_names_of_agents(case: _Case) -> Iterator[Finding]:
+def ignores_the_names_of_agents(case: _Case) -> Iterator[Fault]:
     """What agents are called changes nobody's credit."""
     renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.plays]
     yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
 
 
-def ignores_masked_plays(case: _Case) -> Iterator[Finding]:
+def ignores_masked_plays(case: _Case) -> Iterator[Fault]:
     """Scores and outcomes of masked plays, which failed or could not be scored, change no other play's credit."""
     kept_S = case.flow.kept_S
     kept = {*case.flow.batch.trajectory_of_step[kept_S].tolist()}
@@ -230,7 +230,7 @@ def ignores_masked_plays(case: _Case) -> Iterator[Finding]:
         yield from case.compared(plays, "with other scores in masked plays", kept_S)
 
 
-def says_what_reached_a_step(case: _Case) -> Iterator[Finding]:
+def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
     """Where credit depends on a score or the outcome of its play, `reached_S` has the bits SIGNAL and OUTCOME."""
     if case.options.on_closed_gate == "neutral":
         return  # two plays may stand in for each other, and so a play for itself, behind gates that are closed
@@ -241,37 +241,37 @@ def says_what_reached_a_step(case: _Case) -> Iterator[Finding]:
         reached_S = (case.credit.reached_S & bit == bit) | (change.credit.reached_S & bit == bit)
         for s in np.flatnonzero(case.of(change.n) & _differs(before_S, after_S) & ~reached_S):
             why = f"for credit goes from {before_S[s]:g} to {after_S[s]:g} with {change.what}"
-            yield Finding(case.step(s), f"bits {bit:02b} in reached_S, {why}", f"{case.credit.reached_S[s]:02b}")
+            yield Fault(case.step(s), f"bits {bit:02b} in reached_S, {why}", f"{case.credit.reached_S[s]:02b}")
 
 
-def pays_own_as_declared(case: _Case) -> Iterator[Finding]:
+def pays_own_as_declared(case: _Case) -> Iterator[Fault]:
     """With `pays_own=False`, a step's `own_S` is not moved by its own score: one whose scoring failed is trained on."""
     for change in case.changed if not case.rule.pays_own else ():
         if change.step is not None:
             s = np.flatnonzero(case.of(change.n))[change.step]
             before, after = case.credit.own_S[s], change.credit.own_S[s]
             if _differs(before, after):
-                yield Finding(case.step(s), f"own_S {before:g} with {change.what}", f"{after:g}")
+                yield Fault(case.step(s), f"own_S {before:g} with {change.what}", f"{after:g}")
 
 
-def can_be_assigned_and_explained(case: _Case) -> Iterator[Finding]:
+def can_be_assigned_and_explained(case: _Case) -> Iterator[Fault]:
     """`assign` pays own + received + shared; every explanation replays (with `out_S`, `in_S`: by the formula)."""
     assigned, total_S = assign(case.flow.batch, case.options), _total(case.credit)
     if case.credit.out_S is not None and case.credit.in_S is not None and case.options.share != "once":
         formula_S = _by_formula(case.flow, case.credit)
         for at in np.flatnonzero(_differs(case.credit.received_S, formula_S)):
             expected = f"{formula_S[at]:g} received, by its out_S and in_S"
-            yield Finding(case.step(at), expected, f"{case.credit.received_S[at]:g}")
+            yield Fault(case.step(at), expected, f"{case.credit.received_S[at]:g}")
     for s in range(case.flow.batch.n_steps):
         if assigned.credit_S[s] != total_S[s]:
-            yield Finding(case.step(s), f"credit {total_S[s]!r}", repr(assigned.credit_S[s]))
+            yield Fault(case.step(s), f"credit {total_S[s]!r}", repr(assigned.credit_S[s]))
         try:
             replayed = explain(assigned, s).replay()
         except Exception as error:
-            yield Finding(case.step(s), "an explanation", described(error))
+            yield Fault(case.step(s), "an explanation", described(error))
         else:
             if replayed != assigned.advantage_S[s]:
-                yield Finding(case.step(s), f"an explanation of {assigned.advantage_S[s]!r}", repr(replayed))
+                yield Fault(case.step(s), f"an explanation of {assigned.advantage_S[s]!r}", repr(replayed))
 
 
 def _by_formula(flow: Flow, credit: Credit) -> Floats:
@@ -286,7 +286,7 @@ def _by_formula(flow: Flow, credit: Credit) -> Floats:
     return np.asarray(flow.options.gamma * credit.in_S * sums_S)
 
 
-def plays_are_independent(case: _Case) -> Iterator[Finding]:
+def plays_are_independent(case: _Case) -> Iterator[Fault]:
     """A play's scores and outcome change no other play's credit."""
     # Where the scoring of a step failed, the mean of other plays stands in for it before any rule looks.
     if case.options.on_closed_gate == "neutral" or case.flow.failed_S.any():
@@ -296,7 +296,7 @@ def plays_are_independent(case: _Case) -> Iterator[Finding]:
         after_S = _total(change.credit)
         for s in np.flatnonzero(_differs(before_S, after_S) & ~case.of(change.n)):
             expected = f"credit {before_S[s]:g} with {change.what} in trajectory {case.plays[change.n].id}"
-            yield Finding(case.step(s), expected, f"{after_S[s]:g}")
+            yield Fault(case.step(s), expected, f"{after_S[s]:g}")
 
 
 BASICS = (runs_on_every_batch, returns_a_credit, is_finite, leaves_its_input_alone, is_deterministic)

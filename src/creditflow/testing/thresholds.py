@@ -11,7 +11,7 @@ import numpy as np
 
 from creditflow.credit import Observed, Threshold, make_threshold
 from creditflow.errors import ConfigError
-from creditflow.testing.report import Finding, Report, described, name_of, run
+from creditflow.testing.report import Fault, Report, described, name_of, run
 
 NEVER_SEEN = "an agent never seen"
 _MEMBERS = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
@@ -77,28 +77,28 @@ class _Case:
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def is_a_threshold(case: _Case) -> Iterator[Finding]:
+def is_a_threshold(case: _Case) -> Iterator[Fault]:
     """`make` gives a new object at every call, with all that `creditflow.credit.Threshold` asks for."""
     made = case.make()
     if missing := [name for name in _MEMBERS if not hasattr(made, name)]:
-        yield Finding(
+        yield Fault(
             str(case), f"an object with {', '.join(_MEMBERS)}", f"a {type(made).__name__} without {', '.join(missing)}"
         )
     if made is case.make():
-        yield Finding(str(case), "a new object at every call of make", "the same one twice")
+        yield Fault(str(case), "a new object at every call of make", "the same one twice")
 
 
-def theta_is_finite(case: _Case) -> Iterator[Finding]:
+def theta_is_finite(case: _Case) -> Iterator[Fault]:
     """`theta` is a finite number for every agent that has been seen."""
     threshold = case.make()
     for when, observed, seen in case.history():
         threshold.update(observed)
         for agent in seen:
             if not _is_number(theta := threshold.theta(agent)):
-                yield Finding(f"{when}, agent {agent!r}", "a finite theta", repr(theta))
+                yield Fault(f"{when}, agent {agent!r}", "a finite theta", repr(theta))
 
 
-def new_agents_have_a_theta(case: _Case) -> Iterator[Finding]:
+def new_agents_have_a_theta(case: _Case) -> Iterator[Fault]:
     """An agent that was never seen has a finite theta, before the first batch and after any."""
     threshold = case.make()
     for when, observed, _ in case.history():
@@ -107,11 +107,11 @@ def new_agents_have_a_theta(case: _Case) -> Iterator[Finding]:
         except Exception as error:
             theta = described(error)
         if not _is_number(theta):
-            yield Finding(f"before {when}, {NEVER_SEEN}", "a finite theta", str(theta))
+            yield Fault(f"before {when}, {NEVER_SEEN}", "a finite theta", str(theta))
         threshold.update(observed)
 
 
-def only_updates_move_it(case: _Case) -> Iterator[Finding]:
+def only_updates_move_it(case: _Case) -> Iterator[Fault]:
     """From one update to the next thetas stay as they are, whoever asks for what."""
     threshold = case.make()
     for when, observed, seen in case.history():
@@ -119,10 +119,10 @@ def only_updates_move_it(case: _Case) -> Iterator[Finding]:
         before = _thetas(threshold, seen)
         threshold.metrics(), threshold.state_dict(), _thetas(threshold, seen[::-1])
         if (after := _thetas(threshold, seen)) != before:
-            yield Finding(f"after {when}", f"{before} until the next", after)
+            yield Fault(f"after {when}", f"{before} until the next", after)
 
 
-def empty_batches_change_nothing(case: _Case) -> Iterator[Finding]:
+def empty_batches_change_nothing(case: _Case) -> Iterator[Fault]:
     """A batch that showed nothing, `Observed({}, {})`, leaves thetas and state as they are."""
     threshold = case.make()
     for when, observed, seen in case.history():
@@ -130,10 +130,10 @@ def empty_batches_change_nothing(case: _Case) -> Iterator[Finding]:
         before = _shown(threshold, seen)
         threshold.update(Observed({}, {}))
         if (after := _shown(threshold, seen)) != before:
-            yield Finding(f"an empty batch after {when}", before, after)
+            yield Fault(f"an empty batch after {when}", before, after)
 
 
-def absent_agents_stay(case: _Case) -> Iterator[Finding]:
+def absent_agents_stay(case: _Case) -> Iterator[Fault]:
     """An update that does not speak of an agent leaves its theta as it is."""
     threshold, known = case.make(), list[str]()
     for when, observed, seen in case.history():
@@ -141,55 +141,55 @@ def absent_agents_stay(case: _Case) -> Iterator[Finding]:
         before = _thetas(threshold, away)
         threshold.update(observed)
         if (after := _thetas(threshold, away)) != before:
-            yield Finding(f"{when}, which does not speak of {', '.join(away)}", before, after)
+            yield Fault(f"{when}, which does not speak of {', '.join(away)}", before, after)
         known = seen
 
 
-def floor_is_a_share(case: _Case) -> Iterator[Finding]:
+def floor_is_a_share(case: _Case) -> Iterator[Fault]:
     """`floor` is a number from 0 to 1."""
     for threshold in (case.make(), case.after(_STOP)):
         if not (_is_number(threshold.floor) and 0 <= threshold.floor <= 1):
-            yield Finding(str(case), "a floor from 0 to 1", repr(threshold.floor))
+            yield Fault(str(case), "a floor from 0 to 1", repr(threshold.floor))
 
 
-def metrics_are_numbers(case: _Case) -> Iterator[Finding]:
+def metrics_are_numbers(case: _Case) -> Iterator[Fault]:
     """Metrics are finite numbers, and their names start with `propagation/`."""
     threshold = case.make()
     for when, observed, _ in case.history():
         for name, value in threshold.metrics().items():
             if not str(name).startswith("propagation/"):
-                yield Finding(f"before {when}", "a name that starts with propagation/", repr(name))
+                yield Fault(f"before {when}", "a name that starts with propagation/", repr(name))
             if not _is_number(value):
-                yield Finding(f"before {when}, metric {name}", "a finite number", repr(value))
+                yield Fault(f"before {when}, metric {name}", "a finite number", repr(value))
         threshold.update(observed)
 
 
-def state_is_json(case: _Case) -> Iterator[Finding]:
+def state_is_json(case: _Case) -> Iterator[Fault]:
     """The state is a mapping that JSON can hold, NaN excluded, and that is the same when it is read again."""
     for threshold in (case.make(), case.after(_STOP)):
         state = threshold.state_dict()
         try:
             read = json.loads(json.dumps(state, allow_nan=False))
         except (TypeError, ValueError) as error:
-            yield Finding("the state", "what JSON can hold", described(error))
+            yield Fault("the state", "what JSON can hold", described(error))
         else:
             if read != state or not isinstance(state, dict):
-                yield Finding("the state", repr(state), f"{read!r}, once read again from JSON")
+                yield Fault("the state", repr(state), f"{read!r}, once read again from JSON")
 
 
-def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Finding]:
+def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Fault]:
     """One that was stopped, saved and resumed has the state and the future of one that was not."""
     uninterrupted, resumed = case.after(_STOP), case.make()
     resumed.load_state_dict(_through_json(uninterrupted.state_dict()))
     for when, observed, seen in case.history()[_STOP:]:
         expected, got = _shown(uninterrupted, seen), _shown(resumed, seen)
         if got != expected:
-            yield Finding(f"saved and resumed after update {_STOP - 1}, before {when}", expected, got)
+            yield Fault(f"saved and resumed after update {_STOP - 1}, before {when}", expected, got)
         uninterrupted.update(observed)
         resumed.update(observed)
 
 
-def other_states_are_refused(case: _Case) -> Iterator[Finding]:
+def other_states_are_refused(case: _Case) -> Iterator[Fault]:
     """A state of another kind, or with a key missing or too many, is refused by a ConfigError, never misread."""
     state = case.after(_STOP).state_dict()
     others = {f"a state without {key!r}": {k: v for k, v in state.items() if k != key} for key in state}
@@ -203,9 +203,9 @@ def other_states_are_refused(case: _Case) -> Iterator[Finding]:
         except ConfigError:
             continue
         except Exception as error:
-            yield Finding(what, "a ConfigError", described(error))
+            yield Fault(what, "a ConfigError", described(error))
         else:
-            yield Finding(what, "a ConfigError", "no exception")
+            yield Fault(what, "a ConfigError", "no exception")
 
 
 BASICS = (is_a_threshold,)
