@@ -32,7 +32,7 @@ DEMO_JOBS ?= 3
 DEMO_ARGS ?=
 
 demo: $(STAMPS)/demo
-	$(BIN)/creditflow compare recipes/arithmetic_chain.yaml --vary algorithm.propagation=identical,none,threshold \
+	$(BIN)/creditflow compare recipes/arithmetic_chain_sparse.yaml --vary algorithm.propagation=identical,none,threshold \
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
