@@ -299,15 +299,15 @@ def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
     if options.on_closed_gate == "freeze":
         frozen_S = kernels.frozen_upstream(flow.batch.edge_child, flow.batch.edge_parent, out_S)
     return Credit(
-        own_S,
-        received_S,
-        shared_S,
-        _stopped(flow, share_S, own_S + received_S, out_S, in_S),
-        _reach_up(flow, out_S, in_S),
-        out_S,
-        in_S,
-        stand_in_S,
-        frozen_S,
+        own_S=own_S,
+        received_S=received_S,
+        shared_S=shared_S,
+        stopped_S=_stopped(flow, share_S, own_S + received_S, out_S, in_S),
+        reached_S=_reach_up(flow, out_S, in_S),
+        out_S=out_S,
+        in_S=in_S,
+        stand_in_S=stand_in_S,
+        frozen_S=frozen_S,
     )
 
 
