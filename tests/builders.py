@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
+from creditflow.trajectory import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 
 ScoreSpec = float | Score | str
 """A value; a whole Score; or `"failed"` / `"timeout"`."""
@@ -97,3 +97,14 @@ def play(
 
 def batch_of(*plays: Trajectory) -> TrajectoryBatch:
     return TrajectoryBatch.from_trajectories(plays)
+
+
+class Letters:
+    """What a model client of a test speaks: a token is a character."""
+
+    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        text = "\n".join(message["content"] for message in messages)
+        return text, tuple(map(ord, text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))

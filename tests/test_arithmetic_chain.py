@@ -20,7 +20,8 @@ from creditflow.parts import build_parts
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, play_all
 from creditflow.rollout.team import Sampling
-from creditflow.trajectory import Message, Step, Task, Trajectory, TrajectoryBatch
+from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+from tests.builders import Letters
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STORY = "Ann has 4 7 . gets 0 5 . makes it double . loses 1 3 ."
@@ -43,7 +44,7 @@ def recipes_functions():
     return load_reward_functions(load_recipe(RECIPES / "arithmetic_chain.yaml").config.reward.functions, RECIPES, [])
 
 
-class Scripted:
+class Scripted(Letters):
     """Answers by what the prompt asks for; a token is a character."""
 
     version = 0
@@ -52,13 +53,6 @@ class Scripted:
     def __init__(self, answer: Callable[[str], str]) -> None:
         self.answer = answer
         self.prompts: list[str] = []
-
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        text = "\n".join(message["content"] for message in messages)
-        return text, tuple(map(ord, text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         prompts = [self.decode(request.prompt_ids) for request in requests]

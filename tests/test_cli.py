@@ -322,3 +322,18 @@ def test_importing_the_package_loads_numpy_and_nothing_heavier():
 
     assert "numpy" in modules
     assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "rich", "typer", "sympy"}
+
+
+def test_a_full_disk_is_told_in_one_line():
+    code = (
+        "import creditflow.commands.check as c\n"
+        "def write(*args):\n"
+        "    with open('/dev/full', 'w') as file:\n"
+        "        file.write('x')\n"
+        "c.check = write\n"
+        "from creditflow.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "check", "x.yaml"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: the disk is full; finished files are whole\n"

@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 it failed; 2 the input is wrong; 130 interrupted.
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,10 @@ Overrides = Annotated[
 
 
 class _Commands(TyperGroup):
-    """Turns errors that are raised on purpose into one line and an exit code; others keep their traceback."""
+    """Turns errors that are raised on purpose, and a full disk, into one line and an exit code.
+
+    Others keep their traceback.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -32,6 +36,12 @@ class _Commands(TyperGroup):
         except CreditflowError as error:
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            where = f": {error.filename}" if error.filename else ""
+            print(f"error: the disk is full{where}; finished files are whole", file=sys.stderr)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise typer.Exit(130) from None

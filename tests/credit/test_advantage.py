@@ -5,6 +5,7 @@ import pytest
 
 from creditflow.credit import Credited, CreditOptions, Estimate, advantage_estimator, assign
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.errors import ConfigError
 from tests.builders import batch_of, play, step
 
 
@@ -102,3 +103,35 @@ def test_an_estimator_of_ones_own_is_registered_by_name_and_masked_like_any():
         assert assign(batch, CreditOptions(adv_estimator="plain_credit")).advantage_S.tolist() == [1.0, 0.25, 0.0]
     finally:
         ADVANTAGE_ESTIMATORS.remove("plain_credit")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_what_an_estimator_of_ones_own_says_of_tokens_is_whitened_over_tokens(grouped):
+    @advantage_estimator("by_position", grouped=grouped, whitened=True)
+    def by_position(given: Credited):
+        baseline_S = given.groups.mean_S if grouped else np.zeros_like(given.credit_S)
+        return Estimate(baseline_S, unscaled_T=np.arange(given.batch.response_mask.size) ** 2.0)
+
+    try:
+        batch = batch_of(
+            play("t0", [step(tokens=3)], 1.0), play("t1", [step(tokens=4, response_mask=(1, 0, 1, 1))], 0.5)
+        )
+        a = assign(batch, CreditOptions(adv_estimator="by_position", propagation="identical")).token_advantages()
+        sampled = a[batch.response_mask]
+        assert sampled.mean() == pytest.approx(0.0, abs=1e-12)
+        assert sampled.std(ddof=1) == pytest.approx(1.0, rel=1e-6)
+        assert (a[~batch.response_mask] == 0.0).all()
+    finally:
+        ADVANTAGE_ESTIMATORS.remove("by_position")
+
+
+def test_an_estimator_that_is_whitened_may_not_divide_by_itself():
+    @advantage_estimator("twice", whitened=True)
+    def twice(given: Credited):
+        return Estimate(given.groups.mean_S, given.groups.spread_S)
+
+    try:
+        with pytest.raises(ConfigError, match=r"adv_estimator: twice is whitened, .*expected divisor_S None"):
+            assign(batch_of(play("t0", [step()], 1.0), play("t1", [step()], 0.0)), CreditOptions(adv_estimator="twice"))
+    finally:
+        ADVANTAGE_ESTIMATORS.remove("twice")

@@ -21,14 +21,17 @@ def same(got, expected):
 
 
 @fixed
-@given(plays(mishaps=False), options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"))
+@given(
+    plays(mishaps=False),
+    options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"),
+    st.integers(0, 2**30 - 1),
+)
 def test_with_the_outcome_to_all_origin_1_and_binary_scores_the_threshold_rule_is_own_reward_plus_outcome(
-    trajectories, chosen
+    trajectories, chosen, right
 ):
     """A closed step passes nothing, and an open one, being right, has nothing to pass."""
-    for trajectory in trajectories:
-        for made in trajectory.steps:
-            made.scores = {"f": Score(float(len(made.prompt + made.agent) * made.index % 3 > 0))}
+    for n, made in enumerate(made for trajectory in trajectories for made in trajectory.steps):
+        made.scores = {"f": Score(float(right >> n & 1))}
     batch = batch_of(*trajectories)
     gates = {"gate_at": "pass", "on_closed_gate": "cut", "adv_estimator": "grpo"}
     gated = assign(batch, replace(chosen, propagation="threshold", reward_decomp=True, **gates))

@@ -12,10 +12,11 @@ import pytest
 from creditflow.errors import AgentError, ConfigError, CreditflowError
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Team, Workflow, play_all
 from creditflow.rollout.team import Sampling
-from creditflow.trajectory import Message, Task, Trajectory
+from creditflow.trajectory import Task, Trajectory
+from tests.builders import Letters
 
 
-class EchoClient:
+class EchoClient(Letters):
     """Answers with its prompt's last word; a token is a character."""
 
     version = 3
@@ -23,13 +24,6 @@ class EchoClient:
 
     def __init__(self) -> None:
         self.batches: list[int] = []
-
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        text = "\n".join(message["content"] for message in messages)
-        return text, tuple(map(ord, text))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return "".join(map(chr, ids))
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         self.batches.append(len(requests))

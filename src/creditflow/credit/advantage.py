@@ -89,7 +89,8 @@ class Estimate:
     unscaled_T: Floats | None = None
     """[T] in place of credit, where the tokens of a step differ."""
     moments_S: Floats | None = None
-    """[S, 5] count, mean, sum of squared differences, least and largest over each step's tokens, where they differ."""
+    """[S, 5] count, mean, sum of squared differences, least and largest over each step's tokens, where they differ and
+    `unscaled_T` does not tell."""
     critic: CriticTerms | None = None
     """What `gae` used; then its tokens differ without `unscaled_T`."""
 
@@ -165,9 +166,7 @@ def reinforce_plus_plus(given: Credited) -> Estimate:
     after_T = kernels.tokens_to_go(batch.token_offsets, batch.response_mask)
     power = kernels.powers(gamma, int(after_T.max(initial=0)) + 1)
     unscaled_T = np.repeat(given.credit_S, np.diff(batch.token_offsets)) * power[after_T]
-    moments_S = np.empty((batch.n_steps, 5))
-    kernels.moments_of_steps(batch.token_offsets, batch.response_mask, unscaled_T, moments_S)
-    return Estimate(nothing_S, unscaled_T=unscaled_T, moments_S=moments_S)
+    return Estimate(nothing_S, unscaled_T=unscaled_T)
 
 
 @advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
@@ -262,6 +261,22 @@ class Whitened:
     """All values are the same, or there is one only."""
     plays_P: Ints
     """Trajectories."""
+
+
+def token_moments(batch: TrajectoryBatch, estimate: Estimate, tied_S: Bools) -> Floats | None:
+    """[S, 5] the moments of what an estimator leaves to be whitened; None where all tokens of a step have the same.
+
+    Steps of a tied group count with 0, as where tokens do not differ.
+    """
+    from creditflow.credit import kernels
+
+    if estimate.unscaled_T is None:
+        return estimate.moments_S
+    moments_S = np.empty((batch.n_steps, 5))
+    kernels.moments_of_steps(batch.token_offsets, batch.response_mask, estimate.unscaled_T, moments_S)
+    moments_S[:, [1, 3, 4]] -= estimate.baseline_S[:, None]
+    moments_S[tied_S, 1:] = 0.0
+    return moments_S
 
 
 def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None, over_S: Bools) -> Whitened:

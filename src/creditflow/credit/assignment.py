@@ -22,6 +22,7 @@ from creditflow.credit.advantage import (
     Scale,
     sampled_tokens,
     stratum_weights,
+    token_moments,
     whitening,
 )
 from creditflow.credit.checks import check_batch, check_values
@@ -288,7 +289,9 @@ def _assign(
         )
     )
     weight_S = stratum_weights(batch, stratum_S, trained_S)
-    groups, baseline_S, shift_S, divisor_S = _scale(batch, estimator, estimate, step_credit_S, trained_S, groups)
+    groups, baseline_S, shift_S, divisor_S = _scale(
+        batch, estimator, estimate, step_credit_S, trained_S, groups, options.adv_estimator
+    )
     grouped_S = trained_S & (groups.group_S >= 0)
     scale = Scale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
     advantage_S = scale.steps(step_credit_S)
@@ -433,6 +436,7 @@ def _scale(
     credit_S: Floats,
     trained_S: Bools,
     groups: Groups,
+    name: str,
 ) -> tuple[Groups, Floats, Floats, Floats]:
     """(groups, baseline_S, shift_S, divisor_S): as the estimator chose, or by whitening what it leaves.
 
@@ -441,9 +445,13 @@ def _scale(
     shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
     if not estimator.whitened:
         return groups, estimate.baseline_S, shift_S, divisor_S if estimate.divisor_S is None else estimate.divisor_S
+    if estimate.divisor_S is not None:
+        raise ConfigError(
+            f"algorithm.adv_estimator: {name} is whitened, and so divided by its own spread: expected divisor_S None"
+        )
     over_S = trained_S & (groups.group_S >= 0) if estimator.grouped else trained_S
     left_S = np.where(over_S & ~groups.tied_S, credit_S - estimate.baseline_S, 0.0)
-    stats = whitening(batch, left_S, estimate.moments_S, over_S)
+    stats = whitening(batch, left_S, token_moments(batch, estimate, groups.tied_S), over_S)
     at = np.flatnonzero(stats.code_S >= 0)
     code = stats.code_S[at]
     divisor_S[at] = np.sqrt(stats.variance_P + WHITENING_EPSILON)[code]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from creditflow.config import Config, Recipe
 from creditflow.credit import Observed, Threshold, assign, make_threshold
@@ -231,9 +232,12 @@ def task_batches(n_tasks: int, config: Config) -> list[Ints]:
 
 
 def save_model(policy: Policy, folder: RunFolder, step: int) -> Path:
-    """`checkpoints/global_step_N`: a Hugging Face folder."""
+    """`checkpoints/global_step_N`: a Hugging Face folder. Raises CreditflowError or OSError if it cannot be written."""
     target = folder.path / "checkpoints" / f"global_step_{step}"
-    make_whole(target, policy.save)
+    try:
+        make_whole(target, policy.save)
+    except SafetensorError as error:  # a full disk above all; it is no OSError there
+        raise CreditflowError(f"{target}: the model cannot be saved: {error}") from error
     return target
 
 
