@@ -66,7 +66,7 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report,verl,test,dev]'
+	$(INSTALL) -e '.[report,judge,ray,sandbox,verl,test,dev]'
 	@touch $@ $(STAMPS)/demo
 
 # CUDA libraries are left to torch: which ones it wants is a matter of its build.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.reward.backends import BACKENDS
 from creditflow.reward.registry import RewardFunctionConfig
 
 if TYPE_CHECKING:
@@ -140,10 +141,25 @@ class AlgorithmConfig(CreditOptions):
 
 @dataclass
 class RewardConfig:
-    """All reward functions, and how many of their scores may fail."""
+    """All reward functions, where they run, and how many of their scores may fail."""
 
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     max_failed_frac: float = 0.2
+    """Stop when a larger share of scores fails, or of the outcomes alone."""
+    backend: str = "process"
+    """Where functions run: `process`, worker processes of this machine; `ray`, Ray actors (`ray_kwargs.ray_init`);
+    `inline`, this process, without time-outs, for a debugger."""
+    num_workers: int | None = None
+    """Worker processes, or Ray actors; default: one per core, at most eight."""
+    timeout: float = 60.0
+    """Seconds for one call of a function that has no `timeout` of its own."""
+    max_in_flight: int = 256
+    """Calls of async functions that wait at a time."""
+    cache_size: int = 100_000
+    """Answers that are remembered, by function version and inputs; 0: none."""
+    sandbox: dict[str, Any] = field(default_factory=dict)
+    """Where untrusted code runs: `backend` and its options (`creditflow.reward.sandbox`), for every function that takes
+    an argument `sandbox`."""
     decomp_granularity: str | None = None
     """`trajectory` (outcome only), `agent`, `step` (default) or `token_level`: the same as
     `algorithm.decomp_granularity`; contradicting it is an error."""
@@ -187,6 +203,14 @@ class TrainerConfig:
 
 
 @dataclass
+class RayConfig:
+    """How Ray is reached."""
+
+    ray_init: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `ray.init`: `address` joins a cluster; without it, a Ray of one's own on this machine."""
+
+
+@dataclass
 class Config:
     """A whole recipe."""
 
@@ -196,6 +220,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     team: TeamConfig = field(default_factory=TeamConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    ray_kwargs: RayConfig = field(default_factory=RayConfig)
     recipe: dict[str, Any] = field(default_factory=dict)
     """Whatever the recipe's own functions read (`recipe.operations` and the like)."""
     compare: dict[str, Any] = field(default_factory=dict)
@@ -423,6 +448,9 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
         "actor_rollout_ref.actor.grad_clip": actor.grad_clip,
         "trainer.total_epochs": config.trainer.total_epochs,
+        "reward.timeout": config.reward.timeout,
+        "reward.max_in_flight": config.reward.max_in_flight,
+        "reward.num_workers": 1 if config.reward.num_workers is None else config.reward.num_workers,
     }.items():
         _positive(key, value)
     for key, value in {
@@ -435,6 +463,7 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.actor.clip_ratio_high": actor.clip_ratio_high or 0,
         "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.val_kwargs.temperature,
         "trainer.num_threads": config.trainer.num_threads,
+        "reward.cache_size": config.reward.cache_size,
     }.items():
         _positive(key, value, zero=True)
     if len(actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in actor.optim.betas):
@@ -456,6 +485,7 @@ def _validate(config: Config) -> None:
         ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
     )
     _one_of("actor_rollout_ref.actor.optim.lr_scheduler_type", actor.optim.lr_scheduler_type, ("constant", "cosine"))
+    _one_of("reward.backend", config.reward.backend, tuple(BACKENDS))
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
         raise ConfigError(

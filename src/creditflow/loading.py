@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from creditflow.errors import ConfigError
+
+_USER_MODULE = "creditflow_user_"
+"""How the names begin under which users' files are imported."""
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -54,7 +60,7 @@ def _load_file(file: str, base: Path, key: str) -> Any:
         raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
     path = path.resolve()
     # One module per file and process: two references to the same file must share its state.
-    name = f"creditflow_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"{_USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -71,3 +77,39 @@ def _load_file(file: str, base: Path, key: str) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def installed_files() -> dict[str, tuple[str, str]]:
+    """The users' files that this process has loaded, for another one: module name -> path and text."""
+    return {
+        name: (str(module.__file__), Path(str(module.__file__)).read_text(encoding="utf-8"))
+        for name, module in list(sys.modules.items())
+        if name.startswith(_USER_MODULE) and getattr(module, "__file__", None)
+    }
+
+
+def offer_files(files: Mapping[str, tuple[str, str]]) -> None:
+    """Let this process import, under the same names, the files that another one has loaded."""
+    sys.meta_path.insert(0, _Offered(files))
+
+
+class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds and loads the files that were offered, from their text: another machine need not have them."""
+
+    def __init__(self, files: Mapping[str, tuple[str, str]]) -> None:
+        self.files = files
+
+    def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> Any:
+        if fullname not in self.files:
+            return None
+        spec = importlib.util.spec_from_loader(fullname, self, origin=self.files[fullname][0])
+        assert spec is not None
+        spec.has_location = True  # sets __file__: a recipe may look for what lies beside it
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        return self.files[fullname][1]
+
+    def get_code(self, fullname: str) -> Any:
+        path, text = self.files[fullname]
+        return compile(text, path, "exec", dont_inherit=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.config import Recipe
+from creditflow.config import Config, Recipe
 from creditflow.data import load_tasks
 from creditflow.errors import ConfigError, RewardError
 from creditflow.loading import load_object
-from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward import RewardFunction, RewardManager, load_reward_functions
+from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.rollout import AgentSpec, Workflow
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Step, Task, Trajectory
@@ -77,7 +78,9 @@ def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:
     workflow = load_object(config.team.workflow, folder, "team.workflow")
     if not inspect.iscoroutinefunction(workflow):
         raise ConfigError(f"team.workflow: expected `async def solve(task, team)`, got {config.team.workflow}")
-    functions = load_reward_functions(config.reward.functions, folder, list(config.team.agents))
+    functions = load_reward_functions(
+        config.reward.functions, folder, list(config.team.agents), {"sandbox": config.reward.sandbox}
+    )
     if training and not any(f.level == "outcome" or f.weight > 0 for f in functions):
         raise RewardError(
             "reward.functions: no outcome and no sub-reward of positive weight, so nothing can be learned"
@@ -88,8 +91,26 @@ def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:
         val_tasks=val_tasks,
         workflow=workflow,
         agents={name: AgentSpec(system=agent.system) for name, agent in config.team.agents.items()},
-        rewards=RewardManager(functions, config.reward.max_failed_frac),
+        rewards=_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
+    )
+
+
+def _manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:
+    section = config.reward
+    options = BackendOptions(
+        num_workers=section.num_workers,
+        timeout=section.timeout,
+        max_in_flight=section.max_in_flight,
+        ray_init=config.ray_kwargs.ray_init,
+    )
+    return RewardManager(
+        functions,
+        section.max_failed_frac,
+        backend=make_backend(section.backend, functions, options),
+        timeout=section.timeout,
+        max_in_flight=section.max_in_flight,
+        cache_size=section.cache_size,
     )
 
 

@@ -17,6 +17,10 @@ class Bar(Protocol):
         """So much further; `status` says how it stands."""
         ...
 
+    def note(self, status: str) -> None:
+        """What is being done just now; shown where it can be shown in passing, in a terminal."""
+        ...
+
 
 class Reporter:
     """Says what happens, on standard error, so that standard output stays for results."""
@@ -51,6 +55,9 @@ class Reporter:
                     if status:
                         progress.update(task, status=status)
 
+                def note(self, status: str) -> None:
+                    progress.update(task, status=status)
+
             yield _RichBar()
 
 
@@ -62,3 +69,6 @@ class _PlainBar:
         self.done += amount
         if status:
             self.reporter.say(f"{self.title} {self.done}/{self.total} {status}")
+
+    def note(self, status: str) -> None:
+        """A line for each would drown the others."""

@@ -7,21 +7,8 @@ import pytest
 
 from creditflow.errors import TooManyFailedScores
 from creditflow.reward import RewardFunction, RewardManager
-from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
-
-TASK = Task("test", ({"role": "user", "content": "How many?"},), "72")
-
-
-def a_play(name: str = "t", agents: str = "pev", **kwargs) -> Trajectory:
-    """A chain of steps, one per letter, with two response tokens each."""
-    steps = [
-        Step(
-            f"{name}/{i}", name, i, agent, agents[:i].count(agent), (i - 1,) if i else (), "prompt", f"response {i}",
-            response_ids=(5, 6), response_mask=(1, 1), logprobs=(-1.0, -1.0),
-        )
-        for i, agent in enumerate(agents)
-    ]  # fmt: skip
-    return Trajectory(name, "u", TASK, steps, (len(steps) - 1,), **{"answer": "72", **kwargs})
+from creditflow.trajectory import Score, TrajectoryBatch
+from tests.reward.plays import a_play
 
 
 def of_steps(call, **kwargs) -> RewardFunction:

@@ -243,3 +243,69 @@ def test_one_outcome_at_most(base):
 def test_a_decorator_refuses_a_level_that_is_none():
     with pytest.raises(RewardError, match="@outcome"):
         reward(level="outcome")
+
+
+CLASSES = """
+from creditflow import reward
+
+@reward(name="scaled", timeout=7, range=(0, 9))
+class Scaled:
+    def __init__(self, scale, low=0.0):
+        if scale < 0:
+            raise ValueError(f"expected a scale of 0 or more, got {scale}")
+        self.range = (low, scale)
+    def __call__(self, step, trajectory):
+        return self.range[1]
+    def cache_key(self, step, trajectory):
+        return step.response
+
+class Here:
+    here = True
+    async def __call__(self, step, trajectory):
+        return 1.0
+
+class Lame:
+    pass
+"""
+
+
+def of_class(tmp_path, name, shared=None, **entry):
+    (tmp_path / "classes.py").write_text(CLASSES)
+    entries = [RewardFunctionConfig(fn=f"classes.py:{name}", **entry)]
+    return load_reward_functions(entries, tmp_path, TEAM, shared)[0]
+
+
+def test_of_a_class_an_instance_is_made_with_the_args_and_called(tmp_path):
+    function = of_class(tmp_path, "Scaled", args={"scale": 4.0})
+    assert function.call(None, None) == 4.0
+    assert (function.name, function.range, function.timeout, function.is_async) == ("scaled", (0.0, 4.0), 7, False)
+    assert function.cache_key(Step("", "", 0, "a", 0, (), "", "said"), None) == "said"
+    assert function.version != of_class(tmp_path, "Scaled", args={"scale": 5.0}).version
+    here = of_class(tmp_path, "Here")
+    assert (here.here, here.is_async, here.cache_key) == (True, True, None)
+
+
+def test_an_entry_may_say_how_long_and_whether_cached(tmp_path):
+    function = of_class(tmp_path, "Scaled", args={"scale": 4.0}, timeout=0.5, cache=False)
+    assert (function.timeout, function.cache) == (0.5, False)
+
+
+def test_what_every_function_shares_is_given_to_those_that_take_it(tmp_path):
+    assert of_class(tmp_path, "Scaled", {"scale": 3.0, "sandbox": {}}).range == (0.0, 3.0)
+    assert of_class(tmp_path, "Scaled", {"scale": 3.0}, args={"scale": 2.0}).range == (0.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "message"),
+    [
+        ("Scaled", {"args": {"scale": -1}}, "expected a scale of 0 or more, got -1"),
+        ("Scaled", {}, "missing a required argument: 'scale'"),
+        ("Scaled", {"args": {"scal": 1}}, "unknown argument 'scal'.*did you mean 'scale'"),
+        ("Scaled", {"args": {"scale": 1.0, "low": 2.0}}, "low < high"),
+        ("Scaled", {"args": {"scale": 1.0}, "timeout": 0.0}, "expected a timeout of more than 0 seconds"),
+        ("Lame", {}, "expected a class with __call__"),
+    ],
+)
+def test_a_class_that_cannot_be_made_is_the_recipes_fault(tmp_path, name, entry, message):
+    with pytest.raises(RewardError, match=message):
+        of_class(tmp_path, name, **entry)

@@ -18,7 +18,7 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, number, results_console, show
-from creditflow.reward.manager import RewardManager, ScoringReport
+from creditflow.reward.manager import ScoringReport
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
 _CHECK = 2
@@ -73,7 +73,8 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
 async def _play(parts: Parts, policy: Policy, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
     config = parts.recipe.config.actor_rollout_ref.rollout
     trajectories = await play(parts, policy, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
-    report = await RewardManager(parts.rewards.functions, max_failed_frac=1.0).score(trajectories)  # shown, then judged
+    async with parts.rewards.open({"default": policy}):
+        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
     parts.label(trajectories)
     return trajectories, report
 

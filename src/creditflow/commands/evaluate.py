@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from creditflow.config import load_recipe
+from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import load_policy, validate
 from creditflow.errors import InputError
 from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
-from creditflow.parts import build_parts
+from creditflow.monitor import Evaluation
+from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
 
@@ -25,7 +27,7 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
         if json_file.is_dir():
             raise InputError(f"--json: {json_file} is a folder")
         make_folder(json_file.parent, "--json")  # or say now that it cannot be, not after the evaluation
-    evaluation = asyncio.run(validate(parts, policy, reporter, "evaluation"))
+    evaluation = asyncio.run(_evaluate(parts, policy, reporter))
     if json_file is not None:
         RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
     kwargs = recipe.config.actor_rollout_ref.rollout.val_kwargs
@@ -33,3 +35,8 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     plays = "1 play" if n == 1 else f"{n} plays"
     title = f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each"
     show(results_console(), title, evaluation_table(evaluation))
+
+
+async def _evaluate(parts: Parts, policy: Policy, reporter: Reporter) -> Evaluation:
+    async with parts.rewards.open({"default": policy}):
+        return await validate(parts, policy, reporter, "evaluation")

@@ -1,42 +1,31 @@
 """Runs reward functions over trajectories: fills `step.scores` and `trajectory.outcome`, and reports.
 
 A function that fails makes a score that says so, never a reward of zero. This module must not know how functions are
-declared or found, nor what becomes of the scores.
+declared or found, where they run (a backend's matter), nor what becomes of the scores.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from numbers import Real
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 from creditflow.errors import TooManyFailedScores
+from creditflow.reward.cache import Cache, Key, Keys
+from creditflow.reward.calls import Backend, Call, Returned, leaves, run_on_loop, together
+from creditflow.reward.compose import plan
 from creditflow.reward.registry import Level, RewardFunction
-from creditflow.trajectory import Score, Step, Trajectory
+from creditflow.reward.scores import make_score, mean_value, scores_of
+from creditflow.rollout.client import ModelClient
+from creditflow.trajectory import Score, Trajectory
 
 _SHOWN_REASONS = 3
-_REASON_CHARACTERS = 200
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One call of one reward function. Without a step, the function sees the trajectory alone."""
-
-    function: RewardFunction
-    trajectory: Trajectory
-    step: Step | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """What a call came back with: a value of whatever type, or an error."""
-
-    value: object = None
-    error: str = ""
-    seconds: float = 0.0
+Progress = Callable[[int, int], None]
+"""Told how many of how many calls are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +37,20 @@ class FunctionReport:
     matched: int
     """Steps (for the outcome: trajectories) that it had to score."""
     failed: int
+    """Timed-out ones included."""
     mean: float
     """Of the scores that are ok, in the function's own range; NaN without any."""
     seconds: float
-    """Sum over its calls; those of async functions overlap."""
+    """Sum over its calls; those of async functions overlap. Of a composition: over its parts'."""
     reasons: tuple[str, ...]
     """The first distinct reasons of failure, each with the first id that it came with."""
+    timeouts: int = 0
+    calls: int = 0
+    """That were really made; of a composition: of its parts."""
+    cached: int = 0
+    """Calls that were answered without being made: from the cache, or because another one asked the same."""
+    counted: Mapping[str, float] = field(default_factory=dict)
+    """What the function counted itself (`metrics()`)."""
 
     @property
     def failed_frac(self) -> float:
@@ -81,30 +78,79 @@ class ScoringReport:
         return tuple(reason for function in self.functions for reason in function.reasons)
 
     def metrics(self) -> dict[str, float]:
-        """`reward/<function>/mean` (where anything was scored), `reward/<function>/failed_frac`, `timing/...`."""
+        """`reward/failed_frac`, `reward/<function>/...`, `timing/...`: docs/rewards.md lists them."""
         metrics = {"reward/failed_frac": self.failed_frac, "timing/reward_s": self.seconds}
         for function in self.functions:
             if not math.isnan(function.mean):
                 metrics[f"reward/{function.name}/mean"] = function.mean
             metrics[f"reward/{function.name}/failed_frac"] = function.failed_frac
+            metrics[f"reward/{function.name}/timeouts"] = function.timeouts
+            metrics[f"reward/{function.name}/cached"] = function.cached
+            if function.calls:
+                metrics[f"reward/{function.name}/latency_s"] = function.seconds / function.calls
             metrics[f"timing/reward_s/{function.name}"] = function.seconds
+            metrics |= {f"reward/{function.name}/{key}": value for key, value in function.counted.items()}
         return metrics
 
 
 class RewardManager:
-    """Scores trajectories with a fixed set of functions."""
+    """Scores trajectories with a fixed set of functions.
 
-    def __init__(self, functions: Sequence[RewardFunction], max_failed_frac: float = 0.2) -> None:
+    `backend`: where plain functions run (`creditflow.reward.backends.make_backend`); None: in this thread, one by one
+    and without time-outs. `timeout`: seconds for each call of a function that has none of its own.
+    `max_in_flight`: calls of async functions that wait at a time. `cache_size`: answers that are remembered; 0: none.
+
+    It may be used from one event loop after another, one scoring at a time. `close` ends what the backend has started.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[RewardFunction],
+        max_failed_frac: float = 0.2,
+        *,
+        backend: Backend | None = None,
+        timeout: float = 60.0,
+        max_in_flight: int = 256,
+        cache_size: int = 100_000,
+    ) -> None:
         self.functions = tuple(functions)
         self.max_failed_frac = max_failed_frac
+        self.backend = backend
+        self.timeout = timeout
+        self.max_in_flight = max_in_flight
+        self._cache = Cache(cache_size)
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> ScoringReport:
+    def connect(self, clients: Mapping[str, ModelClient]) -> None:
+        """Give the policies of the run (`rollout.ModelClient` by name) to the functions that use one."""
+        for function in leaves(self.functions):
+            if (wanted := getattr(function.instance, "connect", None)) is not None:
+                wanted(clients)
+
+    @asynccontextmanager
+    async def open(self, clients: Mapping[str, ModelClient] | None = None) -> AsyncIterator[RewardManager]:
+        """Connect the policies of the run, and close everything at the end."""
+        self.connect(clients or {})
+        try:
+            yield self
+        finally:
+            await self.aclose()
+
+    async def score(
+        self,
+        trajectories: Sequence[Trajectory],
+        *,
+        max_failed_frac: float | None = None,
+        progress: Progress | None = None,
+    ) -> ScoringReport:
         """Fill `step.scores` and `trajectory.outcome` in place.
 
         Trajectories that failed are left alone. Where the agents went wrong (`info["agent_error"]`), or the play was
         truncated before there was an answer, the outcome is the worst of its range (by default 0) without asking the
         function, and the steps are scored as ever. Latency goes into the report only: scores that hold a clock's
         readings would differ between two runs of one seed.
+
+        `max_failed_frac`: instead of the manager's. `progress`: told, from whichever thread, how many calls of how many
+        are answered.
 
         Raises TooManyFailedScores where more than `max_failed_frac` of all scores failed, or of the outcomes (each of
         which masks a whole trajectory). The scores are filled in by then.
@@ -117,77 +163,131 @@ class RewardManager:
                 continue
             for function in self.functions:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
-                    given.append((Call(function, trajectory), _score(function, function.range[0], reason)))
+                    given.append((Call(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
                     calls += _calls(function, trajectory)
-        returned = await run_here(calls)
-        for call, one in zip(calls, returned, strict=True):
-            given += _scores(call, one)
+        ran = _Ran(progress)
+        for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
+            given += scores_of(call, returned)
         for call, score in given:
             if call.step is None:
                 call.trajectory.outcome = score
             else:
                 call.step.scores[call.function.name] = score
 
+        counted = await self._counted()
         report = ScoringReport(
-            tuple(_report(function, given, calls, returned) for function in self.functions),
+            tuple(_report(function, given, ran, counted) for function in self.functions),
             seconds=time.perf_counter() - start,
         )
-        self._check(report)
+        _check(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
         return report
 
-    def _check(self, report: ScoringReport) -> None:
-        for function in report.functions:
-            if function.level == "outcome" and function.failed_frac > self.max_failed_frac:
-                self._stop(f"{function.failed} of {function.matched} outcomes", function.reasons)
-        if report.failed_frac > self.max_failed_frac:
-            failed, matched = (sum(getattr(f, name) for f in report.functions) for name in ("failed", "matched"))
-            self._stop(f"{failed} of {matched} scores", report.reasons)
+    def close(self) -> None:
+        """End the backend's processes; the next scoring starts them again."""
+        if self.backend is not None:
+            self.backend.close()
 
-    def _stop(self, what: str, reasons: Sequence[str]) -> None:
-        raise TooManyFailedScores(
-            f"{what} failed, more than reward.max_failed_frac={self.max_failed_frac:g} allows; "
-            f"first reasons: {'; '.join(reasons[:_SHOWN_REASONS])}"
-        )
+    async def aclose(self) -> None:
+        """The same, and connections that functions hold."""
+        for function in leaves(self.functions):
+            if (end := getattr(function.instance, "aclose", None)) is not None:
+                await end()
+        self.close()
 
+    async def _answer(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+        """What each call came back with. A composition asks for its parts, and may then ask for more: in rounds."""
+        plans = [plan(call) for call in calls]
+        answers: dict[int, Returned] = {}
+        wanted = {i: next(one) for i, one in enumerate(plans)}
+        while wanted:
+            asked = [call for calls_of_one in wanted.values() for call in calls_of_one]
+            came = iter(await self._run(asked, ran))
+            still: dict[int, list[Call]] = {}
+            for i, calls_of_one in wanted.items():
+                try:
+                    still[i] = plans[i].send([next(came) for _ in calls_of_one])
+                except StopIteration as stop:
+                    answers[i] = stop.value
+            wanted = still
+        return [answers[i] for i in range(len(calls))]
 
-async def run_here(calls: Sequence[Call]) -> list[Returned]:
-    """What each call came back with, in order: async functions concurrently, the others one by one in this thread.
-
-    The one place that decides where functions run.
-    """
-    returned = [Returned(error="was cancelled")] * len(calls)
-
-    async def run_async(i: int, call: Call) -> None:
-        start = time.perf_counter()
-        try:
-            value = call.function.call(*_arguments(call))
-            returned[i] = Returned(await value if hasattr(value, "__await__") else value)
-        except Exception as error:  # whatever a user's function may raise is a failed score, with its reason
-            returned[i] = Returned(error=_describe(error))
-        returned[i] = replace(returned[i], seconds=time.perf_counter() - start)
-
-    async with asyncio.TaskGroup() as group:
-        waiting = [group.create_task(run_async(i, call)) for i, call in enumerate(calls) if call.function.is_async]
+    async def _run(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+        """Answer from the cache what is known, call each of the others once, and remember."""
+        keys = Keys()
+        returned: list[Returned | None] = [None] * len(calls)
+        first: dict[Key, int] = {}
+        same: dict[int, int] = {}
+        to_run: list[int] = []
         for i, call in enumerate(calls):
-            if not call.function.is_async:
-                returned[i] = _run(call)
-                if waiting:
-                    await asyncio.sleep(0)  # lets the async ones move on between two calls
-    return returned
+            key = keys.of(call)
+            if key is not None and (known := self._cache.get(key)) is not None:
+                returned[i] = known
+            elif key is not None and key in first:
+                same[i] = first[key]
+            else:
+                to_run.append(i)
+                if key is not None:
+                    first[key] = i
+        ran.wanted += len(to_run)
+        for i, one in zip(to_run, await self._dispatch([calls[i] for i in to_run], ran), strict=True):
+            returned[i] = one
+            ran.add(calls[i], one)
+        for key, i in first.items():
+            one_returned = returned[i]
+            assert one_returned is not None  # it was run above
+            # Failures are not remembered: another try may go well.
+            if all(score.status == "ok" for _, score in scores_of(calls[i], one_returned)):
+                self._cache.put(key, one_returned)
+        for i, other in same.items():
+            returned[i] = returned[other]
+        for i in set(range(len(calls))) - set(to_run):
+            ran.cached[id(calls[i].function)] += 1
+        return [one or Returned(error="was not called") for one in returned]
+
+    async def _dispatch(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+        """What each call came back with: from the backend, or from here for what it does not take."""
+        away = [self.backend is not None and self.backend.takes(call.function) for call in calls]
+        here = [call for call, is_away in zip(calls, away, strict=True) if not is_away]
+        there = [call for call, is_away in zip(calls, away, strict=True) if is_away]
+        running = [run_on_loop(here, self.timeout, self.max_in_flight, ran.answered)]
+        if self.backend is not None and there:
+            running.append(self.backend.run(there, ran.answered))
+        returned = await together(running)
+        sources = {False: iter(returned[0]), True: iter(returned[-1])}
+        return [next(sources[is_away]) for is_away in away]
+
+    async def _counted(self) -> dict[str, dict[str, float]]:
+        """What functions counted themselves, by name; those that ran elsewhere, there."""
+        counted: dict[str, dict[str, float]] = defaultdict(dict)
+        elsewhere = await self.backend.metrics() if self.backend is not None else {}
+        for function in leaves(self.functions):
+            if function.name in elsewhere:
+                counted[function.name] |= elsewhere[function.name]
+            elif (ask := getattr(function.instance, "metrics", None)) is not None:
+                counted[function.name] |= ask()
+        return counted
 
 
-def _run(call: Call) -> Returned:
-    start = time.perf_counter()
-    try:
-        value = call.function.call(*_arguments(call))
-    except Exception as error:  # as above
-        return Returned(error=_describe(error), seconds=time.perf_counter() - start)
-    return Returned(value, seconds=time.perf_counter() - start)
+@dataclass(slots=True)
+class _Ran:
+    """What was really called in one scoring, by function (`id`)."""
 
+    progress: Progress | None = None
+    wanted: int = 0
+    done: int = 0
+    calls: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-def _arguments(call: Call) -> tuple[Step, Trajectory] | tuple[Trajectory]:
-    return (call.trajectory,) if call.step is None else (call.step, call.trajectory)
+    def add(self, call: Call, returned: Returned) -> None:
+        self.calls[id(call.function)] += 1
+        self.seconds[id(call.function)] += returned.seconds
+
+    def answered(self) -> None:
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.wanted)
 
 
 def _calls(function: RewardFunction, trajectory: Trajectory) -> list[Call]:
@@ -208,117 +308,49 @@ def _no_outcome(trajectory: Trajectory) -> str:
     return ""
 
 
-def _scores(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
-    """The scores that one call made, each with the step that it is for (None: the trajectory)."""
-    function, trajectory = call.function, call.trajectory
-    if function.level != "trajectory":
-        return [(call, _to_score(function, returned, call.step))]
-    steps = [step for step in trajectory.steps if function.matches(step.agent)]
-    of_step = _of_each_step(returned, len(trajectory.steps))
-    return [(Call(function, trajectory, step), _to_score(function, of_step[step.index], step)) for step in steps]
-
-
-def _of_each_step(returned: Returned, n_steps: int) -> list[Returned]:
-    """A trajectory function's list, taken apart; its failure is every step's."""
-    values = _plain(returned.value)
-    if returned.error:
-        error = returned.error
-    elif not isinstance(values, list | tuple):
-        error = f"expected a list with one value per step, got {_kind(values)}"
-    elif len(values) != n_steps:
-        error = f"expected one value for each of {n_steps} steps, got {len(values)}"
-    else:
-        return [Returned(value) for value in values]
-    return [Returned(error=error)] * n_steps
-
-
-class _UnusableError(Exception):
-    """A value that cannot be a score; the message is the score's reason."""
-
-
-def _to_score(function: RewardFunction, returned: Returned, step: Step | None) -> Score:
-    try:
-        if returned.error:
-            raise _UnusableError(returned.error)
-        if not isinstance(returned.value, Score):
-            return _score(function, _checked(returned.value, function.range, step))
-        given = returned.value
-        if given.status != "ok":
-            reason = given.reason or "the function said so, without a reason"
-            return replace(_score(function, 0.0, reason[:_REASON_CHARACTERS]), status=given.status)
-        # A Score made without a range has the default one: it is the function's that counts then.
-        low, high = function.range if given.range == (0.0, 1.0) else given.range
-        if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise _UnusableError(f"expected a Score with a range of finite numbers, low < high, got {given.range}")
-        value = _checked(given.value, (low, high), step)
-        return replace(_score(function, value, given.reason), range=(float(low), float(high)))
-    except _UnusableError as error:
-        return replace(_score(function, 0.0, str(error)), status="failed")
-
-
-def _score(function: RewardFunction, value: float | tuple[float, ...], reason: str = "") -> Score:
-    return Score(value, range=function.range, weight=function.weight, reason=reason, version=function.version)
-
-
-def _checked(value: object, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
-    value = _plain(value)
-    if not isinstance(value, list | tuple):
-        return _number(value, allowed)
-    if step is None:
-        raise _UnusableError(f"expected one number for the whole trajectory, got {_kind(value)}")
-    if len(value) != len(step.response_ids) or not value:
-        raise _UnusableError(
-            f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}"
-        )
-    return tuple(_number(_plain(one), allowed) for one in value)
-
-
-def _number(value: object, allowed: tuple[float, float]) -> float:
-    if not isinstance(value, Real):
-        raise _UnusableError(f"expected a number, got {_kind(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    low, high = allowed
-    if not math.isfinite(number) or not low <= number <= high:
-        raise _UnusableError(f"expected a value in [{low:g}, {high:g}], got {number:g}")
-    return number
-
-
-def _plain(value: object) -> object:
-    """Arrays, tensors and their scalars as Python's own lists and numbers."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _kind(value: object) -> str:
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
-
-
-def _describe(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_REASON_CHARACTERS]
-
-
 def _report(
-    function: RewardFunction, given: Sequence[tuple[Call, Score]], calls: Sequence[Call], returned: Sequence[Returned]
+    function: RewardFunction,
+    given: Sequence[tuple[Call, Score]],
+    ran: _Ran,
+    counted: Mapping[str, Mapping[str, float]],
 ) -> FunctionReport:
     mine = [(call, score) for call, score in given if call.function is function]
-    values = [_mean(score.value) for _, score in mine if score.status == "ok"]
+    values = [mean_value(score) for _, score in mine if score.status == "ok"]
     reasons: dict[str, str] = {}
     for call, score in mine:
         if score.status != "ok":
             where = f"step {call.step.id}" if call.step else f"trajectory {call.trajectory.id}"
             reasons.setdefault(score.reason, f"{function.name}, {where}: {score.reason}")
+    parts = [id(part) for part in leaves([function])]
+    own: dict[str, float] = {}
+    for part in leaves([function]):
+        prefix = "" if part is function else f"{part.name}/"
+        own |= {f"{prefix}{key}": value for key, value in counted.get(part.name, {}).items()}
     return FunctionReport(
         name=function.name,
         level=function.level,
         matched=len(mine),
         failed=len(mine) - len(values),
         mean=sum(values) / len(values) if values else math.nan,
-        seconds=sum((one.seconds for call, one in zip(calls, returned, strict=True) if call.function is function), 0.0),
+        seconds=sum(ran.seconds[part] for part in parts),
         reasons=tuple(reasons.values())[:_SHOWN_REASONS],
+        timeouts=sum(score.status == "timeout" for _, score in mine),
+        calls=sum(ran.calls[part] for part in parts),
+        cached=sum(ran.cached[part] for part in parts),
+        counted=own,
     )
 
 
-def _mean(value: float | tuple[float, ...]) -> float:
-    return sum(value) / len(value) if isinstance(value, tuple) else value
+def _check(report: ScoringReport, max_failed_frac: float) -> None:
+    def stop(what: str, reasons: Sequence[str]) -> None:
+        raise TooManyFailedScores(
+            f"{what} failed, more than reward.max_failed_frac={max_failed_frac:g} allows; "
+            f"first reasons: {'; '.join(reasons[:_SHOWN_REASONS])}"
+        )
+
+    for function in report.functions:
+        if function.level == "outcome" and function.failed_frac > max_failed_frac:
+            stop(f"{function.failed} of {function.matched} outcomes", function.reasons)
+    if report.failed_frac > max_failed_frac:
+        failed, matched = (sum(getattr(f, name) for f in report.functions) for name in ("failed", "matched"))
+        stop(f"{failed} of {matched} scores", report.reasons)

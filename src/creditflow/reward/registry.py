@@ -11,12 +11,12 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
-from creditflow.errors import RewardError, did_you_mean
+from creditflow.errors import RewardError, did_you_mean, first_line
 from creditflow.loading import load_object
 from creditflow.trajectory import Score, Step, Trajectory
 
@@ -26,6 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__creditflow_reward__"
 _BUILTINS: dict[str, Callable[..., Any]] = {}
+_COMBINATORS: dict[str, _Combinator] = {}
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
 _CALLED_AS_ANSWER = "(text, truth)"
 
@@ -44,6 +45,20 @@ class RewardFunctionConfig:
     """Share in a step's weighted mean; 0: measured and reported, never part of credit."""
     name: str | None = None
     args: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the function; of a class, those that it is made with."""
+    timeout: float | None = None
+    """Seconds that one call may take; default: as declared, else `reward.timeout`."""
+    cache: bool = True
+    """Whether a call with the same inputs is answered from the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """How one score is made of the scores of several functions."""
+
+    rule: Callable[[Any], Generator[list[Any], list[Any], Score]]
+    """Called with a `Call`: yields the calls that it needs, is sent what they came back with, and returns a score."""
+    range: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +77,19 @@ class RewardFunction:
     version: str = ""
     """A hash of the function's own source and of its arguments (helpers that it calls are not in it)."""
     is_async: bool = False
+    timeout: float | None = None
+    """Seconds that one call may take; None: the manager's."""
+    cache: bool = True
+    here: bool = False
+    """Whether it must be called in the process of the manager: it holds a model, or a policy of the run."""
+    cache_key: Callable[..., str] | None = None
+    """Called as `call` is: a text that holds all that the score depends on. None: everything about the trajectory."""
+    instance: object = None
+    """Where the recipe names a class: what was made of it. See `load_reward_functions`."""
+    composition: Composition | None = None
+    """Where the entry makes one reward of several: how."""
+    parts: tuple[RewardFunction, ...] = ()
+    """Of a composition: what it is made of."""
 
     def matches(self, agent: str) -> bool:
         """Whether this function scores the agent's steps."""
@@ -77,6 +105,7 @@ class _Declared:
     weight: float = 1.0
     range: tuple[float, float] = (0.0, 1.0)
     name: str | None = None
+    timeout: float | None = None
 
 
 @overload
@@ -91,6 +120,7 @@ def reward(
     level: Literal["step", "trajectory"] = "step",
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
+    timeout: float | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -103,17 +133,19 @@ def reward(
     level: Literal["step", "trajectory"] = "step",
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
+    timeout: float | None = None,
 ) -> F | Callable[[F], F]:
     """Declare a function of sub-rewards. The function itself stays as it is.
 
     `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
     `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
     `agent_match`: a regular expression (re.search) on the agent's name. `range`: what the function may return.
-    A recipe's entry may say otherwise of `agent_match`, `weight` and `name`.
+    `timeout`: seconds that one call may take. A recipe's entry may say otherwise of all but the level and the range.
+    Of a class, an instance is what is called: `Class(**args)` is made once, when the recipe is loaded.
     """
     if level not in ("step", "trajectory"):
         raise RewardError(f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}")
-    return _declare(function, _Declared(level, agent_match, weight, range, name))
+    return _declare(function, _Declared(level, agent_match, weight, range, name, timeout))
 
 
 @overload
@@ -164,10 +196,40 @@ def builtin(function: F) -> F:
     """Let recipes find a decorated function by its bare name."""
     if getattr(function, _MARK, None) is None:
         raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
-    if function.__name__ in _BUILTINS:
-        raise RewardError(f"@builtin: there is already a reward function named {function.__name__!r}")
-    _BUILTINS[function.__name__] = function
+    name = getattr(function, _MARK).name or function.__name__
+    if name in _BUILTINS:
+        raise RewardError(f"@builtin: there is already a reward function named {name!r}")
+    _BUILTINS[name] = function
     return function
+
+
+@dataclass(frozen=True, slots=True)
+class _Combinator:
+    """A way to make one reward of several, as recipes name it."""
+
+    make: Callable[..., Composition]
+    """Called with the parts, their weights, and the entry's other args."""
+    names: tuple[str, ...]
+    """The args that hold the parts; none: `parts`, a list of any length."""
+
+
+def combinator(
+    name: str, names: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Composition]], Callable[..., Composition]]:
+    """Let recipes name a way to make one reward of several. `names`: the args that its parts stand in."""
+
+    def register(make: Callable[..., Composition]) -> Callable[..., Composition]:
+        _COMBINATORS[name] = _Combinator(make, names)
+        return make
+
+    return register
+
+
+def combinators() -> Mapping[str, _Combinator]:
+    """The ways to make one reward of several, by name."""
+    import creditflow.reward.compose  # noqa: F401  (registers them)
+
+    return _COMBINATORS
 
 
 def builtins() -> Mapping[str, Callable[..., Any]]:
@@ -179,15 +241,30 @@ def builtins() -> Mapping[str, Callable[..., Any]]:
 
 
 def load_reward_functions(
-    entries: Sequence[RewardFunctionConfig], base: Path, agents: Sequence[str]
+    entries: Sequence[RewardFunctionConfig],
+    base: Path,
+    agents: Sequence[str],
+    shared: Mapping[str, Any] | None = None,
 ) -> tuple[RewardFunction, ...]:
     """The functions that `reward.functions` names, in its order.
 
     `base`: the folder that `file.py:function` is looked up in. `agents`: the team's; a function that matches none of
-    them would score nothing, and is refused (where the team names no agents, this is not checked).
+    them would score nothing, and is refused (where the team names no agents, this is not checked). `shared`: arguments
+    for every function that takes one of that name and is not given it in its entry.
+    Of a class an instance is made, with the entry's args; a ValueError from it is told as the recipe's fault. What is
+    called is the instance (`async def __call__` for one that waits for others). It may have
+    `range`: a tuple that counts instead of the declared one;
+    `here = True`: it is called in the process of the manager, for it holds a model or a connection to the run;
+    `connect(clients)`: is given the policies of the run by name (`rollout.ModelClient`) before the first call;
+    `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds all that the score depends on; where it has
+    none, that is everything about the trajectory but ids and scores;
+    `metrics()`: numbers by name since it was last asked, reported as `reward/<function>/<name>`;
+    `async aclose()`: is awaited when the manager is closed.
+
     Raises RewardError, or ConfigError where a reference leads nowhere.
     """
-    functions = [_load(entry, f"reward.functions[{i}]", base, agents) for i, entry in enumerate(entries)]
+    where = _Where(base, tuple(agents), dict(shared or {}))
+    functions = [_load(entry, f"reward.functions[{i}]", where) for i, entry in enumerate(entries)]
     names = [function.name for function in functions]
     for i, name in enumerate(names):
         if (first := names.index(name)) != i:
@@ -200,27 +277,41 @@ def load_reward_functions(
     return tuple(functions)
 
 
-def _load(entry: RewardFunctionConfig, key: str, base: Path, agents: Sequence[str]) -> RewardFunction:
-    function = _find(entry.fn, base, key)
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What every entry of a recipe is loaded with."""
+
+    base: Path
+    agents: tuple[str, ...]
+    shared: dict[str, Any]
+
+
+def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None = None) -> RewardFunction:
+    """`part_of`: the level of the composition that it is a part of."""
+    if entry.fn in combinators():
+        return _load_composition(entry, key, where, part_of)
+    function = _find(entry.fn, where.base, key)
     args = {str(name): value for name, value in entry.args.items()}
+    takes = {parameter.name for parameter in _parameters(function, key)}
+    args = {name: value for name, value in where.shared.items() if name in takes} | args
+    version = _version(function, args)
     declared: _Declared | None = getattr(function, _MARK, None)
+    instance: Any = None
+    if inspect.isclass(function):
+        function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
+        instance = function
     if declared is None:
         declared = _Declared(_level_by_parameters(function, entry, args, key))
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
     key = f"{key} ({name})"
-    level = _level(entry.level, declared, key)
+    level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
     _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
 
-    weight = declared.weight if entry.weight is None else entry.weight
-    if not (math.isfinite(weight) and weight >= 0):
-        raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
-    low, high = declared.range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise RewardError(
-            f"{key}: expected a range (low, high) of finite numbers with low < high, got {declared.range}"
-        )
-    if level == "outcome" and (entry.agent_match is not None or weight != 1):
-        raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
+    weight = _weight(declared.weight if entry.weight is None else entry.weight, entry, level, key, part_of)
+    low, high = _range(getattr(instance, "range", declared.range), key)
+    timeout = declared.timeout if entry.timeout is None else entry.timeout
+    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
+        raise RewardError(f"{key}: expected a timeout of more than 0 seconds, got {timeout}")
 
     bound = functools.partial(function, **args) if args else function
     call: Callable[..., Any] = bound
@@ -232,12 +323,108 @@ def _load(entry: RewardFunctionConfig, key: str, base: Path, agents: Sequence[st
         name=name,
         level=level,
         call=call,
-        agent_match=_pattern(declared.agent_match if entry.agent_match is None else entry.agent_match, agents, key),
-        weight=float(weight),
-        range=(float(low), float(high)),
-        version=_version(function, args),
+        agent_match=_pattern(
+            declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
+        ),
+        weight=weight,
+        range=(low, high),
+        version=version,
         is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),
+        timeout=timeout,
+        cache=entry.cache,
+        here=bool(getattr(instance, "here", False)),
+        cache_key=_cache_key(instance, declared, level),
+        instance=instance,
     )
+
+
+def _cache_key(instance: object, declared: _Declared, level: Level) -> Callable[..., str] | None:
+    if (own := getattr(instance, "cache_key", None)) is not None:
+        return cast(Callable[..., str], own)
+    if declared.level == "answer":
+        return _answer_read if level == "outcome" else _response_read
+    return None
+
+
+def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
+    if not math.isfinite(weight) or (weight < 0 and part_of is None):
+        raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
+    if part_of is not None and entry.agent_match is not None:
+        raise RewardError(f"{key}: agent_match belongs to the composition, not to a part of it")
+    if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
+        raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
+    return float(weight)
+
+
+def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
+    from creditflow.reward.compose import call_here
+
+    wanted = entry.level or part_of or "step"
+    if wanted not in ("step", "outcome"):
+        raise RewardError(f"{key}: expected level step or outcome of a composition, got {wanted!r}")
+    level = cast(Level, wanted)
+    kind = combinators()[entry.fn]
+    name = str(entry.name or entry.fn)
+    args = {str(arg): value for arg, value in entry.args.items()}
+    expected = ", ".join(f"`{arg}` (a function)" for arg in kind.names) or "`parts` (a list of functions)"
+    given = [args.pop(arg, None) for arg in kind.names] if kind.names else args.pop("parts", None)
+    if not isinstance(given, list) or not given or None in given:
+        raise RewardError(f"{key} ({name}): expected args with {expected}")
+    keys = [f"{key}.args.{arg}" for arg in kind.names] or [f"{key}.args.parts[{i}]" for i in range(len(given))]
+    entries = [_part_entry(part, at) for part, at in zip(given, keys, strict=True)]
+    parts = tuple(_load(part, at, where, level) for part, at in zip(entries, keys, strict=True))
+    fitting = ("step", "trajectory") if level == "step" else ("outcome",)
+    for part, at in zip(parts, keys, strict=True):
+        if part.level not in fitting:
+            raise RewardError(f"{at} ({part.name}): is of level {part.level}, its composition of level {level}")
+    try:
+        composition = kind.make(parts, [part.weight for part in parts], **args)
+        low, high = composition.range
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{key} ({name}): {first_line(error)}") from error
+    low, high = _range((low, high), f"{key} ({name})")
+    function = RewardFunction(
+        name=name,
+        level=level,
+        call=call_here,
+        agent_match=_pattern(entry.agent_match, where.agents, key),
+        weight=_weight(1.0 if entry.weight is None else entry.weight, entry, level, key, part_of),
+        range=(low, high),
+        version=_version(kind.make, {**args, "parts": [[part.version, part.weight] for part in parts]}),
+        is_async=True,
+        composition=composition,
+        parts=parts,
+    )
+    return replace(function, call=functools.partial(call_here, function))
+
+
+def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
+    known = [item.name for item in fields(RewardFunctionConfig)]
+    if not isinstance(given, Mapping) or "fn" not in given:
+        raise RewardError(f"{key}: expected a function {{fn: ..., args: ...}}, got {given!r}")
+    for name in given:
+        if name not in known:
+            raise RewardError(f"{key}: unknown key {name!r}{did_you_mean(str(name), known)}")
+    return RewardFunctionConfig(**{**given, "args": dict(given.get("args") or {})})
+
+
+def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callable[..., Any]:
+    """An instance of a class that a recipe names; what its arguments are wrong in is told as the recipe's fault."""
+    _check_call(cls, "()", args, key)
+    try:
+        made: Callable[..., Any] = cls(**args)
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"{key}: {first_line(error)}") from error
+    if not callable(made):
+        raise RewardError(f"{key}: expected a class with __call__, {type(made).__name__} has none")
+    return made
+
+
+def _range(declared: tuple[float, float], key: str) -> tuple[float, float]:
+    low, high = declared
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise RewardError(f"{key}: expected a range (low, high) of finite numbers with low < high, got {declared}")
+    return float(low), float(high)
 
 
 def _compare_answer(compare: Callable[[str, Any], Any], low: float, trajectory: Trajectory) -> Any:
@@ -250,13 +437,21 @@ def _compare_response(compare: Callable[[str, Any], Any], step: Step, trajectory
     return compare(step.response, trajectory.task.ground_truth)
 
 
+def _answer_read(trajectory: Trajectory) -> str:
+    return repr((trajectory.answer, trajectory.task.ground_truth))
+
+
+def _response_read(step: Step, trajectory: Trajectory) -> str:
+    return repr((step.response, trajectory.task.ground_truth))
+
+
 def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
         if fn in builtins():
             return builtins()[fn]
         raise RewardError(
-            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, builtins())}; ready-made are "
-            f"{', '.join(sorted(builtins()))}; one's own are `file.py:function` or `package.module:function`"
+            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, [*builtins(), *combinators()])}; ready-made are "
+            f"{', '.join(sorted([*builtins(), *combinators()]))}; one's own are `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")
     if not callable(function):
@@ -299,7 +494,7 @@ def _level(wanted: str | None, declared: _Declared, key: str) -> Level:
 
 def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str) -> None:
     """Refuse what would fail at the first call, minutes later: a wrong signature or unknown arguments."""
-    n = called_as.count(",") + 1
+    n = 0 if called_as == "()" else called_as.count(",") + 1
     parameters = _parameters(function, key)
     options = [p.name for p in parameters[n:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     unknown = [name for name in args if name not in options]
@@ -332,7 +527,7 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
 
 
 def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
-    thing = function if inspect.isroutine(function) else type(function)
+    thing = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
     try:
         source = inspect.getsource(thing)
     except (OSError, TypeError):  # typed at a prompt, or written in C

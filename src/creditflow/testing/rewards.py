@@ -233,7 +233,8 @@ def _score(function: RewardFunction, plays: Sequence[Trajectory]) -> tuple[list[
         play.outcome = None
         for step in play.steps:
             step.scores.clear()
-    _wait(RewardManager([replace(function, call=watched, is_async=True)], max_failed_frac=1.0).score(plays))
+    watching = replace(function, call=watched, is_async=True, composition=None, parts=(), cache=False)
+    _wait(RewardManager([watching], max_failed_frac=1.0).score(plays))
     scored = []
     for play in plays:
         if play.outcome is not None and (call := calls.get(_where(play))):  # else the manager did not ask

@@ -1,0 +1,195 @@
+"""Makes one reward of several: weighted sums, products, the first that could be scored, a score behind another's gate.
+
+A composition asks for calls, sees what they came back with, and may ask for more: what a closed gate hides is never
+computed. It must not know where calls run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from creditflow.reward.calls import Call, Returned, run_on_loop
+from creditflow.reward.registry import Composition, RewardFunction, combinator
+from creditflow.reward.scores import mean_value, of_each_step, to_score
+from creditflow.trajectory import Score
+
+Plan = Generator[list[Call], list[Returned], Returned]
+Value = float | tuple[float, ...]
+
+
+def plan(call: Call) -> Plan:
+    """How a call is answered: yields the calls that it needs next and is sent what they came back with."""
+    composition = call.function.composition
+    if composition is None:
+        (returned,) = yield [call]
+        return returned
+    try:
+        score: Score = yield from composition.rule(call)
+    except _PartFailed as failure:
+        return Returned(Score(0.0, status=failure.score.status, reason=failure.reason))
+    return Returned(score)
+
+
+async def call_here(function: RewardFunction, *arguments: Any) -> object:
+    """A composition called like any other function, everything in this process: for those who look at one alone."""
+    trajectory, step = arguments[-1], arguments[0] if len(arguments) > 1 else None
+    asked = plan(Call(function, trajectory, step))
+    calls = next(asked)
+    while True:
+        try:
+            calls = asked.send(await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls)))
+        except StopIteration as stop:
+            returned: Returned = stop.value
+            return returned.value
+
+
+class _PartFailed(Exception):
+    """A part that the composition cannot do without could not be scored."""
+
+    def __init__(self, function: RewardFunction, score: Score) -> None:
+        self.score = score
+        self.reason = f"{function.name}: {score.reason}"
+
+
+def _ask(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
+    """The scores of some parts, asked for together."""
+    plans = [plan(Call(part, call.trajectory, None if part.level == "trajectory" else call.step)) for part in parts]
+    done: dict[int, Returned] = {}
+    wanted = {i: next(one) for i, one in enumerate(plans)}
+    while wanted:
+        came = iter((yield [call for calls in wanted.values() for call in calls]))
+        still: dict[int, list[Call]] = {}
+        for i, calls in wanted.items():
+            try:
+                still[i] = plans[i].send([next(came) for _ in calls])
+            except StopIteration as stop:
+                done[i] = stop.value
+        wanted = still
+    return [_score(part, done[i], call) for i, part in enumerate(parts)]
+
+
+def _score(part: RewardFunction, returned: Returned, call: Call) -> Score:
+    if part.level == "trajectory" and call.step is not None:
+        returned = of_each_step(returned, len(call.trajectory.steps))[call.step.index]
+    return to_score(part, returned, call.step)
+
+
+def _needed(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
+    """The same; raises _PartFailed where one could not be scored."""
+    scores = yield from _ask(parts, call)
+    for part, score in zip(parts, scores, strict=True):
+        if score.status != "ok":
+            raise _PartFailed(part, score)
+    return scores
+
+
+def _rescaled(score: Score) -> Value:
+    """The value, or each token's, rescaled from its range to [0, 1]."""
+    low, high = score.range
+    if isinstance(score.value, tuple):
+        return tuple((value - low) / (high - low) for value in score.value)
+    return (score.value - low) / (high - low)
+
+
+def _combined(values: Sequence[Value], how: Callable[[Sequence[float]], float]) -> Value:
+    """`how` of the values; of token values, token by token (a single number is every token's)."""
+    lengths = {len(value) for value in values if isinstance(value, tuple)}
+    if not lengths:
+        return how([value for value in values if not isinstance(value, tuple)])
+    (length,) = lengths  # each was checked to have one value per response token
+    columns = [value if isinstance(value, tuple) else (value,) * length for value in values]
+    return tuple(how(row) for row in zip(*columns, strict=True))
+
+
+def _dot(row: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(value * weight for value, weight in zip(row, weights, strict=True))
+
+
+def _listed(parts: Sequence[RewardFunction], scores: Sequence[Score]) -> str:
+    """What each part said, as the composition's reason."""
+    named = (f"{part.name} {mean_value(score):.3g}" for part, score in zip(parts, scores, strict=True))
+    return ", ".join(named)
+
+
+@combinator("sum")
+def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The sum of the parts, each rescaled to [0, 1], times their `weight`s, which may be negative.
+
+    Range: from the sum of the negative weights to that of the positive ones. Credit sees it rescaled, so that with
+    positive weights it is their weighted mean. One part that cannot be scored fails the whole.
+    """
+
+    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+        scores = yield from _needed(parts, call)
+        total = _combined([_rescaled(one) for one in scores], lambda row: _bounded(_dot(row, weights)))
+        return Score(total, range=bounds, reason=_listed(parts, scores))
+
+    bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
+
+    def _bounded(value: float) -> float:
+        return min(max(value, bounds[0]), bounds[1])  # rounding must not leave the range
+
+    return Composition(rule, bounds)
+
+
+@combinator("product")
+def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The product of the parts, each rescaled to [0, 1]: one that is nothing makes nothing of all.
+
+    Range: [0, 1]. One part that cannot be scored fails the whole, even where another is 0. Weights are not for it.
+    """
+    if any(weight != 1 for weight in weights):
+        raise ValueError("the parts of a product have no weights")
+
+    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+        scores = yield from _needed(parts, call)
+        return Score(_combined([_rescaled(one) for one in scores], math.prod), reason=_listed(parts, scores))
+
+    return Composition(rule, (0.0, 1.0))
+
+
+@combinator("first_ok")
+def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
+    """The first part that could be scored, rescaled to [0, 1]: a judge, and what to fall back on when it is away.
+
+    A part is only called where all before it failed. Range: [0, 1].
+    """
+    if any(weight != 1 for weight in weights):
+        raise ValueError("the parts of first_ok have no weights")
+
+    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+        reasons: list[str] = []
+        for part in parts:
+            (score,) = yield from _ask([part], call)
+            if score.status == "ok":
+                return Score(_rescaled(score), reason="; ".join([*reasons, _listed([part], [score])]))
+            reasons.append(f"{part.name}: {score.reason}")
+        return Score(0.0, status=score.status, reason="; ".join(reasons))
+
+    return Composition(rule, (0.0, 1.0))
+
+
+@combinator("gate", names=("score", "by"))
+def gate(
+    parts: Sequence[RewardFunction], weights: Sequence[float], above: float = 0.5, otherwise: float = 0.0
+) -> Composition:
+    """`score` where `by`, rescaled to [0, 1], is above `above`; else `otherwise`, and `score` is not even called.
+
+    Range: [0, 1]; `score` is rescaled to it, and `otherwise` lies in it.
+    """
+    score_part, by_part = parts
+    if not 0 <= above <= 1 or not 0 <= otherwise <= 1:
+        raise ValueError(f"expected `above` and `otherwise` from 0 to 1, got {above} and {otherwise}")
+
+    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+        (by,) = yield from _needed([by_part], call)
+        height = by.rescaled_over(() if call.step is None else call.step.response_mask)
+        said = _listed([by_part], [by])
+        if not height > above + 1e-9:
+            return Score(otherwise, reason=f"closed: {said}")
+        (score,) = yield from _needed([score_part], call)
+        return Score(_rescaled(score), reason=f"open: {said}; {_listed([score_part], [score])}")
+
+    return Composition(rule, (0.0, 1.0))

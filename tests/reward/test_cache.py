@@ -1,0 +1,127 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from creditflow.reward import RewardFunction, RewardManager
+from creditflow.reward.cache import Cache, Keys
+from creditflow.reward.calls import Call, Returned
+from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.trajectory import Score
+from tests.reward.plays import a_play
+
+
+def counting(value=0.5, **kwargs):
+    asked = []
+
+    def call(*arguments):
+        asked.append(arguments[-1].id)
+        return value() if callable(value) else value
+
+    return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", **kwargs})
+
+
+def score(manager, *plays):
+    return asyncio.run(manager.score(plays))
+
+
+def test_the_same_inputs_are_called_once_within_a_scoring_and_never_again():
+    asked, function = counting()
+    manager = RewardManager([function])
+    report = score(manager, a_play("a"), a_play("b"))
+    assert asked == ["a"] * 3
+    assert (report.functions[0].calls, report.functions[0].cached, report.functions[0].matched) == (3, 3, 6)
+    play = a_play("c")
+    report = score(manager, play)
+    assert len(asked) == 3
+    assert [step.scores["f"] for step in play.steps] == [Score(0.5, version="v1")] * 3
+    assert report.metrics()["reward/f/cached"] == 3
+
+
+CHANGES = {
+    "answer": lambda play: setattr(play, "answer", "73"),
+    "info": lambda play: play.info.update(seen=1),
+    "a step's info": lambda play: play.steps[0].info.update(seen=1),
+    "response": lambda play: setattr(play.steps[2], "response", "other"),
+    "prompt": lambda play: setattr(play.steps[0], "prompt", "other"),
+    "a token": lambda play: setattr(play.steps[1], "response_ids", (5, 7)),
+    "a log-prob": lambda play: setattr(play.steps[1], "logprobs", (-1.0, -1.5)),
+    "agent": lambda play: setattr(play.steps[1], "agent", "q"),
+    "truth": lambda play: setattr(play, "task", replace(play.task, ground_truth="73")),
+    "one step less": lambda play: play.steps.pop(),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_whatever_a_function_may_look_at_makes_another_key(what):
+    _, function = counting()
+    changed = a_play()
+    CHANGES[what](changed)
+    keys = Keys()
+    play = a_play()
+    assert keys.of(Call(function, changed, changed.steps[0])) != keys.of(Call(function, play, play.steps[0]))
+
+
+def test_ids_and_scores_make_no_other_key_but_step_version_and_level_do():
+    _, function = counting()
+    play, other = a_play("a"), a_play("b")
+    other.steps[0].scores["g"] = Score(1.0)
+    keys = Keys()
+    key = keys.of(Call(function, play, play.steps[0]))
+    assert key == keys.of(Call(function, other, other.steps[0]))
+    assert key != keys.of(Call(function, play, play.steps[1]))
+    assert key != keys.of(Call(replace(function, version="v2"), play, play.steps[0]))
+    assert key != keys.of(Call(replace(function, level="outcome"), play))
+
+
+def test_what_says_what_it_reads_is_called_once_for_all_that_reads_the_same(tmp_path):
+    functions = load_reward_functions([RewardFunctionConfig(fn="numeric_match")], tmp_path, ())
+    plays = [a_play("a", answer="72"), a_play("b", "pp", answer="72"), a_play("c", answer="73")]
+    report = score(RewardManager(functions), *plays)
+    assert [play.outcome.value for play in plays] == [1.0, 1.0, 0.0]
+    assert (report.functions[0].calls, report.functions[0].cached) == (2, 1)
+
+
+def test_a_failure_is_tried_again():
+    values = iter([None, Score(0.0, status="failed"), 0.5])
+    asked, function = counting(lambda: next(values))
+    manager = RewardManager([function], 1.0)
+    play = a_play(agents="p")
+    for status in ("failed", "failed", "ok", "ok"):
+        score(manager, play)
+        assert play.steps[0].scores["f"].status == status
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("kwargs", [{"cache": False}, {"version": ""}])
+def test_what_must_not_be_cached_is_called_every_time(kwargs):
+    asked, function = counting(**kwargs)
+    score(RewardManager([function]), a_play("a"), a_play("b"))
+    assert len(asked) == 6
+
+
+def test_inputs_that_have_no_key_are_called_every_time():
+    asked, function = counting()
+    play = a_play(agents="p", info={"object": object()})
+    manager = RewardManager([function])
+    score(manager, play)
+    score(manager, play)
+    assert len(asked) == 2
+
+
+def test_the_least_recently_used_answer_is_forgotten_first():
+    cache = Cache(2)
+    keys = [("v", str(i), b"") for i in range(3)]
+    cache.put(keys[0], Returned(0.0))
+    cache.put(keys[1], Returned(0.1))
+    assert cache.get(keys[0]) == Returned(0.0)
+    cache.put(keys[2], Returned(0.2))
+    assert [cache.get(key) is not None for key in keys] == [True, False, True]
+
+
+def test_a_cache_of_no_size_keeps_nothing():
+    asked, function = counting()
+    manager = RewardManager([function], cache_size=0)
+    for name in "ab":
+        score(manager, a_play(name))
+    assert len(asked) == 6

@@ -1,0 +1,213 @@
+import asyncio
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.errors import RewardError
+from creditflow.reward import RewardManager, outcome, reward
+from creditflow.reward.backends import make_backend
+from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.trajectory import Score
+from tests.reward.plays import a_play
+
+ASKED: list[str] = []
+
+
+@reward
+class Says:
+    """A part that says what the test wants."""
+
+    def __init__(self, value=0.0, name="says", range=(0.0, 1.0)):
+        self.value, self.name, self.range = value, name, tuple(range)
+
+    def __call__(self, step, trajectory):
+        ASKED.append(self.name)
+        if self.value == "fails":
+            raise ValueError("no such thing")
+        return self.value
+
+
+@outcome
+def whole(trajectory):
+    return 0.75
+
+
+@reward(level="trajectory")
+def each(trajectory):
+    return [step.index / 10 for step in trajectory.steps]
+
+
+def part(value, name="says", **more):
+    args = {"value": value, "name": name} | ({"range": more.pop("range")} if "range" in more else {})
+    return {"fn": f"{__name__}:Says", "name": name, "args": args, **more}
+
+
+def loaded(fn, tmp_path="/", **entry):
+    return load_reward_functions([RewardFunctionConfig(fn=fn, **entry)], tmp_path, ("p", "e", "v"))
+
+
+def scored(fn, play=None, **args) -> Score:
+    play = play or a_play(agents="p")
+    functions = loaded(fn, args=args)
+    ASKED.clear()
+    asyncio.run(RewardManager(functions, 1.0).score([play]))
+    return play.steps[0].scores[fn]
+
+
+def test_a_sum_weighs_the_rescaled_parts():
+    score = scored(
+        "sum", parts=[part(0.5, "a", weight=3.0), part(-1.0, "b", range=[-1, 1]), part(5, "c", range=[0, 10])]
+    )
+    assert score.value == 3 * 0.5 + 0.0 + 0.5
+    assert score.range == (0.0, 5.0)
+    assert score.rescaled == 2.0 / 5.0
+    assert score.reason == "a 0.5, b -1, c 5"
+
+
+def test_a_penalty_is_a_negative_weight():
+    score = scored("sum", parts=[part(1.0, "right"), part(1.0, "long", weight=-0.5)])
+    assert (score.value, score.range) == (0.5, (-0.5, 1.0))
+
+
+def test_a_product_is_nothing_where_one_part_is():
+    assert scored("product", parts=[part(0.5), part(0.5)]).value == 0.25
+    assert scored("product", parts=[part(1.0), part(-2.0, range=[-2, 2])]).value == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5)), min_size=1, max_size=5))
+def test_a_sum_never_leaves_its_range(pairs):
+    if not any(weight for _, weight in pairs):
+        return
+    score = scored("sum", parts=[part(value, weight=weight) for value, weight in pairs])
+    assert score.status == "ok"
+    assert math.isclose(score.value, sum(value * weight for value, weight in pairs), abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("fn", ["sum", "product"])
+def test_a_part_that_fails_fails_the_whole_with_its_name(fn):
+    score = scored(fn, parts=[part(0.0, "a"), part("fails", "b")])
+    assert (score.status, score.reason) == ("failed", "b: ValueError: no such thing")
+
+
+def test_token_values_are_combined_token_by_token():
+    assert scored("sum", parts=[part([0.0, 1.0]), part(0.5)]).value == (0.5, 1.5)
+    assert scored("product", parts=[part([0.5, 1.0]), part([0.5, 0.0])]).value == (0.25, 0.0)
+
+
+def test_the_first_part_that_can_be_scored_counts_and_no_later_one_is_asked():
+    score = scored("first_ok", parts=[part("fails", "a"), part(5, "b", range=[0, 10]), part(1.0, "c")])
+    assert score.value == 0.5
+    assert score.reason == "a: ValueError: no such thing; b 5"
+    assert ASKED == ["a", "b"]
+
+
+def test_where_no_part_can_be_scored_the_reasons_of_all_are_kept():
+    score = scored("first_ok", parts=[part("fails", "a"), part(2.0, "b")])
+    assert (score.status, score.reason) == (
+        "failed",
+        "a: ValueError: no such thing; b: expected a value in [0, 1], got 2",
+    )
+
+
+def test_a_closed_gate_gives_what_it_is_told_to_and_hides_the_other_score():
+    score = scored("gate", score=part(1.0, "dear"), by=part(0.5, "cheap"), otherwise=0.1)
+    assert (score.value, score.reason) == (0.1, "closed: cheap 0.5")
+    assert ASKED == ["cheap"]
+
+
+def test_an_open_gate_gives_the_score():
+    score = scored("gate", score=part(3.0, "dear", range=[0, 4]), by=part([1.0, 0.2], "cheap"), above=0.5)
+    assert (score.value, score.reason) == (0.75, "open: cheap 0.6; dear 3")
+
+
+def test_a_gate_that_cannot_be_scored_is_no_closed_gate():
+    score = scored("gate", score=part(1.0), by=part("fails", "cheap"))
+    assert (score.status, score.reason) == ("failed", "cheap: ValueError: no such thing")
+
+
+def test_compositions_may_be_parts():
+    inner = {"fn": "first_ok", "args": {"parts": [part("fails", "a"), part(0.5, "b")]}}
+    score = scored("product", parts=[inner, {"fn": "sum", "args": {"parts": [part(1.0), part(0.0)]}}])
+    assert score.value == 0.25
+    assert score.reason == "first_ok 0.5, sum 1"
+
+
+def test_a_function_of_trajectories_may_be_a_part_of_a_score_of_steps():
+    play = a_play()
+    scored("sum", play, parts=[{"fn": f"{__name__}:each"}, part(0.5)])
+    assert [step.scores["sum"].value for step in play.steps] == [0.5, 0.6, 0.7]
+
+
+def test_an_outcome_may_be_composed_and_a_comparison_is_then_of_the_answer():
+    play = a_play(answer="72")
+    functions = loaded(
+        "product", level="outcome", args={"parts": [{"fn": "numeric_match"}, {"fn": f"{__name__}:whole"}]}
+    )
+    asyncio.run(RewardManager(functions).score([play]))
+    assert play.outcome.value == 0.75
+
+
+def test_a_comparison_within_a_score_of_steps_is_of_the_response():
+    play = a_play(agents="p")
+    play.steps[0].response = "it is 72"
+    assert scored("sum", play, parts=[{"fn": "numeric_match"}]).value == 1.0
+
+
+def test_parts_run_where_functions_run():
+    functions = loaded("gate", args={"score": part(1.0), "by": part(1.0, "other")})
+    manager = RewardManager(functions, backend=make_backend("process", functions))
+    play = a_play()
+    ASKED.clear()
+    report = asyncio.run(manager.score([play]))
+    manager.close()
+    assert ASKED == []  # not here
+    assert [step.scores["gate"].value for step in play.steps] == [1.0] * 3
+    assert report.functions[0].calls == 6
+
+
+def test_a_composition_can_be_called_by_itself():
+    (function,) = loaded("sum", args={"parts": [part(0.25), part(0.5)]})
+    play = a_play()
+    assert asyncio.run(function.call(play.steps[0], play)).value == 0.75
+
+
+def test_another_weight_or_part_is_another_version():
+    def version(**args):
+        return loaded("sum", args=args)[0].version
+
+    one = version(parts=[part(0.5)])
+    assert one == version(parts=[part(0.5)])
+    assert (
+        len({one, version(parts=[part(0.5, weight=2.0)]), version(parts=[part(0.25)]), version(parts=[part(0.5)] * 2)})
+        == 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("fn", "entry", "message"),
+    [
+        ("sum", {}, r"reward\.functions\[0\] \(sum\): expected args with `parts`"),
+        ("sum", {"args": {"parts": []}}, "expected args with `parts`"),
+        ("sum", {"args": {"parts": ["judge"]}}, r"parts\[0\]: expected a function \{fn: ..., args: ...\}, got 'judge'"),
+        ("sum", {"args": {"parts": [{"fn": "exact_mach"}]}}, r"parts\[0\]\.fn: .*did you mean 'exact_match'"),
+        ("sum", {"args": {"parts": [{"fn": "exact_match", "wight": 1}]}}, "unknown key 'wight'.*did you mean 'weight'"),
+        ("sum", {"args": {"parts": [part(1.0, weight=0.0)]}}, r"low < high, got \(0"),
+        ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the composition"),
+        (
+            "sum",
+            {"args": {"parts": [{"fn": f"{__name__}:whole"}]}},
+            "is of level outcome, its composition of level step",
+        ),
+        ("sum", {"level": "trajectory", "args": {"parts": [part(1.0)]}}, "expected level step or outcome"),
+        ("product", {"args": {"parts": [part(1.0, weight=2.0)]}}, "the parts of a product have no weights"),
+        ("gate", {"args": {"score": part(1.0)}}, r"expected args with `score` \(a function\), `by` \(a function\)"),
+        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "abov": 1}}, "unexpected keyword argument 'abov'"),
+        ("gate", {"args": {"score": part(1.0), "by": part(1.0), "above": 7}}, "from 0 to 1, got 7"),
+        ("summ", {}, "did you mean 'sum'"),
+    ],
+)
+def test_a_composition_that_makes_no_sense_is_refused(fn, entry, message):
+    with pytest.raises(RewardError, match=message):
+        loaded(fn, **entry)

@@ -1,0 +1,333 @@
+import asyncio
+import ctypes
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from creditflow.errors import RewardError
+from creditflow.reward import RewardFunction, RewardManager
+from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.pool import WorkerPool
+from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.trajectory import Score
+from tests.reward.plays import a_play
+from tests.reward.processes import alive, children, descriptors, until
+
+
+def recurse(n):
+    return recurse(n + 1)
+
+
+def hang_with_a_child(file):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    with open(file, "w") as f:  # noqa: PTH123
+        f.write(str(child.pid))
+    time.sleep(1000)
+
+
+def write_for_ever():
+    while True:
+        print("x" * 10_000)
+
+
+BAD = {
+    "none": (lambda: None, "failed", "expected a number, got nothing (None)"),
+    "text": (lambda: "1.0", "failed", "expected a number, got a str"),
+    "dict": (lambda: {1: 2}, "failed", "expected a number, got a dict"),
+    "nan": (lambda: float("nan"), "failed", "expected a value in [0, 1], got nan"),
+    "large": (lambda: 1.5, "failed", "expected a value in [0, 1], got 1.5"),
+    "huge": (lambda: 10**5000, "failed", "expected a value in [0, 1], got inf"),
+    "list": (lambda: [0.5] * 3, "failed", "expected one value for each of 2 response tokens, got 3"),
+    "long list": (lambda: [0.5] * 2_000_000, "failed", "expected at most 1000000 values, got 2000000"),
+    "raises": (lambda: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
+    "exits": (lambda: sys.exit(3), "failed", "it tried to end the process: sys.exit(3)"),
+    "exits at once": (lambda: os._exit(3), "failed", "its worker process died twice (exit code 3)"),
+    "aborts": (os.abort, "failed", "its worker process died twice (signal SIGABRT)"),
+    "segfaults": (lambda: ctypes.string_at(0), "failed", "its worker process died twice (signal SIGSEGV)"),
+    "recurses": (lambda: recurse(0), "failed", "RecursionError: maximum recursion depth exceeded"),
+    "prints": (write_for_ever, "failed", "printed more than 1 MiB"),
+    "sleeps": (lambda: time.sleep(1000), "timeout", "took longer than 0.7 s"),
+    "hangs": (lambda: pow(7, 10**9), "timeout", "took longer than 0.7 s"),
+    "a failed score": (lambda: Score(0.0, status="failed", reason="away"), "failed", "away"),
+    "a score of nothing": (lambda: Score(None), "failed", "expected a number, got nothing (None)"),
+    "a score with no range": (lambda: Score(0.5, range="ab"), "failed", "expected a Score with a range of finite"),
+}
+
+
+def bad_functions():
+    """Each is bad at the middle step, and good at the others."""
+
+    def call(bad, step, trajectory):
+        return bad() if step.index == 1 else 0.25
+
+    return [
+        RewardFunction(name, "step", functools.partial(call, bad), timeout=0.7 if status == "timeout" else 60.0)
+        for name, (bad, status, _) in BAD.items()
+    ]
+
+
+def score(functions, plays, n_workers=2, **kwargs):
+    backend = make_backend("process", functions, BackendOptions(num_workers=n_workers, **kwargs))
+    manager = RewardManager(functions, 1.0, backend=backend)
+    try:
+        return asyncio.run(manager.score(plays))
+    finally:
+        manager.close()
+
+
+def expect_each_bad_one_to_fail_alone(play):
+    for name, (_, status, reason) in BAD.items():
+        scores = [step.scores[name] for step in play.steps]
+        assert [one.status for one in scores] == ["ok", status, "ok"], name
+        assert scores[1].reason.startswith(reason), name
+        assert [scores[0].value, scores[2].value] == [0.25, 0.25]
+
+
+def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_harms_no_other(capfd):
+    play = a_play()
+    report = score(bad_functions(), [play])
+    expect_each_bad_one_to_fail_alone(play)
+    assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
+    assert children() == {}
+    assert len(capfd.readouterr().err) < 10_000  # of the gigabyte
+
+
+def test_scores_are_those_of_one_thread_in_the_same_order():
+    def graded(step, trajectory):
+        time.sleep(0.001 * (step.index % 3))
+        return step.index / len(trajectory.steps)
+
+    def listed(trajectory):
+        return [[0.25, 0.75] if step.index % 2 else Score(0.5, reason="ü") for step in trajectory.steps]
+
+    def right(trajectory):
+        return Score(-1.0, range=(-1.0, 1.0), reason=trajectory.answer)
+
+    functions = [
+        RewardFunction("graded", "step", graded),
+        RewardFunction("listed", "trajectory", listed, weight=2.0, version="v"),
+        RewardFunction("right", "outcome", right),
+    ]
+    there, here = ([a_play(str(i), "p" * (1 + i % 9)) for i in range(40)] for _ in range(2))
+    score(functions, there)
+    asyncio.run(RewardManager(functions).score(here))
+    assert there == here
+
+
+def test_a_worker_killed_in_the_middle_of_a_thousand_calls_costs_no_score(tmp_path):
+    log = tmp_path / "calls"
+
+    def logged(step, trajectory):
+        with open(log, "a") as file:  # noqa: PTH123
+            file.write(f"{trajectory.id} {step.index}\n")
+        time.sleep(0.0005)
+        return step.index / 100
+
+    functions = [RewardFunction("f", "step", logged)]
+    pool = WorkerPool(functions, 2, timeout=60)
+    plays = [a_play(str(i), "p" * 100) for i in range(10)]
+
+    def kill_two():
+        for enough in (200, 600):
+            until(lambda enough=enough: log.exists() and len(log.read_text().splitlines()) >= enough)
+            os.kill(pool.pids[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_two)
+    killer.start()
+    report = asyncio.run(RewardManager(functions, backend=pool).score(plays))
+    killer.join()
+    assert (report.functions[0].matched, report.functions[0].failed) == (1000, 0)
+    assert [[step.scores["f"].value for step in play.steps] for play in plays] == [[i / 100 for i in range(100)]] * 10
+    lines = log.read_text().splitlines()
+    assert len(set(lines)) == 1000
+    assert len(lines) <= 1002  # no call again but the one that each worker died in
+    assert pool.started == 4
+    pool.close()
+    assert children() == {}
+
+
+def test_in_a_batch_only_what_hangs_is_timed_out_and_only_that_is_lost():
+    def sometimes(step, trajectory):
+        if step.index in (3, 4, 40):
+            time.sleep(1000)
+        return 1.0
+
+    play = a_play("t", "p" * 64)
+    score([RewardFunction("f", "step", sometimes, timeout=0.5)], [play], n_workers=1)
+    assert [step.index for step in play.steps if step.scores["f"].status == "timeout"] == [3, 4, 40]
+    assert sum(step.scores["f"].value == 1.0 for step in play.steps) == 61
+
+
+def test_what_a_function_started_is_killed_with_it(tmp_path):
+    functions = [RewardFunction("f", "step", lambda step, t: hang_with_a_child(tmp_path / step.agent), timeout=2.0)]
+    score(functions, [a_play(agents="ab")])
+    for agent in "ab":
+        pid = int((tmp_path / agent).read_text())
+        until(lambda pid=pid: not alive(pid))
+    assert children() == {}
+
+
+def test_an_alarm_that_a_function_left_behind_does_not_hit_the_next_one():
+    def careless(step, trajectory):
+        if step.index == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        else:
+            time.sleep(0.1)
+        return 1.0
+
+    play = a_play("t", "ppp")
+    score([RewardFunction("f", "step", careless)], [play], n_workers=1)
+    assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
+
+
+def test_a_worker_that_died_while_idle_is_replaced_without_anybody_noticing():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
+    pool = WorkerPool(functions, 1, timeout=60)
+    manager = RewardManager(functions, backend=pool)
+
+    async def twice():
+        await manager.score([a_play("a")])
+        (pid,) = pool.pids
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: not alive(pid))
+        return await manager.score([a_play("b")])
+
+    assert asyncio.run(twice()).failed_frac == 0.0
+    assert pool.started == 2
+    manager.close()
+
+
+def test_one_manager_serves_one_event_loop_after_another_with_the_same_workers():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
+    pool = WorkerPool(functions, 1, timeout=60)
+    manager = RewardManager(functions, backend=pool)
+    for name in "abc":
+        asyncio.run(manager.score([a_play(name)]))
+    assert pool.started == 1
+    manager.close()
+    asyncio.run(manager.score([a_play("d")]))
+    assert pool.started == 2
+    manager.close()
+    assert children() == {}
+
+
+def test_a_scoring_that_is_cancelled_ends_its_workers():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
+    pool = WorkerPool(functions, 2, timeout=1000)
+
+    async def impatient():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(RewardManager(functions, backend=pool).score([a_play()]), 1.0)
+
+    asyncio.run(impatient())
+    until(lambda: children() == {})
+    pool.close()
+
+
+def test_no_worker_outlives_a_manager_that_was_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio, sys, time\n"
+        "from creditflow.reward import RewardFunction, RewardManager\n"
+        "from creditflow.reward.pool import WorkerPool\n"
+        "from tests.reward.plays import a_play\n"
+        "def hang(step, trajectory):\n"
+        "    open(sys.argv[1] + step.agent, 'w').write('begun')\n"
+        "    time.sleep(1000)\n"
+        "functions = [RewardFunction('f', 'step', hang)]\n"
+        "asyncio.run(RewardManager(functions, backend=WorkerPool(functions, 2, 1000)).score([a_play(agents='ab')]))\n"
+    )
+    begun = tmp_path / "begun-"
+    script_text = script.read_text().replace("sys.argv[1]", repr(str(begun)))
+    script.write_text(script_text)
+    process = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": os.getcwd()})  # noqa: PTH109
+    until(lambda: all((tmp_path / f"begun-{agent}").exists() for agent in "ab"))
+    workers = list(children(process.pid))
+    assert len(workers) == 2
+    process.kill()
+    process.wait()
+    until(lambda: not any(alive(pid) for pid in workers))
+
+
+def test_no_descriptor_is_left_open():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
+    score(functions, [a_play()])
+    before = descriptors()
+    for _ in range(3):
+        score(functions, [a_play()])
+    assert descriptors() == before
+
+
+def test_what_functions_print_is_shown_but_not_without_end(capfd):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: print("seen", step.index, "." * 1000) or 1.0)]
+    score(functions, [a_play(agents="p" * 30)], n_workers=1)
+    shown = capfd.readouterr().err
+    assert "seen 0" in shown
+    assert "printed more than is shown" in shown
+    assert len(shown) < 5_000
+
+
+def test_functions_of_a_recipes_file_are_found_by_their_workers(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from pathlib import Path\n"
+        "from creditflow import reward\n"
+        "BESIDE = Path(__file__).with_name('weight.txt')\n"
+        "class Table:\n"
+        "    def __init__(self, scale=1.0): self.scale = scale\n"
+        "    def __call__(self, step, trajectory): return self.scale * float(BESIDE.read_text())\n"
+        "@reward(agent_match='p')\n"
+        "def helped(step, trajectory): return helper()\n"
+        "def helper(): return 0.5\n"
+    )
+    (tmp_path / "weight.txt").write_text("0.25")
+    entries = [RewardFunctionConfig(fn="mine.py:Table", args={"scale": 2.0}), RewardFunctionConfig(fn="mine.py:helped")]
+    play = a_play()
+    score(load_reward_functions(entries, tmp_path, "pev"), [play])
+    assert play.steps[0].scores == {
+        "Table": Score(0.5, version=play.steps[0].scores["Table"].version),
+        "helped": Score(0.5, version=play.steps[0].scores["helped"].version),
+    }
+
+
+def test_a_function_that_cannot_travel_is_refused_when_the_backend_is_made():
+    lock = threading.Lock()
+    with pytest.raises(RewardError, match=r"reward function f: cannot be sent to another process .*backend=inline"):
+        make_backend("process", [RewardFunction("f", "step", lambda step, trajectory: lock.locked())])
+
+
+class BreaksOnArrival:
+    """Pickles, and cannot be unpickled."""
+
+    def __reduce__(self):
+        return (int, ("no number",))
+
+    def __call__(self, step, trajectory):
+        return 1.0
+
+
+def test_workers_that_cannot_start_fail_every_call_with_what_they_said():
+    play = a_play()
+    score([RewardFunction("f", "step", BreaksOnArrival())], [play])
+    for step in play.steps:
+        assert step.scores["f"].reason.startswith("the worker process cannot start: ValueError: invalid")
+
+
+def test_async_functions_and_those_that_must_stay_run_where_the_manager_is():
+    async def waits(step, trajectory):
+        return float(os.getpid() == home)
+
+    home = os.getpid()
+    functions = [
+        RewardFunction("waits", "step", waits, is_async=True),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+        RewardFunction("goes", "step", lambda step, trajectory: float(os.getpid() == home)),
+    ]
+    play = a_play(agents="p")
+    score(functions, [play])
+    assert {name: one.value for name, one in play.steps[0].scores.items()} == {"waits": 1.0, "stays": 1.0, "goes": 0.0}

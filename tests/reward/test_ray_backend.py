@@ -1,0 +1,167 @@
+import asyncio
+import os
+import signal
+
+import pytest
+
+from creditflow.errors import ConfigError
+from creditflow.reward import RewardFunction, RewardManager, reward
+from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.ray_backend import RayBackend
+from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from tests.reward.plays import a_play
+from tests.reward.processes import alive, until
+from tests.reward.test_pool import bad_functions, expect_each_bad_one_to_fail_alone
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_ray():
+    """One Ray for all tests here: starting it takes seconds."""
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
+    return make_backend("ray", functions, BackendOptions(num_workers=n_actors, **kwargs))
+
+
+def pids_of(backend) -> list[list[int]]:
+    return [ray.get(actor.handle.pids.remote()) for actor in backend._actors]
+
+
+def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_no_actor_dies_of_it():
+    functions = bad_functions()
+    backend = backend_of(functions)
+    manager = RewardManager(functions, 1.0, backend=backend)
+    play = a_play()
+    asyncio.run(manager.score([play]))
+    expect_each_bad_one_to_fail_alone(play)
+    assert backend.started == 2
+    pids = [pid for group in pids_of(backend) for pid in group]
+    manager.close()
+    until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
+
+
+def test_an_actor_killed_in_the_middle_costs_no_score(tmp_path):
+    log = tmp_path / "calls"
+
+    def logged(step, trajectory):
+        with open(log, "a") as file:  # noqa: PTH123
+            file.write(".")
+        return step.index / 100
+
+    async def waited(step, trajectory):
+        await asyncio.sleep(0.01)
+        return step.index / 100
+
+    functions = [
+        RewardFunction("logged", "step", logged),
+        RewardFunction("waited", "step", waited, is_async=True),
+    ]
+    backend = backend_of(functions, max_in_flight=16)
+    plays = [a_play(str(i), "p" * 100) for i in range(10)]
+
+    async def score():
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(plays))
+        while not log.exists() or log.stat().st_size < 100:
+            await asyncio.sleep(0.01)
+        os.kill((await backend._actors[0].handle.pids.remote())[0], signal.SIGKILL)
+        return await scoring
+
+    report = asyncio.run(score())
+    assert [(f.matched, f.failed) for f in report.functions] == [(1000, 0)] * 2
+    for name in ("logged", "waited"):
+        assert [[s.scores[name].value for s in p.steps] for p in plays] == [[i / 100 for i in range(100)]] * 10
+    assert backend.started == 3
+    backend.close()
+
+
+def test_async_functions_wait_together_in_the_actors_and_plain_ones_beside_them():
+    async def where(step, trajectory):
+        await asyncio.sleep(0.05)
+        return float(os.getpid() != home)
+
+    home = os.getpid()
+    functions = [
+        RewardFunction("waits", "step", where, is_async=True),
+        RewardFunction("works", "step", lambda step, trajectory: float(os.getpid() != home)),
+        RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
+    ]
+    backend = backend_of(functions)
+    plays = [a_play(str(i), "p" * 20) for i in range(10)]
+    report = asyncio.run(RewardManager(functions, backend=backend).score(plays))
+    assert {f.name: f.mean for f in report.functions} == {"waits": 1.0, "works": 1.0, "stays": 1.0}
+    waits = report.functions[0]
+    assert waits.calls == 200
+    assert waits.seconds >= 200 * 0.05  # a sum; the whole took less, for they overlapped
+    assert report.seconds < waits.seconds
+    backend.close()
+
+
+def test_an_async_function_that_does_not_come_back_is_timed_out():
+    async def sleeps(step, trajectory):
+        await asyncio.sleep(1000 if step.index == 1 else 0)
+        return 1.0
+
+    functions = [RewardFunction("f", "step", sleeps, is_async=True, timeout=0.5)]
+    backend = backend_of(functions, n_actors=1)
+    play = a_play()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
+    backend.close()
+
+
+def test_a_play_that_kills_every_actor_it_meets_fails_and_the_others_are_scored():
+    async def kills(step, trajectory):
+        if trajectory.id == "5":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 1.0
+
+    functions = [RewardFunction("f", "step", kills, is_async=True)]
+    backend = backend_of(functions, n_actors=1, max_in_flight=1)
+    plays = [a_play(str(i), "p" * 4) for i in range(8)]  # a play is a batch
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(plays))
+    statuses = {play.id: {step.scores["f"].status for step in play.steps} for play in plays}
+    assert statuses == {str(i): {"failed" if i == 5 else "ok"} for i in range(8)}
+    assert plays[5].steps[0].scores["f"].reason.startswith("its Ray actor died twice")
+    backend.close()
+
+
+@reward(name="counting")
+class Counting:
+    """Counts its calls; an instance lives in every actor."""
+
+    def __init__(self):
+        self.calls = 0
+
+    async def __call__(self, step, trajectory):
+        self.calls += 1
+        return 1.0
+
+    def metrics(self):
+        calls, self.calls = self.calls, 0
+        return {"requests": float(calls), "index_max": float(calls)}
+
+
+def test_what_functions_count_in_the_actors_is_summed(tmp_path):
+    (function,) = load_reward_functions([RewardFunctionConfig(fn=f"{__name__}:Counting")], tmp_path, ())
+    backend = backend_of([function])
+    manager = RewardManager([function], backend=backend)
+    plays = [a_play(str(i), "p" * (10 + i)) for i in range(4)]
+    first, second = (asyncio.run(manager.score(plays)).metrics() for _ in range(2))
+    assert first["reward/counting/requests"] == 46
+    assert 23 <= first["reward/counting/index_max"] < 46  # of the two actors
+    assert second["reward/counting/requests"] == 0  # every answer was known
+    backend.close()
+
+
+def test_options_that_ray_does_not_take_are_told_with_their_key():
+    ray.shutdown()
+    try:
+        with pytest.raises(ConfigError, match=r"ray_kwargs\.ray_init: .*nonsense"):
+            RayBackend([], 1, 1.0, 1, {"nonsense": 1}).start()
+    finally:
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
