@@ -6,21 +6,19 @@ that agents write is untrusted: it is clipped, read by expressions of bounded le
 
 from __future__ import annotations
 
-import ast
 import math
-import operator
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from creditflow.reward import reward
+from creditflow.reward.arithmetic import READ_CHARACTERS, Calculation, calculations_in
 from creditflow.reward.text import final_answer, numbers_in
 from creditflow.rollout import Reply, Team
 from creditflow.trajectory import Step, Task, Trajectory
 
 MAX_EXECUTOR_TURNS = 8
 """Retries included; GSM8K's longest solutions have nine calculations, 98 % have six or fewer."""
-PLAN_CHARACTERS, LINE_CHARACTERS, READ_CHARACTERS = 800, 160, 4_000
+PLAN_CHARACTERS, LINE_CHARACTERS = 800, 160
 
 # The play
 
@@ -103,98 +101,7 @@ def figure(value: float) -> str:
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.10g}"
 
 
-# Arithmetic, read and checked
-
-
-@dataclass(frozen=True, slots=True)
-class Calculation:
-    """An equation `expression = number` as somebody wrote it."""
-
-    text: str
-    operands: tuple[float, ...]
-    operators: frozenset[str]
-    stated: float
-    computed: float | None
-    """What the expression is worth; None where it is no arithmetic."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the stated number is right, to a per mille or half a cent: solutions round."""
-        return self.computed is not None and math.isclose(self.computed, self.stated, rel_tol=1e-3, abs_tol=0.0051)
-
-
-_OPERATORS: dict[type[ast.operator], tuple[str, Callable[[float, float], float]]] = {
-    ast.Add: ("+", operator.add),
-    ast.Sub: ("-", operator.sub),
-    ast.Mult: ("*", operator.mul),
-    ast.Div: ("/", operator.truediv),
-}
-_RIGHT_SIDE = re.compile(r"=\s{0,3}\$?\s?(-?[0-9][0-9,]{0,20}(?:\.[0-9]{1,12})?|-?\.[0-9]{1,12})")
-_LEFT_CHARACTERS = "0123456789.,+-*/()$%x\u00d7\u00f7\u2212 "
-_AS_ASCII = str.maketrans({"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-", "$": "", ",": ""})
-
-
-def calculations_in(text: str) -> list[Calculation]:
-    """Every `expression = number` with at least one operation, in order."""
-    text = text[-READ_CHARACTERS:]
-    found = []
-    for match in _RIGHT_SIDE.finditer(text):
-        left = text[max(0, match.start() - 120) : match.start()]
-        left = left[len(left.rstrip(_LEFT_CHARACTERS)) :]
-        if (tree := _arithmetic(left)) is not None:
-            expression, body = tree
-            operations = [node.op for node in ast.walk(body) if isinstance(node, ast.BinOp)]
-            found.append(
-                Calculation(
-                    text=f"{expression}={match[1]}",
-                    operands=tuple(abs(number.value) for number in numbers_in(expression)),
-                    operators=frozenset(_OPERATORS[type(operation)][0] for operation in operations),
-                    stated=float(match[1].replace(",", "")),
-                    computed=_worth(body),
-                )
-            )
-    return found
-
-
-def _arithmetic(left: str) -> tuple[str, ast.expr] | None:
-    """The longest end of `left` that is an expression with an operation in it: `1. 48/2` says 48/2."""
-    left = re.sub(r"([0-9]+(?:\.[0-9]+)?)\s?%", r"(\1/100)", left.translate(_AS_ASCII))
-    words = left.split()[-20:]
-    for start in range(len(words)):
-        expression = " ".join(words[start:]).lstrip("*/) ")
-        try:
-            body = ast.parse(expression, mode="eval").body
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        nodes = list(ast.walk(body))
-        if any(isinstance(node, ast.BinOp) for node in nodes) and all(_is_arithmetic(node) for node in nodes):
-            return expression.replace(" ", ""), body
-    return None
-
-
-def _is_arithmetic(node: ast.AST) -> bool:
-    if isinstance(node, ast.Constant):
-        return isinstance(node.value, int | float)
-    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.UAdd, ast.USub, *_OPERATORS))
-
-
-def _worth(body: ast.expr) -> float | None:
-    """The value of a tree of + - * / in floats; None on a division by zero."""
-
-    def of(node: ast.expr) -> float:
-        match node:
-            case ast.Constant(value=int() | float() as number):
-                return float(number)
-            case ast.UnaryOp(op=sign, operand=inner):
-                return -of(inner) if isinstance(sign, ast.USub) else of(inner)
-            case ast.BinOp(left=left, op=operation, right=right):
-                return _OPERATORS[type(operation)][1](of(left), of(right))
-        raise ValueError(f"expected arithmetic, got {type(node).__name__}")
-
-    try:
-        return of(body)
-    except ZeroDivisionError:
-        return None
+# Values
 
 
 def value_in(text: str) -> float | None:

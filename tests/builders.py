@@ -48,7 +48,14 @@ def step(
         named = {"f": score(scores)}
     tokens = more.pop("tokens", 0)
     if tokens:
-        more = {"response_ids": (7,) * tokens, "response_mask": (1,) * tokens, "logprobs": (-1.0,) * tokens, **more}
+        logprobs = (-1.0,) * tokens
+        more = {
+            "response_ids": (7,) * tokens,
+            "response_mask": (1,) * tokens,
+            "logprobs": logprobs,
+            "ref_logprobs": logprobs,
+            **more,
+        }
     return StepSpec(agent, named, None if parents is None else tuple(parents), more)
 
 

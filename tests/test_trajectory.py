@@ -55,6 +55,9 @@ def trajectories(draw: st.DrawFn, number: int) -> Trajectory:
                 response_mask=tuple(draw(st.lists(st.integers(0, 1), min_size=n_tokens, max_size=n_tokens))),
                 temperature=draw(st.sampled_from([0.0, 0.7, 1.0])),
                 logprobs=tuple(draw(st.lists(st.floats(-20, 0), min_size=n_tokens, max_size=n_tokens))),
+                ref_logprobs=draw(
+                    st.just(()) | st.lists(st.floats(-20, 0), min_size=n_tokens, max_size=n_tokens).map(tuple)
+                ),
                 policy=draw(st.sampled_from(["default", "other"])),
                 policy_version=draw(st.integers(0, 9)),
                 scores={name: draw(scores(n_tokens)) for name in sorted(names)},
@@ -139,6 +142,8 @@ def test_scores_are_rescaled_from_their_range_over_sampled_tokens_and_failed_one
         (lambda t: setattr(t.steps[1], "index", 5), "expected index 1, its place in the trajectory, got 5"),
         (lambda t: setattr(t.steps[1], "trajectory_id", "s"), "says that it belongs to trajectory s"),
         (lambda t: setattr(t.steps[1], "response_mask", (1,)), "2 response tokens, got 1 and 2"),
+        (lambda t: setattr(t.steps[1], "ref_logprobs", (-1.0,)), "each of 2 response tokens, got 1 values, 0 of them"),
+        (lambda t: setattr(t.steps[1], "ref_logprobs", (-1.0, float("nan"))), "got 2 values, 1 of them NaN"),
         (lambda t: t.steps[1].scores.update(f=Score((0.5,))), "score f has 1 values for 2 response tokens"),
         (lambda t: setattr(t, "answer_steps", (3,)), "answer steps"),
     ],
@@ -166,6 +171,23 @@ def test_further_columns_stand_beside_the_batch_and_are_left_aside_on_reading(tm
     assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == batch.to_trajectories()
     with pytest.raises(BatchError, match="column advantage: expected 3 values"):
         batch.write_parquet(tmp_path / "c.parquet", {"advantage": np.zeros(2)})
+
+
+def test_reference_logprobs_stand_per_token_and_are_nan_for_steps_without_any() -> None:
+    one = play()
+    assert TrajectoryBatch.from_trajectories([one]).ref_logprobs.shape == (0,)
+    one.steps[1].ref_logprobs = (-1.5, -0.25)
+    batch = TrajectoryBatch.from_trajectories([one])
+    np.testing.assert_array_equal(batch.ref_logprobs, [np.nan, np.nan, -1.5, -0.25, np.nan, np.nan])
+
+
+def test_a_file_from_before_there_were_reference_logprobs_still_loads(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    batch = TrajectoryBatch.from_trajectories([play()])
+    batch.write_parquet(tmp_path / "new.parquet")
+    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(["ref_logprobs"]), tmp_path / "old.parquet")
+    assert TrajectoryBatch.read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ class Step:
     stratum: str | None = None
     """A label made from the prompt alone that splits groups (`algorithm.strata`)."""
     info: dict[str, Any] = field(default_factory=dict)
+    ref_logprobs: tuple[float, ...] = ()
+    """Natural log-probability of each response token, whatever its mask, by the policy's frozen reference; at the same
+    temperature as `logprobs` (at 1 where that is 0). Empty where the engine hands over none."""
 
 
 @dataclass(slots=True)
@@ -214,6 +217,8 @@ class TrajectoryBatch:
     response_ids: Ints
     response_mask: Bools
     logprobs: Floats
+    ref_logprobs: Floats = field(default_factory=lambda: np.zeros(0))
+    """[T], NaN for the tokens of steps without any; [0] where no step has any."""
 
     @property
     def n_trajectories(self) -> int:
@@ -322,6 +327,7 @@ class TrajectoryBatch:
             response_ids=flat("response_ids", np.int64),
             response_mask=flat("response_mask", np.bool_),
             logprobs=flat("logprobs", np.float64),
+            ref_logprobs=_ref_logprobs(steps),
         )
 
     def to_trajectories(self) -> list[Trajectory]:
@@ -351,6 +357,7 @@ class TrajectoryBatch:
         prompt = slice(self.prompt_offsets[s], self.prompt_offsets[s + 1])
         response = slice(self.token_offsets[s], self.token_offsets[s + 1])
         stratum = int(self.stratum_of_step[s])
+        ref_logprobs = self.ref_logprobs[response] if self.ref_logprobs.size else self.ref_logprobs
         return Step(
             id=self.step_ids[s],
             trajectory_id=self.trajectory_ids[self.trajectory_of_step[s]],
@@ -370,6 +377,7 @@ class TrajectoryBatch:
             scores=self.raw_scores[s],
             stratum=self.stratum_names[stratum] if stratum >= 0 else None,
             info=self.step_info[s],
+            ref_logprobs=() if np.isnan(ref_logprobs).any() else tuple(ref_logprobs.tolist()),
         )
 
     def write_parquet(self, path: Path | str, step_columns: dict[str, NDArray[Any]] | None = None) -> None:
@@ -396,15 +404,19 @@ class TrajectoryBatch:
 
     @classmethod
     def read_parquet(cls, path: Path | str) -> TrajectoryBatch:
-        """The batch that `write_parquet` wrote; columns that it does not know are left aside."""
+        """The batch that `write_parquet` wrote; columns that it does not know are left aside.
+
+        Files written before there were `ref_logprobs` have none of them.
+        """
         import pyarrow.parquet as pq
 
-        schema = _parquet_schema()
+        wanted = _parquet_schema().names
         try:
-            table = pq.read_table(path, columns=schema.names)
+            present = set(pq.read_schema(path).names)
+            table = pq.read_table(path, columns=[name for name in wanted if name in present])
         except (OSError, ValueError) as error:
             raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
-        if missing := sorted(set(schema.names) - set(table.column_names)):
+        if missing := sorted(set(wanted) - {"ref_logprobs"} - present):
             raise BatchError(f"{path}: expected the columns of a trajectory batch, missing {', '.join(missing)}")
         trajectories: dict[str, Trajectory] = {}
         for row in table.to_pylist():
@@ -428,11 +440,7 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         if any(not 0 <= parent < index for parent in step.parents):
             raise BatchError(f"{where}: parents must come before it (0 to {index - 1}), got {step.parents}")
         n_tokens = len(step.response_ids)
-        if len(step.response_mask) != n_tokens or len(step.logprobs) != n_tokens:
-            raise BatchError(
-                f"{where}: expected a mask and a log-probability for each of {n_tokens} response tokens, "
-                f"got {len(step.response_mask)} and {len(step.logprobs)}"
-            )
+        _check_tokens(where, step)
         for name, score in step.scores.items():
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
                 raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
@@ -447,6 +455,28 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         raise BatchError(
             f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
         )
+
+
+def _check_tokens(where: str, step: Step) -> None:
+    n_tokens = len(step.response_ids)
+    if len(step.response_mask) != n_tokens or len(step.logprobs) != n_tokens:
+        raise BatchError(
+            f"{where}: expected a mask and a log-probability for each of {n_tokens} response tokens, "
+            f"got {len(step.response_mask)} and {len(step.logprobs)}"
+        )
+    if len(step.ref_logprobs) not in (0, n_tokens) or any(map(math.isnan, step.ref_logprobs)):
+        raise BatchError(
+            f"{where}: expected no reference log-probabilities, or a number for each of {n_tokens} response "
+            f"tokens, got {len(step.ref_logprobs)} values, {sum(map(math.isnan, step.ref_logprobs))} of them NaN"
+        )
+
+
+def _ref_logprobs(steps: Sequence[Step]) -> Floats:
+    if not any(step.ref_logprobs for step in steps):
+        return np.zeros(0)
+    return np.concatenate(
+        [np.asarray(step.ref_logprobs or (np.nan,) * len(step.response_ids), dtype=np.float64) for step in steps]
+    )
 
 
 def _check_range(where: str, score: Score) -> None:
@@ -487,6 +517,7 @@ def _parquet_schema() -> Any:
             ("scores", text),  # JSON: name -> score
             ("stratum", text),
             ("step_info", text),  # JSON
+            ("ref_logprobs", pa.list_(pa.float64())),
         ]
     )
 
@@ -551,6 +582,7 @@ def _step_of_row(row: dict[str, Any]) -> Step:
         scores={name: _score_of_json(score) for name, score in json.loads(row["scores"]).items()},
         stratum=row["stratum"],
         info=json.loads(row["step_info"]),
+        ref_logprobs=tuple(row.get("ref_logprobs") or ()),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from creditflow.config import ActorConfig, OptimConfig
-from creditflow.engines.local.actor import Actor, response_logprobs
+from creditflow.engines.local.actor import Actor, fill_reference_logprobs, response_logprobs
 from creditflow.engines.local.batching import bucket, pad
 from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
 from creditflow.engines.local.policy import Policy
@@ -152,6 +152,50 @@ def test_kl_loss_pulls_the_policy_back_to_its_reference(policy: Policy) -> None:
     for _ in range(10):
         last = actor.update(batch, zero, every, one)["actor/kl_loss"]
     assert last < 0.5 * first
+
+
+def far_from_reference(policy: Policy, config: ActorConfig, **options: bool) -> Actor:
+    """An actor whose policy has moved since its reference was taken."""
+    actor = Actor(policy, config, **options)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    return actor
+
+
+def test_reference_logprobs_are_those_of_one_step_at_a_time_at_its_temperature(policy: Policy) -> None:
+    first = copy.deepcopy(policy.model)
+    actor = far_from_reference(policy, ActorConfig(), keep_reference=True)
+    assert actor.reference is not None
+    played = sampled_batch(policy, temperatures=(1.0, 0.0, 0.6)).to_trajectories()
+    played[1].steps[0].response_mask = (0,) * len(played[1].steps[0].response_ids)
+    played[5].status = "failed"
+    fill_reference_logprobs(actor.reference, played, max_tokens=40)
+    for k, trajectory in enumerate(played):
+        [step] = trajectory.steps
+        if k == 5:
+            assert step.ref_logprobs == ()
+            continue
+        expected = []
+        for j, token in enumerate(step.response_ids):
+            with torch.no_grad():
+                logits = first(torch.tensor([[*step.prompt_ids, *step.response_ids[:j]]])).logits[0, -1]
+            scaled = logits / (step.temperature or 1.0)
+            expected.append(float(scaled[token] - torch.logsumexp(scaled, 0)))
+        np.testing.assert_allclose(step.ref_logprobs, expected, atol=1e-5)
+
+
+def test_a_reference_that_only_reward_functions_need_is_no_part_of_the_loss(policy: Policy) -> None:
+    batch = sampled_batch(policy)
+    every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    actor = far_from_reference(policy, ActorConfig(kl_loss_coef=10.0), keep_reference=True)
+    metrics = actor.update(batch, np.zeros(len(batch.response_ids)), every, one)
+    assert metrics["actor/grad_norm"] == 0
+    assert "actor/kl_loss" not in metrics
+
+
+def test_nothing_is_kept_of_a_policy_whose_reference_nobody_needs(policy: Policy) -> None:
+    assert Actor(policy, ActorConfig()).reference is None
 
 
 def test_warm_up_raises_the_learning_rate_linearly(policy: Policy) -> None:

@@ -1,5 +1,6 @@
 """Whole runs on a model of a dozen words: everything is real, only small."""
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,10 @@ import torch
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import task_batches, train
+from creditflow.engines.local.trainer import evaluation_plays, load_policy, task_batches, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.ledger.run_folder import read_metrics
+from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import TrajectoryBatch
 
@@ -184,6 +186,48 @@ def test_a_model_folder_without_tokenizer_is_refused_by_name(recipe_file: Path, 
     with pytest.raises(ModelError, match=r"bare has no usable tokenizer"):
         run(recipe_file, "run", f"actor_rollout_ref.model.path={bare}")
     assert not (recipe_file.parent / "run").exists()
+
+
+WITH_KL = (
+    "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:says_a'}, "
+    "{fn: 'creditflow.reward.kl:KlToReference', name: kl, weight: 0, args: {estimator: kl}}]"
+)
+
+
+def test_the_policy_is_its_reference_before_the_first_update_and_no_longer_after(recipe_file: Path) -> None:
+    path = run(recipe_file, "run", WITH_KL, "trainer.total_training_steps=4")
+    drift = []
+    for step in range(1, 5):
+        batch = TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet")
+        assert np.isfinite(batch.ref_logprobs).all()
+        assert len(batch.ref_logprobs) == len(batch.logprobs)
+        drift.append(np.abs(batch.logprobs - batch.ref_logprobs)[batch.response_mask].max())
+    assert drift[0] < 1e-5
+    assert drift[1] > 1e-3
+    assert drift[3] > drift[1]
+    rows = read_metrics(path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert abs(rows[1]["reward/kl/mean"]) < 1e-5
+    assert all(abs(row["reward/kl/mean"]) > 1e-3 for row in rows[3:])
+    assert all(row["reward/kl/failed_frac"] == 0 for row in rows[1:])
+
+
+def test_a_measure_of_weight_0_that_needs_the_reference_changes_no_training(recipe_file: Path) -> None:
+    plain, measured = run(recipe_file, "plain"), run(recipe_file, "measured", WITH_KL)
+    weights = [Policy.load(p / "checkpoints" / "global_step_3", torch.device("cpu")).model for p in (plain, measured)]
+    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not TrajectoryBatch.read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
+
+
+def test_where_nothing_is_trained_the_policy_is_its_own_reference(recipe_file: Path) -> None:
+    recipe = load_recipe(recipe_file, [WITH_KL])
+    parts = build_parts(recipe)
+    played = asyncio.run(evaluation_plays(parts, load_policy(recipe), n=2, temperature=1.0))
+    scores = [step.scores["kl"] for trajectory in played for step in trajectory.steps]
+    assert len(scores) == 8 * 2 * 2
+    assert all(score.status == "ok" for score in scores)
+    assert max(abs(value) for score in scores for value in score.value) < 1e-5
 
 
 def test_each_epoch_takes_every_task_once_in_an_order_of_its_own(recipe_file: Path) -> None:

@@ -1,8 +1,24 @@
+import contextlib
+import gc
+import json
+import math
+import signal
 import threading
+import time
+from fractions import Fraction
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from creditflow.reward import math as module
 from creditflow.reward.math import math_verify
+from creditflow.reward.notation import MAX_CHARACTERS, NotAnAnswer, read
+
+SOLUTIONS = [
+    json.loads(line)["answer"] for line in (Path(__file__).parents[1] / "data" / "gsm8k_64.jsonl").open(encoding="utf8")
+]
 
 
 @pytest.mark.parametrize(
@@ -40,13 +56,90 @@ def test_plain_numbers_compared_here_agree_with_the_library(text, truth):
     assert math_verify(text, truth) == float(verify(parse(truth), parse(text)))
 
 
+def test_published_solutions_equal_their_own_answers_and_no_other_tasks():
+    truths = [solution.rpartition("#### ")[2] for solution in SOLUTIONS]
+    assert all(math_verify(solution, truth) == 1.0 for solution, truth in zip(SOLUTIONS, truths, strict=True))
+    other = list(zip(SOLUTIONS, truths[1:], truths, strict=False))
+    assert all(math_verify(solution, next_one) == float(next_one == own) for solution, next_one, own in other)
+
+
+SLOW = r"\sin(\cos(" * 10 + "x" + "))" * 10
+"""Not refused, and more than the library can simplify in seconds."""
+
+
 def test_an_answer_that_takes_forever_is_a_wrong_answer():
-    assert math_verify("$9^{9^{9^9}}$", "72", seconds=1) == 0.0
+    start = time.perf_counter()
+    assert math_verify(SLOW, "x^2-1", seconds=0.3) == 0.0
+    assert time.perf_counter() - start < 30  # it would take minutes
 
 
-def test_a_truth_that_cannot_be_read_cannot_be_scored():
-    with pytest.raises(ValueError, match="expected a ground truth that math-verify can read, got 'Monday'"):
-        math_verify("$x$", "Monday")
+@pytest.mark.parametrize(
+    "answer", ["9^{9^{9^9}}", "9^9^9^9", "[" * 900, "1000000000!", "((5!)!)!", "1e999999", "x^{99999}"]
+)
+def test_what_nobody_can_work_out_is_refused_before_the_library_is_asked(answer):
+    with pytest.raises(NotAnAnswer):
+        read(answer)
+    assert math_verify(answer, "x^2-1") == 0.0
+
+
+@pytest.mark.parametrize("answer", ["x^{y^{z}}", "2^{2^{3}}", "e^{x^2}", "100!", "(x+1)^{10}", "7^{2024}", "((((1))))"])
+def test_what_is_merely_nested_is_not_refused(answer):
+    read(answer)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_alarm_is_heard_even_where_a_destructor_swallows_it():
+    class Swallows:
+        def __del__(self):
+            end = time.monotonic() + 0.2
+            while time.monotonic() < end:  # the first alarms ring in here
+                pass
+
+    def forever():
+        Swallows()
+        while True:
+            pass
+
+    with pytest.raises(module._TimeIsUpError), module._time_limit(0.05):
+        forever()
+
+
+def test_the_time_limit_leaves_handler_timer_and_collector_as_they_were():
+    def mine(signum, frame):
+        raise AssertionError("rang early")
+
+    old = signal.signal(signal.SIGALRM, mine)
+    signal.setitimer(signal.ITIMER_REAL, 100.0)
+    try:
+        assert math_verify("x+1", "1+x") == 1.0
+        assert math_verify(SLOW, "x^2-1", seconds=0.1) == 0.0
+        assert signal.getsignal(signal.SIGALRM) is mine
+        assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 100.0
+        assert gc.isenabled()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+@pytest.mark.parametrize("truth", ["", "\\frac{", "9^{9^{9^9}}", "71 = 72", "[" * 30, "\\boxed{}"])
+def test_a_truth_that_cannot_be_read_cannot_be_scored(truth):
+    with pytest.raises(ValueError, match="expected a ground truth that can be read as mathematics"):
+        math_verify("72", truth)
+
+
+def test_a_truth_in_words_is_compared_as_words():
+    assert [math_verify(text, "Monday") for text in ("monday.", "\\text{Monday}", "Tuesday", "$x$", "5")] == [
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
+
+
+def test_a_time_limit_must_be_one():
+    with pytest.raises(ValueError, match="time limit of more than 0 seconds"):
+        math_verify("1", "1", seconds=0)
 
 
 def test_away_from_the_main_thread_it_compares_numbers_and_refuses_what_needs_a_time_limit():
@@ -55,10 +148,99 @@ def test_away_from_the_main_thread_it_compares_numbers_and_refuses_what_needs_a_
     def work():
         seen.append(math_verify("#### 72", "72"))
         with pytest.raises(RuntimeError, match="main thread only"):
-            math_verify("$9^{9^9}$", "72")
+            math_verify("$x^2$", "72")
         seen.append("refused")
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [1.0, "refused"]
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_every_way_to_write_a_fraction_is_that_fraction(value):
+    n, d = value.numerator, value.denominator
+    ways = [f"{n}/{d}", f"\\frac{{{n}}}{{{d}}}", f"$\\dfrac{{{n}}}{{{d}}}$", f"{100 * n}/{d}\\%"]
+    if n >= 0:
+        ways.append(f"{n // d} {n % d}/{d}")
+    assert [math_verify(way, f"{n}/{d}") for way in ways] == [1.0] * len(ways)
+    assert math_verify(f"{n + 1}/{d}", f"{n}/{d}") == 0.0
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(0, 6))
+def test_thousands_separators_and_trailing_zeros_do_not_count(value, zeros):
+    text = f"{value:,}" + ("." + "0" * zeros if zeros else "")
+    assert math_verify(text, value) == 1.0
+    assert math_verify(text, value + 1) == 0.0
+
+
+@given(st.integers(1, 9999), st.integers(2, 9999), st.integers(1, 12))
+def test_a_decimal_stands_for_a_fraction_from_six_digits_on(n, d, digits):
+    value = Fraction(n, d)
+    finite = (value * 10**40).denominator == 1
+    cut = Fraction(math.floor(value * 10**digits), 10**digits)
+    text = f"{cut.numerator * 10**digits // cut.denominator:0{digits + 1}d}"
+    text = f"{text[:-digits]}.{text[-digits:]}"
+    significant = len(text.replace(".", "").lstrip("0"))
+    expected = cut == value or (not finite and significant >= 6)
+    assert math_verify(text, f"{n}/{d}") == float(expected)
+
+
+PIECES = [
+    "[",
+    "(",
+    "{",
+    "\\frac{",
+    "^",
+    "^{",
+    "!",
+    "1",
+    "1,111",
+    "x",
+    "$",
+    "\\$",
+    "\\boxed{",
+    "=",
+    " or ",
+    "\\pm",
+    "%",
+    " cm",
+]
+PIECES += [
+    "\\text{",
+    "-",
+    ".",
+    "\\%",
+    "\x00",
+    "\ud800",
+    "\\begin{pmatrix}",
+    "&",
+    "\\sqrt{",
+    "|",
+    "answer is ",
+    "\\left",
+    "\n",
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60))
+def test_no_answer_crashes_it(text):
+    assert math_verify(text, "72", seconds=0.2) in (0.0, 1.0)
+    assert math_verify(text, "\\{1,\\sqrt{2}\\}", seconds=0.2) in (0.0, 1.0)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_reading_takes_no_more_than_linear_time_and_never_more_than_a_bounded_text(piece):
+    def seconds(n: int) -> float:
+        text = (piece * n)[:n]
+        best = math.inf
+        for _ in range(3):
+            start = time.perf_counter()
+            with contextlib.suppress(NotAnAnswer):
+                read(text)
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(MAX_CHARACTERS) < 40 * seconds(MAX_CHARACTERS // 10) + 0.002
+    assert seconds(100 * MAX_CHARACTERS) < 5 * seconds(MAX_CHARACTERS) + 0.002

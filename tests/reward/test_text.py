@@ -87,3 +87,14 @@ def test_a_truth_without_a_number_cannot_be_scored():
 @pytest.mark.parametrize("piece", ["1", "1,111", "-", "$", "1.", "1e", " ", "#", "%", "\\"])
 def test_a_hostile_answer_does_not_hang_the_reading(piece):
     assert numeric_match(piece * 200_000, "3") == 0.0  # an expression that backtracks would take hours
+
+
+def test_exact_match_reads_all_of_the_text_and_numeric_match_its_end():
+    assert exact_match("48+24=72\n#### 72", "72") == 0.0
+    assert numeric_match("48+24=72\n#### 72", "72") == 1.0
+    assert numeric_match("1/2", "0.5") == 0.0  # its last number is 2
+
+
+def test_a_tolerance_must_be_one():
+    with pytest.raises(ValueError, match="rel_tol of 0 or more and less than 1, got -1"):
+        numeric_match("72", "72", rel_tol=-1)

@@ -71,7 +71,7 @@ _INTEGERS = (
     "token_offsets",
     "response_ids",
 )
-_FLOATS = ("outcome", "temperature_of_step", "scores", "score_weights", "logprobs")
+_FLOATS = ("outcome", "temperature_of_step", "scores", "score_weights", "logprobs", "ref_logprobs")
 _BOOLS = ("is_answer", "response_mask")
 
 
@@ -134,6 +134,8 @@ def _check_lengths(batch: TrajectoryBatch) -> None:
                 f"{bound[at]}"
             )
         _expect_shapes(batch, columns, (int(bound[-1]),))
+    if batch.ref_logprobs.size:  # few engines have them
+        _expect_shapes(batch, ("ref_logprobs",), batch.logprobs.shape)
 
 
 def _expect_shapes(batch: TrajectoryBatch, names: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from creditflow.errors import TooManyFailedScores
+from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.reward.cache import Cache, Key, Keys
 from creditflow.reward.calls import Backend, Call, Returned, leaves, run_on_loop, together
 from creditflow.reward.compose import plan
@@ -121,10 +121,16 @@ class RewardManager:
         self._cache = Cache(cache_size)
 
     def connect(self, clients: Mapping[str, ModelClient]) -> None:
-        """Give the policies of the run (`rollout.ModelClient` by name) to the functions that use one."""
+        """Give the policies of the run (`rollout.ModelClient` by name) to the functions that use one.
+
+        Raises RewardError where a function wants one that there is not.
+        """
         for function in leaves(self.functions):
             if (wanted := getattr(function.instance, "connect", None)) is not None:
-                wanted(clients)
+                try:
+                    wanted(clients)
+                except ValueError as error:  # a policy that there is not
+                    raise RewardError(f"reward function {function.name}: {first_line(error)}") from error
 
     @asynccontextmanager
     async def open(self, clients: Mapping[str, ModelClient] | None = None) -> AsyncIterator[RewardManager]:

@@ -1,68 +1,300 @@
-"""The ready-made comparison of mathematical answers, by the math-verify library.
+"""The ready-made comparison of mathematical answers: rational numbers here, all else by the math-verify library.
 
-It knows nothing of trajectories: text and truth in, a number out. The library (and sympy with it) is imported at the
-first call that needs it.
+It knows nothing of trajectories: text and truth in, a number out. How answers are written is `notation`'s to know. The
+library (and sympy with it) is imported at the first call that needs it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
+import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from types import FrameType
 from typing import Any
 
+from creditflow.reward.notation import SIGNIFICANT_DIGITS, Answer, NotAnAnswer, Part, read
 from creditflow.reward.registry import answer, builtin
 from creditflow.reward.text import final_answer
 
-MAX_CHARACTERS = 1_000
-"""The library's expressions are not linear in the text; of a longer answer only the end is read."""
-
-_PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,15})(?:\.[0-9]{1,6})?")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2}")
+_EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 
 
 @builtin
 @answer
-def math_verify(text: str, truth: Any, seconds: int = 2) -> float:
-    r"""1 where the answer is mathematically equal to the truth: numbers, fractions, LaTeX, sets, intervals.
+def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
+    r"""1 where the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals.
 
-    Of a text with a line `#### answer`, only what follows the last #### is read. Two plain numbers are compared here;
-    all else goes to the library, which gives up after `seconds` (an answer that takes longer scores 0: it is the
-    answer's doing). It measures by signal.alarm and so works in the main thread of a process only: elsewhere this
-    raises RuntimeError, and the score is `failed` rather than computed without a limit (`9^{9^{9^9}}` never ends).
+    Of a text with a line `#### answer`, only what follows the last #### is read; else its last box, else all of it. The
+    rules for what is debatable stand in docs/rewards.md and, pair by pair, in tests/data/math_pairs.jsonl.
 
-    Range: 0 or 1. Cost: 1 ms, seconds on hostile input. Source: https://github.com/huggingface/Math-Verify.
-    Raises ValueError where the truth cannot be read.
+    Rational numbers and words are compared here. All else goes to the library, for `seconds` in all: an answer that
+    takes longer scores 0 (it is the answer's doing), and so does one that makes the library raise. What nobody can work
+    out (`9^{9^{9^9}}`, brackets hundreds deep) is refused before that. Sentences are not understood: of one without a
+    box, the library takes the last number or formula, also after `not`. The limit is an interval timer's signal and so
+    holds in the main thread of a process only: elsewhere what needs the library raises RuntimeError, and the score is
+    `failed` rather than computed without a limit.
+
+    Range: 0 or 1. Cost: 0.1 ms for numbers and words, 1 to 10 ms in the library, `seconds` at worst, and a second for
+    the first formula (it imports sympy). Source: https://github.com/huggingface/Math-Verify, version 0.9. Raises
+    ValueError where the truth cannot be read.
     """
-    found, wanted = _normalise(final_answer(text)[-MAX_CHARACTERS:]), _normalise(final_answer(str(truth)))
-    if _PLAIN_NUMBER.fullmatch(found) and _PLAIN_NUMBER.fullmatch(wanted):
-        return float(_value(found) == _value(wanted))
-    if not found:
+    if not seconds > 0:
+        raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
+    wanted = _truth(str(truth), seconds)
+    try:
+        found = read(final_answer(text))
+        if not _needs_library(found, wanted):
+            return float(_same(found, wanted))
+        _prepare_library()
+        with _time_limit(seconds):
+            return float(_same(found, wanted))
+    except (NotAnAnswer, _TimeIsUpError):
         return 0.0
+
+
+def _prepare_library() -> None:
+    """Import it outside of any time limit: a slow import is not the answer's doing, and must not break off halfway."""
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("math_verify limits its time by signal.alarm, which works in the main thread only")
-
-    from math_verify import parse, verify
-
-    gold = parse(_delimited(wanted), parsing_timeout=seconds)
-    if not gold:
-        raise ValueError(f"expected a ground truth that math-verify can read, got {str(truth)[:80]!r}")
-    return float(verify(gold, parse(_delimited(found), parsing_timeout=seconds), timeout_seconds=seconds))
+        raise RuntimeError("math_verify limits its time by a signal, which works in the main thread only")
+    import math_verify  # noqa: F401
 
 
-def _normalise(answer: str) -> str:
-    r"""`\$1,080.00`, `$50\%$`, `72.` as the library reads them right: `1,080.00`, `50%`, `72`."""
-    answer = answer.replace("\\%", "%").replace("\\$", "").strip()
-    if len(answer) > 2 and answer[0] == answer[-1] == "$" and not set(answer[1:-1]) & {"\\", "$"}:
-        answer = answer[1:-1]
-    answer = re.sub(r"\A\$\s?(?=[-.0-9]+)(?!.*\$)", "", answer, flags=re.DOTALL)
-    return answer.strip().rstrip(".").rstrip()
+def _truth(text: str, seconds: float) -> Answer:
+    """The truth, taken apart; ValueError where it, or what the library makes of it, says nothing."""
+    try:
+        wanted = read(final_answer(text))
+        unread = [part for part in wanted.parts if _is_formula(part)]
+        if unread or wanted.kind == "prose":
+            _prepare_library()
+            with _time_limit(seconds):
+                readable = _prose(wanted.text) is not None if wanted.kind == "prose" else all(map(_readable, unread))
+            if not readable:
+                raise NotAnAnswer("it has no value")
+    except (NotAnAnswer, _TimeIsUpError) as error:
+        raise ValueError(
+            f"expected a ground truth that can be read as mathematics, got {text[:80]!r}: {error}"
+        ) from error
+    return wanted
 
 
-def _delimited(answer: str) -> str:
-    """The library reads a bare `x^2 + 1` only between dollar signs; prose, numbers with % and boxes it finds itself."""
-    bare = not set(answer) & {"$", "%"} and "\\boxed" not in answer and not _WORD.search(answer)
-    return f"${answer}$" if bare else answer
+def _readable(part: Part) -> bool:
+    return _expression(part.text) is not None
 
 
-def _value(number: str) -> float:
-    return float(number.replace(",", ""))
+# Comparing answers
+
+
+def _needs_library(found: Answer, wanted: Answer) -> bool:
+    if "prose" in (found.kind, wanted.kind):
+        return not any(part.words for part in wanted.parts)
+    return any(_is_formula(part) for part in (*found.parts, *wanted.parts))
+
+
+def _is_formula(part: Part) -> bool:
+    return part.number is None and not part.words
+
+
+def _same(found: Answer, wanted: Answer) -> bool:
+    if "prose" in (found.kind, wanted.kind):
+        if any(part.words for part in wanted.parts):
+            return False
+        return _same_in_library(_any_expression(found), _any_expression(wanted))
+    if found.kind == wanted.kind == "ordered":
+        return found.brackets == wanted.brackets and _pairwise(found.parts, wanted.parts)
+    if "ordered" in (found.kind, wanted.kind):
+        # an interval may be an inequality's or a union's, but not a number or several values
+        other = wanted if found.kind == "ordered" else found
+        if other.kind == "set" or not _is_formula(other.parts[0]):
+            return False
+        return _same_in_library(_any_expression(found), _any_expression(wanted))
+    return _covers(found.parts, wanted.parts) and _covers(wanted.parts, found.parts)
+
+
+def _pairwise(found: Sequence[Part], wanted: Sequence[Part]) -> bool:
+    return len(found) == len(wanted) and all(map(_same_part, found, wanted))
+
+
+def _covers(some: Sequence[Part], others: Sequence[Part]) -> bool:
+    return all(any(_same_part(one, other) for other in others) for one in some)
+
+
+def _same_part(found: Part, wanted: Part) -> bool:
+    if found.words or wanted.words:
+        return found.words == wanted.words
+    if not found.percent and not wanted.percent and found.unit is not None and wanted.unit is not None:
+        if found.unit.kind != wanted.unit.kind:
+            return False
+        factor = found.unit.size / wanted.unit.size
+    else:
+        factor = Fraction(1)
+    factors = [factor, Fraction(1, 100)] if found.percent and not wanted.percent else [factor]
+    factors += [Fraction(100)] if wanted.percent and not found.percent else []
+    return any(_same_value(found, wanted, factor) for factor in factors)
+
+
+def _same_value(found: Part, wanted: Part, factor: Fraction) -> bool:
+    """Whether `found`, times a factor, is `wanted`."""
+    if found.number is not None and wanted.number is not None:
+        return _same_numbers(found, found.number * factor, wanted, wanted.number)
+    if found.text == wanted.text and factor == 1:
+        return _readable(found)
+    one, other = _expression(found.text), _expression(wanted.text)
+    if factor != 1:
+        return _same_in_library(_times(one, factor), other)
+    return (
+        _stands_for(found, lambda digits: _decimals(other, digits))
+        or _stands_for(wanted, lambda digits: _decimals(one, digits))
+        or _same_in_library(one, other)
+    )
+
+
+def _same_numbers(found: Part, one: Fraction, wanted: Part, other: Fraction) -> bool:
+    if one == other or one != found.number:  # a converted unit is exact
+        return one == other
+    return _stands_for(found, lambda digits: other) or _stands_for(wanted, lambda digits: one)
+
+
+def _stands_for(part: Part, exact: Callable[[int], Fraction | None]) -> bool:
+    """Whether a decimal is `exact` rounded or cut to its digits, where `exact` has no finite decimals of its own."""
+    if part.number is None or part.places is None or part.places > 60:
+        return False
+    true = exact(part.places + 60)
+    if true is None or true * part.number <= 0:
+        return False
+    if (true * Fraction(10) ** (part.places + 30)).denominator == 1:  # it has finite decimals: the digits must be all
+        return False
+    unit = Fraction(1, 10**part.places)
+    return abs(true - part.number) * 2 <= unit or 0 <= abs(true) - abs(part.number) < unit
+
+
+# The library
+
+
+def _any_expression(answer: Answer) -> Any:
+    if answer.kind == "prose":
+        return _prose(answer.text)
+    if answer.kind == "one":
+        return _expression(answer.parts[0].text)
+    return _parse_latex(answer.text)
+
+
+def _expression(text: str) -> Any:
+    """What the library makes of one part; of an equation between numbers its value, if it holds. None: nothing."""
+    sides = _EQUALS.split(text)
+    if len(sides) > 1 and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)):
+        values = [_parse_latex(side.strip()) for side in sides]
+        holds = all(value is not None and _same_in_library(value, values[-1]) for value in values)
+        return values[-1] if holds else None
+    return _parse_latex(text)
+
+
+@lru_cache(maxsize=64)
+def _parse_latex(text: str) -> Any:
+    from math_verify import LatexExtractionConfig
+
+    if not text or text.count("(") + text.count("[") != text.count(")") + text.count("]"):
+        return None
+    return _parse(f"${text}$", [LatexExtractionConfig()])
+
+
+@lru_cache(maxsize=64)
+def _prose(text: str) -> Any:
+    """What the library finds in a sentence: what follows `final answer is`, else the last number or formula."""
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig
+
+    return _parse(text, [LatexExtractionConfig(), ExprExtractionConfig()])
+
+
+def _parse(text: str, targets: Sequence[Any]) -> Any:
+    import math_verify.parser as library
+
+    library.TIMEOUT_WARNING_SHOWN = True  # the time limit is ours, around everything
+    found = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
+    return _exact(found[0]) if found else None
+
+
+def _exact(expression: Any) -> Any:
+    """The same with every decimal as the fraction that it writes: the library would round to six places."""
+    from sympy import Float, Rational
+
+    try:
+        floats = expression.atoms(Float)
+        return expression.xreplace({one: Rational(str(one)) for one in floats}) if floats else expression
+    except Exception:  # what sympy cannot rebuild stays as it is
+        return expression
+
+
+def _same_in_library(found: Any, wanted: Any) -> bool:
+    import math_verify.grader as library
+
+    if found is None or wanted is None:
+        return False
+    library.TIMEOUT_WARNING_SHOWN = True
+    try:
+        return bool(library.verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
+    except Exception:  # a hostile expression; sympy raises whatever it likes
+        return False
+
+
+def _times(expression: Any, factor: Fraction) -> Any:
+    from sympy import Rational
+
+    try:
+        return expression * Rational(factor.numerator, factor.denominator)
+    except Exception:  # as above: sets and equations have no product
+        return None
+
+
+def _decimals(expression: Any, digits: int) -> Fraction | None:
+    """The value of a real number to so many digits; None where it is none."""
+    if not getattr(expression, "is_number", False):
+        return None
+    try:
+        value = expression.doit()
+        if value.is_Rational:
+            return Fraction(int(value.p), int(value.q))
+        return Fraction(str(value.evalf(digits + SIGNIFICANT_DIGITS)))
+    except Exception:  # complex, infinite, or nothing that has digits
+        return None
+
+
+# Time
+
+
+class _TimeIsUpError(BaseException):
+    """Not an Exception: sympy swallows those."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise _TimeIsUpError in this, the main, thread after so many seconds.
+
+    The signal comes again every 50 ms until it is heard: raised inside a destructor it would be lost. For the same
+    reason the garbage collector, whose callbacks swallow exceptions, rests meanwhile.
+    """
+    running = True
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        if running:
+            raise _TimeIsUpError("it took too long")
+
+    collecting = gc.isenabled()
+    gc.disable()
+    old_handler = signal.signal(signal.SIGALRM, ring)
+    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)
+    try:
+        try:
+            yield
+        finally:
+            running = False
+    finally:
+        running = False
+        signal.setitimer(signal.ITIMER_REAL, left, interval)
+        signal.signal(signal.SIGALRM, old_handler)
+        if collecting:
+            gc.enable()

@@ -340,11 +340,16 @@ def _end_all(workers: list[_Worker]) -> None:
     workers.clear()
 
 
-def _batches(n_calls: int, n_workers: int) -> deque[_Batch]:
+def batch_size(n_calls: int, n_workers: int) -> int:
+    """How many of so many calls travel together: many, for what it costs to send them; few, to end at the same time."""
     smallest, largest = BATCH
-    size = max(smallest, min(largest, n_calls // (4 * n_workers)))
     if n_calls < smallest * n_workers:  # few calls: they may be long ones, so every worker gets some
-        size = max(1, n_calls // (2 * n_workers))
+        return max(1, n_calls // (2 * n_workers))
+    return max(smallest, min(largest, n_calls // (8 * n_workers)))
+
+
+def _batches(n_calls: int, n_workers: int) -> deque[_Batch]:
+    size = batch_size(n_calls, n_workers)
     return deque(_Batch(deque(range(i, min(i + size, n_calls)))) for i in range(0, n_calls, size))
 
 

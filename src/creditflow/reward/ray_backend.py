@@ -17,7 +17,7 @@ from typing import Any
 
 from creditflow.errors import ConfigError, first_line
 from creditflow.reward.calls import Answered, Call, Returned, run_on_loop, together
-from creditflow.reward.pool import ATTEMPTS, BATCH, START_TIMEOUT_S, WorkerPool
+from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batch_size
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.wire import pack_calls, pack_functions, pack_returned, unpack_calls, unpack_functions
 from creditflow.reward.wire import unpack_returned
@@ -176,12 +176,7 @@ class RayBackend:
 
     def _batches(self, calls: Sequence[Call], is_async: bool) -> list[_Batch]:
         numbers = [i for i, call in enumerate(calls) if call.function.is_async is is_async]
-        smallest, largest = BATCH
-        size = max(smallest, min(largest, len(numbers) // (4 * self.n_actors)))
-        if is_async:
-            size = _ASYNC_BATCH
-        elif len(numbers) < smallest * self.n_actors:
-            size = max(1, len(numbers) // (2 * self.n_actors))
+        size = _ASYNC_BATCH if is_async else batch_size(len(numbers), self.n_actors)
         return [_Batch(numbers[i : i + size], is_async) for i in range(0, len(numbers), size)]
 
     async def _carry(

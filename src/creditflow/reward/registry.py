@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import inspect
 import json
 import math
@@ -25,6 +26,8 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__creditflow_reward__"
+_READY_MADE = ("coherence", "format", "implicit_process", "judge", "kl", "math", "overlong", "process_model", "text")
+"""Modules of this room that register functions; each imports what is heavy when it is called."""
 _BUILTINS: dict[str, Callable[..., Any]] = {}
 _COMBINATORS: dict[str, _Combinator] = {}
 _CALLED_AS = {"step": "(step, trajectory)", "trajectory": "(trajectory)", "outcome": "(trajectory)"}
@@ -153,14 +156,21 @@ def outcome(function: F, /) -> F: ...
 
 
 @overload
-def outcome(*, range: tuple[float, float] = (0.0, 1.0), name: str | None = None) -> Callable[[F], F]: ...
+def outcome(
+    *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
+) -> Callable[[F], F]: ...
 
 
 def outcome(
-    function: F | None = None, /, *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None
+    function: F | None = None,
+    /,
+    *,
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
 ) -> F | Callable[[F], F]:
     """Declare the global reward: `f(trajectory)` returns a number or a Score. The function itself stays as it is."""
-    return _declare(function, _Declared("outcome", range=range, name=name))
+    return _declare(function, _Declared("outcome", range=range, name=name, timeout=timeout))
 
 
 @overload
@@ -168,17 +178,24 @@ def answer(function: F, /) -> F: ...
 
 
 @overload
-def answer(*, range: tuple[float, float] = (0.0, 1.0), name: str | None = None) -> Callable[[F], F]: ...
+def answer(
+    *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None, timeout: float | None = None
+) -> Callable[[F], F]: ...
 
 
 def answer(
-    function: F | None = None, /, *, range: tuple[float, float] = (0.0, 1.0), name: str | None = None
+    function: F | None = None,
+    /,
+    *,
+    range: tuple[float, float] = (0.0, 1.0),
+    name: str | None = None,
+    timeout: float | None = None,
 ) -> F | Callable[[F], F]:
     """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
 
     As `level: outcome` (the default) it sees `trajectory.answer`, as `level: step` it sees `step.response`.
     """
-    return _declare(function, _Declared("answer", range=range, name=name))
+    return _declare(function, _Declared("answer", range=range, name=name, timeout=timeout))
 
 
 def _declare(function: F | None, declared: _Declared) -> F | Callable[[F], F]:
@@ -234,8 +251,8 @@ def combinators() -> Mapping[str, _Combinator]:
 
 def builtins() -> Mapping[str, Callable[..., Any]]:
     """The ready-made reward functions by name."""
-    import creditflow.reward.math
-    import creditflow.reward.text  # noqa: F401  (each registers its functions)
+    for module in _READY_MADE:
+        importlib.import_module(f"creditflow.reward.{module}")
 
     return _BUILTINS
 
@@ -258,6 +275,7 @@ def load_reward_functions(
     `connect(clients)`: is given the policies of the run by name (`rollout.ModelClient`) before the first call;
     `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds all that the score depends on; where it has
     none, that is everything about the trajectory but ids and scores;
+    `version_text`: what it has read from files, for its version;
     `metrics()`: numbers by name since it was last asked, reported as `reward/<function>/<name>`;
     `async aclose()`: is awaited when the manager is closed.
 
@@ -300,6 +318,8 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
     if inspect.isclass(function):
         function, args = _make(function, args, f"{key} ({entry.name or entry.fn})"), {}
         instance = function
+        if (read := getattr(instance, "version_text", None)) is not None:
+            version = _hash(version, read)
     if declared is None:
         declared = _Declared(_level_by_parameters(function, entry, args, key))
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
@@ -527,9 +547,19 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
 
 
 def _version(function: Callable[..., Any], args: Mapping[str, Any]) -> str:
-    thing = function if inspect.isroutine(function) or inspect.isclass(function) else type(function)
+    if inspect.isclass(function):
+        things: list[Any] = [cls for cls in inspect.getmro(function) if cls is not object]
+    else:
+        things = [function if inspect.isroutine(function) else type(function)]
+    return _hash([_source(thing) for thing in things], args)
+
+
+def _source(thing: Any) -> str:
     try:
-        source = inspect.getsource(thing)
+        return inspect.getsource(thing)
     except (OSError, TypeError):  # typed at a prompt, or written in C
-        source = f"{thing.__module__}.{thing.__qualname__}"
-    return hashlib.sha256(json.dumps([source, args], sort_keys=True, default=repr).encode()).hexdigest()[:12]
+        return f"{thing.__module__}.{thing.__qualname__}"
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=repr).encode()).hexdigest()[:12]

@@ -56,8 +56,10 @@ def final_answer(text: str) -> str:
 def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     """1 where the text is the truth, or one of a list of truths; surrounding and repeated white space does not count.
 
-    Range: 0 or 1. Cost: none to speak of. Source: exact match as in SQuAD (arXiv 1606.05250), without its removal of
-    articles and punctuation.
+    All of the text is compared, not only a final answer in it. `ignore_case` compares casefolded (`Straße`, `STRASSE`).
+
+    Range: 0 or 1. Cost: microseconds, linear in the text. Source: exact match as in SQuAD (arXiv 1606.05250), without
+    its removal of articles and punctuation.
     """
 
     def tidy(value: object) -> str:
@@ -71,14 +73,17 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
 @builtin
 @answer
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
-    """1 where the last number of the text is the truth's, within `rel_tol`.
+    """1 where the last number of the text is the truth's last number, within `rel_tol` of the larger.
 
     Of a text with a line `#### answer`, only what follows the last #### is read. Thousands separators and currency
-    signs do not count. A per cent sign on one side only may mean either: 50% is 50 and 0.5.
+    signs do not count; what else stands there (units, words, a slash: the last number of 1/2 is 2) does not either: for
+    fractions, units and formulas use math_verify. A per cent sign on one side only may mean either: 50% is 50 and 0.5.
 
-    Range: 0 or 1. Cost: microseconds. Source: the usual reading of GSM8K answers (arXiv 2110.14168), with tolerance.
-    Raises ValueError where the truth holds no number.
+    Range: 0 or 1. Cost: microseconds, linear in the text. Source: the usual reading of GSM8K answers (arXiv
+    2110.14168), with tolerance. Raises ValueError where the truth holds no number, or rel_tol is not in [0, 1).
     """
+    if not 0 <= rel_tol < 1:
+        raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
     wanted = numbers_in(str(truth))
     if not wanted:
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")

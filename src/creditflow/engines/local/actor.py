@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from creditflow.config import ActorConfig, OptimConfig
 from creditflow.engines.local.batching import Rows, bucket, pad, token_rows
 from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
 from creditflow.engines.local.policy import Policy
-from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
 
 def response_logprobs(policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -36,6 +36,21 @@ def response_logprobs(policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
     return logprobs, entropy
 
 
+@torch.no_grad()
+def fill_reference_logprobs(reference: Policy, trajectories: Sequence[Trajectory], max_tokens: int) -> None:
+    """Set `ref_logprobs` of every step that has response tokens, in the plays that did not fail.
+
+    They are taken as those of training are: at the step's temperature (at 1 where it was greedy), token by token,
+    whatever the mask. `max_tokens`: of one micro-batch, padding included.
+    """
+    batch = TrajectoryBatch.from_trajectories([t for t in trajectories if t.status != "failed"])
+    steps = [step for t in trajectories if t.status != "failed" for step in t.steps]
+    for micro in bucket(batch, np.flatnonzero(np.diff(batch.token_offsets)), max_tokens):
+        logprobs, _ = response_logprobs(reference, pad(batch, micro, reference.pad_id, reference.device))
+        for s, row in zip(micro.tolist(), logprobs.tolist(), strict=True):
+            steps[s].ref_logprobs = tuple(row[: len(steps[s].response_ids)])
+
+
 def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
     """The share of `optim.lr` at the k-th update, from 0: linear warm-up, then constant or half a cosine."""
     warmup = optim.lr_warmup_steps
@@ -52,13 +67,15 @@ def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int],
 
 
 class Actor:
-    """A policy with its optimizer and, for the KL loss, its frozen reference."""
+    """A policy with its optimizer and, for the KL loss or where a reward function needs it, its frozen reference."""
 
-    def __init__(self, policy: Policy, config: ActorConfig, total_updates: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, config: ActorConfig, total_updates: int | None = None, *, keep_reference: bool = False
+    ) -> None:
         self.policy = policy
         self.config = config
         self.reference: Policy | None = None
-        if config.use_kl_loss:
+        if config.use_kl_loss or keep_reference:
             self.reference = copy.copy(policy)
             self.reference.model = copy.deepcopy(policy.model).requires_grad_(False)
         optim = config.optim
@@ -109,7 +126,7 @@ class Actor:
             advantage = torch.from_numpy(token_rows(batch, micro, advantage_T)).to(logprobs)
             loss, clipped = policy_loss(logprobs, rows.old_logprobs, advantage, weight, low, high)
             totals["pg_loss"] += float(loss.detach())
-            if self.reference is not None:
+            if config.use_kl_loss and self.reference is not None:
                 with torch.no_grad():
                     reference, _ = response_logprobs(self.reference, rows)
                 kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
@@ -130,6 +147,6 @@ class Actor:
             self.optimizer.zero_grad(set_to_none=True)
         metrics = {f"actor/{name}": value for name, value in totals.items()}
         metrics |= {"actor/grad_norm": float(norm), "actor/lr": lr, "actor/skipped_updates": float(not finite)}
-        if self.reference is None:
+        if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
         return metrics

@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from creditflow.engines.local import sampler
-from creditflow.errors import ModelError, first_line
+from creditflow.errors import ModelError
+from creditflow.huggingface import load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
+
+_KEY = "actor_rollout_ref.model.path"
 
 
 def pick_device(name: str) -> torch.device:
@@ -44,35 +47,9 @@ class Policy:
     @classmethod
     def load(cls, folder: Path | str, device: torch.device) -> Policy:
         """The model in a Hugging Face folder; raises ModelError that names what is missing. Runs no code from it."""
-        from safetensors import SafetensorError
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
-        path = Path(folder)
-        if not (path / "config.json").is_file():
-            raise _unusable(path, "is not a Hugging Face model folder (no config.json)")
-        try:
-            AutoConfig.from_pretrained(path, local_files_only=True)
-        except (OSError, ValueError, KeyError) as error:
-            raise _unusable(path, f"has no usable config.json: {first_line(error)}") from error
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-            raise _unusable(path, f"has no usable tokenizer: {first_line(error)}") from error
-        if len(tokenizer) == 0:
-            raise _unusable(path, "has no usable tokenizer: its vocabulary is empty")
-        try:
-            model = AutoModelForCausalLM.from_pretrained(
-                path, local_files_only=True, dtype=torch.float32, use_safetensors=True
-            )
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-            raise _unusable(path, f"cannot be loaded: {first_line(error)}") from error
-        embedded = model.get_input_embeddings().num_embeddings
-        if len(tokenizer) > embedded:
-            raise _unusable(path, f"has a tokenizer of {len(tokenizer)} tokens, but a model that embeds {embedded}")
+        model, tokenizer = load_folder(folder, "causal", _KEY)
         if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
-            raise _unusable(path, "names no end-of-sequence token")
+            raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
         return cls(model, tokenizer, device)
 
     def save(self, folder: Path | str) -> None:
@@ -114,7 +91,3 @@ class Policy:
         """One response for each request, all decoded together."""
         with self.autocast():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id)
-
-
-def _unusable(path: Path, why: str) -> ModelError:
-    return ModelError(f"actor_rollout_ref.model.path: {path} {why}")

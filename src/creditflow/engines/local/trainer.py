@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from creditflow.config import Config, Recipe
 from creditflow.credit import Observed, Threshold, assign, make_threshold
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.actor import Actor, fill_reference_logprobs
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
@@ -31,6 +31,7 @@ from creditflow.loading import is_reference, load_object
 from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
+from creditflow.reward.calls import leaves
 from creditflow.rollout import Play, Scheduler, play_all
 from creditflow.trajectory import Ints, Task, Trajectory, TrajectoryBatch
 
@@ -68,10 +69,11 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     batches = task_batches(len(parts.train_tasks), config)
     update = config.actor_rollout_ref.actor
     updates_per_step = math.ceil(config.data.train_batch_size / update.ppo_mini_batch_size) * update.ppo_epochs
-    actor = Actor(policy, update, total_updates=len(batches) * updates_per_step)
+    total_updates = len(batches) * updates_per_step
+    actor = Actor(policy, update, total_updates, keep_reference=needs_reference(parts))
     folder = RunFolder.create(run_path(recipe), run_facts(recipe, policy), recipe.to_yaml())
     reporter.say(f"run folder: {folder.path}")
-    asyncio.run(_train(parts, actor, batches, folder, reporter))
+    asyncio.run(_with_rewards(parts, actor, batches, folder, reporter))
     return folder
 
 
@@ -85,16 +87,29 @@ def expect_no_critic(config: Config) -> None:
         )
 
 
+def needs_reference(parts: Parts) -> bool:
+    """Whether a reward function of the recipe reads `step.ref_logprobs`; it says so by `needs_reference = True`."""
+    return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))
+
+
+async def _with_rewards(
+    parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter
+) -> None:
+    async with parts.rewards.open({"default": actor.policy}):
+        await _train(parts, actor, batches, folder, reporter)
+
+
 async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter) -> None:
     trainer = parts.recipe.config.trainer
     threshold = make_threshold(parts.recipe.config.algorithm.propagation_threshold, parts.agents)
     evaluation: Evaluation | None = None
     if trainer.val_before_train:
-        evaluation = await validate(parts, actor.policy, reporter, "before training")
+        evaluation = await validate(parts, actor.policy, reporter, "before training", actor.reference)
         folder.append_metrics(0, val_metrics(evaluation))
     with reporter.bar("train", len(batches)) as bar:
         for step, batch in enumerate(batches, start=1):
-            metrics = await train_step(step, [parts.train_tasks[i] for i in batch], parts, actor, threshold, folder)
+            tasks = [parts.train_tasks[i] for i in batch]
+            metrics = await train_step(step, tasks, parts, actor, threshold, folder, note=bar.note)
             if step == 1:
                 _warn_of_unreached(metrics, parts, reporter)
             last = step == len(batches)
@@ -103,7 +118,7 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
             bar.advance(status=_status(metrics))
             try:
                 if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-                    evaluation = await validate(parts, actor.policy, reporter, f"after step {step}")
+                    evaluation = await validate(parts, actor.policy, reporter, f"after step {step}", actor.reference)
                     metrics |= val_metrics(evaluation)
                     threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
             finally:  # an evaluation may fail, and must lose neither the model nor the step
@@ -122,17 +137,27 @@ def _warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Rep
 
 
 async def train_step(
-    step: int, tasks: Sequence[Task], parts: Parts, actor: Actor, threshold: Threshold, folder: RunFolder
+    step: int,
+    tasks: Sequence[Task],
+    parts: Parts,
+    actor: Actor,
+    threshold: Threshold,
+    folder: RunFolder,
+    note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, float]:
-    """One training step: play the tasks, score, assign credit, update, record."""
+    """One training step: play the tasks, score, assign credit, update, record. `note`: told what is being done."""
     config, timing = parts.recipe.config, Stopwatch()
     n = config.actor_rollout_ref.rollout.n
     with timing("rollout"):
-        trajectories = await play(parts, actor.policy, tasks, n, parts.sampling.temperature, (_TRAIN, step))
+        note(f"playing {len(tasks) * n} times")
+        temperature = parts.sampling.temperature
+        trajectories = await play(parts, actor.policy, tasks, n, temperature, (_TRAIN, step), actor.reference)
     with timing("reward"):
         parts.label(trajectories)
         try:
-            report = await parts.rewards.score(trajectories)
+            report = await parts.rewards.score(
+                trajectories, progress=lambda done, wanted: note(f"scoring {done}/{wanted}")
+            )
         except TooManyFailedScores:
             folder.write_steps(step, TrajectoryBatch.from_trajectories(trajectories))  # the evidence
             raise
@@ -141,6 +166,7 @@ async def train_step(
         assignment = assign(batch, config.algorithm, threshold=threshold)
         threshold.update(assignment.observed())
     with timing("update"):
+        note("updating")
         mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
         mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
         update = actor.update(batch, assignment.token_advantages(), assignment.trained_S, mini_batch_of_step)
@@ -160,9 +186,19 @@ async def train_step(
 
 
 async def play(
-    parts: Parts, policy: Policy, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
+    parts: Parts,
+    policy: Policy,
+    tasks: Sequence[Task],
+    n: int,
+    temperature: float,
+    key: tuple[int, ...],
+    reference: Policy | None = None,
 ) -> list[Trajectory]:
-    """`n` plays of each task, all live together. Same key and seed: the same plays."""
+    """`n` plays of each task, all live together. Same key and seed: the same plays.
+
+    Where a reward function needs them, the plays come with the log-probs of `reference`. Without one, where nothing is
+    trained, the policy is its own: functions find it where it started.
+    """
     config = parts.recipe.config
     scheduler = Scheduler({"default": policy}, config.actor_rollout_ref.rollout.max_num_seqs)
     prefix = "-".join(map(str, key))
@@ -174,6 +210,9 @@ async def play(
     sampling = replace(parts.sampling, temperature=temperature)
     trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
     _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
+    if needs_reference(parts):
+        max_tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        fill_reference_logprobs(reference or policy, trajectories, max_tokens)
     return trajectories
 
 
@@ -190,21 +229,25 @@ def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) ->
         raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
 
 
-async def validate(parts: Parts, policy: Policy, reporter: Reporter, when: str) -> Evaluation:
-    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
+async def validate(
+    parts: Parts, policy: Policy, reporter: Reporter, when: str, reference: Policy | None = None
+) -> Evaluation:
+    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily. `reference`: as for `play`."""
     kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
-    sampled = await evaluation_plays(parts, policy, n, temperature)
-    greedy = await evaluation_plays(parts, policy, 1, 0.0) if temperature > 0 else sampled
+    sampled = await evaluation_plays(parts, policy, n, temperature, reference)
+    greedy = await evaluation_plays(parts, policy, 1, 0.0, reference) if temperature > 0 else sampled
     evaluation = Evaluation.of(sampled, greedy, n)
     reporter.say(f"{when}: {_status(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
     return evaluation
 
 
-async def evaluation_plays(parts: Parts, policy: Policy, n: int, temperature: float) -> list[Trajectory]:
-    """`n` scored plays of each validation task."""
+async def evaluation_plays(
+    parts: Parts, policy: Policy, n: int, temperature: float, reference: Policy | None = None
+) -> list[Trajectory]:
+    """`n` scored plays of each validation task. `reference`: as for `play`."""
     # The same plays at every evaluation of a run and in every run: differences come from the policy.
-    trajectories = await play(parts, policy, parts.val_tasks, n, temperature, (_VAL,))
+    trajectories = await play(parts, policy, parts.val_tasks, n, temperature, (_VAL,), reference)
     await parts.rewards.score(trajectories)
     parts.label(trajectories)
     return trajectories

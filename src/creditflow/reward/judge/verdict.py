@@ -1,0 +1,201 @@
+"""Reads a judge's verdict out of its reply, strictly: what is not exactly a verdict is an error, never a low score.
+
+It must not know who the judge is, nor what was judged. Replies are hostile input: everything here is linear in the
+text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_CHARACTERS = 100_000
+"""A longer reply is no verdict."""
+REASON_CHARACTERS = 200
+
+_THOUGHT = ("<think>", "</think>")
+_ORNAMENT = " \t*_#>`"
+"""What a line with the verdict may be dressed in: `**Score: 7**`."""
+_NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class VerdictError(Exception):
+    """A reply without one clear verdict on the scale; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a judge said."""
+
+    value: float
+    """0 (worst) to 1 (best)."""
+    reason: str = ""
+    """The judge's own words, at most 200 characters."""
+
+
+class Form(Protocol):
+    """What a verdict may be."""
+
+    @property
+    def label(self) -> str:
+        """What stands before it: `Score: 7`; in JSON, in lower case, its key."""
+        ...
+
+    def wanted(self) -> str:
+        """What the judge is told to write after the label."""
+        ...
+
+    def example(self) -> Any:
+        """A verdict as JSON shows it."""
+        ...
+
+    def value(self, said: Any) -> float:
+        """0 to 1; `said` is a text, or in JSON whatever came. Raises VerdictError where it is no verdict."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A number from `low` (worst) to `high` (best); its value is rescaled to [0, 1]."""
+
+    low: float
+    high: float
+    label: str = "Score"
+
+    def wanted(self) -> str:
+        return f"a number from {self.low:g} (worst) to {self.high:g} (best)"
+
+    def example(self) -> Any:
+        return "N"
+
+    def value(self, said: Any) -> float:
+        if isinstance(said, str) and _NUMBER.fullmatch(said):
+            said = float(said)
+        if isinstance(said, bool) or not isinstance(said, int | float):
+            raise VerdictError(f"expected {self.wanted()}, got {_shown(said)}")
+        if not self.low <= said <= self.high:
+            raise VerdictError(f"{_shown(said)} is off the scale from {self.low:g} to {self.high:g}")
+        return float((said - self.low) / (self.high - self.low))
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of several words, each with its value in [0, 1]; case does not count."""
+
+    values: Mapping[str, float]
+    label: str = "Score"
+
+    def wanted(self) -> str:
+        return f"one of: {', '.join(self.values)}"
+
+    def example(self) -> Any:
+        return "..."
+
+    def value(self, said: Any) -> float:
+        for word, value in self.values.items():
+            if isinstance(said, str) and said.casefold() == word.casefold():
+                return value
+        raise VerdictError(f"expected {self.wanted()}, got {_shown(said)}")
+
+
+WINNER = Choices({"A": 1.0, "B": 0.0, "tie": 0.5}, label="Winner")
+"""Of two responses; its value is the first one's."""
+
+
+def instruction(form: Form, style: str) -> str:
+    """What tells the judge how to write its verdict; `style` is `line` or `json`."""
+    if style == "json":
+        shape = json.dumps({"reason": "...", form.label.lower(): form.example()}).replace('"N"', "N")
+        return (
+            f"Answer with one JSON object and nothing else: {shape}. "
+            f'"reason" holds your reason in a few sentences; "{form.label.lower()}" is {form.wanted()}.'
+        )
+    return (
+        "Give your reason in a few sentences. Then write your verdict, once, as the last line, with nothing after it, "
+        f"in exactly this form:\n{form.label}: V\nV is {form.wanted()}."
+    )
+
+
+def read(reply: str, form: Form, style: str) -> Verdict:
+    """The verdict of a reply in the style that was asked for.
+
+    `line`: the last line that is not blank must be `Score: V` (`Winner: V`), whole; asterisks and other Markdown around
+    it do not count. Every other line that begins so must say the same. `json`: the whole reply is one JSON object with
+    the verdict and, if it likes, a reason. What a reasoning model thought (`<think>...</think>`) is not read.
+
+    Raises VerdictError: no verdict, one off the scale, or several that contradict one another.
+    """
+    if len(reply) > MAX_CHARACTERS:
+        raise VerdictError(f"a reply of {len(reply)} characters; at most {MAX_CHARACTERS} are read")
+    start, end = _THOUGHT
+    said = reply.rpartition(end)[2]
+    if start in said:
+        raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
+    return _read_json(said, form) if style == "json" else _read_line(said, form)
+
+
+def _read_line(said: str, form: Form) -> Verdict:
+    lines = [line.strip() for line in said.splitlines()]
+    while lines and not lines[-1]:
+        lines.pop()
+    begin = f"{form.label.lower()}:"
+    bare = [line.strip(_ORNAMENT) for line in lines]
+    verdicts = [line[len(begin) :].strip(_ORNAMENT) for line in bare if line.lower().startswith(begin)]
+    if not bare or not bare[-1].lower().startswith(begin):
+        last = _shown(lines[-1]) if lines else "nothing"
+        raise VerdictError(f"expected the last line to be '{form.label}: ...', got {last}")
+    value = form.value(verdicts[-1])
+    if any(form.value(other) != value for other in verdicts[:-1]):
+        raise VerdictError(f"contradicting verdicts: {', '.join(map(_shown, verdicts[:5]))}")
+    return Verdict(value, _short("\n".join(lines[:-1])))
+
+
+def _read_json(said: str, form: Form) -> Verdict:
+    key = form.label.lower()
+    try:
+        found = json.loads(said, object_pairs_hook=_without_twins, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise VerdictError(f"expected one JSON object, got {_shown(said)}") from error
+    if not isinstance(found, dict) or key not in found:
+        raise VerdictError(f"expected a JSON object with {key!r}, got {_shown(said)}")
+    if other := sorted(set(found) - {key, "reason"}):
+        raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
+    verdict = found[key]
+    if isinstance(form, Scale) and isinstance(verdict, str):
+        raise VerdictError(f"expected {form.wanted()}, got a text, {_shown(verdict)}")
+    reason = found.get("reason", "")
+    if not isinstance(reason, str):
+        raise VerdictError(f"expected a text as 'reason', got {_shown(reason)}")
+    return Verdict(form.value(verdict), _short(reason))
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise VerdictError("contradicting verdicts: a key of the JSON object comes twice")
+    return found
+
+
+def _no_number(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _short(text: str) -> str:
+    plain = text[: 4 * REASON_CHARACTERS].encode("utf-8", "replace").decode()
+    return " ".join(plain.split())[:REASON_CHARACTERS]
+
+
+def _shown(said: Any) -> str:
+    """The beginning of what a judge said, in one line."""
+    text = said if isinstance(said, str) else _plainly(said)
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+
+
+def _plainly(said: Any) -> str:
+    try:
+        return repr(said)
+    except (ValueError, RecursionError):  # an int of too many digits, a list nested too deeply
+        return f"a {type(said).__name__}"

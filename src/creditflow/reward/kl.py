@@ -1,0 +1,113 @@
+"""How far each token has moved from the frozen reference: a penalty from log-probs that the engine hands over.
+
+It must not know any model: only the two columns of a step, `logprobs` and `ref_logprobs`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+
+from creditflow.reward.registry import builtin, reward
+from creditflow.trajectory import Score, Step, Trajectory
+
+NO_REFERENCE = (
+    "the engine hands over no reference log-probabilities: the local engine computes them for every play where a "
+    "function of the recipe has `needs_reference = True`; elsewhere, set step.ref_logprobs before scoring"
+)
+"""Why a step without `ref_logprobs` cannot be scored."""
+
+_EXP_CLAMP = 20.0  # as in verl: beyond it the estimate is far out of any limit anyway
+
+
+def _k3(difference: float) -> float:
+    bounded = max(-_EXP_CLAMP, min(_EXP_CLAMP, difference))
+    return math.expm1(-bounded) + bounded
+
+
+ESTIMATORS: dict[str, Callable[[float], float]] = {
+    "kl": lambda difference: difference,
+    "abs": abs,
+    "mse": lambda difference: 0.5 * difference * difference,
+    "low_var_kl": _k3,
+}
+"""Estimates of a token's KL(policy || reference) from `logprob - reference logprob`, under verl's names."""
+
+
+def neutral_where_not_sampled(values: Sequence[float], response_mask: Sequence[int]) -> list[float]:
+    """The values, with the mean of the sampled tokens' in place of the others', which nobody trains on.
+
+    So the plain mean over all tokens is that over the sampled ones. Unchanged where none was sampled.
+    """
+    sampled = [value for value, one in zip(values, response_mask, strict=True) if one]
+    if not sampled:
+        return list(values)
+    mean = sum(sampled) / len(sampled)
+    return [value if one else mean for value, one in zip(values, response_mask, strict=True)]
+
+
+@builtin
+@reward(name="kl_to_reference")
+class KlToReference:
+    """Minus an estimate of KL(policy || reference) for every response token: 0 where the policy has not moved.
+
+    `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
+    `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. No coefficient:
+    that is the entry's weight. `limit`: values are clipped to it, the share of clipped ones is reported as `clipped`.
+    `per`: `token`, or `step`: the mean over the sampled tokens, clipped after that.
+
+    Both log-probs are at the temperature that the step was sampled at. A step of which no token was sampled (greedy
+    ones) has nothing to estimate from: 0.
+
+    Range: [-limit, 0], for `kl` [-limit, limit]. Cost: microseconds; the engine pays one forward pass per step by the
+    reference. Source: Schulman, "Approximating KL divergence" (2020, http://joschu.net/blog/kl-approx.html); as a
+    reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`. A step without `ref_logprobs` is `failed`.
+    """
+
+    here = True
+    needs_reference = True
+
+    def __init__(self, estimator: str = "low_var_kl", per: str = "token", limit: float = 1.0) -> None:
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+        if per not in ("token", "step"):
+            raise ValueError(f"per: expected token or step, got {per!r}")
+        if not 0 < limit < math.inf:
+            raise ValueError(f"limit: expected a number above 0, got {limit}")
+        self.estimate, self.per, self.limit = ESTIMATORS[estimator], per, float(limit)
+        self.range = (-self.limit, self.limit if estimator == "kl" else 0.0)
+        self._clipped = self._counted = 0
+
+    async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
+        """One value per response token, or one for the step."""
+        if not any(step.response_mask):
+            return Score(0.0, self.range, reason="no token was sampled")
+        if not step.ref_logprobs:
+            return Score(0.0, self.range, status="failed", reason=NO_REFERENCE)
+        columns = zip(step.logprobs, step.ref_logprobs, step.response_mask, strict=True)
+        differences = [logprob - reference for logprob, reference, one in columns if one]
+        if not all(map(math.isfinite, differences)):
+            raise ValueError("a log-probability is not a finite number")
+        sampled = [-self.estimate(difference) for difference in differences]
+        if self.per == "step":
+            return Score(self._clip(sum(sampled) / len(sampled)), self.range)
+        clipped = iter([self._clip(value) for value in sampled])
+        values = [next(clipped) if one else 0.0 for one in step.response_mask]
+        return Score(tuple(neutral_where_not_sampled(values, step.response_mask)), self.range)
+
+    def _clip(self, value: float) -> float:
+        low, high = self.range
+        self._counted += 1
+        self._clipped += not low <= value <= high
+        return max(low, min(high, value))
+
+    def cache_key(self, step: Step, trajectory: Trajectory) -> str:
+        """The two columns and the mask: nothing else counts."""
+        return json.dumps([step.response_mask, step.logprobs, step.ref_logprobs])
+
+    def metrics(self) -> dict[str, float]:
+        """`clipped`: the share of values that were beyond the limit."""
+        share = self._clipped / self._counted if self._counted else 0.0
+        self._clipped = self._counted = 0
+        return {"clipped": share}

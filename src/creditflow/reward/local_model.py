@@ -1,0 +1,129 @@
+"""A causal language model from a Hugging Face folder that answers chat messages, greedily; what a local judge asks.
+
+It must not know what it is asked, nor what the answer is used for. torch and transformers are imported when it is
+loaded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from creditflow.errors import ModelError
+from creditflow.huggingface import load_folder
+from creditflow.rollout.client import Generation, GenerationRequest
+from creditflow.trajectory import Message
+
+_LOADED: WeakValueDictionary[tuple[str, str], LocalModel] = WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+class LocalModel:
+    """Model and tokenizer, as a `rollout.ModelClient` that only answers greedily (its generations carry no log-probs).
+
+    Computes in bfloat16 on CUDA, in float32 on the CPU.
+    """
+
+    version = 0
+
+    def __init__(self, model: Any, tokenizer: Any, device: str) -> None:
+        self.model = model.to(device).eval()
+        self.tokenizer = tokenizer
+        self.device = device
+        ends = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if ends is None else ends
+        self.end_ids: list[int] = list(ends) if isinstance(ends, list) else [] if ends is None else [int(ends)]
+        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (self.end_ids or [0])[0])
+        self.special_tokens = [
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
+        ]
+        self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+
+    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+        """Text and tokens, with the chat template where there is one.
+
+        Special tokens spelled out in a message are taken out of it: what is judged must not be able to end its turn and
+        begin the judge's.
+        """
+        plain = [{**message, "content": self._without_special_tokens(str(message["content"]))} for message in messages]
+        if self.tokenizer.chat_template:
+            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            text = "\n".join(message["content"] for message in plain)
+            ids = self.tokenizer(text)["input_ids"]
+        return text, tuple(ids) or (self.pad_id,)
+
+    def _without_special_tokens(self, text: str) -> str:
+        while found := [token for token in self.special_tokens if token in text]:
+            for token in found:  # and again: taking one out may join the halves of another
+                text = text.replace(token, "")
+        return text
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of an answer, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """The likeliest token after the other, all requests in one batch, padded on the left."""
+        import torch
+        from transformers import GenerationConfig
+
+        if any(request.temperature for request in requests):
+            raise ValueError("a local model answers greedily: expected temperature 0")
+        width = max(len(request.prompt_ids) for request in requests)
+        ids = torch.full((len(requests), width), self.pad_id)
+        mask = torch.zeros((len(requests), width), dtype=torch.long)
+        for row, request in enumerate(requests):
+            ids[row, width - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+            mask[row, width - len(request.prompt_ids) :] = 1
+        greedily = GenerationConfig(
+            max_new_tokens=max(request.max_tokens for request in requests),
+            do_sample=False,
+            num_beams=1,
+            eos_token_id=self.end_ids or None,
+            pad_token_id=self.pad_id,
+        )
+        with torch.inference_mode():
+            out = self.model.generate(
+                input_ids=ids.to(self.device), attention_mask=mask.to(self.device), generation_config=greedily
+            )
+        rows: list[list[int]] = out[:, width:].tolist()
+        return [self._generation(row, request.max_tokens) for row, request in zip(rows, requests, strict=True)]
+
+    def _generation(self, row: Sequence[int], limit: int) -> Generation:
+        """Up to the first end-of-sequence token: what follows in its row is padding."""
+        end = next((t for t, token in enumerate(row[:limit]) if token in self.end_ids), None)
+        if end is None:
+            return Generation(tuple(row[:limit]), (), "length")
+        return Generation(tuple(row[: end + 1]), (), "stop")
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ModelError where there can be no model to load; loads nothing."""
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} is not a Hugging Face model folder (no config.json)")
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError(f"{folder} has no weights as safetensors; other formats may run code when read")
+
+
+def load(folder: Path, device: str = "auto") -> LocalModel:
+    """The model in a Hugging Face folder, one for all who ask while it is held. Runs no code from it, reads no network.
+
+    `device`: as torch names it; `auto`: CUDA where there is a device, else the CPU. Raises ModelError.
+    """
+    import torch
+
+    check_folder(folder)
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    with _LOADING:  # two that ask at once must not load it twice
+        model = _LOADED.get((str(folder), device))
+        if model is None:
+            dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+            model = LocalModel(*load_folder(folder, "causal", "path", dtype), device)
+            _LOADED[str(folder), device] = model
+        return model

@@ -1,0 +1,37 @@
+"""The ready-made penalty for responses that come near the length limit, as DAPO has it.
+
+It counts tokens and looks at nothing else.
+"""
+
+from __future__ import annotations
+
+from creditflow.reward.registry import builtin, reward
+from creditflow.trajectory import Step, Trajectory
+
+
+@builtin
+@reward(name="overlong", range=(-1.0, 0.0))
+class Overlong:
+    """0 for a response of up to `max_length - cache_length` tokens, -1 from `max_length` on, a straight line between.
+
+    Counted are the tokens that the policy sampled; what a tool or the environment wrote into the response is not its
+    doing. `max_length` should be the limit at which sampling is cut off (or below it): a limit above is never reached.
+
+    Range: -1 to 0; credit sees it as 0 to 1. Cost: none. Source: DAPO (arXiv 2503.14476), equation 13, where
+    max_length is L_max = 20480 and cache_length L_cache = 4096. Raises ValueError where
+    0 <= cache_length <= max_length, max_length >= 1 does not hold.
+    """
+
+    def __init__(self, max_length: int, cache_length: int) -> None:
+        if not max_length >= 1:
+            raise ValueError(f"expected a max_length of 1 token or more, got {max_length}")
+        if not 0 <= cache_length <= max_length:
+            raise ValueError(f"expected a cache_length of 0 to max_length={max_length} tokens, got {cache_length}")
+        self.max_length = max_length
+        self.cache_length = cache_length
+
+    def __call__(self, step: Step, trajectory: Trajectory) -> float:
+        excess = sum(step.response_mask) - (self.max_length - self.cache_length)
+        if excess <= 0:
+            return 0.0
+        return max(-1.0, -excess / self.cache_length) if self.cache_length else -1.0
