@@ -2,19 +2,21 @@
 # make test         install what tests need, then lint, types and all tests but the slow ones
 # make test-all     the slow ones too
 # make lint         ruff and mypy
+# make sandbox      install bubblewrap, where that can be done from here
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint constraints clean
+.PHONY: demo test test-all lint sandbox constraints clean
 .SUFFIXES:
 
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 UV := uv==0.13.8
+SANDBOX := bubblewrap libseccomp2 python3-minimal
 # A stamp is set when its installation is complete: one that was broken off starts again.
 STAMPS := $(VENV)/.stamps
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -36,11 +38,23 @@ demo: $(STAMPS)/demo
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
-test: lint
+test: lint sandbox
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint
+test-all: lint sandbox
 	$(BIN)/python -m pytest
+
+# What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
+sandbox:
+	@if command -v bwrap >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "apt-get install $(SANDBOX)"; export DEBIAN_FRONTEND=noninteractive; \
+		apt-get install -y -qq $(SANDBOX) >/dev/null 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq $(SANDBOX) >/dev/null; }; \
+	else \
+		echo "bubblewrap is not installed, and cannot be from here: the tests of the sandbox will be skipped." >&2; \
+		echo "To have it: sudo apt-get install $(SANDBOX), or your system's package of bubblewrap and libseccomp." >&2; \
+	fi
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .

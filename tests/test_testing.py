@@ -7,6 +7,7 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_ready_made_comparisons_conform(name, level):
 
 def test_math_verify_conforms():
     assert set(check_reward_function("math_verify").passed) == names(rewards)
+
+
+READY_MADE = {
+    "format": {"pattern": r"\d+"},
+    "overlong": {"max_length": 40, "cache_length": 10},
+    "coherence": {},
+    "sum": {"parts": [{"fn": "coherence"}, {"fn": "overlong", "args": {"max_length": 40, "cache_length": 10}}]},
+    "first_ok": {"parts": [{"fn": "math_verify"}, {"fn": "exact_match"}]},
+    "gate": {"score": {"fn": "coherence"}, "by": {"fn": "exact_match"}},
+}
+
+
+@pytest.mark.parametrize("name", READY_MADE)
+def test_ready_made_measures_and_compositions_conform(name):
+    assert set(check_reward_function(name, args=READY_MADE[name]).passed) == names(rewards)
 
 
 @reward(agent_match="exec|ver")
@@ -133,6 +149,15 @@ def one_token_too_few(step, trajectory):
     return [1.0] * (len(step.response_ids) - 1)
 
 
+class Locked:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, step, trajectory):
+        with self.lock:
+            return 1.0
+
+
 def forgets_to_return(step, trajectory):
     pass
 
@@ -179,6 +204,7 @@ def tires(step, trajectory):
 BROKEN_FUNCTIONS = {
     "can_be_loaded": [three_parameters, range_upside_down],
     "matches_an_agent": [of_nobody],
+    "can_travel": [Locked()],
     "never_raises": [first_character, (strips_the_answer, {"level": "outcome"}), raises_late],
     "has_the_right_shape": [counts_three_steps, a_word, one_token_too_few, forgets_to_return],
     "is_finite": [believes_nan, believes_infinity],
@@ -520,7 +546,7 @@ def test_one_error_lists_every_failed_check_with_what_was_expected_what_came_and
     with pytest.raises(CreditflowError) as caught:
         check_reward_function(bad)
     message = str(caught.value)
-    assert message.startswith("bad: 2 of 8 checks failed\nstays_in_its_range: Every number that it returns lies in the")
+    assert message.startswith("bad: 2 of 9 checks failed\nstays_in_its_range: Every number that it returns lies in the")
     assert "\n  on step 'a sum.0': expected a value in [0, 1], got 2\n" in message
     assert "\n  on step 'a sum.1': expected the trajectory as it was before the call, got a changed one\n" in message
     assert message.endswith(" more")

@@ -19,9 +19,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from creditflow.errors import InputError
+from creditflow.errors import InputError, RewardError
+from creditflow.reward.calls import leaves
 from creditflow.reward.manager import RewardManager
 from creditflow.reward.registry import RewardFunction, RewardFunctionConfig, load_reward_functions
+from creditflow.reward.wire import pack_functions
 from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
@@ -182,9 +184,18 @@ def is_deterministic(case: _Case) -> Iterator[Fault]:
             yield Fault(scored.on, f"{one.value} ({one.status}) again", f"{other.value} ({other.status})")
 
 
+def can_travel(case: _Case) -> Iterator[Fault]:
+    """It can be sent to a worker process or a Ray actor; one that says `here = True` need not."""
+    try:
+        pack_functions([function for function in leaves([case.loaded]) if not function.here])
+    except RewardError as error:
+        yield Fault(str(case), "one that can be pickled", described(error))
+
+
 BASICS = (can_be_loaded,)
 CHECKS = (
     matches_an_agent,
+    can_travel,
     never_raises,
     has_the_right_shape,
     is_finite,

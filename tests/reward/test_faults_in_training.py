@@ -1,0 +1,130 @@
+"""A whole run, and what goes wrong with its rewards while it trains."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.trajectory import TrajectoryBatch
+from tests.reward.judge_server import Answer, JudgeServer
+from tests.reward.processes import children
+
+TOYS = Path(__file__).parents[1] / "recipes"
+FUNCTIONS = """
+import os, signal, time
+
+def kills_its_worker_once(step, trajectory):
+    mark = os.environ["CREDITFLOW_TEST_MARK"]
+    if not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.5
+
+def hangs_in_one_play(step, trajectory):
+    if trajectory.id.endswith("-0-0"):
+        time.sleep(1000)
+    return 0.5
+"""
+FAULTS = {
+    "500": (Answer("out of order", status=500), "failed", "500"),
+    "garbage": (Answer("As a language model I would say seven-ish"), "failed", "Score"),
+    "not even HTTP": (Answer(body=b"\x00\xff"), "failed", ""),
+    "slow": (Answer(delay=60), "timeout", ""),
+    "silent": (Answer(hang_up=True), "failed", "tries"),
+}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Trains the toy recipe for an epoch of four steps with further reward functions; gives the command's result and its folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CREDITFLOW_TEST_MARK", str(tmp_path / "mark"))
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    for file in ("toy.py", "toy.yaml"):
+        shutil.copy(TOYS / file, tmp_path)
+
+    def train(functions, **reward):
+        of_toy = yaml.safe_load((tmp_path / "toy.yaml").read_text())["reward"]["functions"]
+        section = {"functions": [*of_toy, *functions], "num_workers": 2, **reward}
+        recipe = {"extends": "toy.yaml", "reward": section}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        run = tmp_path / "run"
+        settings = [
+            f"trainer.default_local_dir={run}",
+            "trainer.total_training_steps=4",
+            "trainer.val_before_train=false",
+        ]
+        return CliRunner().invoke(app, ["train", "recipe.yaml", *settings]), run
+
+    yield train
+    assert children() == {}  # neither a worker nor a zombie
+
+
+def judged(url):
+    return {
+        "fn": "judge",
+        "agent_match": "critic",
+        "args": {
+            "endpoint": url,
+            "model": "stub",
+            "rubric": "Is it clear?",
+            "request_timeout": 0.5,
+            "retries": 1,
+            "backoff": 0.01,
+        },
+        "timeout": 5.0,
+    }
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_judge_that_goes_wrong_now_and_then_masks_its_steps_and_the_run_goes_on(train, fault):
+    answer, status, reason = FAULTS[fault]
+    with JudgeServer(lambda request: answer if "Say 1." in request.text else Answer("Fine.\nScore: 7")) as server:
+        result, run = train([judged(server.url)], max_failed_frac=0.6)
+    assert result.exit_code == 0, result.output
+    statuses = set()
+    for file in sorted((run / "steps").glob("*.parquet")):
+        for play in TrajectoryBatch.read_parquet(file).to_trajectories():
+            for step in play.steps:
+                if step.agent != "critic":
+                    assert "judge" not in step.scores
+                    continue
+                score = step.scores["judge"]
+                statuses.add(score.status)
+                assert score.status == (status if "Say 1." in step.prompt else "ok")
+                assert score.status == "ok" or (reason in score.reason and score.reason)
+                assert score.status != "ok" or score.rescaled == pytest.approx(6 / 9)
+    assert statuses == {"ok", status}
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert sorted(line["reward/judge/failed_frac"] for line in metrics) == [0.0, 0.0, 0.0, 0.5]
+    assert {line["actor/skipped_updates"] for line in metrics} == {0.0}
+
+
+def test_a_judge_that_always_goes_wrong_stops_the_run_with_what_it_said(train):
+    with JudgeServer(Answer("out of order", status=500)) as server:
+        result, run = train([judged(server.url)], max_failed_frac=0.2)
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert "scores failed, more than reward.max_failed_frac=0.2 allows" in line
+    assert "first reasons: judge, step" in line
+    assert "500" in line
+    assert list((run / "steps").glob("*.parquet"))  # the evidence
+
+
+def test_a_worker_that_is_killed_costs_nothing(train):
+    result, run = train([{"fn": "functions.py:kills_its_worker_once"}])
+    assert result.exit_code == 0, result.output
+    assert (run.parent / "mark").exists()
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {line["reward/kills_its_worker_once/failed_frac"] for line in metrics} == {0.0}
+
+
+def test_a_function_that_hangs_in_one_play_costs_that_play_its_score(train):
+    result, run = train([{"fn": "functions.py:hangs_in_one_play", "timeout": 0.5}])
+    assert result.exit_code == 0, result.output
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["reward/hangs_in_one_play/timeouts"] for line in metrics] == [2] * 4  # a play has two steps
