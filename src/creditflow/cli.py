@@ -57,6 +57,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Turn published data sets into verl-schema Parquet.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+sandbox_app = typer.Typer(help="Boxes for programs that nobody trusts.", no_args_is_help=True)
+app.add_typer(sandbox_app, name="sandbox")
 
 
 @app.command()
@@ -133,6 +135,32 @@ def gsm8k(
     from creditflow.commands.data import gsm8k
 
     gsm8k(source, out, _reporter())
+
+
+@sandbox_app.command("check")
+def sandbox_check(
+    *,
+    backend: Annotated[str, typer.Option(help="The back end to attack; auto: the one that protects here.")] = "auto",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An option of the back end, or a limit.", show_default=False),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Try this attack; may be given again.", show_default=False)
+    ] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the verdicts here.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Attacks at once; default: one a core, 4 at most.", show_default=False)
+    ] = None,
+) -> None:
+    """Try attacks on a sandbox; exit code 0 only if all are contained.
+
+    The attacks are bounded: what a box does not contain does no lasting harm to the machine.
+    """
+    from creditflow.commands.sandbox import check
+
+    if not check(backend, option or [], only or [], json, jobs, _reporter()):
+        raise typer.Exit(1)
 
 
 def _reporter() -> Reporter:

@@ -1,0 +1,262 @@
+"""The reward room's speed, each time against the plain way on the same work: `python -m benchmarks.rewards [--quick]`.
+
+Both sides run by turns in one process; figures are medians of the turns' ratios. About six minutes on two cores.
+
+* Programs in the sandbox against `subprocess.run([python, file])` with the same interpreter, two at a time. The box's
+  interpreter is isolated and sees no site packages, which saves it a millisecond.
+* `judge` against a stub server that answers after 50 ms, 256 calls in flight; one after the other is what the same
+  judge takes with one in flight, measured on fewer calls.
+* `math_verify` on the 200 pairs of tests/data, varied: worker processes, and Ray actors, against the same calls in this
+  process. Each item has its time-out; batches are the backends' own, of 16 and more.
+* Functions that wait 50 ms each, as async Ray actors' work; and one that works 2 ms, over 1 to 20 process actors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+from benchmarks.record import Figure, show, write
+from creditflow.reward import RewardFunction, RewardManager
+from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.calls import Backend
+from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.reward.sandbox import open_sandbox
+from creditflow.reward.sandbox.bubblewrap import Bubblewrap
+from creditflow.trajectory import Step, Task, Trajectory
+from tests.reward.judge_server import server_process
+
+PAIRS = Path(__file__).parent.parent / "tests" / "data" / "math_pairs.jsonl"
+PACKAGES = ("creditflow", "ray", "openai", "math-verify")
+WAIT_S = 0.05
+IN_FLIGHT = 256
+AT_ONCE = 2
+"""Programs that run at a time; the machine has two cores."""
+PROGRAMS = {
+    "trivial": "print(1)",
+    "20 ms": "total = 0\nfor i in range(220_000):\n    total += i * i\nprint(total)",
+    "50 ms": "total = 0\nfor i in range(700_000):\n    total += i * i\nprint(total)",
+}
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/rewards.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer calls and repeats; holds the same, writes nothing")
+    quick = parser.parse_args().quick
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+    figures = _sandboxed(repeats=3 if quick else 9, runs=20 if quick else 60)
+    figures += _judged(2_000 if quick else 10_000)
+    figures += _verified(600 if quick else 2_000, repeats=2 if quick else 5)
+    waiting, io_table = _waiting((1, 50, 200) if quick else (1, 2, 5, 10, 20, 50, 100, 200))
+    figures += waiting
+    working, cpu_table = _working((1, 2) if quick else (1, 2, 4, 8, 12, 16, 20))
+    figures += working
+    missed = show(figures)
+    if not quick:
+        write("rewards", figures, PACKAGES, {"async_actors": io_table, "process_actors": cpu_table})
+    return int(missed)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+# ---- the sandbox ---------------------------------------------------------------------------------------------------
+
+
+def _sandboxed(repeats: int, runs: int) -> list[Figure]:
+    return [figure for name in PROGRAMS for figure in _one_program(name, repeats, runs)]
+
+
+def _one_program(name: str, repeats: int, runs: int) -> list[Figure]:
+    box = open_sandbox("bubblewrap")
+    assert isinstance(box, Bubblewrap)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as threads:
+        file = Path(folder) / "main.py"
+        file.write_text(PROGRAMS[name])
+        box.write("main.py", PROGRAMS[name].encode())
+        expected = subprocess.run([box.python, file], capture_output=True, check=True).stdout
+
+        def plain(_: int = 0) -> None:
+            assert subprocess.run([box.python, file], capture_output=True, check=True).stdout == expected
+
+        def boxed(_: int = 0) -> None:
+            assert box.run(["python", "main.py"]).stdout == expected
+
+        ratios, plain_ms, added_ms = [], [], []
+        for _ in range(repeats):
+            plain_s, boxed_s = (_seconds(lambda run=run: list(threads.map(run, range(runs)))) for run in (plain, boxed))
+            ratios.append(plain_s / boxed_s)
+            alone = [(_seconds(plain), _seconds(boxed)) for _ in range(runs)]
+            plain_ms.append(median(one for one, _ in alone) * 1e3)
+            added_ms.append(median(two for _, two in alone) * 1e3 - plain_ms[-1])
+    added, rate = (8.0, None) if name == "trivial" else (None, 0.7)
+    return [
+        Figure.of(f"{name} program, plain", plain_ms, unit="ms"),
+        Figure.of(f"{name} program, added by the sandbox", added_ms, added, at_most=True, unit="ms"),
+        Figure.of(f"{name} program, sandboxed runs per second / plain, {AT_ONCE} at a time", ratios, rate, unit="x"),
+    ]
+
+
+# ---- the judge -----------------------------------------------------------------------------------------------------
+
+
+def _judged(calls: int) -> list[Figure]:
+    def seconds(n: int, in_flight: int, url: str) -> float:
+        entry = RewardFunctionConfig(
+            fn="judge",
+            args={"endpoint": url, "model": "stub", "rubric": "Is it right?", "max_concurrency": in_flight},
+        )
+        (function,) = load_reward_functions([entry], Path(), ())
+        manager = RewardManager([function], 0.0, max_in_flight=in_flight, cache_size=0)
+        plays = [_play(str(i), [f"response {i}"]) for i in range(n)]
+
+        async def score() -> float:
+            async with manager.open():
+                await manager.score([_play("first", ["warm"])])
+                return (await manager.score(plays)).seconds
+
+        return asyncio.run(score())
+
+    with server_process(latency=WAIT_S) as url:
+        one_by_one = seconds(40, 1, url) / 40
+        together = seconds(calls, IN_FLIGHT, url)
+    return [
+        Figure("one judge call of 50 ms, one after the other", one_by_one * 1e3, unit="ms"),
+        Figure(
+            f"{calls} judge calls, {IN_FLIGHT} in flight / one after the other", one_by_one * calls / together, 20,
+            unit="x",
+        ),
+    ]  # fmt: skip
+
+
+# ---- math_verify ---------------------------------------------------------------------------------------------------
+
+
+def _verified(calls: int, repeats: int) -> list[Figure]:
+    pairs = [json.loads(line) for line in PAIRS.read_text().splitlines()]
+    pairs = [pair for pair in pairs if pair["equal"] and "\\" in pair["answer"]]  # what the library has to work on
+    entry = RewardFunctionConfig(fn="math_verify", timeout=20.0, cache=False)
+    functions = load_reward_functions([entry], Path(), ())
+    plays = []
+    for i in range(calls):
+        pair = pairs[i % len(pairs)]
+        task = Task("benchmark", ({"role": "user", "content": "?"},), pair["truth"])
+        plays.append(Trajectory(str(i), str(i), task, answer=f"{pair['answer']}"))
+
+    def run(backend: Backend | None) -> Callable[[], object]:
+        manager = RewardManager(functions, 1.0, backend=backend)
+        return lambda: asyncio.run(manager.score(plays))
+
+    backends = {
+        name: make_backend(name, functions, BackendOptions(num_workers=AT_ONCE))
+        for name in ("inline", "process", "ray")
+    }
+    runs = {name: run(backend) for name, backend in backends.items()}
+    for go in runs.values():
+        go()  # imports, start-up
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, go in runs.items():
+            seconds[name].append(_seconds(go))
+    for backend in backends.values():
+        if backend is not None:
+            backend.close()
+    figures = [Figure.of("one math_verify call, one process", [s / calls * 1e3 for s in seconds["inline"]], unit="ms")]
+    for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
+        ratios = [one / two for one, two in zip(seconds["inline"], seconds[name], strict=True)]
+        figures.append(Figure.of(f"{calls} math_verify calls, {what} / one process", ratios, 1.6, unit="x"))
+    return figures
+
+
+# ---- Ray actors ----------------------------------------------------------------------------------------------------
+
+
+async def waits(step: Step, trajectory: Trajectory) -> float:
+    """What a call of a service is to the caller."""
+    await asyncio.sleep(WAIT_S)
+    return 1.0
+
+
+def works(step: Step, trajectory: Trajectory) -> float:
+    """Two milliseconds of work."""
+    limit = time.thread_time() + 0.002
+    while time.thread_time() < limit:
+        pass
+    return 1.0
+
+
+def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
+    function = RewardFunction("waits", "step", waits, is_async=True)
+    table = []
+    for flight in in_flight:
+        backend = make_backend("ray", [function], BackendOptions(num_workers=min(4, flight), max_in_flight=flight))
+        manager = RewardManager([function], backend=backend)
+        started = _seconds(lambda manager=manager: asyncio.run(manager.score([_play("first", ["warm"] * 8)])))
+        n = max(40, 20 * flight)
+        plays = [_play(str(i), ["said"] * 20) for i in range(n // 20)]
+        seconds = _seconds(lambda manager=manager, plays=plays: asyncio.run(manager.score(plays)))
+        table.append({"in_flight": flight, "calls_per_s": n / seconds, "start_s": started})
+        manager.close()
+    sequential = 1 / WAIT_S
+    print(f"\nasync Ray actors (4 processes at most), calls of {WAIT_S * 1e3:.0f} ms; one after the other: 20 a second")
+    print("in flight  calls/s  x one after the other  start-up (s)")
+    for row in table:
+        speed = row["calls_per_s"] / sequential
+        print(f"{row['in_flight']:9.0f}  {row['calls_per_s']:7.0f}  {speed:21.1f}  {row['start_s']:12.1f}")
+    most = table[-1]
+    return [
+        Figure(
+            f"{most['in_flight']:.0f} waiting calls in flight on async Ray actors / one after the other",
+            most["calls_per_s"] / sequential, 50, unit="x",
+        )
+    ], table  # fmt: skip
+
+
+def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
+    function = RewardFunction("works", "step", works)
+    plays = [_play(str(i), ["said"] * 20) for i in range(50)]
+    alone = _seconds(lambda: asyncio.run(RewardManager([function]).score(plays)))
+    table = []
+    for n_actors in actors:
+        backend = make_backend("ray", [function], BackendOptions(num_workers=n_actors))
+        manager = RewardManager([function], backend=backend)
+        warm = [_play(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
+        started = _seconds(lambda manager=manager, warm=warm: asyncio.run(manager.score(warm)))
+        seconds = median(_seconds(lambda manager=manager: asyncio.run(manager.score(plays))) for _ in range(3))
+        table.append({"actors": n_actors, "calls_per_s": 1000 / seconds, "ratio": alone / seconds, "start_s": started})
+        manager.close()
+    print("\nRay actors with a worker process each, calls of 2 ms of work, on", os.cpu_count(), "cores")
+    print("actors  calls/s  x one process  start-up (s)")
+    for row in table:
+        print(f"{row['actors']:6.0f}  {row['calls_per_s']:7.0f}  {row['ratio']:13.2f}  {row['start_s']:12.1f}")
+    print()
+    best = max(table, key=lambda row: row["ratio"])
+    return [Figure(f"2 ms of work, {best['actors']:.0f} Ray actors / one process", best["ratio"], unit="x")], table
+
+
+def _play(name: str, responses: Sequence[str]) -> Trajectory:
+    task = Task("benchmark", ({"role": "user", "content": "What is 48 + 24?"},), "72")
+    steps = [
+        Step(f"{name}/{i}", name, i, "solver", i, (i - 1,) if i else (), task.text, response)
+        for i, response in enumerate(responses)
+    ]
+    return Trajectory(name, name, task, steps, (len(steps) - 1,), "72")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

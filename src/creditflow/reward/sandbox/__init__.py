@@ -1,0 +1,83 @@
+"""Runs untrusted programs in a box; knows neither rewards nor trajectories.
+
+`open_sandbox` gives one. A new back end is a class with the three methods of `Sandbox`, added to `BACKENDS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from creditflow.errors import did_you_mean
+from creditflow.reward.sandbox.base import (
+    Limit,
+    Limits,
+    Result,
+    Sandbox,
+    SandboxError,
+    SandboxOptionError,
+    SandboxUnavailable,
+)
+from creditflow.reward.sandbox.bubblewrap import Bubblewrap
+from creditflow.reward.sandbox.container import Container
+from creditflow.reward.sandbox.fusion import SandboxFusion
+from creditflow.reward.sandbox.unsafe import UnsafeSandboxWarning, UnsafeSubprocess
+
+__all__ = [
+    "BACKENDS",
+    "Bubblewrap",
+    "Container",
+    "Limit",
+    "Limits",
+    "Result",
+    "Sandbox",
+    "SandboxError",
+    "SandboxFusion",
+    "SandboxOptionError",
+    "SandboxUnavailable",
+    "UnsafeSandboxWarning",
+    "UnsafeSubprocess",
+    "open_sandbox",
+]
+
+BACKENDS: dict[str, Callable[..., Sandbox]] = {
+    "bubblewrap": Bubblewrap,
+    "sandbox_fusion": SandboxFusion,
+    "container": Container,
+    "unsafe_subprocess": UnsafeSubprocess,
+}
+"""By name; each is called with `limits` and its own options, and raises SandboxUnavailable where it cannot work."""
+
+AUTO = "bubblewrap"
+"""What `auto` stands for: never a back end that reaches over the network, asks for an image, or does not protect."""
+
+
+def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
+    """A sandbox by the name of its back end; `auto` is bubblewrap. Nothing falls back to running unprotected.
+
+    `options`: fields of `Limits`, and the back end's own (arguments of its class). Cost: bubblewrap is tried once per
+    process, 20 ms. Raises SandboxOptionError for a back end, an option or a value that there is not, and
+    SandboxUnavailable, which says how to get it, where the back end does not work here.
+    """
+    name = AUTO if backend == "auto" else backend
+    if name not in BACKENDS:
+        known = ["auto", *BACKENDS]
+        raise SandboxOptionError(
+            f"sandbox back end {backend!r}: not one of {', '.join(known)}{did_you_mean(backend, known)}"
+        )
+    made = BACKENDS[name]
+    of_limits = {field.name for field in fields(Limits)}
+    own = set(inspect.signature(made).parameters) - {"limits"}
+    for option in options:
+        if option not in of_limits | own:
+            near = did_you_mean(option, sorted(of_limits | own))
+            raise SandboxOptionError(f"sandbox back end {name}: unknown option {option!r}{near}")
+    limits = Limits(**{key: value for key, value in options.items() if key in of_limits})
+    missing = {
+        key for key, parameter in inspect.signature(made).parameters.items() if parameter.default is parameter.empty
+    }
+    if missing - set(options):
+        raise SandboxOptionError(f"sandbox back end {name}: option {sorted(missing - set(options))[0]!r} is required")
+    return made(limits=limits, **{key: value for key, value in options.items() if key in own})

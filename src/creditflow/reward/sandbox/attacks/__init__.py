@@ -1,0 +1,29 @@
+"""Attacks that anyone can try on a sandbox, to see what it contains. Knows the contract of a sandbox, and no back end.
+
+`check_sandbox(sandbox)` tries them all; `creditflow sandbox check` does so from the command line.
+"""
+
+from creditflow.reward.sandbox.attacks import resources, kernel, files, network  # isort: skip
+from creditflow.reward.sandbox.attacks.attack import ATTACKS, Attack, CannotTry, Finding, Outcome, Scene, attack
+from creditflow.reward.sandbox.attacks.check import CONTROL, Verdict, check_sandbox, memory_bound
+from creditflow.reward.sandbox.attacks.resources import CHECK_LIMITS, LARGEST
+
+__all__ = [
+    "ATTACKS",
+    "CHECK_LIMITS",
+    "CONTROL",
+    "LARGEST",
+    "Attack",
+    "CannotTry",
+    "Finding",
+    "Outcome",
+    "Scene",
+    "Verdict",
+    "attack",
+    "check_sandbox",
+    "files",
+    "kernel",
+    "memory_bound",
+    "network",
+    "resources",
+]

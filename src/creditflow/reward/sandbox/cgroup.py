@@ -1,0 +1,283 @@
+"""Bounds the memory and the processes of a box in all, where this system lets us make a cgroup. Knows no back end.
+
+Version 1 (root): a group under our own in the memory and pids hierarchies. Version 2: a group under a folder that was
+delegated to us (`systemd-run --user --scope -p Delegate=yes`) or under the root of the tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from creditflow.reward.sandbox.base import Limits, SandboxError
+
+_MB = 1024 * 1024
+_PREFIX = "creditflow"
+_SELF = "creditflow-self"
+"""Version 2: where the processes of a delegated folder go, since only a folder without processes can have groups."""
+_LINGER_S = 2.0
+_numbers = itertools.count()
+
+
+class NoCgroup(Exception):
+    """No group can be made here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parents:
+    """Folders in which groups can be made."""
+
+    version: int
+    memory: Path
+    pids: Path | None
+    """None: version 2, where one folder has both; or version 1 without the pids hierarchy."""
+
+    def open(self) -> Group:
+        """A new group, without limits yet; to be closed. Raises SandboxError where it cannot be made."""
+        name = f"{_owner()}-{os.getpid()}-{next(_numbers)}"
+        group = Group(self.version, [parent / name for parent in (self.memory, self.pids) if parent is not None])
+        try:
+            for folder in group.folders:
+                folder.mkdir()
+        except OSError as error:
+            group.close()
+            raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
+        return group
+
+    def sweep(self) -> None:
+        """Remove the groups of processes that died before they could; they are empty."""
+        for parent in (self.memory, self.pids):
+            for folder in parent.glob(f"{_owner()}-*-*") if parent is not None else ():
+                owner = folder.name.split("-")[2]
+                if owner.isdigit() and not _alive(int(owner)):
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The group of one run."""
+
+    version: int
+    folders: list[Path]
+    """The first has the memory controller, the last the pids controller if any."""
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """What this thread starts meanwhile is in the group, for version 1; for version 2 nothing, see `add`.
+
+        A thread that moves itself does so in 0.1 ms. Whoever moves another process waits for the kernel to see all
+        processors pass by: 10 ms and more while they are busy, in every run.
+        """
+        if self.version != 1:
+            yield
+            return
+        try:
+            try:
+                for folder in self.folders:
+                    _set(folder / "tasks", "0")
+                yield
+            finally:
+                # Groups are made under our own, so that is where this thread was.
+                for folder in self.folders:
+                    _set(folder.parent / "tasks", "0")
+        except OSError as error:
+            raise SandboxError(f"a thread could not enter or leave the cgroup of its run: {error}") from error
+
+    def limit(self, limits: Limits) -> None:
+        """Set the limits. Not before `joined` is over: this process must never be what its memory is taken from.
+
+        Raises SandboxError.
+        """
+        try:
+            self._limit(limits)
+        except OSError as error:
+            raise SandboxError(f"the limits of a cgroup could not be set: {error}") from error
+
+    def _limit(self, limits: Limits) -> None:
+        memory = str(limits.memory_mb * _MB)
+        first, last = self.folders[0], self.folders[-1]
+        if self.version == 1:
+            _set(first / "memory.limit_in_bytes", memory)
+            # Absent where the kernel counts no swap.
+            _set(first / "memory.memsw.limit_in_bytes", memory, optional=True)
+        else:
+            _set(first / "memory.max", memory)
+            _set(first / "memory.swap.max", "0", optional=True)
+            _set(first / "memory.oom.group", "1", optional=True)
+        if self.version == 2 or len(self.folders) > 1:
+            _set(last / "pids.max", str(limits.processes))
+
+    def add(self, pid: int) -> None:
+        """Move a process here, where `joined` did not. Raises ProcessLookupError, SandboxError."""
+        if self.version == 1:
+            return
+        try:
+            _set(self.folders[0] / "cgroup.procs", str(pid))
+        except ProcessLookupError:
+            raise
+        except OSError as error:
+            raise SandboxError(f"a process could not be moved to its cgroup: {error}") from error
+
+    def oom_kills(self) -> int:
+        """How many processes were killed because the group's memory was used up."""
+        name = "memory.oom_control" if self.version == 1 else "memory.events"
+        with contextlib.suppress(OSError):
+            for line in (self.folders[0] / name).read_text().splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdigit():
+                    return int(value)
+        return 0
+
+    def close(self) -> None:
+        """Remove the folders; the processes are dead by then. Raises SandboxError where one stays."""
+        problems = [problem for folder in self.folders if (problem := _removed(folder)) is not None]
+        if problems:
+            raise SandboxError(f"a cgroup could not be removed: {problems[0]}") from problems[0]
+
+
+def find(choice: str = "auto") -> Parents:
+    """Where groups can be made: `auto`, or a folder of version 2 whose subtree has the memory and pids controllers.
+
+    One is made and removed to be sure. Raises NoCgroup.
+    """
+    if choice == "auto":
+        parents = locate(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    else:
+        parents = _version_2(Path(choice))
+    parents.sweep()
+    try:
+        with contextlib.closing(parents.open()) as group:
+            with group.joined():
+                pass
+            group.limit(Limits())
+    except SandboxError as error:
+        raise NoCgroup(str(error)) from error
+    return parents
+
+
+def locate(mountinfo: str, membership: str) -> Parents:
+    """The folders for a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroup."""
+    ours = {}
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        ours.update(dict.fromkeys(controllers.split(","), path))
+    mounts = _mounts(mountinfo)
+    if "memory" in mounts and "memory" in ours:
+        memory = _folder(*mounts["memory"], ours["memory"])
+        pids = _folder(*mounts["pids"], ours["pids"]) if "pids" in mounts and "pids" in ours else None
+        return Parents(1, memory, pids)
+    if "" in mounts and "" in ours:
+        return _version_2(_folder(*mounts[""], ours[""]))
+    raise NoCgroup("no cgroup with a memory controller is mounted")
+
+
+def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """By controller (version 2: the empty name), the mounted part of its tree and where that is."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        root, point = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
+        found.update(dict.fromkeys(names, (root, point)))
+    return found
+
+
+def _folder(root: str, point: str, path: str) -> Path:
+    try:
+        return Path(point) / PurePosixPath(path).relative_to(root)
+    except ValueError as error:
+        raise NoCgroup(f"our own cgroup, {path}, is not in what is mounted at {point}") from error
+
+
+def _version_2(folder: Path) -> Parents:
+    if folder.name == _SELF:
+        folder = folder.parent
+    try:
+        offered = set((folder / "cgroup.controllers").read_text().split())
+        if not {"memory", "pids"} <= offered:
+            raise NoCgroup(f"{folder} has not the controllers memory and pids")
+        if not {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()):
+            _enable(folder)
+    except OSError as error:
+        raise NoCgroup(f"{folder} is not delegated to us ({error.strerror}); try systemd-run --user --scope") from error
+    return Parents(2, folder, None)
+
+
+def _enable(folder: Path) -> None:
+    """Hand the controllers to the folder's groups, moving its processes to one of them where that is ours to do."""
+    control = folder / "cgroup.subtree_control"
+    try:
+        _set(control, "+memory +pids")
+        return
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+    pids = (folder / "cgroup.procs").read_text().split()
+    if pids != [str(os.getpid())] and not _is_delegated(folder):
+        raise NoCgroup(f"{folder} has other processes; run under systemd-run --user --scope -p Delegate=yes")
+    own = folder / _SELF
+    own.mkdir(exist_ok=True)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            _set(own / "cgroup.procs", pid)
+    _set(control, "+memory +pids")
+
+
+def _is_delegated(folder: Path) -> bool:
+    """Whether systemd has marked the folder as one that it leaves to its processes."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with contextlib.suppress(OSError):
+            return os.getxattr(folder, name) == b"1"
+    return False
+
+
+def _removed(folder: Path) -> OSError | None:
+    """Remove a group; why it is still there, if it is. A process that has just died counts for a moment longer."""
+    deadline = time.monotonic() + _LINGER_S
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                return error
+            time.sleep(0.001)
+        else:
+            return None
+
+
+def _set(file: Path, value: str, *, optional: bool = False) -> None:
+    try:
+        fd = os.open(file, os.O_WRONLY)
+    except FileNotFoundError:
+        if optional:
+            return
+        raise
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)
+
+
+def _owner() -> str:
+    """Of a group's name: pids are those of one pid namespace, while folders may be shared between several."""
+    return f"{_PREFIX}-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,125 @@
+"""What all back ends do alike: paths, the files written, the files kept, the command's form. Knows no back end.
+
+The names and the contents are hostile input; nothing here touches a disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from creditflow.reward.sandbox.base import Limits, Result, SandboxError
+
+_MB = 1024 * 1024
+_PATH_BYTES = 1024
+_NAME_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a run left under a name that it was told to keep."""
+
+    content: bytes | None = None
+    """None where there is no plain file of that name."""
+    too_large: bool = False
+
+
+def inside(path: str) -> str:
+    """The path, relative to the working folder, without `.` and doubled slashes. Raises ValueError where it leaves it.
+
+    `..` is refused wherever it stands: what it means depends on links, which only the box could follow.
+    """
+    if not isinstance(path, str):
+        raise ValueError(f"path {path!r}: text expected, {type(path).__name__} came")
+    shown = repr(path[:80])
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or path.startswith("/") or path.endswith("/") or ".." in parts:
+        raise ValueError(f"path {shown} is not a file inside the working folder")
+    if not path.isprintable():
+        raise ValueError(f"path {shown} has characters that no file name should have")
+    encoded = [part.encode() for part in parts]
+    if sum(map(len, encoded)) + len(encoded) > _PATH_BYTES or max(map(len, encoded)) > _NAME_BYTES:
+        raise ValueError(f"path {shown}... is too long")
+    return "/".join(parts)
+
+
+def checked_command(command: Sequence[str]) -> list[str]:
+    """The command as a list. Raises ValueError where it is empty, one text, or has a NUL or a lone surrogate."""
+    if isinstance(command, (str, bytes)) or not command:
+        raise ValueError(f"command: a list of words expected, {command!r} came")
+    for word in command:
+        if not isinstance(word, str):
+            raise ValueError(f"command: text expected, {type(word).__name__} came")
+        if "\0" in word:
+            raise ValueError("command: a word has a NUL character")
+        word.encode()  # UnicodeEncodeError is a ValueError
+    if not command[0]:
+        raise ValueError("command: its first word is empty")
+    return list(command)
+
+
+class Box(ABC):
+    """A Sandbox but for one method, `_run`, which a back end provides."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._last = threading.local()
+
+    @property
+    def limits(self) -> Limits:
+        """In force for every run."""
+        return self._limits
+
+    def run(self, command: Sequence[str], *, stdin: bytes = b"", keep: Sequence[str] = ()) -> Result:
+        """See `Sandbox.run`."""
+        words = checked_command(command)
+        if isinstance(keep, str):
+            raise ValueError(f"keep: a list of paths expected, {keep!r} came")
+        paths = {path: inside(path) for path in keep}
+        self._last.kept = {}
+        with self._lock:
+            files = dict(self._files)
+        result, kept = self._run(words, bytes(stdin), tuple(dict.fromkeys(paths.values())), files)
+        self._last.kept = {path: kept.get(path, Kept()) for path in paths.values()}
+        return result
+
+    def write(self, path: str, content: bytes) -> None:
+        """See `Sandbox.write`. Also a SandboxError: more files, or more bytes in all, than a run may have."""
+        path, content = inside(path), bytes(content)
+        if len(content) > self._limits.file_mb * _MB:
+            raise SandboxError(
+                f"{path!r}: {len(content)} bytes are more than a file may have ({self._limits.file_mb} MB)"
+            )
+        with self._lock:
+            others = {name: len(held) for name, held in self._files.items() if name != path}
+            for name in others:
+                if name.startswith(f"{path}/") or path.startswith(f"{name}/"):
+                    raise ValueError(f"{path!r} and {name!r} cannot both be files")
+            if len(others) + 1 > self._limits.files or sum(others.values()) + len(content) > self._limits.disk_mb * _MB:
+                raise SandboxError(
+                    f"{path!r}: a run may have {self._limits.files} files and {self._limits.disk_mb} MB in all"
+                )
+            self._files[path] = content
+
+    def read(self, path: str) -> bytes:
+        """See `Sandbox.read`."""
+        path = inside(path)
+        kept: Mapping[str, Kept] = getattr(self._last, "kept", {})
+        if path not in kept:
+            raise ValueError(f"{path!r}: the last run was not told to keep it")
+        if kept[path].too_large:
+            raise ValueError(f"{path!r} is larger than {self._limits.output_bytes} bytes")
+        content = kept[path].content
+        if content is None:
+            raise FileNotFoundError(f"{path!r}: the last run left no plain file of that name")
+        return content
+
+    @abstractmethod
+    def _run(
+        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
+    ) -> tuple[Result, dict[str, Kept]]:
+        """Run a checked command over these files; a name that is missing from what is kept was not left."""

@@ -1,0 +1,222 @@
+"""Boxes of docker or podman, each run a container of its own. Knows no reward and no other back end.
+
+Nothing of this machine is mounted: files go in as a tar archive on the container's input, and come out, with the exit
+code, behind a word on its output that is new in each run. Without that word the program's end is unknown, and the run
+failed: docker's own exit codes (125 to 127, 137) are also what a program may end with.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import math
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Mapping
+from typing import Literal
+
+from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
+from creditflow.reward.sandbox.common import Box, Kept
+from creditflow.reward.sandbox.process import Attended, attend, sealed
+
+ENGINES = ("docker", "podman")
+_ANSWER_S = 20.0
+_START_S = 5.0
+"""What starting a container may take above the program's time."""
+_SHELL_PROCESSES = 4
+_TRAILER_BYTES = 200
+
+_SCRIPT = """
+mkdir -p /tmp/work && cd /tmp && tar -xf - || exit 125
+word=$1 most=$2 keep=$3; shift 3
+cd /tmp/work
+(exec "$@" 0</tmp/stdin)
+code=$?
+kill -KILL -1 2>/dev/null
+printf '\\n%s %s\\n' "$word" "$code"
+eval "set -- $keep"
+for name; do
+  if [ -f "$name" ] && [ ! -L "$name" ]
+  then printf +; head -c "$most" "$name" | base64 | tr -d '\\n'; echo
+  else echo -
+  fi
+done
+exit 0
+"""
+"""Pid 1 of the container. What the program left running is killed before anything is said or looked at."""
+
+
+class Container(Box):
+    """Runs each program in a new container of `image`, which needs python, a shell, tar and coreutils.
+
+    No network, a read-only root, one tmpfs, no capabilities, no new privileges, uid 65534. `engine`: docker or podman;
+    default: the first that answers. `cpus`: cores for all its processes together. The image is never pulled by a run.
+    Cost: 0.3 to 1 s a run, so this is for machines where bubblewrap may not work.
+    """
+
+    def __init__(self, limits: Limits | None = None, *, image: str, engine: str = "", cpus: float = 1.0) -> None:
+        super().__init__(limits or Limits())
+        if not isinstance(image, str) or not image or image.startswith("-"):
+            raise SandboxOptionError(f"sandbox back end container: image: a name expected, {image!r} came")
+        if engine not in ("", *ENGINES):
+            raise SandboxOptionError(f"sandbox back end container: engine: one of {', '.join(ENGINES)}, not {engine!r}")
+        if isinstance(cpus, bool) or not isinstance(cpus, (int, float)) or not 0 < cpus < math.inf:
+            raise SandboxOptionError(f"sandbox back end container: cpus: a number above 0 expected, {cpus!r} came")
+        self._image, self._cpus = image, cpus
+        self._engine = _answering([engine] if engine else ENGINES)
+        try:
+            result = self._run(["python", "-c", "print(6 * 7)"], b"", (), {})[0]
+        except SandboxError as error:
+            raise SandboxUnavailable(
+                f"sandbox back end container: {error}; is the image there? It is not pulled"
+            ) from error
+        if result.stdout != b"42\n":
+            raise SandboxUnavailable(
+                f"sandbox back end container: {image} does not run Python: {result.stderr[-200:]!r}"
+            )
+
+    def arguments(self, name: str) -> list[str]:
+        """The engine's command line, up to and with the image."""
+        limits = self._limits
+        tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_mb}m,nr_inodes={limits.files}"
+        ulimits = {
+            "cpu": math.ceil(limits.cpu_s),
+            "fsize": limits.file_mb * 1024 * 1024,
+            "nofile": limits.open_files,
+            "core": 0,
+            "msgqueue": 0,
+        }
+        return [
+            *("run", "--rm", "--interactive", "--pull", "never", "--name", name),
+            *("--network", "none", "--ipc", "none", "--hostname", "box", "--log-driver", "none"),
+            *("--read-only", "--tmpfs", f"/tmp:{tmpfs}", "--workdir", "/tmp"),
+            *("--user", "65534:65534", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+            *("--pids-limit", str(limits.processes + _SHELL_PROCESSES), "--cpus", str(self._cpus)),
+            *("--memory", f"{limits.memory_mb}m", "--memory-swap", f"{limits.memory_mb}m"),
+            *(word for kind, most in ulimits.items() for word in ("--ulimit", f"{kind}={most}:{most}")),
+            *("--env", "HOME=/tmp/work", "--env", "TMPDIR=/tmp", "--env", "LANG=C.UTF-8"),
+            *("--entrypoint", "/bin/sh", self._image),
+        ]
+
+    def _run(
+        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
+    ) -> tuple[Result, dict[str, Kept]]:
+        words = ["python", "-I", *command[1:]] if command[0] == "python" else command
+        name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
+        word = secrets.token_hex(16)
+        # Paths are printable and relative (`inside`); the quotes are the only thing that could end one.
+        quoted = " ".join("'./" + path.replace("'", "'\\''") + "'" for path in keep)
+        most = str(self._limits.output_bytes + 1)
+        args = [*self.arguments(name), "-c", _SCRIPT, "sh", word, most, quoted, *words]
+        out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
+        return self._result(out, err, end, word, keep)
+
+    def _attend(self, args: list[str], name: str, archive: bytes, keep: int) -> tuple[bytes, bytes, Attended]:
+        input_fd = sealed(archive)
+        try:
+            process = subprocess.Popen(
+                [self._engine, *args], stdin=input_fd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+            )
+        except OSError as error:
+            raise SandboxError(f"{self._engine} could not be started: {error}") from error
+        finally:
+            os.close(input_fd)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+
+        def kill() -> None:
+            self._remove(name)
+            process.kill()
+            # Once more: the engine may have been about to make it.
+            self._remove(name)
+
+        limits = self._limits
+        caps = {"output": limits.output_bytes + _TRAILER_BYTES + keep * (4 * (limits.output_bytes + 3) // 3 + 8)}
+        with process.stdout, process.stderr:
+            try:
+                end = attend(process, {out: "output", err: "output"}, caps, limits.wall_s + _START_S, kill)
+            finally:
+                if process.returncode is None:
+                    kill()
+                    process.wait()
+        return end.output[out], end.output[err], end
+
+    def _remove(self, name: str) -> None:
+        """Kill and remove a container, if there is one of that name."""
+        with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+            subprocess.run([self._engine, "rm", "--force", name], capture_output=True, timeout=_ANSWER_S, check=False)
+
+    def _result(
+        self, out: bytes, err: bytes, end: Attended, word: str, keep: tuple[str, ...]
+    ) -> tuple[Result, dict[str, Kept]]:
+        most = self._limits.output_bytes
+        said, found, trailer = out.rpartition(b"\n" + word.encode() + b" ")
+        if end.limit is not None or not found:
+            if end.limit is None:
+                problem = err.decode(errors="replace").strip()[-300:] or f"it ended with {end.returncode}"
+                raise SandboxError(f"{self._engine}: {problem}")
+            return Result(None, out[:most], err[: max(0, most - len(out))], end.seconds, end.limit), {}
+        code, *lines = trailer.split(b"\n")
+        status = int(code) if code.isdigit() else -1
+        number = status - 128 if 128 < status <= 128 + signal.SIGRTMAX else None
+        limit: Literal["output", "file_size", "cpu"] | None = None
+        if len(said) + len(err) > most:
+            limit = "output"
+        elif number == signal.SIGXFSZ:
+            limit = "file_size"
+        elif number == signal.SIGXCPU:
+            limit = "cpu"
+        result = Result(
+            exit_code=None if number is not None or limit == "output" else status,
+            stdout=said[:most],
+            stderr=err[: max(0, most - len(said))],
+            seconds=end.seconds,
+            limit=limit,
+            signal=number,
+        )
+        kept = {}
+        for path, line in zip(keep, lines, strict=False):
+            if line.startswith(b"+"):
+                with contextlib.suppress(ValueError):
+                    content = base64.b64decode(line[1:], validate=True)
+                    kept[path] = Kept(too_large=True) if len(content) > most else Kept(content)
+        return result, kept
+
+
+def _answering(engines: tuple[str, ...] | list[str]) -> str:
+    """The path of the first engine that answers. Raises SandboxUnavailable, with what each one said."""
+    said = []
+    for engine in engines:
+        path = shutil.which(engine)
+        if path is None:
+            said.append(f"{engine} not found")
+            continue
+        try:
+            asked = subprocess.run([path, "info"], capture_output=True, timeout=_ANSWER_S, check=False)
+        except (subprocess.TimeoutExpired, OSError) as error:
+            said.append(f"{engine}: {error}")
+            continue
+        if asked.returncode == 0:
+            return path
+        lines = (asked.stderr or asked.stdout).decode(errors="replace").strip().splitlines()
+        said.append(f"{engine}: {lines[-1] if lines else f'exit code {asked.returncode}'}")
+    raise SandboxUnavailable(
+        f"sandbox back end container: {'; '.join(said)}. Install docker or podman, and let this user use it"
+    )
+
+
+def _archive(files: Mapping[str, bytes], stdin: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, content in {**{f"work/{path}": content for path, content in files.items()}, "stdin": stdin}.items():
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode, entry.mtime = len(content), 0o644, int(time.time())
+            archive.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()

@@ -1,0 +1,177 @@
+"""Attends to one child process: its input, its output up to a cap, its end by the clock. Knows no back end.
+
+It must not trust the child in anything: not to read its input, nor to close its output, nor to end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from creditflow.reward.sandbox.base import Limit
+
+_CHUNK = 65536
+_TICK_S = 0.02
+"""How often an end is looked for where the kernel has no pidfd."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What came from a child until its end."""
+
+    returncode: int
+    """As subprocess has it: -N for signal N."""
+    output: dict[int, bytes]
+    """By descriptor."""
+    seconds: float
+    cpu_s: float
+    """Of the child and of its descendants that were waited for."""
+    limit: Limit | None = None
+    """`wall` or `output`, where that is why it was killed."""
+
+
+def sealed(content: bytes, *, seal: bool = True) -> int:
+    """A descriptor, at offset 0, of a file in memory that nobody can change; to be closed by the caller.
+
+    `seal` False: it can be changed. Where the system has no such files, one on disk that has no name.
+    """
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            return os.dup(file.fileno())
+    fd = os.memfd_create("creditflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+        if seal:
+            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def attend(
+    process: subprocess.Popen[bytes],
+    outputs: Mapping[int, str],
+    caps: Mapping[str, int],
+    wall_s: float,
+    kill: Callable[[], None],
+    *,
+    started: float | None = None,
+) -> Attended:
+    """Read the outputs until the process has ended; kill it where it exceeds the clock or a cap.
+
+    `outputs`: descriptors to read (left open), each with the name of the cap that it counts against; `caps`: bytes by
+    name. `kill` must end the process and all that could hold an output open; it is called at most once. `started` is
+    when the clock began (time.monotonic; default: now). After the end of the process what is in its pipes is read, but
+    nothing is waited for: a child of its own may hold them open.
+    """
+    started = time.monotonic() if started is None else started
+    reader = _Reader(outputs, caps)
+    limit: Limit | None = None
+    with _ended(process) as (end_fd, tick), selectors.DefaultSelector() as selector:
+        for fd in outputs:
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ)
+        if end_fd is not None:
+            selector.register(end_fd, selectors.EVENT_READ)
+        running = True
+        while running:
+            left = started + wall_s - time.monotonic()
+            if left <= 0:
+                limit = "wall"
+                break
+            events = selector.select(min(left, tick))
+            ready = [key.fd for key, _ in events if key.fd != end_fd]
+            running = len(ready) == len(events) and (end_fd is not None or not _is_over(process))
+            for fd in ready:
+                if not reader.read(fd):
+                    selector.unregister(fd)
+            if reader.exceeded:
+                limit = "output"
+                break
+    if limit is not None:
+        kill()
+    returncode, cpu_s = _reap(process)
+    seconds = time.monotonic() - started
+    if limit is None and reader.drain():
+        limit = "output"
+    elif limit == "wall":
+        reader.drain()
+    return Attended(returncode, {fd: bytes(data) for fd, data in reader.data.items()}, seconds, cpu_s, limit)
+
+
+class _Reader:
+    """Reads descriptors that do not block, up to caps."""
+
+    def __init__(self, outputs: Mapping[int, str], caps: Mapping[str, int]) -> None:
+        self.data: dict[int, bytearray] = {fd: bytearray() for fd in outputs}
+        self.exceeded = False
+        self._cap_of = dict(outputs)
+        self._left = dict(caps)
+        self._open = set(outputs)
+
+    def read(self, fd: int) -> bool:
+        """Read once; False at the end, or over the cap."""
+        cap = self._cap_of[fd]
+        try:
+            # One byte more than is left, so that what is exactly as long as the cap is not over it.
+            chunk = os.read(fd, min(_CHUNK, self._left[cap] + 1))
+        except BlockingIOError:
+            return True
+        if not chunk:
+            self._open.discard(fd)
+            return False
+        self.exceeded = self.exceeded or len(chunk) > self._left[cap]
+        self.data[fd] += chunk[: self._left[cap]]
+        self._left[cap] = max(0, self._left[cap] - len(chunk))
+        return not self.exceeded
+
+    def drain(self) -> bool:
+        """Read what is there, without waiting; whether that was over a cap."""
+        for fd in sorted(self._open):
+            before = -1
+            while before != len(self.data[fd]) and not self.exceeded:
+                before = len(self.data[fd])
+                self.read(fd)
+        return self.exceeded
+
+
+def _is_over(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended; it stays to be reaped."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _reap(process: subprocess.Popen[bytes]) -> tuple[int, float]:
+    """Wait for the process; its return code and CPU seconds."""
+    if process.returncode is not None:  # by `kill`: Popen looks whether it is there
+        return process.returncode, 0.0
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[bytes]) -> Iterator[tuple[int | None, float]]:
+    """A descriptor that becomes readable when the process ends, and how long to wait for it; else how often to look."""
+    fd = None
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # an old kernel, or a filter that denies it
+            fd = os.pidfd_open(process.pid)
+    try:
+        yield fd, (_TICK_S if fd is None else float("inf"))
+    finally:
+        if fd is not None:
+            os.close(fd)

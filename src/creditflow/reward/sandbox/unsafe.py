@@ -1,0 +1,118 @@
+"""No sandbox: a plain subprocess in a throw-away folder, for programs that one trusts. Protects from nothing.
+
+Only the clock and the amount of output are held; the program has the user's files, network and rights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from creditflow.reward.sandbox.base import Limits, Result, SandboxError
+from creditflow.reward.sandbox.common import Box, Kept
+from creditflow.reward.sandbox.process import attend, sealed
+
+
+class UnsafeSandboxWarning(UserWarning):
+    """Programs will run unprotected."""
+
+
+class UnsafeSubprocess(Box):
+    """Runs a program with all the rights of the user. Of the limits only `wall_s` and `output_bytes` hold.
+
+    `python` is this very interpreter, isolated (`-I`). The environment is empty but for PATH, HOME, LANG and TMPDIR,
+    as in the other back ends. What it starts in its own process group is killed after it; a child that leaves the
+    group, and whatever it wrote outside of its folder, stays. Cost: 1 ms above a plain subprocess.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits or Limits())
+        warnings.warn(
+            "sandbox back end unsafe_subprocess: programs written by a model run with all your rights; use bubblewrap",
+            UnsafeSandboxWarning,
+            stacklevel=2,
+        )
+
+    def _run(
+        self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
+    ) -> tuple[Result, dict[str, Kept]]:
+        with tempfile.TemporaryDirectory(prefix="creditflow-unsafe-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            for path, content in files.items():
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
+            result = self._process(command, stdin, name)
+            return result, {path: self._kept(folder / path) for path in keep}
+
+    def _process(self, command: list[str], stdin: bytes, folder: str) -> Result:
+        words = [sys.executable, "-I", *command[1:]] if command[0] == "python" else command
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+        started = time.monotonic()
+        input_fd = sealed(stdin)
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=input_fd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env=env,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return Result(127, stderr=f"{words[0]}: not found\n".encode(), seconds=time.monotonic() - started)
+        except PermissionError:
+            return Result(126, stderr=f"{words[0]}: not allowed\n".encode(), seconds=time.monotonic() - started)
+        except OSError as error:
+            raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
+        finally:
+            os.close(input_fd)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out, err = process.stdout.fileno(), process.stderr.fileno()
+
+        def kill() -> None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        with process.stdout, process.stderr:
+            try:
+                caps = {"output": self._limits.output_bytes}
+                end = attend(process, {out: "output", err: "output"}, caps, self._limits.wall_s, kill, started=started)
+            finally:
+                kill()
+                process.wait()
+        by_signal = end.returncode < 0
+        return Result(
+            exit_code=None if by_signal or end.limit else end.returncode,
+            stdout=end.output[out],
+            stderr=end.output[err],
+            seconds=end.seconds,
+            limit=end.limit,
+            signal=-end.returncode if by_signal and not end.limit else None,
+        )
+
+    def _kept(self, path: Path) -> Kept:
+        """A plain file's content, read without following a link or waiting for a pipe."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            return Kept()
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return Kept()
+            with os.fdopen(fd, "rb", closefd=False) as file:
+                content = file.read(self._limits.output_bytes + 1)
+        finally:
+            os.close(fd)
+        return Kept(too_large=True) if len(content) > self._limits.output_bytes else Kept(content)

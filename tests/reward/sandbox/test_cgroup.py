@@ -1,0 +1,166 @@
+"""Where a cgroup is looked for and what is written there, on folders that stand for the kernel's."""
+
+import errno
+import os
+import shutil
+
+import pytest
+
+from creditflow.reward.sandbox import Limits, SandboxError, cgroup
+
+LIMITS = Limits(memory_mb=10, processes=7)
+
+
+def v1(tmp_path):
+    lines = []
+    for name in ("memory", "pids"):
+        (tmp_path / name / "ours").mkdir(parents=True)
+        (tmp_path / name / "ours" / "tasks").touch()
+        lines.append(f"30 25 0:27 / {tmp_path / name} rw,relatime - cgroup cgroup rw,{name}")
+    return "\n".join([f"25 1 0:24 / {tmp_path} rw - tmpfs tmpfs rw", *lines])
+
+
+def v2(tmp_path, controllers="cpu memory pids", subtree="", procs=""):
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "cgroup.controllers").write_text(controllers)
+    (ours / "cgroup.subtree_control").write_text(subtree)
+    (ours / "cgroup.procs").write_text(procs)
+    return f"31 25 0:28 / {tmp_path} rw - cgroup2 cgroup2 rw,nsdelegate"
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """Makes the files of a new group, as the kernel does, and removes them with the folder."""
+    files = [
+        "memory.limit_in_bytes",
+        "memory.max",
+        "memory.swap.max",
+        "memory.oom.group",
+        "pids.max",
+        "cgroup.procs",
+        "tasks",
+    ]
+    real = cgroup.Path.mkdir
+
+    def mkdir(self, mode=0o777, parents=False, exist_ok=False):
+        real(self, mode, parents, exist_ok)
+        for name in files if self.name.startswith("creditflow") else ():
+            (self / name).touch()
+
+    monkeypatch.setattr(cgroup.Path, "mkdir", mkdir)
+    monkeypatch.setattr(cgroup.Path, "rmdir", shutil.rmtree)
+
+
+def test_version_1_is_our_own_group_in_each_hierarchy(tmp_path):
+    found = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/\n0::/\n")
+    assert found == cgroup.Parents(1, tmp_path / "memory" / "ours", tmp_path / "pids")
+
+
+def test_the_part_of_a_tree_that_is_mounted_is_what_counts(tmp_path):
+    (tmp_path / "x").mkdir()
+    mountinfo = f"30 25 0:27 /docker/abc {tmp_path} rw - cgroup cgroup rw,memory"
+    assert cgroup.locate(mountinfo, "4:memory:/docker/abc/x").memory == tmp_path / "x"
+    with pytest.raises(cgroup.NoCgroup, match="/elsewhere"):
+        cgroup.locate(mountinfo, "4:memory:/elsewhere")
+
+
+def test_a_group_of_version_1_has_the_limits_and_goes_when_closed(tmp_path, kernel):
+    group = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours").open()
+    memory, pids = group.folders
+    with group.joined():
+        assert [(folder / "tasks").read_text() for folder in group.folders] == ["0", "0"]
+        assert (memory / "memory.limit_in_bytes").read_text() == ""
+    assert [(folder.parent / "tasks").read_text() for folder in group.folders] == ["0", "0"]
+    group.limit(LIMITS)
+    assert (memory / "memory.limit_in_bytes").read_text() == str(10 * 1024 * 1024)
+    assert (pids / "pids.max").read_text() == "7"
+    (memory / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    assert group.oom_kills() == 3
+    group.close()
+    assert [folder.exists() for folder in group.folders] == [False, False]
+
+
+def test_a_group_whose_last_process_lingers_is_removed_a_moment_later(tmp_path, monkeypatch):
+    refusals = [OSError(errno.EBUSY, "busy")] * 3
+    monkeypatch.setattr(cgroup.Path, "rmdir", lambda self: refusals and (_ for _ in ()).throw(refusals.pop()))
+    cgroup.Group(1, [tmp_path / "a", tmp_path / "b"]).close()
+    assert refusals == []
+    monkeypatch.setattr(cgroup, "_LINGER_S", 0.01)
+    refusals += [OSError(errno.EBUSY, "busy")] * 999
+    with pytest.raises(SandboxError, match="could not be removed"):
+        cgroup.Group(1, [tmp_path / "a"]).close()
+
+
+def test_a_group_of_version_2_has_the_limits_under_a_folder_with_both_controllers(tmp_path, kernel):
+    group = cgroup.locate(v2(tmp_path, subtree="memory pids"), "0::/ours").open()
+    (folder,) = group.folders
+    with group.joined():
+        group.add(42)
+    assert (folder / "cgroup.procs").read_text() == "42"
+    group.limit(LIMITS)
+    names = ("memory.max", "memory.swap.max", "memory.oom.group", "pids.max")
+    assert [(folder / name).read_text() for name in names] == [str(10 * 1024 * 1024), "0", "1", "7"]
+    (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 1\noom_kill 1\noom_group_kill 1\n")
+    assert group.oom_kills() == 1
+    group.close()
+    assert not folder.exists()
+
+
+def test_version_2_without_the_controllers_or_without_a_mount_has_no_groups(tmp_path):
+    with pytest.raises(cgroup.NoCgroup, match="controllers memory and pids"):
+        cgroup.locate(v2(tmp_path, controllers="hugetlb"), "0::/ours")
+    with pytest.raises(cgroup.NoCgroup, match="mounted"):
+        cgroup.locate("", "0::/ours")
+
+
+def busy(monkeypatch, until):
+    """The kernel's rule: a folder that has processes hands its controllers to no group."""
+    real = cgroup._set
+
+    def write(file, value, **options):
+        if file.name == "cgroup.subtree_control" and not until(file.parent):
+            raise OSError(errno.EBUSY, "busy")
+        real(file, value, **options)
+
+    monkeypatch.setattr(cgroup, "_set", write)
+
+
+def test_a_scope_of_our_own_hands_on_its_controllers_when_we_have_moved_aside(tmp_path, kernel, monkeypatch):
+    text = v2(tmp_path, procs=f"{os.getpid()}\n")
+    busy(monkeypatch, until=lambda folder: (folder / "creditflow-self" / "cgroup.procs").exists())
+    assert cgroup.locate(text, "0::/ours") == cgroup.Parents(2, tmp_path / "ours", None)
+    assert (tmp_path / "ours" / "creditflow-self" / "cgroup.procs").read_text() == str(os.getpid())
+    assert (tmp_path / "ours" / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_a_folder_with_processes_of_others_is_left_alone(tmp_path, kernel, monkeypatch):
+    text = v2(tmp_path, procs=f"1\n{os.getpid()}\n")
+    busy(monkeypatch, until=lambda folder: False)
+    with pytest.raises(cgroup.NoCgroup, match="other processes"):
+        cgroup.locate(text, "0::/ours")
+    assert not (tmp_path / "ours" / "creditflow-self").exists()
+
+
+def test_who_was_moved_aside_makes_groups_beside_itself(tmp_path, kernel):
+    text = v2(tmp_path, subtree="memory pids")
+    (tmp_path / "ours" / "creditflow-self").mkdir()
+    assert cgroup.locate(text, "0::/ours/creditflow-self").memory == tmp_path / "ours"
+
+
+def test_a_group_that_cannot_be_made_is_an_error(tmp_path):
+    parents = cgroup.Parents(1, tmp_path / "missing", None)
+    with pytest.raises(SandboxError, match="could not be made"):
+        parents.open()
+
+
+def test_groups_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
+    owner = cgroup._owner()
+    for name in (f"{owner}-{os.getpid()}-0", f"{owner}-999999999-0", "creditflow-1-999999999-0", "other"):
+        (tmp_path / name).mkdir()
+    cgroup.Parents(2, tmp_path, None).sweep()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{owner}-{os.getpid()}-0",
+        "creditflow-1-999999999-0",
+        "other",
+    }

@@ -1,0 +1,267 @@
+"""What every back end does alike, on those that work here and on stand-ins for the services of the others."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from creditflow.reward.sandbox import Sandbox, SandboxError, SandboxOptionError, container
+from tests.reward.sandbox import boxes
+
+BACKENDS = ["bubblewrap", "unsafe_subprocess", "sandbox_fusion", "container"]
+LOCAL = ["bubblewrap", "unsafe_subprocess", "container"]
+
+
+@pytest.fixture
+def box(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    with boxes.opened(request.param, tmp_path, monkeypatch, wall_s=5.0, output_bytes=2000, file_mb=1) as made:
+        yield made
+
+
+on_all = pytest.mark.parametrize("box", BACKENDS, indirect=True)
+on_local = pytest.mark.parametrize("box", LOCAL, indirect=True)
+
+
+def python(box: Sandbox, code: str, **options):
+    return box.run(["python", "-c", code], **options)
+
+
+@on_all
+def test_output_errors_and_the_exit_code_come_back_as_they_were(box):
+    result = python(box, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
+    assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
+    assert (result.ok, result.limit, result.signal) == (False, None, None)
+    assert 0 < result.seconds < 5
+
+
+@on_all
+def test_a_program_that_ends_with_zero_is_ok(box):
+    assert python(box, "pass").ok
+
+
+@on_all
+def test_what_is_given_as_input_is_read_to_its_end(box):
+    text = "zwölf\n" * 1000
+    result = python(
+        box, "import sys; d = sys.stdin.buffer.read(); print(len(d), d.count('ö'.encode()))", stdin=text.encode()
+    )
+    assert result.stdout == f"{len(text.encode())} 1000\n".encode()
+
+
+@on_all
+def test_without_input_it_is_at_its_end_at_once(box):
+    assert python(box, "print(repr(input()))").stderr.splitlines()[-1].startswith(b"EOFError")
+
+
+@on_all
+def test_written_files_are_there_in_every_run_and_are_copies(box):
+    box.write("data/a b.txt", b"first")
+    box.write("main.py", b"p = 'data/a b.txt'\nprint(open(p).read())\nopen(p, 'w').write('changed')")
+    for _ in range(2):
+        assert box.run(["python", "main.py"]).stdout == b"first\n"
+    box.write("data/a b.txt", b"second")
+    assert box.run(["python", "main.py"]).stdout == b"second\n"
+
+
+@on_all
+def test_kept_files_come_back_byte_by_byte(box):
+    content = bytes(range(256))
+    code = f"import os; os.mkdir('d'); open(\"d/it's\", 'wb').write({content!r}); open('e', 'w')"
+    result = python(box, code, keep=["./d/it's", "e"])
+    assert result.ok
+    assert box.read("d/it's") == content
+    assert box.read("e") == b""
+
+
+@on_all
+def test_a_kept_file_that_was_not_left_is_not_found_and_one_not_asked_for_is_a_value_error(box):
+    python(box, "open('there', 'w').write('x')", keep=["missing"])
+    with pytest.raises(FileNotFoundError, match="missing"):
+        box.read("missing")
+    with pytest.raises(ValueError, match="not told"):
+        box.read("there")
+
+
+@on_all
+def test_only_the_last_run_of_a_thread_is_read(box):
+    python(box, "open('a', 'w').write('x')", keep=["a"])
+    python(box, "pass", keep=["a"])
+    with pytest.raises(FileNotFoundError):
+        box.read("a")
+
+
+@on_all
+def test_a_kept_file_above_the_cap_is_a_value_error_and_one_of_exactly_the_cap_is_not(box):
+    result = python(box, "open('a', 'wb').write(b'x' * 2001); open('b', 'wb').write(b'x' * 2000)", keep=["a", "b"])
+    assert result.ok
+    with pytest.raises(ValueError, match="larger"):
+        box.read("a")
+    assert box.read("b") == b"x" * 2000
+
+
+@on_local
+def test_a_kept_link_folder_or_pipe_is_no_plain_file_and_nothing_waits_for_it(box):
+    code = "import os; os.symlink('/dev/zero', 'l'); os.mkdir('d'); os.mkfifo('p'); os.symlink('/dev', 'e')"
+    result = python(box, code, keep=["l", "d", "p", "e/zero"])
+    assert result.ok
+    for path in ("l", "d", "p", "e/zero"):
+        with pytest.raises(FileNotFoundError):
+            box.read(path)
+
+
+@on_all
+@pytest.mark.parametrize(
+    "path", ["", "/etc/passwd", "../a", "a/../../b", "a/", ".", "a\0b", "a\nb", "x" * 300, "a/" * 600 + "b"]
+)
+def test_paths_that_leave_the_folder_or_are_no_names_are_refused(box, path):
+    with pytest.raises(ValueError, match="path"):
+        box.write(path, b"")
+    with pytest.raises(ValueError, match="path"):
+        box.read(path)
+    with pytest.raises(ValueError, match="path"):
+        python(box, "pass", keep=[path])
+
+
+@on_all
+@pytest.mark.parametrize("command", [[], "python", [""], ["python", "a\0b"], ["python", "\ud800"], ["python", 3]])
+def test_commands_that_are_none_are_refused(box, command):
+    with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
+        box.run(command)
+
+
+@on_all
+def test_a_file_cannot_be_where_a_folder_is_and_none_may_be_larger_than_a_file_may_be(box):
+    box.write("a/b", b"")
+    with pytest.raises(ValueError, match="both"):
+        box.write("a", b"")
+    with pytest.raises(SandboxError, match="bytes"):
+        box.write("c", b"x" * (1024 * 1024 + 1))
+
+
+@on_all
+def test_more_output_than_allowed_ends_the_program_and_what_is_exactly_as_much_does_not(box):
+    result = python(box, "import sys; sys.stdout.write('x' * 1999); sys.stderr.write('y')")
+    assert result.ok
+    assert (len(result.stdout), result.stderr) == (1999, b"y")
+    result = python(box, "import sys; sys.stdout.write('x' * 2001)")
+    assert (result.limit, result.exit_code, result.ok, len(result.stdout)) == ("output", None, False, 2000)
+
+
+@on_all
+def test_endless_output_is_cut_off(box):
+    if type(box).__name__ == "SandboxFusion":
+        pytest.skip("the service has its own bound")
+    result = python(box, "while True: print('x' * 1000)")
+    assert (result.limit, result.seconds < 4) == ("output", True)
+    assert len(result.stdout) == 2000
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_program_without_end_is_ended_by_the_clock(backend, tmp_path, monkeypatch):
+    # A container's start is not on the program's clock.
+    monkeypatch.setattr(container, "_START_S", 0.5)
+    with boxes.opened(backend, tmp_path, monkeypatch, wall_s=1.0) as box:
+        started = time.monotonic()
+        result = python(box, "print('begun', flush=True)\nwhile True: pass")
+        assert (result.limit, result.exit_code, result.stdout) == ("wall", None, b"begun\n")
+        assert time.monotonic() - started < 4
+
+
+@on_local
+def test_output_need_not_be_text(box):
+    assert python(box, "import os; os.write(1, b'\\xff\\x00\\xfe')").stdout == b"\xff\x00\xfe"
+
+
+@on_local
+def test_the_environment_is_empty_but_for_what_programs_need(box, monkeypatch):
+    monkeypatch.setenv("CREDITFLOW_SECRET", "sesame")
+    names = python(box, "import os; print(*sorted(os.environ))").stdout.decode().split()
+    assert set(names) <= {"HOME", "LANG", "LC_CTYPE", "PATH", "PWD", "OLDPWD", "TMPDIR"}
+
+
+@on_local
+def test_a_command_that_does_not_exist_ends_as_in_a_shell(box):
+    result = box.run(["no-such-command"])
+    assert result.exit_code == 127
+    assert box.run(["no-such-command"], keep=["a"]).exit_code == 127
+
+
+@on_local
+def test_other_commands_than_python_run_with_their_arguments(box):
+    assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "", "'", "$HOME"]).stdout == b"a b||'|$HOME|"
+    assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "'"], keep=["x"]).stdout == b"a b|'|"
+
+
+@on_local
+def test_a_signal_that_ends_the_program_is_told(box):
+    code = "import ctypes, os; os.close(2); ctypes.string_at(0)"
+    for keep in ([], ["a"]):
+        result = python(box, code, keep=keep)
+        assert (result.signal, result.exit_code, result.limit, result.ok) == (11, None, None, False)
+
+
+@on_local
+def test_a_child_left_behind_does_not_hold_the_run_up(box):
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(4)\nelse:\n    print('done', flush=True)"
+    for keep in ([], ["a"]):
+        result = python(box, code, keep=keep)
+        assert (result.stdout, result.seconds < 3) == (b"done\n", True)
+
+
+@on_all
+def test_runs_at_once_do_not_see_one_another(box):
+    code = b"import os, time; n = input(); open('mine', 'w').write(n); time.sleep(0.1); print(sorted(os.listdir('.')))"
+    box.write("main.py", code)
+    lock = threading.Barrier(4)
+
+    def one(number: int) -> tuple[bytes, bytes]:
+        lock.wait()
+        result = box.run(["python", "main.py"], stdin=str(number).encode(), keep=["mine"])
+        return result.stdout, box.read("mine")
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(one, range(4)))
+    assert [kept for _, kept in found] == [b"0", b"1", b"2", b"3"]
+    assert {out for out, _ in found} == {b"['main.py', 'mine']\n"}
+
+
+def children() -> set[str]:
+    """This process's children, those that ended and were not waited for included."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update((task / "children").read_text().split())
+    return found
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@on_local
+def test_no_descriptor_and_no_child_is_left_by_runs_that_end_well_or_badly(box):
+    def all_kinds() -> None:
+        python(box, "open('a', 'w')", keep=["a", "b"])
+        python(box, "import sys; sys.exit(1)", stdin=b"x")
+        python(box, "while True: print('x' * 1000)")
+        box.run(["no-such-command"])
+
+    all_kinds()
+    before, children_before = descriptors(), children()
+    with ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(all_kinds) for _ in range(3)]:
+            future.result()
+    assert (descriptors(), children()) == (before, children_before)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("wall_s", 0), ("wall_s", float("nan")), ("memory_mb", -1), ("processes", 2.5), ("files", True), ("cpu_s", "1")],
+)
+def test_limits_that_are_no_positive_numbers_are_refused(option, value):
+    with pytest.raises(SandboxOptionError, match=option):
+        boxes.open_sandbox("unsafe_subprocess", **{option: value})

@@ -1,0 +1,190 @@
+"""What the Sandbox Fusion back end sends, and that nothing but a proper answer is taken for a program's result."""
+
+import base64
+import json
+import time
+
+import pytest
+
+from creditflow.reward.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, fusion, open_sandbox
+from tests.reward.sandbox.boxes import fusion_service, run_python
+
+
+@pytest.fixture(autouse=True)
+def quick_and_direct(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(fusion, "_BACKOFF_S", 0.01)
+
+
+class Service:
+    """Answers the opening call properly, and then what it is told to, in turn."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict] = []
+        self.answers: list[tuple[int, bytes]] = []
+
+    def __call__(self, request):
+        self.requests.append(request)
+        if len(self.requests) == 1:
+            return run_python(request)
+        return self.answers.pop(0) if self.answers else run_python(request)
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def box(service):
+    with fusion_service(service) as url:
+        yield open_sandbox("sandbox_fusion", url=url, wall_s=1.5, memory_mb=100, output_bytes=1000)
+
+
+def answer(run=None, **fields):
+    run = {"status": "Finished", "return_code": 0, "execution_time": 0.5, "stdout": "", "stderr": "", **(run or {})}
+    body = {"status": "Success", "message": "", "compile_result": None, "run_result": run, "files": {}, **fields}
+    return 200, json.dumps(body).encode()
+
+
+def test_the_request_has_the_fields_of_verls(box, service):
+    box.write("main.py", b"print(1)")
+    box.write("d/x", b"\xff")
+    assert box.run(["python", "main.py"], stdin=b"in", keep=["out"]).ok
+    request = service.requests[-1]
+    assert request == {
+        "code": "print(1)",
+        "stdin": "in",
+        "language": "python",
+        "compile_timeout": 10,
+        "run_timeout": 2,
+        "memory_limit_MB": 100,
+        "files": {"main.py": base64.b64encode(b"print(1)").decode(), "d/x": "/w=="},
+        "fetch_files": ["out"],
+    }
+
+
+@pytest.mark.parametrize("command", [["ls"], ["python"], ["python", "missing.py"], ["python", "-c", "1", "argument"]])
+def test_commands_that_the_service_cannot_run_are_value_errors(box, command):
+    with pytest.raises(ValueError, match="sandbox_fusion runs"):
+        box.run(command)
+
+
+def test_input_that_is_no_text_is_a_value_error(box):
+    with pytest.raises(ValueError, match="UTF-8"):
+        box.run(["python", "-c", "1"], stdin=b"\xff")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+def test_a_call_that_the_service_could_not_take_is_made_again(box, service, status):
+    service.answers = [(status, b""), (status, b"")]
+    assert box.run(["python", "-c", "print(1)"]).stdout == b"1\n"
+    assert len(service.requests) == 4
+
+
+def test_a_service_that_keeps_failing_is_an_error_after_so_many_calls(box, service):
+    service.answers = [(500, b"")] * 9
+    with pytest.raises(SandboxError, match="status 500"):
+        box.run(["python", "-c", "print(1)"])
+    assert len(service.requests) == 1 + 3
+
+
+@pytest.mark.parametrize("status", [400, 404, 302])
+def test_a_refusal_is_an_error_at_once(box, service, status):
+    service.answers = [(status, b"")] * 9
+    with pytest.raises(SandboxError, match=f"status {status}"):
+        box.run(["python", "-c", "print(1)"])
+    assert len(service.requests) == 2
+
+
+def test_a_service_that_does_not_answer_in_time_is_an_error(box, service, monkeypatch):
+    monkeypatch.setattr(box, "_client", None)
+    monkeypatch.setattr(box, "_timeout", lambda: 0.1)
+    monkeypatch.setattr(box, "_retries", 0)
+    service.pop = None
+    real = service.answers
+
+    class Slow(list):
+        def pop(self, index):
+            time.sleep(0.5)
+            return answer()
+
+        def __bool__(self):
+            return True
+
+    service.answers = Slow(real)
+    with pytest.raises(SandboxError, match="Timeout"):
+        box.run(["python", "-c", "print(1)"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 100000,
+        answer(status="SandboxError", message="no pod")[1],
+        answer(status="Done")[1],
+        answer(status=None)[1],
+        answer(run_result=None)[1],
+        answer(run_result="x")[1],
+        answer({"status": "Finished", "return_code": 1})[1],
+        answer({"status": "Error", "return_code": 0}, status="Failed")[1],
+        answer({"return_code": None})[1],
+        answer({"return_code": "0"})[1],
+        answer({"return_code": True})[1],
+        answer({"stdout": 1})[1],
+        answer({"status": "Lost"})[1],
+        answer(files=[])[1],
+        answer(files={"a": "no base64!"})[1],
+        answer(files={"a": 1})[1],
+    ],
+)
+def test_what_is_no_proper_answer_is_an_error_never_a_result(box, service, body):
+    service.answers = [(200, body)]
+    with pytest.raises(SandboxError):
+        box.run(["python", "-c", "print(1)"], keep=["a"])
+
+
+def test_results_are_read_as_the_service_means_them(box, service):
+    service.answers = [
+        answer({"status": "Error", "return_code": 3, "stderr": "é\ud800"}, status="Failed"),
+        answer({"status": "Error", "return_code": -9}, status="Failed"),
+        answer({"status": "TimeLimitExceeded", "return_code": None, "stdout": "a"}, status="Failed"),
+        answer({"stdout": "x" * 1001}),
+        answer({"stdout": "x" * 5_000_000}),
+        answer({"execution_time": -1.0}),
+    ]
+    results = [box.run(["python", "-c", "1"]) for _ in range(6)]
+    assert [(r.exit_code, r.signal, r.limit) for r in results] == [
+        (3, None, None),
+        (None, 9, None),
+        (None, None, "wall"),
+        (None, None, "output"),
+        (None, None, "output"),
+        (0, None, None),
+    ]
+    assert results[0].stderr == b"\xc3\xa9\xed\xa0\x80"
+    assert (results[0].seconds, len(results[3].stdout)) == (0.5, 1000)
+    assert 0 < results[5].seconds < 1
+
+
+def test_a_service_that_is_not_there_is_unavailable_when_the_box_is_opened():
+    with pytest.raises(SandboxUnavailable, match="url"):
+        open_sandbox("sandbox_fusion", url="http://127.0.0.1:9", retries=0)
+    with (
+        fusion_service(lambda request: answer()) as url,
+        pytest.raises(SandboxUnavailable, match="does not run Python"),
+    ):
+        open_sandbox("sandbox_fusion", url=url)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"url": "ftp://x"}, {"url": "http://x", "retries": -1}, {"url": "http://x", "urls": 1}]
+)
+def test_options_that_cannot_be_are_refused(options):
+    with pytest.raises(SandboxOptionError, match="sandbox_fusion"):
+        open_sandbox("sandbox_fusion", **options)

@@ -1,0 +1,43 @@
+"""Which back end a name gives, and that nothing unprotected is had but by its name."""
+
+import warnings
+
+import pytest
+
+from creditflow.errors import ConfigError
+from creditflow.reward import sandbox
+from creditflow.reward.sandbox import SandboxOptionError, SandboxUnavailable, UnsafeSandboxWarning, open_sandbox
+
+
+def test_the_unprotected_one_warns_once_when_made_and_not_when_run():
+    with pytest.warns(UnsafeSandboxWarning, match="all your rights"):
+        box = open_sandbox("unsafe_subprocess")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert box.run(["true"]).ok
+
+
+def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
+    def missing(limits=None):
+        raise SandboxUnavailable("no bwrap; install it")
+
+    monkeypatch.setitem(sandbox.BACKENDS, "bubblewrap", missing)
+    with pytest.raises(SandboxUnavailable, match="install"):
+        open_sandbox()
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "said"),
+    [
+        ("bubblewarp", {}, "did you mean 'bubblewrap'"),
+        ("unsafe", {}, "not one of auto, bubblewrap"),
+        ("bubblewrap", {"memory": 5}, "did you mean 'memory_mb'"),
+        ("auto", {"image": "x"}, "unknown option 'image'"),
+        ("bubblewrap", {"wall_s": -1}, "wall_s"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_the_nearest(backend, options, said):
+    with pytest.raises(SandboxOptionError, match=said) as caught:
+        open_sandbox(backend, **options)
+    assert isinstance(caught.value, ConfigError)
+    assert isinstance(caught.value, ValueError)
