@@ -199,7 +199,9 @@ def test_a_missing_recipe_and_a_missing_base_are_named(tmp_path):
 def test_every_shipped_recipe_loads():
     recipes = sorted(RECIPES.glob("*.yaml"))
 
-    assert {"arithmetic_chain", "arithmetic_chain_sparse", "gsm8k_team"} <= {load_recipe(path).name for path in recipes}
+    assert {"arithmetic_chain", "arithmetic_chain_sparse", "code_team", "gsm8k_team"} <= {
+        load_recipe(path).name for path in recipes
+    }
 
 
 def test_the_sparse_recipe_pays_the_executor_alone():

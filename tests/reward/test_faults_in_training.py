@@ -40,7 +40,7 @@ FAULTS = {
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Trains the toy recipe for an epoch of four steps with further reward functions; gives the command's result and its folder."""
+    """Trains the toy recipe for an epoch of four steps with further reward functions; gives the result and the run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CREDITFLOW_TEST_MARK", str(tmp_path / "mark"))
     (tmp_path / "functions.py").write_text(FUNCTIONS)

@@ -1,6 +1,6 @@
 """Ray actors that run reward functions on the machines of a cluster.
 
-Each actor is a host: a worker pool of its own for plain functions (which ends what hangs, on the spot) and an event loop for
+Each actor is a host: a worker pool of its own for plain functions (which ends what hangs, on the spot) and a loop for
 async ones. This module hands out batches, and replaces a host that died. It must not know what a score is.
 """
 
@@ -19,8 +19,14 @@ from creditflow.errors import ConfigError, first_line
 from creditflow.reward.calls import Answered, Call, Returned, run_on_loop, together
 from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batch_size
 from creditflow.reward.registry import RewardFunction
-from creditflow.reward.wire import pack_calls, pack_functions, pack_returned, unpack_calls, unpack_functions
-from creditflow.reward.wire import unpack_returned
+from creditflow.reward.wire import (
+    pack_calls,
+    pack_functions,
+    pack_returned,
+    unpack_calls,
+    unpack_functions,
+    unpack_returned,
+)
 
 _ASYNC_BATCH = 4
 """Calls of async functions that travel together: few, for a batch is only answered when its slowest call is."""
@@ -82,8 +88,8 @@ class _Actor:
 class RayBackend:
     """A backend of `n_actors` Ray actors; they start at the first call, and stay.
 
-    `ray_init`: arguments of `ray.init`, by default a Ray of its own on this machine; `address` joins a cluster. Where Ray
-    is running in this process already, that one is used. `n_actors` at most: each asks for its share of the free CPUs.
+    `ray_init`: arguments of `ray.init`, by default a Ray of its own on this machine; `address` joins a cluster. Where
+    Ray is running in this process already, that one is used. Each actor asks for its share of the free CPUs.
     """
 
     def __init__(

@@ -26,7 +26,18 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__creditflow_reward__"
-_READY_MADE = ("coherence", "format", "implicit_process", "judge", "kl", "math", "overlong", "process_model", "text")
+_READY_MADE = (
+    "code",
+    "coherence",
+    "format",
+    "implicit_process",
+    "judge",
+    "kl",
+    "math",
+    "overlong",
+    "process_model",
+    "text",
+)
 """Modules of this room that register functions; each imports what is heavy when it is called."""
 _BUILTINS: dict[str, Callable[..., Any]] = {}
 _COMBINATORS: dict[str, _Combinator] = {}
@@ -469,9 +480,10 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
     if ":" not in fn:
         if fn in builtins():
             return builtins()[fn]
+        known = sorted([*builtins(), *combinators()])
         raise RewardError(
-            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, [*builtins(), *combinators()])}; ready-made are "
-            f"{', '.join(sorted([*builtins(), *combinators()]))}; one's own are `file.py:function` or `package.module:function`"
+            f"{key}.fn: no ready-made reward function {fn!r}{did_you_mean(fn, known)}; ready-made are "
+            f"{', '.join(known)}; one's own are `file.py:function` or `package.module:function`"
         )
     function = load_object(fn, base, f"{key}.fn")
     if not callable(function):

@@ -6,7 +6,6 @@ It must not know where the functions ran, nor what the scores are for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
 

@@ -109,13 +109,8 @@ def _encode(value: Any, depth: int = 0) -> Any:
     """Numbers as they are, a list as a list, a Score as `{"score": ...}`, anything else as the name of its type."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Real):
-        try:
-            return value if isinstance(value, int) and abs(value) < 1 << 53 else float(value)
-        except OverflowError:
-            return float("inf")
+    if value is None or isinstance(value, Real):
+        return _number(value)
     if isinstance(value, list | tuple) and depth < _DEPTH:
         if len(value) > MAX_VALUES:
             raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
@@ -132,6 +127,15 @@ def _encode(value: Any, depth: int = 0) -> Any:
             }
         }
     return {"other": type(value).__name__}
+
+
+def _number(value: Any) -> Any:
+    if value is None or (isinstance(value, int) and abs(value) < 1 << 53):  # of which True is one
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf")
 
 
 def _decode(value: Any) -> Any:

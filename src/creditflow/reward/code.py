@@ -1,0 +1,240 @@
+"""The ready-made reward for programs: the share of tests that the code in a response passes, in a sandbox.
+
+It knows nothing of trajectories: text and truth in, a number out. What tests look like is `cases`' to know, how a box
+works is `sandbox`'s; here is who runs what in which box, and how a response is cut to its code.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from creditflow.reward import in_box
+from creditflow.reward.cases import Case, not_loaded, read_tests
+from creditflow.reward.registry import answer, builtin
+from creditflow.reward.sandbox import Result, Sandbox, open_sandbox
+from creditflow.trajectory import Score
+
+MAX_CODE_CHARACTERS = 50_000
+"""Longer code passes no test."""
+MAX_TEXT_CHARACTERS = 400_000
+"""Of a longer response only the end is read."""
+SECONDS = 5.0
+"""For each test, where neither the entry nor `reward.sandbox` says otherwise."""
+_MARKS = 40
+_REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one test said of a program."""
+
+    passed: bool
+    reason: str = ""
+    """Why it did not pass; partly the program's own words."""
+
+
+@builtin
+@answer(name="code_tests", timeout=120.0)
+class CodeTests:
+    """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
+
+    The code is the last ```python block, else the last fenced block, else the whole text. The truth holds the tests,
+    as JSON text or as what it says (`creditflow.reward.cases.read_tests`):
+    `{"inputs": [...], "outputs": [...]}`: scripts that read and print, as in APPS and verl. Output is compared line by
+    line as text, white space at the end of lines aside: numbers must be printed exactly as expected. With `"fn_name"`,
+    calls of that function (or of that method of a class Solution) with JSON arguments;
+    a list of `{"input": ..., "output": ...}`, of `{"call": "f(2, 3)", "expect": 5}`, or of texts
+    `"assert f(2, 3) == 5"`, as in HumanEval and MBPP; or one text with assertions, each of which is a test.
+    Values that JSON expects are compared with a tolerance (1e-6 relative, 1e-9 absolute, at any depth), lists and
+    tuples alike; those of an assertion as Python's == does.
+
+    Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; one
+    that, by its own word, cannot be loaded fails all. Only a fault of the sandbox raises: the score is then `failed`.
+
+    What is expected never enters the box: output and values are compared outside, after being read as text or JSON. So
+    are assertions of the forms `f(...) == literal` (and `!=`, `<`, `in`, `is None`), `f(...)`, `not f(...)`,
+    `math.isclose(f(...), literal)` and `abs(f(...) - literal) < literal`, also of methods, items, and through `sorted`,
+    `set`, `len` and their like. Any other assertion runs in the box, beside the code that it judges: it passes where it
+    comes to its end, which is proved by a word that is new in every run. There functions may return plain data only, so
+    that redefining == or ending early does not help; but what methods return may redefine ==, and code that looks for
+    that word in its own process can find it.
+
+    `sandbox`: `backend` (default `auto`) and its options; in a recipe, `reward.sandbox` unless said here. It is opened
+    when the recipe is loaded, so that one that does not work here is told then.
+    `only`: indices of the tests that count, from 0, so that each may be a score of its own. `max_tests`: the first so
+    many count. `seconds`: wall and CPU time of each test; default: the sandbox's `wall_s` and `cpu_s`, else 5.
+    `total_seconds`: after so many no further test is started, and those left fail. With the last test, this
+    must end before the function's time-out (120), which would mask the score of a slow program instead of failing it.
+    `all_or_nothing`: 1 where every test passed, else 0.
+
+    Range: [0, 1]. Cost: a run of Python in the sandbox for each test; 25 ms with bubblewrap. Source: HumanEval (arXiv
+    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError where the truth holds no tests, SandboxError.
+    """
+
+    def __init__(
+        self,
+        sandbox: Mapping[str, Any] | None = None,
+        only: Sequence[int] | None = None,
+        max_tests: int | None = None,
+        seconds: float | None = None,
+        total_seconds: float = 45.0,
+        all_or_nothing: bool = False,
+    ) -> None:
+        self.only = None if only is None else _indices(only)
+        if max_tests is not None and not (_is_whole(max_tests) and max_tests > 0):
+            raise ValueError(f"expected max_tests to be a whole number above 0, got {max_tests!r}")
+        if not total_seconds > 0:
+            raise ValueError(f"expected total_seconds to be more than 0, got {total_seconds!r}")
+        self.max_tests = max_tests
+        self.total_seconds = float(total_seconds)
+        self.all_or_nothing = bool(all_or_nothing)
+        self.sandbox = sandbox_options(sandbox, seconds)
+        open_box(self.sandbox)
+
+    def __call__(self, text: str, truth: Any) -> Score:
+        tests = self._chosen(read_tests(truth))
+        verdicts = run_tests(open_box(self.sandbox), code_in(text), tests, total_seconds=self.total_seconds)
+        passed = sum(verdict.passed for verdict in verdicts)
+        value = float(passed == len(verdicts)) if self.all_or_nothing else passed / len(verdicts)
+        return Score(value, reason=summary(verdicts))
+
+    def _chosen(self, tests: Sequence[Case]) -> list[Case]:
+        chosen = list(tests)
+        if self.only is not None:
+            if max(self.only) >= len(tests):
+                raise ValueError(f"expected a test of index {max(self.only)}, the task has {len(tests)} tests")
+            chosen = [tests[i] for i in self.only]
+        return chosen[: self.max_tests]
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """`passed 3/5 [1 1 0 1 0]; test 2: why not`: which tests passed, and the first fault."""
+    marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
+    more = " ..." if len(verdicts) > _MARKS else ""
+    said = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
+    fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
+    # The program's own words: half a surrogate pair in them could not be written to a file.
+    return "".join(one if one.isprintable() else " " for one in (said + fault)[:_REASON_CHARACTERS])
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _indices(only: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(only, str) or not only or not all(_is_whole(index) and index >= 0 for index in only):
+        raise ValueError(f"expected `only` to be a list of indices from 0, got {only!r}")
+    return tuple(only)
+
+
+# Code in a text
+
+_FENCE = re.compile(r"[ ]{0,3}(?P<ticks>`{3,16})(?P<info>[^`]{0,80})")
+_PYTHON = ("python", "python3", "py")
+
+
+def code_in(text: str) -> str:
+    """The code in a response: its last ```python block, else its last fenced block, else all of it.
+
+    A block that is never closed goes on to the end. Takes time linear in the text; code of more than
+    MAX_CODE_CHARACTERS is none.
+    """
+    last: dict[bool, str] = {}
+    inside: list[str] | None = None
+    ticks, is_python = "", False
+    for line in text[-MAX_TEXT_CHARACTERS:].split("\n"):
+        stripped = line.strip()
+        if inside is None:
+            if (fence := _FENCE.fullmatch(line.rstrip())) is not None:
+                ticks, inside = fence["ticks"], []
+                is_python = fence["info"].strip().lower().split(" ")[0] in _PYTHON
+        elif stripped.startswith(ticks) and not stripped.strip("`"):
+            last[is_python] = "\n".join(inside)
+            inside = None
+        else:
+            inside.append(line)
+    if inside is not None:
+        last[is_python] = "\n".join(inside)
+    code = last.get(True, last.get(False, text[-MAX_TEXT_CHARACTERS:]))
+    return code if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+# Running
+
+
+def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = None) -> dict[str, Any]:
+    """`reward.sandbox` with what it leaves open: back end `auto`, and `seconds` for each run."""
+    given = {"backend": "auto", **(sandbox or {})}
+    if seconds is not None:
+        return {**given, "wall_s": seconds, "cpu_s": seconds}
+    return {"wall_s": SECONDS, "cpu_s": SECONDS, **given}
+
+
+def open_box(options: Mapping[str, Any]) -> Sandbox:
+    """A sandbox of these options (`backend` among them), one per thread and process. Raises as `open_sandbox` does."""
+    return _box(json.dumps(dict(options), sort_keys=True, default=str), threading.get_ident())
+
+
+@lru_cache(maxsize=32)
+def _box(options: str, thread: int) -> Sandbox:
+    # A box keeps the files that were written to it, so that threads must not share one.
+    return open_sandbox(**json.loads(options))
+
+
+@cache
+def _caller() -> bytes:
+    return Path(str(in_box.__file__)).read_bytes()
+
+
+def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[Verdict]:
+    """What each test says of the code, in their order; each in a fresh run. The box is this thread's alone meanwhile.
+
+    After `total_seconds` no further test is started; those left have not passed. Cost: a run each, but none where there
+    is no code, and one where it cannot be loaded. Raises SandboxError.
+    """
+    if not code.strip():
+        return [Verdict(False, "no code")] * len(tests)
+    box.write(in_box.SOLUTION, code.encode(errors="replace"))
+    box.write(in_box.PROGRAM, _caller())
+    verdicts: list[Verdict] = []
+    deadline = time.monotonic() + total_seconds
+    for test in tests:
+        if time.monotonic() > deadline:
+            verdicts.append(Verdict(False, f"not run: {total_seconds:g} s were over"))
+            continue
+        verdict, is_hopeless = _run(box, test)
+        verdicts.append(verdict)
+        if is_hopeless:
+            return [*verdicts, *[verdict] * (len(tests) - len(verdicts))]
+    return verdicts
+
+
+def _run(box: Sandbox, test: Case) -> tuple[Verdict, bool]:
+    """The verdict, and whether the solution said that it cannot be loaded at all."""
+    nonce = secrets.token_hex(16)
+    result = box.run(["python", test.program], stdin=test.stdin(nonce))
+    if fault := _ended_badly(result):
+        return Verdict(False, fault), False
+    fault = test.fault(result.stdout, nonce)
+    return Verdict(not fault, fault), test.program == in_box.PROGRAM and bool(not_loaded(result.stdout))
+
+
+def _ended_badly(result: Result) -> str:
+    if result.limit is not None:
+        return f"exceeded its limit: {result.limit}"
+    if result.signal is not None:
+        return f"ended by signal {result.signal}"
+    if result.exit_code != 0:
+        lines = result.stderr[-2000:].decode(errors="replace").strip().splitlines()
+        return f"exit code {result.exit_code}" + (f": {lines[-1][:100]}" if lines else "")
+    return ""

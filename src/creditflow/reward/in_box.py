@@ -1,0 +1,175 @@
+"""Calls a solution inside a box, one question a run; it is not told what answer is expected.
+
+Run as a program beside `solution.py`, it imports nothing of creditflow. It shares its process with the solution: all
+that it says is the solution's word, and is read as such. Values leave as JSON, since reading that back runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+
+TYPE_CHECKING = False  # importing typing takes 7 ms, which would be a third of a run
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
+SOLUTION, PROGRAM = "solution.py", "in_box.py"
+MAX_CHARACTERS = 200_000
+"""Of an answer."""
+MAX_DEPTH = 50
+
+
+def main() -> None:
+    """Answer the question on the standard input, on the standard output: what the solution prints goes nowhere."""
+    ask = json.loads(sys.stdin.buffer.read())
+    output = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    module = types.ModuleType("solution")
+    sys.modules["solution"] = module
+    try:
+        with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
+            source = file.read()
+        exec(compile(source, SOLUTION, "exec", dont_inherit=True), vars(module))
+    except BaseException as error:
+        _tell(output, {"not_loaded": _described(error)})
+    try:
+        answer = _answered(ask, vars(module))
+    except BaseException as error:
+        answer = {"raised": _described(error)}
+    _tell(output, answer)
+
+
+def told(value: object, depth: int = 0) -> Any:
+    """A value as JSON can say it. What is no plain data becomes `{"other": its type}`."""
+    if depth > MAX_DEPTH:
+        raise ValueError("the value is nested too deep")
+    if value is None or value is True or value is False or type(value) in (int, float, str):
+        return value
+    for kind, plain, tell in _KINDS:
+        if isinstance(value, plain):
+            return tell(value, depth + 1) if kind is None else {kind: tell(value, depth + 1)}
+    if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to see takes 4 ms
+        return {"ratio": value.as_integer_ratio()}  # type: ignore[attr-defined]
+    return {"other": type(value).__name__[:80]}
+
+
+def untold(said: Any, depth: int = 0) -> Any:
+    """The value that `told` said, of plain types alone; what was no plain data is an `Other`.
+
+    Raises ValueError, KeyError, TypeError or ArithmeticError for what `told` never says.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError("the value is nested too deep")
+    if isinstance(said, list):
+        return [untold(one, depth + 1) for one in said]
+    if not isinstance(said, dict):
+        return said
+    ((kind, content),) = said.items()
+    return _MADE[kind](content, depth + 1)
+
+
+class Other:
+    """A value that is no plain data: equal to nothing but itself."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name[:80]
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+def _items(value: Any, depth: int) -> list[Any]:
+    return [told(one, depth) for one in value]
+
+
+_KINDS: tuple[tuple[str | None, Any, Callable[[Any, int], Any]], ...] = (
+    (None, int, lambda value, depth: int(value)),
+    (None, float, lambda value, depth: float(value)),
+    (None, str, lambda value, depth: str.__str__(value)),
+    (None, list, _items),
+    ("tuple", tuple, _items),
+    ("set", set, _items),
+    ("frozenset", frozenset, _items),
+    ("dict", dict, lambda value, depth: [[told(key, depth), told(one, depth)] for key, one in value.items()]),
+    ("bytes", (bytes, bytearray), lambda value, depth: value.hex()),
+    ("complex", complex, lambda value, depth: [value.real, value.imag]),
+)
+_MADE: dict[str, Callable[[Any, int], Any]] = {
+    "tuple": lambda content, depth: tuple(untold(one, depth) for one in content),
+    "set": lambda content, depth: {untold(one, depth) for one in content},
+    "frozenset": lambda content, depth: frozenset(untold(one, depth) for one in content),
+    "dict": lambda content, depth: {untold(key, depth): untold(one, depth) for key, one in content},
+    "bytes": lambda content, depth: bytes.fromhex(content),
+    "complex": lambda content, depth: complex(*content),
+    "ratio": lambda content, depth: _fraction(*content),
+    "other": lambda content, depth: Other(str(content)),
+}
+
+
+def _fraction(numerator: int, denominator: int) -> Any:
+    from fractions import Fraction
+
+    return Fraction(numerator, denominator)
+
+
+def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
+    if "fn" in ask:
+        of_class = getattr(names.get("Solution"), ask["fn"], None)
+        function = names[ask["fn"]] if of_class is None else getattr(names["Solution"](), ask["fn"])
+        return {"value": told(function(*ask["args"]))}
+    scope = dict(names)
+    if "assert" in ask:
+        scope.update({name: _plainly(thing) for name, thing in names.items() if _is_function(name, thing)})
+    exec(compile(ask.get("setup", ""), "setup", "exec", dont_inherit=True), scope)
+    if "assert" in ask:
+        exec(compile(ask["assert"], "test", "exec", dont_inherit=True), scope)
+        return {"nonce": ask["nonce"]}
+    return {"value": told(eval(compile(f"(\n{ask['call']}\n)", "call", "eval", dont_inherit=True), scope))}
+
+
+_EMPTY: dict[str, int] = {}
+_ITERATORS = (
+    *(types.GeneratorType, types.CoroutineType, range, map, filter, zip, enumerate, reversed),
+    *(type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())),
+)
+"""What hands out items, and has no way to be equal to everything."""
+
+
+def _is_function(name: str, thing: object) -> bool:
+    return callable(thing) and not isinstance(thing, type) and not name.startswith("__")
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, refusing to return what could say of itself that it equals anything."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        if type(value) in _ITERATORS:
+            return value
+        plain = untold(told(value))
+        if isinstance(plain, Other):
+            raise TypeError(f"a value that is plain data was expected, {plain.name} came")
+        return plain
+
+    return called
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+def _tell(output: int, answer: dict[str, Any]) -> NoReturn:
+    """Write the answer and end at once, whatever threads and exit handlers the solution has left."""
+    text = json.dumps(answer)
+    if len(text) > MAX_CHARACTERS:
+        text = json.dumps({"raised": f"its value takes more than {MAX_CHARACTERS} characters"})
+    with open(output, "w", encoding="ascii") as file:
+        file.write(text)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""Programs in the sandbox: honest and hostile ones, in every form of test."""
+
+import asyncio
+import itertools
+import json
+import pickle
+import time
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.errors import ConfigError, RewardError
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward.cases import read_tests
+from creditflow.reward.code import MAX_CODE_CHARACTERS, CodeTests, Verdict, code_in, run_tests, summary
+from creditflow.reward.registry import RewardFunctionConfig
+from creditflow.reward.sandbox import SandboxUnavailable, UnsafeSandboxWarning
+from creditflow.testing import check_reward_function
+from creditflow.trajectory import Step, Task, Trajectory
+from tests.reward.sandbox import boxes
+
+FENCE = "```"
+SQUARE = "def f(x):\n    return x * x"
+TESTS = ["assert f(2) == 4", "assert f(-3) == 9", "assert f(0) == 0"]
+
+
+def block(code: str, info: str = "python") -> str:
+    return f"Here it is.\n\n{FENCE}{info}\n{code}\n{FENCE}\n\nThat is all."
+
+
+@pytest.fixture
+def bubblewrap():
+    """Skips where there is none."""
+    boxes.bubblewrap()
+
+
+def score(text: str, truth: object, **args: object) -> tuple[float, str]:
+    scored = CodeTests(**{"seconds": 8, **args})(text, truth)
+    assert (scored.status, scored.range) == ("ok", (0.0, 1.0))
+    return scored.value, scored.reason
+
+
+# Cutting
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (block("x = 1"), "x = 1"),
+        (block("x = 1", "py"), "x = 1"),
+        (block("x = 1") + block("x = 2"), "x = 2"),
+        (block("x = 1") + block("$ pip install x", "sh"), "x = 1"),
+        (block("x = 1", "") + block("x = 2", ""), "x = 2"),
+        (block("x = 1", "Python 3"), "x = 1"),
+        ("x = 1", "x = 1"),
+        (f"{FENCE}python\nx = 1", "x = 1"),  # cut off
+        (f"{FENCE}python\n{FENCE}", ""),
+        (f"{FENCE}{FENCE}python\ns = '''\n{FENCE}\n'''\n{FENCE}{FENCE}", f"s = '''\n{FENCE}\n'''"),
+        (f"  {FENCE}python\r\nx = 1\r\n  {FENCE}", "x = 1\r"),
+        (block("x" * MAX_CODE_CHARACTERS), "x" * MAX_CODE_CHARACTERS),
+        (block("x" * (MAX_CODE_CHARACTERS + 1)), ""),
+        ("", ""),
+    ],
+)
+def test_code_is_the_last_python_block_else_the_last_block_else_everything(text, code):
+    assert code_in(text) == code
+
+
+@given(st.text(alphabet="`~ \npython3x=", max_size=200))
+def test_no_text_breaks_the_cutting(text):
+    assert isinstance(code_in(text), str)
+
+
+@pytest.mark.parametrize("piece", ["`", "```", "```\n", "```python\n", "`" * 17 + "\n", " ```py x\n", "\n"])
+def test_hostile_texts_do_not_hang_the_cutting(piece):
+    start = time.process_time()
+    code_in(piece * 200_000)
+    assert time.process_time() - start < 5
+
+
+# Honest programs
+
+
+@pytest.mark.parametrize(
+    ("code", "truth", "expected"),
+    [
+        (SQUARE, TESTS, "passed 3/3 [1 1 1]"),
+        ("def f(x):\n    return x + x", TESTS, "passed 2/3 [1 0 1]; test 1: wrong answer: expected 9, got -6"),
+        ("def f(x):\n    return 4 / x", TESTS[::2], "passed 0/2 [0 0]; test 0: wrong answer: expected 4, got 2.0"),
+        ("def g(x):\n    return x", TESTS[:1], "passed 0/1 [0]; test 0: raised: NameError: name 'f' is not defined"),
+        ("def f(x)\n    return x", TESTS, "passed 0/3 [0 0 0]; test 0: cannot be loaded: SyntaxError"),
+        ("print(int(input()) ** 2)", [{"input": "3\n", "output": "9"}, {"input": "x", "output": "9"}],
+         "passed 1/2 [1 0]; test 1: exit code 1: ValueError"),
+        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nif __name__ == '__main__':\n    print('end')",
+         {"inputs": ["1 2\n3\n"], "outputs": ["6\nend\n"]}, "passed 1/1 [1]"),
+        ("class Solution:\n    def f(self, a, b):\n        return (a, b)",
+         {"fn_name": "f", "inputs": [[1, [2]]], "outputs": [[1, [2]]]}, "passed 1/1 [1]"),
+        (SQUARE, {"fn_name": "f", "inputs": ["3"], "outputs": ["9"]}, "passed 1/1 [1]"),
+        (SQUARE, "import math\nassert math.isclose(f(math.pi), 9.8696, rel_tol=1e-4)\nassert f(2) == f(-2)",
+         "passed 2/2 [1 1]"),
+        (SQUARE, "def check(candidate):\n    for x in range(9):\n        assert candidate(x) == x * x\n"
+         "check(f)\nassert True", "passed 1/1 [1]"),
+        (SQUARE, ["def check(candidate):\n    assert candidate(3) == 10\ncheck(f)"],
+         "passed 0/1 [0]; test 0: raised: AssertionError"),
+        ("from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n\ndef f(x):\n    return P(x)",
+         ["assert f(3).x == 3", {"call": "[f(1).x]", "expect": [1]}, "assert f(3).x == P(3).x"],
+         "passed 2/3 [1 1 0]; test 2: raised: TypeError: a value that is plain data"),
+        ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
+    ],
+)  # fmt: skip
+def test_a_program_is_worth_the_share_of_tests_that_it_passes(bubblewrap, code, truth, expected):
+    value, reason = score(block(code), truth)
+    assert reason.startswith(expected)
+    passed, of = expected.split()[1].removesuffix(";").split("/")
+    assert value == int(passed) / int(of)
+
+
+def test_tests_may_be_chosen_by_index_and_number(bubblewrap):
+    double = block("def f(x):\n    return x + x")
+    assert score(double, TESTS, only=[1])[0] == 0.0
+    assert score(double, TESTS, only=[2, 0])[0] == 1.0
+    assert score(double, json.dumps(TESTS), max_tests=2)[0] == 0.5
+    assert score(double, TESTS, all_or_nothing=True) == (0.0, score(double, TESTS)[1])
+    assert score(block(SQUARE), TESTS, all_or_nothing=True)[0] == 1.0
+    with pytest.raises(ValueError, match="index 3, the task has 3 tests"):
+        score(double, TESTS, only=[3])
+
+
+def test_every_run_is_a_fresh_one(bubblewrap):
+    code = """
+import os
+was_there = os.path.exists("note")
+open("note", "w").close()
+calls = []
+def f(x):
+    calls.append(x)
+    return [was_there, len(calls)]
+"""
+    assert score(block(code), ["assert f(1) == [False, 1]"] * 3)[0] == 1.0
+
+
+# Hostile programs
+
+EVERY_FORM = [
+    "assert f(2) == 5",
+    {"call": "f(2)", "expect": 5},
+    "assert abs(f(2) - 5.5) < 1e-6",
+    "import math\nassert math.isclose(f(2), 5.5)",
+    "assert sorted(f(2)) == [5]",
+    "assert f(2) - 5 == 0 and f(2) == f(1) + 3",  # runs in the box
+    {"input": "2\n", "output": "5\n"},
+]
+EQUAL = """
+class Equal(float):
+    def yes(self, *others): return True
+    def me(self, *others): return self
+    def nothing(self, *others): return 0.0
+    __eq__ = __lt__ = __gt__ = __le__ = __ge__ = __bool__ = __contains__ = yes
+    __add__ = __radd__ = me
+    __sub__ = __rsub__ = __abs__ = nothing
+    __hash__ = None
+    def __iter__(self): return iter([self])
+"""
+CHEATS = {
+    "exit": "import sys\nsys.exit(0)",
+    "hard exit": "import os\nos._exit(0)",
+    "exit when called": "import os\ndef f(x): os._exit(0)",
+    "equal to all": EQUAL + "def f(x): return Equal(7)\nprint(f(2))",
+    "an object equal to all": EQUAL.replace("float", "object") + "def f(x): return Equal()\nprint(f(2))",
+    "says so": "print('passed', 'ok', '5/5', True)\ndef f(x): print('passed'); return 'passed'",
+    "answers in its stead": """
+import os
+for fd in range(64):
+    try: os.write(fd, b'{"value": true, "nonce": "", "passed": true}')
+    except OSError: pass
+os._exit(0)
+""",
+    "redefines what compares": """
+import builtins, math, operator
+builtins.abs = lambda x: 0
+builtins.sorted = builtins.list = lambda *a, **k: True
+math.isclose = operator.eq = lambda *a, **k: True
+class AssertionError(Exception): pass
+def f(x): return 0
+""",
+    "answers at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): raise SystemExit(0)",
+    "closes everything": "import os\nos.closerange(0, 64)\ndef f(x): os._exit(0)",
+    "rewrites the files": "for name in ('in_box.py', 'solution.py'): open(name, 'w').write('print(5)')\nf = print",
+    "too much": "def f(x): return 'x' * 500_000",
+    "too deep": "def f(x):\n    v = []\n    for _ in range(60): v = [v]\n    return v",
+    "recursion": "def f(x): return f(x)",
+    "noise": "import os, sys\nsys.stdout.buffer.write(os.urandom(5000))\ndef f(x): print('\\x00' * 999); return {}",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_simple_cheats_pass_no_form_of_test(bubblewrap, cheat):
+    value, reason = score(CHEATS[cheat], EVERY_FORM)
+    assert value == 0.0, reason
+
+
+LOOKS_FOR_THE_WORD = """
+import json, os, sys
+frame = sys._getframe()
+while frame:
+    if "nonce" in frame.f_locals.get("ask", {}):
+        os.write(frame.f_locals["output"], json.dumps({"nonce": frame.f_locals["ask"]["nonce"]}).encode())
+        os._exit(0)
+    frame = frame.f_back
+def f(x): return 0
+"""
+
+
+def test_a_program_that_looks_for_the_word_can_cheat_only_what_runs_in_the_box(bubblewrap):
+    value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
+    assert reason.startswith("passed 1/7 [0 0 0 0 0 1 0]")
+    assert value == 1 / 7
+
+
+def test_a_program_that_exceeds_its_limits_fails_the_test_and_nothing_else(bubblewrap):
+    code = """
+def f(x):
+    while x == 1: pass
+    if x == 2: return len(bytearray(2_000_000_000))
+    if x == 3:
+        while True: print('x' * 10_000)
+    return x
+"""
+    truth = [f"assert f({x}) == {x}" for x in (0, 1, 2, 3, 4)]
+    scored = CodeTests({"memory_mb": 200}, seconds=1)(block(code), truth)
+    assert scored.value == 2 / 5
+    assert scored.reason.startswith("passed 2/5 [1 0 0 0 1]; test 1: exceeded its limit: ")
+    assert scored.reason.removesuffix("wall").removesuffix("cpu") == scored.reason[: scored.reason.rindex(" ") + 1]
+
+
+def test_a_slow_program_fails_what_there_is_no_time_for(bubblewrap):
+    start = time.monotonic()
+    value, reason = score(block("def f(x):\n    while True: pass"), TESTS, seconds=0.5, total_seconds=0.2)
+    assert value == 0.0
+    assert reason.startswith("passed 0/3 [0 0 0]")
+    assert time.monotonic() - start < 5
+    verdicts = run_tests(boxes.bubblewrap(wall_s=0.5), "while True: pass", read_tests(TESTS), total_seconds=0.2)
+    assert [verdict.reason for verdict in verdicts[1:]] == ["not run: 0.2 s were over"] * 2
+
+
+def test_reasons_are_bounded_and_can_be_written(bubblewrap):
+    _, reason = score("def f(x):\n    raise ValueError('\\ud800\\n\\x00')", TESTS)
+    assert reason == "passed 0/3 [0 0 0]; test 0: raised: ValueError:    "
+    verdicts = [Verdict(i % 2 == 0, "x" * 1000) for i in range(500)]
+    assert len(summary(verdicts)) <= 300
+    assert summary(verdicts).startswith("passed 250/500 [1 0 1")
+
+
+# Faults that are not the program's
+
+
+def test_a_fault_of_the_sandbox_is_a_failed_score_and_not_a_zero(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    calls = itertools.count()
+
+    def answer(request):
+        return boxes.run_python(request) if next(calls) == 0 else (500, b"out of order")
+
+    with boxes.fusion_service(answer) as url:
+        sandbox = {"backend": "sandbox_fusion", "url": url, "retries": 0}
+        entry = RewardFunctionConfig("creditflow.reward.code:CodeTests", args={"sandbox": sandbox})
+        play = a_play(block(SQUARE), TESTS)
+        asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
+    assert play.outcome.status == "failed"
+    assert "SandboxError" in play.outcome.reason
+    assert "500" in play.outcome.reason
+
+
+def test_a_truth_without_tests_is_a_failed_score(bubblewrap):
+    play = a_play(block(SQUARE), "72")
+    entry = RewardFunctionConfig("creditflow.reward.code:CodeTests")
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
+    assert (play.outcome.status, play.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
+
+
+@pytest.mark.parametrize("backend", ["sandbox_fusion", "unsafe_subprocess"])
+def test_other_back_ends_serve_as_well(backend, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    truth = [*TESTS, "assert f(1) == f(-1)", {"input": "", "output": ""}]
+    with boxes.fusion_service(boxes.run_python) as url, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnsafeSandboxWarning)
+        sandbox = {"backend": backend, **({"url": url} if backend == "sandbox_fusion" else {})}
+        assert score(block(SQUARE), truth, sandbox=sandbox)[0] == 1.0
+        assert score(block("def f(x):\n    return 'é\\ud800'"), truth, sandbox=sandbox)[0] == 0.4
+
+
+# In a recipe
+
+
+def a_play(text: str, truth: object) -> Trajectory:
+    task = Task("test", ({"role": "user", "content": "Write f."},), truth)
+    steps = [
+        Step("t/0", "t", 0, "coder", 0, (), "prompt", text, response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
+    ]
+    return Trajectory("t", "u", task, steps, (0,), text)
+
+
+@pytest.mark.parametrize("level", ["step", "outcome"])
+def test_it_serves_as_sub_reward_and_as_outcome(bubblewrap, level):
+    entry = RewardFunctionConfig("creditflow.reward.code:CodeTests", level=level)
+    (function,) = load_reward_functions([entry], ".", [], {"sandbox": {"memory_mb": 300}})
+    assert function.name == "code_tests"
+    assert function.instance.sandbox == {"backend": "auto", "memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0}
+    play = a_play(block("def f(x):\n    return x + x"), TESTS)
+    asyncio.run(RewardManager([function], 0.0).score([play]))
+    scored = play.outcome if level == "outcome" else play.steps[0].scores["code_tests"]
+    assert scored.value == pytest.approx(2 / 3)
+
+
+def test_an_instance_goes_to_another_process(bubblewrap):
+    function = pickle.loads(pickle.dumps(CodeTests(only=[0], seconds=3)))
+    assert function(block(SQUARE), TESTS).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"only": []}, "list of indices"),
+        ({"only": [-1]}, "list of indices"),
+        ({"only": "12"}, "list of indices"),
+        ({"max_tests": 0}, "max_tests"),
+        ({"total_seconds": 0}, "total_seconds"),
+        ({"seconds": 0}, "wall_s"),
+        ({"sandbox": {"backend": "bublewrap"}}, "bubblewrap"),
+        ({"sandbox": {"memory": 5}}, "memory_mb"),
+        ({"sandbox": {"memory_mb": -5}}, "memory_mb"),
+        ({"second": 5}, "seconds"),
+    ],
+)
+def test_wrong_arguments_are_told_when_the_recipe_is_loaded(args, message):
+    with pytest.raises(RewardError, match=message):
+        load_reward_functions([RewardFunctionConfig("creditflow.reward.code:CodeTests", args=args)], ".", [])
+
+
+def test_a_sandbox_that_is_not_there_is_told_when_the_recipe_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    args = {"sandbox": {"backend": "container", "image": "python:3.11-slim"}}
+    with pytest.raises(SandboxUnavailable, match="docker not found"):
+        load_reward_functions([RewardFunctionConfig("creditflow.reward.code:CodeTests", args=args)], ".", [])
+    assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # else it would be told as the recipe's fault
+
+
+def test_it_conforms(bubblewrap):
+    check_reward_function("creditflow.reward.code:CodeTests", [a_play(block(SQUARE), TESTS)], args={"max_tests": 1})
