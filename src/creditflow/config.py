@@ -19,7 +19,7 @@ from creditflow.credit.options import CreditOptions
 from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.reward.backends import BACKENDS
-from creditflow.reward.registry import RewardFunctionConfig
+from creditflow.reward.entries import RewardFunctionConfig
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -155,8 +155,9 @@ class RewardConfig:
     """Seconds for one call of a function that has no `timeout` of its own."""
     max_in_flight: int = 256
     """Calls of async functions that wait at a time."""
-    cache_size: int = 100_000
-    """Answers that are remembered, by function version and inputs; 0: none."""
+    cache_size: int = 1_000_000
+    """Numbers that are remembered of what functions returned, by function and inputs; an answer of one takes eleven.
+    0: none."""
     sandbox: dict[str, Any] = field(default_factory=dict)
     """Where untrusted code runs: `backend` and its options (`creditflow.reward.sandbox`), for every function that takes
     an argument `sandbox`."""

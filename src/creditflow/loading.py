@@ -20,6 +20,8 @@ from creditflow.errors import ConfigError
 
 _USER_MODULE = "creditflow_user_"
 """How the names begin under which users' files are imported."""
+_FILES: dict[str, tuple[str, bytes]] = {}
+"""The users' files that this process has loaded: module name -> path and text."""
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
@@ -59,36 +61,42 @@ def _load_file(file: str, base: Path, key: str) -> Any:
     if path is None:
         raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
     path = path.resolve()
-    # One module per file and process: two references to the same file must share its state.
-    name = f"{_USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    text = path.read_bytes()
+    # One module per file and process: two references to the same file must share its state. A file that was edited
+    # meanwhile, under a notebook, is another one.
+    name = f"{_USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise ConfigError(f"{key}: {path} cannot be loaded as a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    _FILES[name] = (str(path), text)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # the user's own, asked for by name
     except SyntaxError as error:
-        del sys.modules[name]
+        del sys.modules[name], _FILES[name]
         raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
+    except ModuleNotFoundError as error:
+        del sys.modules[name], _FILES[name]
+        raise ConfigError(
+            f"{key}: {path}: no module {error.name!r}; a recipe's file can import what is installed, not "
+            "what lies beside it"
+        ) from error
     except BaseException:
+        del _FILES[name]
         del sys.modules[name]
         raise
     return module
 
 
-def installed_files() -> dict[str, tuple[str, str]]:
-    """The users' files that this process has loaded, for another one: module name -> path and text."""
-    return {
-        name: (str(module.__file__), Path(str(module.__file__)).read_text(encoding="utf-8"))
-        for name, module in list(sys.modules.items())
-        if name.startswith(_USER_MODULE) and getattr(module, "__file__", None)
-    }
+def loaded_files() -> dict[str, tuple[str, bytes]]:
+    """The users' files that this process has loaded, as they were then: module name -> path and text."""
+    return dict(_FILES)
 
 
-def offer_files(files: Mapping[str, tuple[str, str]]) -> None:
+def offer_files(files: Mapping[str, tuple[str, bytes]]) -> None:
     """Let this process import, under the same names, the files that another one has loaded."""
     sys.meta_path.insert(0, _Offered(files))
 
@@ -96,7 +104,7 @@ def offer_files(files: Mapping[str, tuple[str, str]]) -> None:
 class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Finds and loads the files that were offered, from their text: another machine need not have them."""
 
-    def __init__(self, files: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, files: Mapping[str, tuple[str, bytes]]) -> None:
         self.files = files
 
     def find_spec(self, fullname: str, path: object = None, target: ModuleType | None = None) -> Any:
@@ -108,7 +116,7 @@ class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         return spec
 
     def get_source(self, fullname: str) -> str:
-        return self.files[fullname][1]
+        return importlib.util.decode_source(self.files[fullname][1])
 
     def get_code(self, fullname: str) -> Any:
         path, text = self.files[fullname]

@@ -41,6 +41,8 @@ class Answer:
     """Close the connection without a word."""
     drip: float = 0.0
     """Seconds between two bytes of the body."""
+    endless: bool = False
+    """The body comes over and over, in chunks, until the client hangs up."""
     usage: tuple[int, int] | None = (100, 10)
     """Prompt and completion tokens."""
     finish_reason: str = "stop"
@@ -49,7 +51,8 @@ class Answer:
         """Head and body."""
         body = self.body if self.body is not None else self._completion()
         lines = [f"HTTP/1.1 {self.status} {_STATUS.get(self.status, 'Whatever')}"]
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **self.headers}
+        length = {"Transfer-Encoding": "chunked"} if self.endless else {"Content-Length": str(len(body))}
+        headers = {"Content-Type": "application/json", **length, **self.headers}
         return "\r\n".join([*lines, *(f"{k}: {v}" for k, v in headers.items()), "", ""]).encode(), body
 
     def _completion(self) -> bytes:
@@ -95,6 +98,10 @@ class JudgeServer:
         self.remember = remember
         self.requests: list[Request] = []
         self.in_flight = self.most_in_flight = 0
+        self.sent_without_end = 0
+        """Bytes of endless bodies."""
+        self.hung_up = threading.Event()
+        """The client left an endless body."""
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._connections: set[_Connection] = set()
@@ -148,6 +155,9 @@ class _Connection(asyncio.Protocol):
         self.received = b""
         self.transport: asyncio.Transport
         self.busy = False
+        self.chunk = b""
+        """Of an endless body."""
+        self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -157,6 +167,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._done()
         self.server._connections.discard(self)
+        if self.chunk:
+            self.server.hung_up.set()
 
     def data_received(self, data: bytes) -> None:
         self.received += data
@@ -188,7 +200,11 @@ class _Connection(asyncio.Protocol):
             return
         head, body = self.server.encoded(answer)
         self._done()
-        if answer.drip:
+        if answer.endless:
+            self.transport.write(head)
+            self.chunk = b"%x\r\n%s\r\n" % (len(body), body)
+            self._again()
+        elif answer.drip:
             self.transport.write(head)
             self._drip(body, answer.drip)
         else:
@@ -198,6 +214,19 @@ class _Connection(asyncio.Protocol):
         if body and not self.transport.is_closing():
             self.transport.write(body[:1])
             asyncio.get_running_loop().call_later(pause, self._drip, body[1:], pause)
+
+    def _again(self) -> None:
+        if self.chunk and not self.paused and not self.transport.is_closing():
+            self.transport.write(self.chunk)
+            self.server.sent_without_end += len(self.chunk)
+            asyncio.get_running_loop().call_soon(self._again)
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._again()
 
     def _done(self) -> None:
         if self.busy:

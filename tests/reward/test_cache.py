@@ -1,12 +1,13 @@
 import asyncio
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.reward.cache import Cache, Keys
 from creditflow.reward.calls import Call, Returned
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score
 from tests.reward.plays import a_play
 
@@ -18,7 +19,7 @@ def counting(value=0.5, **kwargs):
         asked.append(arguments[-1].id)
         return value() if callable(value) else value
 
-    return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", **kwargs})
+    return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", "identity": "f", **kwargs})
 
 
 def score(manager, *plays):
@@ -93,7 +94,7 @@ def test_a_failure_is_tried_again():
     assert len(asked) == 3
 
 
-@pytest.mark.parametrize("kwargs", [{"cache": False}, {"version": ""}])
+@pytest.mark.parametrize("kwargs", [{"cache": False}, {"identity": ""}])
 def test_what_must_not_be_cached_is_called_every_time(kwargs):
     asked, function = counting(**kwargs)
     score(RewardManager([function]), a_play("a"), a_play("b"))
@@ -110,8 +111,8 @@ def test_inputs_that_have_no_key_are_called_every_time():
 
 
 def test_the_least_recently_used_answer_is_forgotten_first():
-    cache = Cache(2)
-    keys = [("v", str(i), b"") for i in range(3)]
+    cache = Cache(22)
+    keys = [("v", str(i)) for i in range(3)]
     cache.put(keys[0], Returned(0.0))
     cache.put(keys[1], Returned(0.1))
     assert cache.get(keys[0]) == Returned(0.0)
@@ -125,3 +126,89 @@ def test_a_cache_of_no_size_keeps_nothing():
     for name in "ab":
         score(manager, a_play(name))
     assert len(asked) == 6
+
+
+SAME_SOURCE = """
+import functools
+
+def at_least(n):
+    def check(step, trajectory): return float(len(step.response) >= n)
+    return check
+
+easy, hard = at_least(1), at_least(100)
+
+class Checker:
+    def __init__(self, value): self.value = value
+    def __call__(self, step, trajectory): return self.value
+
+lax, strict = Checker(1.0), Checker(0.0)
+
+def given(value, step, trajectory): return value
+def turned(value, step, trajectory): return 1.0 - value
+
+full, none, other = functools.partial(given, 1.0), functools.partial(given, 0.0), functools.partial(turned, 0.5)
+"""
+
+
+def test_functions_of_one_source_are_not_one_function(tmp_path):
+    for folder, limit in (("a", 1), ("b", 100)):
+        (tmp_path / folder).mkdir()
+        text = f"LIMIT = {limit}\ndef f(step, trajectory): return float(len(step.response) >= LIMIT)\n"
+        (tmp_path / folder / "same.py").write_text(text)
+    (tmp_path / "mine.py").write_text(SAME_SOURCE)
+    wanted = {
+        "mine.py:easy": 1.0, "mine.py:hard": 0.0, "mine.py:lax": 1.0, "mine.py:strict": 0.0, "mine.py:full": 1.0,
+        "mine.py:none": 0.0, "mine.py:other": 0.5, "a/same.py:f": 1.0, "b/same.py:f": 0.0,
+    }  # fmt: skip
+    functions = load_reward_functions([RewardFunctionConfig(fn=fn, name=fn) for fn in wanted], tmp_path, ())
+    play = a_play()
+    score(RewardManager(functions), play)
+    assert {name: one.value for name, one in play.steps[0].scores.items()} == wanted
+
+
+def test_a_key_that_cannot_be_made_is_no_key_and_no_error():
+    asked, function = counting(cache_key=lambda step, trajectory: {}["key"])
+    score(RewardManager([function]), a_play("a"), a_play("b"))
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.array([[1, 2], [3, 4]]), np.array([1, 2, 3, 4])),
+        (np.float64(1.0), np.int64(4607182418800017408)),
+        (np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000))),
+    ],
+)
+def test_arrays_that_look_alike_are_not_taken_for_one_another(one, other, tmp_path):
+    asked, function = counting()
+    manager = RewardManager([function])
+    for thing in (one, other):
+        score(manager, a_play(agents="p", info={"thing": thing}))
+    assert len(asked) == 2
+    (compared,) = load_reward_functions([RewardFunctionConfig(fn="exact_match")], tmp_path, ())
+    plays = [replace(a_play(), task=replace(a_play().task, ground_truth=thing)) for thing in (one, other)]
+    assert {None} == {Keys().of(Call(compared, play)) for play in plays}
+
+
+def test_the_cache_holds_so_many_numbers_and_no_more():
+    cache = Cache(1000)
+    for i in range(100):
+        cache.put(("k", str(i)), Returned(tuple([0.5] * 40)))
+    held = [i for i in range(100) if cache.get(("k", str(i)))]
+    assert held == list(range(80, 100))  # 50 each: the values, and ten for the answer itself
+    cache.put(("k", "large"), Returned(tuple([0.5] * 2000)))
+    assert cache.get(("k", "large")) is None
+
+
+def test_a_call_of_a_trajectory_that_several_scores_ask_for_is_made_once(tmp_path):
+    (tmp_path / "once.py").write_text(
+        "from creditflow import reward\nCALLS = []\n"
+        "@reward(level='trajectory')\n"
+        "def each(trajectory):\n    CALLS.append(1)\n    return [len(CALLS) / 10] * len(trajectory.steps)\n"
+    )
+    entry = RewardFunctionConfig(fn="sum", args={"parts": [{"fn": "once.py:each", "cache": False}]})
+    functions = load_reward_functions([entry], tmp_path, ())
+    play = a_play("t", "p" * 50)
+    score(RewardManager(functions), play)
+    assert {step.scores["sum"].value for step in play.steps} == {0.1}

@@ -15,7 +15,7 @@ from creditflow.errors import ConfigError, RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.cases import read_tests
 from creditflow.reward.code import MAX_CODE_CHARACTERS, CodeTests, Verdict, code_in, run_tests, summary
-from creditflow.reward.registry import RewardFunctionConfig
+from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.sandbox import SandboxUnavailable, UnsafeSandboxWarning
 from creditflow.testing import check_reward_function
 from creditflow.trajectory import Step, Task, Trajectory

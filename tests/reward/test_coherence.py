@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.coherence import MAX_CHARACTERS, Coherence, checked_claims, distinct_share, overlap_share
-from creditflow.reward.registry import RewardFunctionConfig
+from creditflow.reward.entries import RewardFunctionConfig
 from tests.builders import play, step
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "gsm8k_64.jsonl").open(encoding="utf8")]

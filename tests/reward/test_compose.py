@@ -1,5 +1,7 @@
 import asyncio
+import itertools
 import math
+import time
 
 import pytest
 from hypothesis import given
@@ -8,11 +10,12 @@ from hypothesis import strategies as st
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, outcome, reward
 from creditflow.reward.backends import make_backend
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score
 from tests.reward.plays import a_play
 
 ASKED: list[str] = []
+NUMBERS = itertools.count()
 
 
 @reward
@@ -39,7 +42,8 @@ def each(trajectory):
     return [step.index / 10 for step in trajectory.steps]
 
 
-def part(value, name="says", **more):
+def part(value, name=None, **more):
+    name = name or f"says {next(NUMBERS)}"
     args = {"value": value, "name": name} | ({"range": more.pop("range")} if "range" in more else {})
     return {"fn": f"{__name__}:Says", "name": name, "args": args, **more}
 
@@ -177,12 +181,10 @@ def test_another_weight_or_part_is_another_version():
     def version(**args):
         return loaded("sum", args=args)[0].version
 
-    one = version(parts=[part(0.5)])
-    assert one == version(parts=[part(0.5)])
-    assert (
-        len({one, version(parts=[part(0.5, weight=2.0)]), version(parts=[part(0.25)]), version(parts=[part(0.5)] * 2)})
-        == 4
-    )
+    one = version(parts=[part(0.5, "a")])
+    assert one == version(parts=[part(0.5, "a")])
+    others = [[part(0.5, "a", weight=2.0)], [part(0.25, "a")], [part(0.5, "a"), part(0.5, "b")]]
+    assert len({one, *(version(parts=parts) for parts in others)}) == 4
 
 
 @pytest.mark.parametrize(
@@ -194,6 +196,9 @@ def test_another_weight_or_part_is_another_version():
         ("sum", {"args": {"parts": [{"fn": "exact_mach"}]}}, r"parts\[0\]\.fn: .*did you mean 'exact_match'"),
         ("sum", {"args": {"parts": [{"fn": "exact_match", "wight": 1}]}}, "unknown key 'wight'.*did you mean 'weight'"),
         ("sum", {"args": {"parts": [part(1.0, weight=0.0)]}}, r"low < high, got \(0"),
+        ("sum", {"args": {"parts": [part(1.0, "a"), part(1.0, "a")]}}, "the name 'a' is taken by"),
+        ("sum", {"args": {"parts": [part(1.0, timeout="soon")]}}, r"parts\[0\]\.timeout: .*could not be converted"),
+        ("sum", {"args": {"parts": [{"fn": 5}]}}, "expected a name|no ready-made reward function '5'"),
         ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the composition"),
         (
             "sum",
@@ -211,3 +216,38 @@ def test_another_weight_or_part_is_another_version():
 def test_a_composition_that_makes_no_sense_is_refused(fn, entry, message):
     with pytest.raises(RewardError, match=message):
         loaded(fn, **entry)
+
+
+def test_a_part_that_took_too_long_makes_the_whole_one_that_did():
+    score = scored("product", parts=[part(1.0, "a"), {"fn": f"{__name__}:is_late"}])
+    assert (score.status, score.reason) == ("timeout", "is_late: took longer than 5 s")
+
+
+@reward
+def is_late(step, trajectory):
+    return Score(0.0, status="timeout", reason="took longer than 5 s")
+
+
+def test_a_gate_looks_at_sampled_tokens_alone():
+    play = a_play(agents="p")
+    play.steps[0].response_mask = (1, 0)
+    assert scored("gate", play, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
+
+
+def test_what_parts_took_is_what_the_whole_took():
+    play = a_play(agents="p")
+    functions = loaded(
+        "sum",
+        args={
+            "parts": [{"fn": f"{__name__}:slow"}, {"fn": f"{__name__}:slow", "name": "b", "args": {"seconds": 0.021}}]
+        },
+    )
+    (report,) = asyncio.run(RewardManager(functions).score([play])).functions
+    assert report.calls == 2
+    assert report.seconds >= 0.04
+
+
+@reward
+def slow(step, trajectory, seconds=0.02):
+    time.sleep(seconds)
+    return 1.0

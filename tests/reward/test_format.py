@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.format import MAX_CHARACTERS, Format
-from creditflow.reward.registry import RewardFunctionConfig
 from tests.builders import play, step
 
 SOLUTIONS = [

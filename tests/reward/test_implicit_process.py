@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.implicit_process import ImplicitProcess
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score, Step
 from tests.reward.tiny_models import a_step, bpe_tokenizer, play_of, save_causal
 

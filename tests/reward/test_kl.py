@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from creditflow.engines.local.loss import KL_ESTIMATORS
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.kl import ESTIMATORS, KlToReference, neutral_where_not_sampled
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score, Trajectory
 from tests.builders import play, step
 

@@ -1,5 +1,7 @@
 import asyncio
 import math
+import re
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -306,3 +308,149 @@ def test_an_outcome_that_always_fails_stops_although_most_scores_are_sub_rewards
 def test_nothing_to_score_is_no_error():
     assert score([], [a_play()]).failed_frac == 0.0
     assert score([of_steps(lambda step, trajectory: 1.0)], []).metrics()["reward/failed_frac"] == 0.0
+
+
+class NoException(BaseException):
+    """As extensions in Rust raise it."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (SystemExit(3), "it tried to end the process: sys.exit(3)"),
+        (NoException("a panic"), "NoException: a panic"),
+        (Mute(), "Mute"),
+        (asyncio.CancelledError(), "it cancelled itself"),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_that_a_function_raises_ends_the_run(error, reason, is_async):
+    def plain(step, trajectory):
+        if step.index == 1:
+            raise error
+        return 1.0
+
+    async def waiting(step, trajectory):
+        return plain(step, trajectory)
+
+    play = a_play()
+    score([of_steps(waiting if is_async else plain, is_async=is_async)], [play])
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    if is_async or not isinstance(error, asyncio.CancelledError):
+        assert play.steps[1].scores["f"].reason == reason
+
+
+def test_a_list_that_a_function_uses_again_is_taken_as_it_was():
+    shared = [0.0, 0.0]
+
+    def graded(step, trajectory):
+        shared[:] = [step.index / 10, 0.5]
+        return shared
+
+    def wrapped(step, trajectory):
+        return Score(graded(step, trajectory))
+
+    for function in (graded, wrapped):
+        play = a_play()
+        score([of_steps(function)], [play])
+        assert [step.scores["f"].value for step in play.steps] == [(0.0, 0.5), (0.1, 0.5), (0.2, 0.5)]
+
+
+def test_no_more_than_so_many_async_calls_wait_at_a_time():
+    running, most = 0, 0
+
+    async def judge(step, trajectory):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return 1.0
+
+    manager = RewardManager([of_steps(judge, is_async=True)], max_in_flight=5)
+    asyncio.run(manager.score([a_play(str(i)) for i in range(10)]))
+    assert most == 5
+
+
+def test_progress_tells_every_answer():
+    told = []
+    manager = RewardManager([of_steps(lambda step, trajectory: 1.0)])
+    asyncio.run(manager.score([a_play()], progress=lambda done, wanted: told.append((done, wanted))))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_an_async_function_that_takes_too_long_is_timed_out_and_may_tidy_up():
+    tidied = []
+
+    async def sleeps(step, trajectory):
+        try:
+            await asyncio.sleep(1000 if step.index == 1 else 0)
+        finally:
+            await asyncio.sleep(0.01)
+            tidied.append(step.index)
+        return 1.0
+
+    play = a_play()
+    report = score([of_steps(sleeps, is_async=True, timeout=0.1)], [play])
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
+    assert play.steps[1].scores["f"].reason == "took longer than 0.1 s"
+    assert sorted(tidied) == [0, 1, 2]
+    assert report.functions[0].timeouts == 1
+
+
+class Counting:
+    """Counts its calls; its end fails."""
+
+    def __init__(self, fails=False):
+        self.calls, self.fails, self.ended = 0, fails, False
+
+    def __call__(self, step, trajectory):
+        self.calls += 1
+        return 1.0
+
+    def metrics(self):
+        return {"requests": float(self.calls)}
+
+    async def aclose(self):
+        self.ended = True
+        if self.fails:
+            raise ConnectionError("gone")
+
+
+def test_what_functions_count_is_reported_by_function():
+    one, two = Counting(), Counting()
+    functions = [
+        of_steps(one, instance=one),
+        replace(of_steps(two, instance=two, agent_match=re.compile("p")), name="g"),
+    ]
+    metrics = score(functions, [a_play()]).metrics()
+    assert (metrics["reward/f/requests"], metrics["reward/g/requests"]) == (3.0, 1.0)
+
+
+def test_one_end_that_fails_keeps_no_other_from_ending():
+    one, two, closed = Counting(fails=True), Counting(), []
+
+    class Backend:
+        def takes(self, function):
+            return False
+
+        async def metrics(self):
+            return []
+
+        def close(self):
+            closed.append(True)
+
+    functions = [of_steps(one, instance=one), replace(of_steps(two, instance=two), name="g")]
+
+    async def run():
+        with pytest.raises(ConnectionError):
+            async with RewardManager(functions, backend=Backend()).open():
+                pass
+
+    asyncio.run(run())
+    assert (one.ended, two.ended, closed) == (True, True, [True])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.overlong import Overlong
-from creditflow.reward.registry import RewardFunctionConfig
 from tests.builders import batch_of, play, step
 
 

@@ -3,18 +3,20 @@ import ctypes
 import functools
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from creditflow.errors import RewardError
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.pool import WorkerPool
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score
 from tests.reward.plays import a_play
 from tests.reward.processes import alive, children, descriptors, until
@@ -24,8 +26,26 @@ def recurse(n):
     return recurse(n + 1)
 
 
+def throw(error):
+    raise error
+
+
+class NoException(BaseException):
+    """As extensions in Rust raise it."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+class Sparse:
+    def tolist(self):
+        raise RuntimeError("no such layout")
+
+
 def hang_with_a_child(file):
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
     with open(file, "w") as f:  # noqa: PTH123
         f.write(str(child.pid))
     time.sleep(1000)
@@ -44,7 +64,7 @@ BAD = {
     "large": (lambda: 1.5, "failed", "expected a value in [0, 1], got 1.5"),
     "huge": (lambda: 10**5000, "failed", "expected a value in [0, 1], got inf"),
     "list": (lambda: [0.5] * 3, "failed", "expected one value for each of 2 response tokens, got 3"),
-    "long list": (lambda: [0.5] * 2_000_000, "failed", "expected at most 1000000 values, got 2000000"),
+    "long list": (lambda: [0.5] * 2_000_000, "failed", "ValueError: expected at most 1000000 values, got 2000000"),
     "raises": (lambda: 1 / 0, "failed", "ZeroDivisionError: division by zero"),
     "exits": (lambda: sys.exit(3), "failed", "it tried to end the process: sys.exit(3)"),
     "exits at once": (lambda: os._exit(3), "failed", "its worker process died twice (exit code 3)"),
@@ -52,6 +72,10 @@ BAD = {
     "segfaults": (lambda: ctypes.string_at(0), "failed", "its worker process died twice (signal SIGSEGV)"),
     "recurses": (lambda: recurse(0), "failed", "RecursionError: maximum recursion depth exceeded"),
     "prints": (write_for_ever, "failed", "printed more than 1 MiB"),
+    "raises what ends programs": (lambda: throw(NoException("a panic")), "failed", "NoException: a panic"),
+    "cannot say what it raised": (lambda: throw(Mute()), "failed", "Mute"),
+    "an object that cannot be looked at": (Sparse, "failed", "RuntimeError: no such layout"),
+    "a score with an array for a range": (lambda: Score(0.5, range=np.zeros((2, 2))), "failed", "expected a Score"),
     "sleeps": (lambda: time.sleep(1000), "timeout", "took longer than 0.7 s"),
     "hangs": (lambda: pow(7, 10**9), "timeout", "took longer than 0.7 s"),
     "a failed score": (lambda: Score(0.0, status="failed", reason="away"), "failed", "away"),
@@ -331,3 +355,147 @@ def test_async_functions_and_those_that_must_stay_run_where_the_manager_is():
     play = a_play(agents="p")
     score(functions, [play])
     assert {name: one.value for name, one in play.steps[0].scores.items()} == {"waits": 1.0, "stays": 1.0, "goes": 0.0}
+
+
+# The channel, which a function can reach
+
+
+def the_connection():
+    """The descriptor that a worker answers on."""
+    return int(sys.argv[1])
+
+
+MEDDLING = {
+    "garbage": lambda: os.write(the_connection(), struct.pack("!I", 3) + b"abc"),
+    "an answer that never ends": lambda: os.write(the_connection(), struct.pack("!I", 4096)),
+    "an answer too long": lambda: os.write(the_connection(), struct.pack("!I", 1 << 31)),
+    "another call's answer": lambda: os.write(the_connection(), struct.pack("!I", 12) + b"answer 9 {}x"),
+    "no answer": lambda: os.close(the_connection()),
+    "a fork that comes back": lambda: os.fork() or throw(RuntimeError("the child")),
+    "a fork that stays": lambda: os.fork() or time.sleep(1000),
+}
+
+
+@pytest.mark.parametrize("what", MEDDLING)
+def test_meddling_with_the_channel_costs_the_meddler_alone(what):
+    def call(step, trajectory):
+        if step.index == 1:
+            MEDDLING[what]()
+        return step.index / 100
+
+    play = a_play("t", "p" * 20)
+    score([RewardFunction("f", "step", call, timeout=2.0)], [play], n_workers=1)
+    others = [step.scores["f"] for step in play.steps if step.index != 1]
+    assert [one.value for one in others if one.status == "ok"] == [
+        step.index / 100 for step in play.steps if step.index != 1
+    ]
+    meddler = play.steps[1].scores["f"]
+    assert meddler.status in ("failed", "timeout") or meddler.value == 0.01
+    until(lambda: children() == {})
+
+
+def test_a_worker_that_is_stopped_in_the_middle_of_an_answer_is_late_like_any_other():
+    def call(step, trajectory):
+        if step.index == 1:
+            os.write(the_connection(), struct.pack("!I", 4096) + b"answer")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return 0.5
+
+    play = a_play()
+    score([RewardFunction("f", "step", call, timeout=1.0)], [play], n_workers=1)
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
+
+
+# What travels
+
+
+class OfMain:
+    """Pickles, and is nothing where it arrives."""
+
+    def __reduce__(self):
+        return (throw, (ValueError("unknown here"),))
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (threading.Lock(), "the play cannot be sent to another process: "),
+        (OfMain(), "the play cannot be read in another process: unknown here"),
+    ],
+)
+def test_a_play_that_cannot_travel_fails_alone(info, reason):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
+    plays = [a_play(str(i)) for i in range(9)]
+    plays[4].info["thing"] = info
+    report = score(functions, plays)
+    assert [play.id for play in plays if play.steps[0].scores["f"].status != "ok"] == ["4"]
+    assert plays[4].steps[0].scores["f"].reason.startswith(reason)
+    assert report.functions[0].failed == 3
+
+
+def test_a_file_is_sent_as_it_was_when_it_was_loaded(tmp_path):
+    file = tmp_path / "edited.py"
+    file.write_text("VALUE = 0.25\ndef f(step, trajectory): return VALUE\n")
+    functions = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
+    file.write_text("VALUE = 0.75\ndef f(step, trajectory): return VALUE\n")
+    play = a_play()
+    score(functions, [play])
+    assert play.steps[0].scores["f"].value == 0.25
+    again = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
+    file.unlink()
+    score(again, [play])
+    assert play.steps[0].scores["f"].value == 0.75
+
+
+def test_workers_look_for_modules_where_the_trainer_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "difflib.py").write_text("raise RuntimeError('not the library')")
+    play = a_play()
+    score([RewardFunction("f", "step", lambda step, trajectory: float(bool(__import__("difflib"))))], [play])
+    assert play.steps[0].scores["f"].value == 1.0
+
+
+def test_closing_the_output_costs_no_score():
+    def closes(step, trajectory):
+        if step.index == 0:
+            sys.stdout = None
+        if step.index == 1:
+            sys.stderr.close()
+        return 0.5
+
+    play = a_play()
+    score([RewardFunction("f", "step", closes)], [play], n_workers=1)
+    assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
+
+
+def test_a_worker_that_ends_by_an_exception_is_not_said_to_have_been_killed():
+    def call(step, trajectory):
+        os.write(2, b"the last words\n")
+        os._exit(7)
+
+    play = a_play(agents="p")
+    score([RewardFunction("f", "step", call)], [play])
+    assert play.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
+
+
+def test_what_waits_behind_hanging_calls_is_shared_out_again():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000), timeout=1.0)]
+    play = a_play("t", "p" * 8)
+    report = score(functions, [play], n_workers=4)
+    assert report.functions[0].timeouts == 8
+    assert report.seconds < 0.6 * 8  # one after the other they would take 8
+
+
+def test_a_pool_that_is_closed_during_a_scoring_ends_it():
+    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
+    pool = WorkerPool(functions, 1, timeout=1000)
+
+    async def closed():
+        scoring = asyncio.create_task(RewardManager(functions, 1.0, backend=pool).score([a_play()]))
+        while not pool.pids:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(pool.close)
+        return await scoring
+
+    assert asyncio.run(closed()).failed_frac == 1.0
+    assert children() == {}

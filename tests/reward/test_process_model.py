@@ -12,8 +12,8 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.process_model import ProcessModel
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score, Step
 from tests.reward.tiny_models import a_step, bpe_tokenizer, metaspace_tokenizer, play_of, save_causal, save_classifier
 

@@ -1,17 +1,19 @@
 import asyncio
 import os
 import signal
+import threading
+import time
 
 import pytest
 
 from creditflow.errors import ConfigError
-from creditflow.reward import RewardFunction, RewardManager, reward
+from creditflow.reward import RewardFunction, RewardManager, ray_backend, reward
 from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.ray_backend import RayBackend
-from creditflow.reward.registry import RewardFunctionConfig, load_reward_functions
 from tests.reward.plays import a_play
 from tests.reward.processes import alive, until
-from tests.reward.test_pool import bad_functions, expect_each_bad_one_to_fail_alone
+from tests.reward.test_pool import BreaksOnArrival, OfMain, bad_functions, expect_each_bad_one_to_fail_alone
 
 ray = pytest.importorskip("ray")
 
@@ -114,19 +116,107 @@ def test_an_async_function_that_does_not_come_back_is_timed_out():
     backend.close()
 
 
-def test_a_play_that_kills_every_actor_it_meets_fails_and_the_others_are_scored():
+def test_a_call_that_kills_every_actor_it_meets_fails_alone():
     async def kills(step, trajectory):
-        if trajectory.id == "5":
+        await asyncio.sleep(0.2)  # everybody is aboard by then
+        if (trajectory.id, step.index) == ("5", 2):
             os.kill(os.getpid(), signal.SIGKILL)
+        await asyncio.sleep(0.2)
         return 1.0
 
     functions = [RewardFunction("f", "step", kills, is_async=True)]
-    backend = backend_of(functions, n_actors=1, max_in_flight=1)
-    plays = [a_play(str(i), "p" * 4) for i in range(8)]  # a play is a batch
+    backend = backend_of(functions, n_actors=1)
+    plays = [a_play(str(i), "p" * 4) for i in range(6)]
     asyncio.run(RewardManager(functions, 1.0, backend=backend).score(plays))
-    statuses = {play.id: {step.scores["f"].status for step in play.steps} for play in plays}
-    assert statuses == {str(i): {"failed" if i == 5 else "ok"} for i in range(8)}
-    assert plays[5].steps[0].scores["f"].reason.startswith("its Ray actor died twice")
+    failed = [(play.id, step.index) for play in plays for step in play.steps if step.scores["f"].status != "ok"]
+    assert failed == [("5", 2)]
+    assert plays[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
+    backend.close()
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "a panic"])
+def test_an_async_function_that_tries_to_end_its_actor_fails_alone(how):
+    class Panic(BaseException):
+        pass
+
+    async def ends(step, trajectory):
+        if step.index == 1:
+            raise SystemExit(3) if how == "sys.exit" else Panic
+        return 1.0
+
+    functions = [RewardFunction("f", "step", ends, is_async=True)]
+    backend = backend_of(functions, n_actors=1)
+    play = a_play()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    assert backend.started == 1
+    backend.close()
+
+
+def test_an_async_function_that_blocks_its_actor_is_found_out(monkeypatch):
+    monkeypatch.setattr(ray_backend, "_PULSE_S", 1.0)
+
+    async def blocks(step, trajectory):
+        if step.index == 1:
+            time.sleep(1000)  # it should have awaited
+        return 1.0
+
+    functions = [RewardFunction("f", "step", blocks, is_async=True)]
+    backend = backend_of(functions, n_actors=1)
+    play = a_play()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    assert "blocks its thread" in play.steps[1].scores["f"].reason
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        (threading.Lock(), "the play cannot be sent to another process: "),
+        (OfMain(), "the play cannot be read in another process: unknown here"),
+    ],
+)
+def test_a_play_that_cannot_travel_fails_alone(info, reason):
+    functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
+    backend = backend_of(functions, n_actors=1)
+    plays = [a_play(str(i)) for i in range(5)]
+    plays[3].info["thing"] = info
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(plays))
+    assert [play.id for play in plays if play.steps[0].scores["f"].status != "ok"] == ["3"]
+    assert plays[3].steps[0].scores["f"].reason.startswith(reason)
+    assert backend.started == 1
+    backend.close()
+
+
+def test_actors_that_cannot_start_fail_every_call_with_what_they_said():
+    functions = [RewardFunction("f", "step", BreaksOnArrival())]
+    backend = backend_of(functions, n_actors=2)
+    play = a_play("t", "p" * 30)
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
+    for step in play.steps:
+        assert step.scores["f"].reason.startswith("its Ray actor cannot start: ")
+    backend.close()
+
+
+def test_a_scoring_that_is_cancelled_leaves_no_actor_at_work(tmp_path):
+    def sleeps(step, trajectory):
+        (tmp_path / "begun").write_text(str(os.getpid()))
+        time.sleep(1000)
+
+    functions = [RewardFunction("f", "step", sleeps)]
+    backend = backend_of(functions, n_actors=1)
+
+    async def impatient():
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score([a_play()]))
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.01)
+        scoring.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await scoring
+
+    asyncio.run(impatient())
+    until(lambda: not alive(int((tmp_path / "begun").read_text())))
     backend.close()
 
 

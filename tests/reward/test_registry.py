@@ -4,7 +4,8 @@ import pytest
 
 from creditflow.errors import ConfigError, RewardError
 from creditflow.reward import answer, load_reward_functions, outcome, reward
-from creditflow.reward.registry import RewardFunction, RewardFunctionConfig, builtin, builtins
+from creditflow.reward.entries import RewardFunctionConfig
+from creditflow.reward.registry import RewardFunction, builtin, builtins
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
 TEAM = ("planner", "executor", "verifier")

@@ -3,8 +3,9 @@
 This room knows nothing of credit, models or training: it fills `step.scores` and `trajectory.outcome`, and reports.
 """
 
+from creditflow.reward.entries import load_reward_functions
 from creditflow.reward.manager import FunctionReport, RewardManager, ScoringReport
-from creditflow.reward.registry import RewardFunction, answer, load_reward_functions, outcome, reward
+from creditflow.reward.registry import RewardFunction, answer, outcome, reward
 
 __all__ = [
     "FunctionReport",

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.errors import ConfigError, did_you_mean
-from creditflow.reward.calls import Backend, leaves
+from creditflow.reward.calls import Backend
 from creditflow.reward.pool import WorkerPool
-from creditflow.reward.registry import RewardFunction
+from creditflow.reward.registry import RewardFunction, leaves
 
 _MOST_WORKERS = 8
 
@@ -31,7 +31,7 @@ class BackendOptions:
     @property
     def workers(self) -> int:
         """How many, resolved."""
-        return self.num_workers or min(_MOST_WORKERS, len(os.sched_getaffinity(0)))
+        return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if self.num_workers is None else self.num_workers
 
 
 def _inline(functions: Sequence[RewardFunction], options: BackendOptions) -> Backend | None:

@@ -1,7 +1,8 @@
 """Answers a call that was made before with the same inputs: the least recently used answers are forgotten first.
 
-The key is all that a function may look at: its version, and everything about the trajectory but ids and scores (two
-plays may differ in nothing else). A function that looks at less says so (`RewardFunction.cache_key`).
+The key is all that a function may look at: which function it is, its version, and everything about the trajectory but
+ids and scores (two plays may differ in nothing else). A function that looks at less says so
+(`RewardFunction.cache_key`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from creditflow.reward.calls import Call, Returned
-from creditflow.trajectory import Step, Trajectory
+from creditflow.reward.values import Plain
+from creditflow.trajectory import Score, Step, Trajectory
 
 _MARSHAL = 2
 """The last version that writes equal values as equal bytes, whether or not they are the same objects."""
-Key = tuple[str, str, bytes]
+_OVERHEAD = 10
+"""What an answer takes beside its numbers, in numbers."""
+Key = tuple[str, ...]
 
 
 class Cache:
@@ -24,7 +28,9 @@ class Cache:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._values: OrderedDict[Key, object] = OrderedDict()
+        """Numbers, of all answers together; an answer takes ten more than it holds."""
+        self._values: OrderedDict[Key, Plain] = OrderedDict()
+        self._held = 0
 
     def get(self, key: Key) -> Returned | None:
         """What the call came back with before; None where it is not known."""
@@ -34,54 +40,84 @@ class Cache:
         return Returned(self._values[key])
 
     def put(self, key: Key, returned: Returned) -> None:
-        """Remember its value."""
-        if self.size < 1:
-            return
+        """Remember its value, and forget as many of the oldest as there is no room for."""
+        self._forget(key)
         self._values[key] = returned.value
-        self._values.move_to_end(key)
-        if len(self._values) > self.size:
-            self._values.popitem(last=False)
+        self._held += _weight(returned.value)
+        while self._held > self.size:
+            self._forget(next(iter(self._values)))
+
+    def _forget(self, key: Key) -> None:
+        if key in self._values:
+            self._held -= _weight(self._values.pop(key))
+
+
+def _weight(value: Plain) -> int:
+    inner = value.value if isinstance(value, Score) else value
+    return _OVERHEAD + (
+        sum(map(_weight, inner)) - _OVERHEAD * len(inner) + len(inner) if isinstance(inner, tuple) else 0
+    )
 
 
 class Keys:
     """Makes the keys of one scoring's calls; each trajectory is read once."""
 
     def __init__(self) -> None:
-        self._digests: dict[int, bytes | None] = {}
+        self._digests: dict[int, str | None] = {}
 
     def of(self, call: Call) -> Key | None:
         """The call's key; None where it must not, or cannot, be cached."""
         function = call.function
-        if not function.cache or not function.version:
+        if not function.cache or not function.identity:
             return None
-        if function.cache_key is not None:
-            inputs: bytes | None = function.cache_key(*call.arguments).encode(errors="surrogatepass")
+        if function.cache_key is None:
+            inputs, place = self._digest(call.trajectory), "" if call.step is None else str(call.step.index)
         else:
-            inputs = self._digest(call.trajectory)
-        if inputs is None:
-            return None
-        place = "" if call.step is None or function.cache_key is not None else str(call.step.index)
-        return (function.version, f"{function.level} {place}", hashlib.blake2b(inputs, digest_size=16).digest())
+            inputs, place = _own_key(call), ""
+        return None if inputs is None else (function.identity, function.version, function.level, place, inputs)
 
-    def _digest(self, trajectory: Trajectory) -> bytes | None:
+    def _digest(self, trajectory: Trajectory) -> str | None:
         if id(trajectory) not in self._digests:
             self._digests[id(trajectory)] = _content(trajectory)
         return self._digests[id(trajectory)]
 
 
-def _content(trajectory: Trajectory) -> bytes | None:
-    task = trajectory.task
-    seen = (
-        (task.data_source, task.prompt, task.ground_truth, task.extra_info),
-        (trajectory.answer_steps, trajectory.answer, trajectory.status, trajectory.info),
-        [_seen(step) for step in trajectory.steps],
-    )
+def _own_key(call: Call) -> str | None:
+    assert call.function.cache_key is not None
     try:
-        return hashlib.blake2b(marshal.dumps(seen, _MARSHAL), digest_size=16).digest()
-    except ValueError:  # an object in `info` that is none of Python's plain values
+        text = call.function.cache_key(*call.arguments)
+    except Exception:  # a user's code; the call itself will say what is wrong
         return None
+    return None if text is None else hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def _content(trajectory: Trajectory) -> str | None:
+    task = trajectory.task
+    given = (task.prompt, task.ground_truth, task.extra_info, trajectory.info, [step.info for step in trajectory.steps])
+    if not _is_plain(given):
+        return None
+    seen = (task.data_source, given, trajectory.answer_steps, trajectory.answer, trajectory.status)
+    try:
+        data = marshal.dumps((seen, [_seen(step) for step in trajectory.steps]), _MARSHAL)
+    except ValueError:
+        return None
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _seen(step: Step) -> tuple[object, ...]:
-    plain = replace(step, id="", trajectory_id="", scores={})
-    return tuple(getattr(plain, name) for name in Step.__slots__)
+    without = replace(step, id="", trajectory_id="", scores={})
+    return tuple(getattr(without, name) for name in Step.__slots__)
+
+
+def plain_text(value: object) -> str | None:
+    """A text that only equal values of Python's plain types share; None for others."""
+    return repr(value) if _is_plain(value) else None
+
+
+def _is_plain(value: object) -> bool:
+    """Whether it is made of Python's own plain types: an array may look like another one."""
+    if isinstance(value, dict):
+        return type(value) is dict and all(_is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple):
+        return type(value) in (list, tuple) and all(map(_is_plain, value))
+    return value is None or type(value) in (str, int, float, bool)

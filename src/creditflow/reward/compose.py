@@ -7,13 +7,14 @@ computed. It must not know where calls run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
-from creditflow.reward.calls import Call, Returned, run_on_loop
+from creditflow.reward.calls import Call, Returned
+from creditflow.reward.here import run_on_loop
 from creditflow.reward.registry import Composition, RewardFunction, combinator
-from creditflow.reward.scores import mean_value, of_each_step, to_score
-from creditflow.trajectory import Score
+from creditflow.reward.scores import mean_value, of_step, to_score
+from creditflow.trajectory import Score, Step
 
 Plan = Generator[list[Call], list[Returned], Returned]
 Value = float | tuple[float, ...]
@@ -32,17 +33,43 @@ def plan(call: Call) -> Plan:
     return Returned(score)
 
 
+def in_rounds(plans: Sequence[Plan]) -> Generator[list[Call], list[Returned], list[Returned]]:
+    """Several plans at once: what they need next is asked for together."""
+    done: dict[int, Returned] = {}
+    wanted = {i: next(one) for i, one in enumerate(plans)}
+    while wanted:
+        came = iter((yield [call for calls in wanted.values() for call in calls]))
+        still: dict[int, list[Call]] = {}
+        for i, calls in wanted.items():
+            try:
+                still[i] = plans[i].send([next(came) for _ in calls])
+            except StopIteration as stop:
+                done[i] = stop.value
+        wanted = still
+    return [done[i] for i in range(len(plans))]
+
+
+async def answer(calls: Sequence[Call], run: Callable[[list[Call]], Awaitable[list[Returned]]]) -> list[Returned]:
+    """What each call came back with, compositions included; `run` runs calls of plain functions."""
+    rounds = in_rounds([plan(call) for call in calls])
+    try:
+        asked = next(rounds)
+        while True:
+            asked = rounds.send(await run(asked))
+    except StopIteration as stop:
+        answers: list[Returned] = stop.value
+        return answers
+
+
 async def call_here(function: RewardFunction, *arguments: Any) -> object:
     """A composition called like any other function, everything in this process: for those who look at one alone."""
-    trajectory, step = arguments[-1], arguments[0] if len(arguments) > 1 else None
-    asked = plan(Call(function, trajectory, step))
-    calls = next(asked)
-    while True:
-        try:
-            calls = asked.send(await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls)))
-        except StopIteration as stop:
-            returned: Returned = stop.value
-            return returned.value
+
+    async def run(calls: list[Call]) -> list[Returned]:
+        return await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls))
+
+    step = arguments[0] if len(arguments) > 1 else None
+    (returned,) = await answer([Call(function, arguments[-1], step)], run)
+    return returned.value
 
 
 class _PartFailed(Exception):
@@ -55,25 +82,15 @@ class _PartFailed(Exception):
 
 def _ask(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
     """The scores of some parts, asked for together."""
-    plans = [plan(Call(part, call.trajectory, None if part.level == "trajectory" else call.step)) for part in parts]
-    done: dict[int, Returned] = {}
-    wanted = {i: next(one) for i, one in enumerate(plans)}
-    while wanted:
-        came = iter((yield [call for calls in wanted.values() for call in calls]))
-        still: dict[int, list[Call]] = {}
-        for i, calls in wanted.items():
-            try:
-                still[i] = plans[i].send([next(came) for _ in calls])
-            except StopIteration as stop:
-                done[i] = stop.value
-        wanted = still
-    return [_score(part, done[i], call) for i, part in enumerate(parts)]
+    of_parts = [Call(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
+    returned = yield from in_rounds([plan(one) for one in of_parts])
+    return [_score(one, came, call.step) for one, came in zip(of_parts, returned, strict=True)]
 
 
-def _score(part: RewardFunction, returned: Returned, call: Call) -> Score:
-    if part.level == "trajectory" and call.step is not None:
-        returned = of_each_step(returned, len(call.trajectory.steps))[call.step.index]
-    return to_score(part, returned, call.step)
+def _score(call: Call, returned: Returned, step: Step | None) -> Score:
+    if call.function.level == "trajectory" and step is not None:
+        returned = of_step(call, returned, step)
+    return to_score(call.function, returned, step)
 
 
 def _needed(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
@@ -123,13 +140,11 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
 
     def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
         scores = yield from _needed(parts, call)
-        total = _combined([_rescaled(one) for one in scores], lambda row: _bounded(_dot(row, weights)))
+        total = _combined([_rescaled(one) for one in scores], lambda row: _dot(row, weights))
         return Score(total, range=bounds, reason=_listed(parts, scores))
 
+    # Added in the order of the parts, as their values are: rounding is monotone, so that no sum leaves the bounds.
     bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
-
-    def _bounded(value: float) -> float:
-        return min(max(value, bounds[0]), bounds[1])  # rounding must not leave the range
 
     return Composition(rule, bounds)
 

@@ -6,6 +6,7 @@ declared or found, where they run (a backend's matter), nor what becomes of the 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections import defaultdict
@@ -14,10 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
-from creditflow.reward.cache import Cache, Key, Keys
-from creditflow.reward.calls import Backend, Call, Returned, leaves, run_on_loop, together
-from creditflow.reward.compose import plan
-from creditflow.reward.registry import Level, RewardFunction
+from creditflow.reward.cache import Cache, Keys
+from creditflow.reward.calls import Backend, Call, Returned
+from creditflow.reward.compose import answer
+from creditflow.reward.here import run_on_loop, together
+from creditflow.reward.registry import Level, RewardFunction, leaves
 from creditflow.reward.scores import make_score, mean_value, scores_of
 from creditflow.rollout.client import ModelClient
 from creditflow.trajectory import Score, Trajectory
@@ -98,7 +100,7 @@ class RewardManager:
 
     `backend`: where plain functions run (`creditflow.reward.backends.make_backend`); None: in this thread, one by one
     and without time-outs. `timeout`: seconds for each call of a function that has none of its own.
-    `max_in_flight`: calls of async functions that wait at a time. `cache_size`: answers that are remembered; 0: none.
+    `max_in_flight`: calls of async functions that wait at a time. `cache_size`: numbers that are remembered.
 
     It may be used from one event loop after another, one scoring at a time. `close` ends what the backend has started.
     """
@@ -111,7 +113,7 @@ class RewardManager:
         backend: Backend | None = None,
         timeout: float = 60.0,
         max_in_flight: int = 256,
-        cache_size: int = 100_000,
+        cache_size: int = 1_000_000,
     ) -> None:
         self.functions = tuple(functions)
         self.max_failed_frac = max_failed_frac
@@ -196,60 +198,44 @@ class RewardManager:
 
     async def aclose(self) -> None:
         """The same, and connections that functions hold."""
-        for function in leaves(self.functions):
-            if (end := getattr(function.instance, "aclose", None)) is not None:
-                await end()
-        self.close()
+        ends = [getattr(function.instance, "aclose", None) for function in leaves(self.functions)]
+        try:
+            failed = await asyncio.gather(*(end() for end in ends if end is not None), return_exceptions=True)
+        finally:
+            self.close()
+        for error in failed:
+            if error is not None:
+                raise error
 
     async def _answer(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
-        """What each call came back with. A composition asks for its parts, and may then ask for more: in rounds."""
-        plans = [plan(call) for call in calls]
-        answers: dict[int, Returned] = {}
-        wanted = {i: next(one) for i, one in enumerate(plans)}
-        while wanted:
-            asked = [call for calls_of_one in wanted.values() for call in calls_of_one]
-            came = iter(await self._run(asked, ran))
-            still: dict[int, list[Call]] = {}
-            for i, calls_of_one in wanted.items():
-                try:
-                    still[i] = plans[i].send([next(came) for _ in calls_of_one])
-                except StopIteration as stop:
-                    answers[i] = stop.value
-            wanted = still
-        return [answers[i] for i in range(len(calls))]
+        """What each call came back with; a composition asks for its parts, and may then ask for more."""
+        return await answer(calls, lambda asked: self._run(asked, ran))
 
     async def _run(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
         """Answer from the cache what is known, call each of the others once, and remember."""
         keys = Keys()
-        returned: list[Returned | None] = [None] * len(calls)
-        first: dict[Key, int] = {}
+        returned: dict[int, Returned] = {}
+        first: dict[object, int] = {}
         same: dict[int, int] = {}
-        to_run: list[int] = []
         for i, call in enumerate(calls):
             key = keys.of(call)
+            # Parts of several steps' scores may ask for one and the same call of a trajectory.
+            asked = key or (id(call.function), id(call.trajectory), id(call.step))
             if key is not None and (known := self._cache.get(key)) is not None:
                 returned[i] = known
-            elif key is not None and key in first:
-                same[i] = first[key]
-            else:
-                to_run.append(i)
-                if key is not None:
-                    first[key] = i
+                ran.cached[id(call.function)] += 1
+            elif (same_as := first.setdefault(asked, i)) != i:
+                same[i] = same_as
+                ran.cached[id(call.function)] += 1
+        to_run = [i for i in first.values() if i not in returned]
         ran.wanted += len(to_run)
         for i, one in zip(to_run, await self._dispatch([calls[i] for i in to_run], ran), strict=True):
             returned[i] = one
             ran.add(calls[i], one)
-        for key, i in first.items():
-            one_returned = returned[i]
-            assert one_returned is not None  # it was run above
             # Failures are not remembered: another try may go well.
-            if all(score.status == "ok" for _, score in scores_of(calls[i], one_returned)):
-                self._cache.put(key, one_returned)
-        for i, other in same.items():
-            returned[i] = returned[other]
-        for i in set(range(len(calls))) - set(to_run):
-            ran.cached[id(calls[i].function)] += 1
-        return [one or Returned(error="was not called") for one in returned]
+            if (key := keys.of(calls[i])) is not None and all(s.status == "ok" for _, s in scores_of(calls[i], one)):
+                self._cache.put(key, one)
+        return [returned[same.get(i, i)] for i in range(len(calls))]
 
     async def _dispatch(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
         """What each call came back with: from the backend, or from here for what it does not take."""
@@ -263,15 +249,15 @@ class RewardManager:
         sources = {False: iter(returned[0]), True: iter(returned[-1])}
         return [next(sources[is_away]) for is_away in away]
 
-    async def _counted(self) -> dict[str, dict[str, float]]:
-        """What functions counted themselves, by name; those that ran elsewhere, there."""
-        counted: dict[str, dict[str, float]] = defaultdict(dict)
-        elsewhere = await self.backend.metrics() if self.backend is not None else {}
+    async def _counted(self) -> dict[int, dict[str, float]]:
+        """What functions counted themselves, by function (`id`)."""
+        counted: dict[int, dict[str, float]] = {}
         for function in leaves(self.functions):
-            if function.name in elsewhere:
-                counted[function.name] |= elsewhere[function.name]
-            elif (ask := getattr(function.instance, "metrics", None)) is not None:
-                counted[function.name] |= ask()
+            ask = getattr(function.instance, "metrics", None)
+            if ask is not None and not (self.backend is not None and self.backend.takes(function)):
+                counted[id(function)] = ask()
+        if self.backend is not None:
+            counted |= {id(function): said for function, said in await self.backend.metrics()}
         return counted
 
 
@@ -318,7 +304,7 @@ def _report(
     function: RewardFunction,
     given: Sequence[tuple[Call, Score]],
     ran: _Ran,
-    counted: Mapping[str, Mapping[str, float]],
+    counted: Mapping[int, Mapping[str, float]],
 ) -> FunctionReport:
     mine = [(call, score) for call, score in given if call.function is function]
     values = [mean_value(score) for _, score in mine if score.status == "ok"]
@@ -331,7 +317,7 @@ def _report(
     own: dict[str, float] = {}
     for part in leaves([function]):
         prefix = "" if part is function else f"{part.name}/"
-        own |= {f"{prefix}{key}": value for key, value in counted.get(part.name, {}).items()}
+        own |= {f"{prefix}{key}": value for key, value in counted.get(id(part), {}).items()}
     return FunctionReport(
         name=function.name,
         level=function.level,

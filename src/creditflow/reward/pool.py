@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,20 +19,22 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from pathlib import Path
+from typing import IO
 
 from creditflow.reward import worker
 from creditflow.reward.calls import Answered, Call, Returned, too_late
+from creditflow.reward.frames import Channel, TooLong
 from creditflow.reward.registry import RewardFunction
-from creditflow.reward.wire import pack_calls, pack_functions, unpack_returned
+from creditflow.reward.wire import CannotTravel, Unreadable, pack_calls, pack_functions, unpack_returned
 
 START_TIMEOUT_S = 120.0
-"""For a worker to start and import what the functions are in; on a busy machine torch alone may take half a minute."""
+"""For a worker to start and import what the functions are in, and to read a batch; torch alone may take half a minute
+on a busy machine."""
 MAX_PRINTED = 1 << 20
 """Bytes that one call may print."""
 MAX_ANSWER = 64 << 20
@@ -42,33 +45,42 @@ BATCH = (16, 64)
 """Calls that travel together, at least (where there are as many) and at most."""
 _POLL_S = 0.2
 """How often the driver looks whether it is wanted any more."""
+_LAST_WORDS_S = 1.0
+"""How long a worker that hung up may take to end by itself: only then it says how."""
 _KEPT_OUTPUT = 400
 _SHOWN_OUTPUT = 4_000
 
 
 @dataclass(slots=True)
-class _Batch:
-    """Calls that travel together, and which of them is running."""
+class _Errand:
+    """Calls that travel together, by their place in the job; the first is the one that runs."""
 
     numbers: deque[int]
-    started: float = 0.0
+    at: int = 0
+    """How many of them are answered."""
+    begun: float | None = None
+    """When the first of `numbers` began; None: the worker has not read the batch yet."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Worker:
     """A worker process as the driver sees it."""
 
     process: subprocess.Popen[bytes]
-    connection: Connection
+    channel: Channel
     output: IO[bytes] | None
     """What it prints; None once it has closed that."""
     deadline: float
     ready: bool = False
-    batch: _Batch | None = None
+    errand: _Errand | None = None
     printed: int = 0
     """Bytes, since the last answer."""
     tail: bytes = b""
     """The end of what it printed."""
+
+    @property
+    def free(self) -> bool:
+        return self.ready and self.errand is None
 
     def read_output(self) -> bytes:
         """What it has printed meanwhile."""
@@ -87,12 +99,16 @@ class _Worker:
             self.tail = (self.tail + bytes(read))[-_KEPT_OUTPUT:]
         return bytes(read)
 
-    def end(self) -> str:
-        """Kill it and whatever it started; returns how it had died, where it had."""
-        with suppress(ProcessLookupError):  # it is dead, and so is its group
-            os.killpg(self.process.pid, signal.SIGKILL)
+    def end(self, *, patiently: bool = False) -> str:
+        """Kill it and whatever it started; returns how it had died, where it had. `patiently`: it is about to."""
+        if patiently:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LAST_WORDS_S)
+        for pid in _descendants(self.process.pid):
+            _kill(os.kill, pid)
+        _kill(os.killpg, self.process.pid)
         code = self.process.wait()
-        self.connection.close()
+        self.channel.close()
         if self.output is not None:
             self.output.close()
         name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -105,22 +121,27 @@ class _Job:
     """The calls of one `run`."""
 
     calls: Sequence[Call]
-    returned: list[Returned | None]
-    queue: deque[_Batch]
+    queue: deque[_Errand]
     answered: Answered
+    returned: dict[int, Returned] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
-    left: int = 0
     cancelled: bool = False
 
+    @property
+    def left(self) -> int:
+        return len(self.calls) - len(self.returned)
+
     def answer(self, number: int, returned: Returned) -> None:
-        assert self.returned[number] is None  # a call is answered once
+        assert number not in self.returned  # a call is answered once
         self.returned[number] = returned
-        self.left -= 1
         self.answered()
 
 
 class WorkerPool:
-    """A backend of `n_workers` processes on this machine; they start at the first call, and stay."""
+    """A backend of `n_workers` processes on this machine; they start at the first call, and stay.
+
+    Raises RewardError where a function cannot be sent to another process.
+    """
 
     def __init__(self, functions: Sequence[RewardFunction], n_workers: int, timeout: float) -> None:
         self.functions = [function for function in functions if self.takes(function)]
@@ -134,6 +155,7 @@ class WorkerPool:
         weakref.finalize(self, _end_all, self._workers)
         self._failed_starts = 0
         self._shown = 0
+        self._job: _Job | None = None
         # One thread for the pool's life: workers are killed by the system when the thread that started them ends.
         self._driver: ThreadPoolExecutor | None = None
 
@@ -144,7 +166,7 @@ class WorkerPool:
     @property
     def pids(self) -> list[int]:
         """Of the workers that live."""
-        return [one.process.pid for one in self._workers if one.process.poll() is None]
+        return [one.process.pid for one in list(self._workers) if one.process.poll() is None]
 
     async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
         """What each call came back with, in order."""
@@ -152,19 +174,21 @@ class WorkerPool:
             return []
         if self._driver is None:
             self._driver = ThreadPoolExecutor(1, thread_name_prefix="creditflow-rewards")
-        job = _Job(calls, [None] * len(calls), _batches(len(calls), self.n_workers), answered, left=len(calls))
+        job = _Job(calls, _errands(range(len(calls)), batch_size(len(calls), self.n_workers)), answered)
         try:
             return await asyncio.wrap_future(self._driver.submit(self._drive, job))
         finally:
             job.cancelled = True
 
-    async def metrics(self) -> dict[str, dict[str, float]]:
-        """Plain functions count nothing."""
-        return {}
+    async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
+        """Nothing: what a plain function counts stays in its workers."""
+        return []
 
     def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers; a scoring that is under way ends with them."""
         if self._driver is not None:
+            if self._job is not None:
+                self._job.cancelled = True
             self._driver.submit(_end_all, self._workers).result()
             self._driver.shutdown()
             self._driver = None
@@ -172,41 +196,53 @@ class WorkerPool:
     # ---- the driver's thread -------------------------------------------------------------------------------------
 
     def _drive(self, job: _Job) -> list[Returned]:
-        self._shown = 0
+        self._shown, self._job = 0, job
         try:
             while job.left and not job.cancelled:
                 self._staff(job)
                 for one in self._workers:
-                    if one.ready and one.batch is None and job.queue:
+                    if one.free and job.queue:
                         self._give(one, job)
-                now = time.monotonic()
-                soonest = min((one.deadline for one in self._workers if one.batch or not one.ready), default=now)
-                sources: list[Any] = [one.connection for one in self._workers]
-                sources += [one.output for one in self._workers if one.output is not None]
-                ready = set(wait(sources, max(0.0, min(_POLL_S, soonest - now))))
+                self._wait()
                 for one in list(self._workers):
                     if one in self._workers:  # giving up ends them all
-                        self._attend(one, job, ready)
+                        self._attend(one, job)
         except BaseException:
             _end_all(self._workers)
             raise
-        if job.cancelled:
-            _end_all(self._workers)  # they are still at it
-        return [returned or Returned(error="was cancelled") for returned in job.returned]
+        finally:
+            self._job = None
+        if job.left:
+            _end_all(self._workers)  # it was cancelled, and they are still at it
+        return [job.returned.get(number, Returned(error="was cancelled")) for number in range(len(job.calls))]
+
+    def _wait(self) -> None:
+        """Until a worker has something to say, can take more, or is late."""
+        poll = select.poll()
+        soonest = time.monotonic() + _POLL_S
+        for one in self._workers:
+            poll.register(one.channel, select.POLLIN | (select.POLLOUT if one.channel.sending else 0))
+            if one.output is not None:
+                poll.register(one.output, select.POLLIN)
+            if not one.free:
+                soonest = min(soonest, one.deadline)
+        poll.poll(max(0.0, soonest - time.monotonic()) * 1000)
 
     def _staff(self, job: _Job) -> None:
-        """Start workers while there is work for more."""
+        """Start workers while there is work for more, in the place of those that died while they were free, too."""
         for one in list(self._workers):
-            if one.batch is None and one.process.poll() is not None and not one.connection.poll():
-                self._dismiss(one, job, None)  # died while idle
-        wanted = min(self.n_workers, len(job.queue) + sum(one.batch is not None for one in self._workers))
+            if one.free and one.process.poll() is not None:
+                self._workers.remove(one)
+                one.end()
+        wanted = min(self.n_workers, len(job.queue) + sum(one.errand is not None for one in self._workers))
         while len(self._workers) < wanted:
             self._workers.append(self._start())
 
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())]
+            # -P: as in the process that it works for, modules are not looked for in the working directory first.
+            command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -219,105 +255,145 @@ class WorkerPool:
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         self.started += 1
-        one = _Worker(process, Connection(ours.detach()), process.stdout, time.monotonic() + START_TIMEOUT_S)
-        with suppress(OSError):  # it died at once; seen, and told, when its end is attended to
-            one.connection.send_bytes(self._packed)
+        one = _Worker(process, Channel(ours, MAX_ANSWER), process.stdout, time.monotonic() + START_TIMEOUT_S)
+        one.channel.send(self._packed)
         return one
 
     def _give(self, one: _Worker, job: _Job) -> None:
-        batch = job.queue.popleft()
-        one.batch = batch
-        self._begin(one, job)
-        with suppress(OSError):  # as above
-            one.connection.send_bytes(pack_calls([job.calls[number] for number in batch.numbers], self._index))
-
-    def _begin(self, one: _Worker, job: _Job) -> None:
-        """The next call of its batch starts now; without one, it is free."""
-        assert one.batch is not None
-        if not one.batch.numbers:
-            one.batch = None
-            return
-        one.batch.started = time.monotonic()
-        one.deadline = one.batch.started + self._timeout_of(job.calls[one.batch.numbers[0]])
-
-    def _timeout_of(self, call: Call) -> float:
-        return call.function.timeout or self.timeout
-
-    def _attend(self, one: _Worker, job: _Job, ready: set[Any]) -> None:
-        """Take what it answered and printed; end it where it must not go on."""
+        errand = job.queue.popleft()
         try:
-            while one.connection in ready or one.connection.poll():
-                ready.discard(one.connection)
-                answer = one.connection.recv_bytes(MAX_ANSWER)
-                self._show(one.read_output())
-                if not self._take(one, job, answer):
-                    return
-        except (EOFError, OSError):  # it died, or sent more than an answer can be
-            self._show(one.read_output())
-            self._dismiss(one, job, None)
+            packed = pack_calls([job.calls[number] for number in errand.numbers], self._index)
+        except CannotTravel as error:
+            self._cannot_travel(errand, job, str(error))
             return
-        if one.output in ready:
-            self._show(one.read_output())
-            if one.printed > MAX_PRINTED:
-                self._dismiss(one, job, Returned(error=_PRINTED_TOO_MUCH))
-                return
-        if time.monotonic() > one.deadline and (one.batch is not None or not one.ready):
-            late = None
-            if one.batch is not None:
-                timeout = self._timeout_of(job.calls[one.batch.numbers[0]])
-                late = Returned(error=too_late(timeout), timed_out=True)
-            self._dismiss(one, job, late)
+        one.errand = errand
+        one.deadline = time.monotonic() + START_TIMEOUT_S  # until it has read them; then each call has its own
+        one.channel.send(packed)
 
-    def _take(self, one: _Worker, job: _Job, answer: bytes) -> bool:
-        """Whether the worker can go on after this answer."""
-        if not one.ready:
-            if answer != worker.READY:
-                self._dismiss(one, job, None, said=answer.removeprefix(worker.CANNOT_START).decode())
-                return False
-            one.ready, self._failed_starts = True, 0
-            return True
-        assert one.batch is not None
+    def _cannot_travel(self, errand: _Errand, job: _Job, why: str) -> None:
+        """One of its plays cannot: each call is tried alone, so that the others are not lost with it."""
+        if len(errand.numbers) == 1:
+            job.answer(errand.numbers[0], Returned(error=why))
+        else:
+            job.queue.extendleft(_errands(errand.numbers, 1))
+
+    def _attend(self, one: _Worker, job: _Job) -> None:
+        """Take what it answered and printed; end it where it must not go on."""
+        one.channel.flush()
+        try:
+            for message in one.channel.messages():
+                self._show(one.read_output())
+                if not self._take(one, job, message):
+                    return
+        except TooLong:
+            return self._kill(one, job, f"its answer is larger than {MAX_ANSWER >> 20} MiB")
+        self._show(one.read_output())
         if one.printed > MAX_PRINTED:
-            self._dismiss(one, job, Returned(error=_PRINTED_TOO_MUCH))
-            return False
-        one.printed, one.tail = 0, b""
-        job.answer(one.batch.numbers.popleft(), unpack_returned(answer))
-        self._begin(one, job)
+            return self._kill(one, job, _PRINTED_TOO_MUCH)
+        if one.channel.ended or (not one.free and one.process.poll() is not None):
+            return self._died(one, job)
+        if time.monotonic() > one.deadline and not one.free:
+            self._late(one, job)
+        return None
+
+    def _take(self, one: _Worker, job: _Job, message: bytes) -> bool:
+        """Whether the worker can go on after this message."""
+        kind, _, rest = message.partition(b" ")
+        match kind + b" ":
+            case worker.READY if not one.ready:
+                one.ready, self._failed_starts = True, 0
+            case worker.CANNOT_START if not one.ready:
+                self._workers.remove(one)
+                one.end()
+                self._cannot_start(job, message.removeprefix(worker.CANNOT_START).decode(errors="replace"))
+                return False
+            case worker.BEGUN if one.errand is not None and one.errand.begun is None:
+                self._next(one, job)
+            case worker.CANNOT_READ if one.errand is not None and one.errand.begun is None:
+                errand, one.errand = one.errand, None
+                self._cannot_travel(errand, job, message.removeprefix(worker.CANNOT_READ).decode(errors="replace"))
+            case worker.ANSWER if one.errand is not None and one.errand.begun is not None:
+                return self._take_answer(one, one.errand, job, rest)
+            case _:  # the channel is a user's code's to write to, should it want to
+                self._kill(one, job, "its answer could not be read (out of turn)")
+                return False
         return True
 
-    def _dismiss(self, one: _Worker, job: _Job, verdict: Returned | None, said: str = "") -> None:
-        """End a worker. `verdict`: of the call that it was at; None: it died, and the call may have another try.
+    def _take_answer(self, one: _Worker, errand: _Errand, job: _Job, message: bytes) -> bool:
+        if one.printed > MAX_PRINTED:
+            self._kill(one, job, _PRINTED_TOO_MUCH)
+            return False
+        number, _, answer = message.partition(b" ")
+        try:
+            if number != b"%d" % errand.at:
+                raise Unreadable("its answer could not be read (out of turn)")
+            returned = unpack_returned(answer)
+        except Unreadable as error:
+            self._kill(one, job, str(error))
+            return False
+        one.printed, one.tail = 0, b""
+        errand.at += 1
+        job.answer(errand.numbers.popleft(), returned)
+        self._next(one, job)
+        return True
 
-        `said`: why it cannot start.
-        """
-        self._workers.remove(one)
-        how = one.end()
-        if not one.ready:
-            self._failed_starts += 1
-            if self._failed_starts >= ATTEMPTS:
-                self._give_up(job, f"the worker process cannot start: {said or how}")
+    def _next(self, one: _Worker, job: _Job) -> None:
+        """The next call of its errand begins; without one, it is free."""
+        assert one.errand is not None
+        if not one.errand.numbers:
+            one.errand = None
             return
-        if one.batch is None:
-            return
-        numbers = one.batch.numbers
-        number = numbers[0]
-        seconds = time.monotonic() - one.batch.started
-        if verdict is not None:
-            numbers.popleft()
-            job.answer(number, Returned(error=verdict.error, seconds=seconds, timed_out=verdict.timed_out))
+        one.errand.begun = time.monotonic()
+        one.deadline = one.errand.begun + job.calls[one.errand.numbers[0]].timeout(self.timeout)
+
+    def _late(self, one: _Worker, job: _Job) -> None:
+        if one.errand is None or one.errand.begun is None:  # in starting, or in reading a batch
+            self._died(one, job)
         else:
-            tries = job.attempts[number] = job.attempts.get(number, 0) + 1
-            if tries >= ATTEMPTS:
-                numbers.popleft()
-                job.answer(number, Returned(error=f"its worker process died twice ({how})", seconds=seconds))
-        if numbers:  # what was not yet begun goes to another worker, and first: results are waited for in order
-            job.queue.appendleft(_Batch(numbers))
+            timeout = job.calls[one.errand.numbers[0]].timeout(self.timeout)
+            self._kill(one, job, too_late(timeout), timed_out=True)
 
-    def _give_up(self, job: _Job, why: str) -> None:
+    def _kill(self, one: _Worker, job: _Job, why: str, *, timed_out: bool = False) -> None:
+        """End a worker for what its present call does; the call is answered, and what waits behind it is not lost."""
+        self._workers.remove(one)
+        one.end()
+        if not one.ready:
+            self._cannot_start(job, why)
+        elif one.errand is not None:
+            seconds = 0.0 if one.errand.begun is None else time.monotonic() - one.errand.begun
+            job.answer(one.errand.numbers.popleft(), Returned(error=why, seconds=seconds, timed_out=timed_out))
+            self._requeue(one.errand, job)
+
+    def _died(self, one: _Worker, job: _Job) -> None:
+        """A worker died, or stopped working: the call that it was at has another try."""
+        self._workers.remove(one)
+        how = one.end(patiently=one.channel.ended)
+        if not one.ready:
+            self._cannot_start(job, how)
+            return
+        if one.errand is None:
+            return
+        number = one.errand.numbers[0]
+        tries = job.attempts[number] = job.attempts.get(number, 0) + 1
+        if tries >= ATTEMPTS:
+            one.errand.numbers.popleft()
+            job.answer(number, Returned(error=f"its worker process died twice ({how})"))
+        self._requeue(one.errand, job)
+
+    def _requeue(self, errand: _Errand, job: _Job) -> None:
+        """What is left goes to other workers, and first: results are waited for in order."""
+        if errand.numbers:
+            size = -(-len(errand.numbers) // self.n_workers)
+            job.queue.extendleft(reversed(_errands(errand.numbers, size)))
+
+    def _cannot_start(self, job: _Job, why: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts < ATTEMPTS:
+            return
         self._failed_starts = 0
-        for number, returned in enumerate(job.returned):
-            if returned is None:
-                job.answer(number, Returned(error=why))
+        for number in range(len(job.calls)):
+            if number not in job.returned:
+                job.answer(number, Returned(error=f"the worker process cannot start: {why}"))
         job.queue.clear()
         _end_all(self._workers)
 
@@ -334,12 +410,6 @@ class WorkerPool:
 _PRINTED_TOO_MUCH = f"printed more than {MAX_PRINTED >> 20} MiB"
 
 
-def _end_all(workers: list[_Worker]) -> None:
-    for one in workers:
-        one.end()
-    workers.clear()
-
-
 def batch_size(n_calls: int, n_workers: int) -> int:
     """How many of so many calls travel together: many, for what it costs to send them; few, to end at the same time."""
     smallest, largest = BATCH
@@ -348,9 +418,42 @@ def batch_size(n_calls: int, n_workers: int) -> int:
     return max(smallest, min(largest, n_calls // (8 * n_workers)))
 
 
-def _batches(n_calls: int, n_workers: int) -> deque[_Batch]:
-    size = batch_size(n_calls, n_workers)
-    return deque(_Batch(deque(range(i, min(i + size, n_calls)))) for i in range(0, n_calls, size))
+def _errands(numbers: Sequence[int] | deque[int], size: int) -> deque[_Errand]:
+    every = list(numbers)
+    return deque(_Errand(deque(every[i : i + size])) for i in range(0, len(every), size))
+
+
+def _end_all(workers: list[_Worker]) -> None:
+    for one in workers:
+        one.end()
+    workers.clear()
+
+
+def _kill(kill: Callable[[int, int], None], pid: int, how: int = signal.SIGKILL) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        kill(pid, how)
+
+
+def _descendants(pid: int) -> set[int]:
+    """What a worker, or anything below it, has started: it adopts its orphans, so that all of it is beneath it.
+
+    All that is found is stopped, and looked for again until nothing new is there: so none is missed. Linux only.
+    """
+    found: set[int] = set()
+    while new := {child for child, parent in _parents().items() if parent in found | {pid}} - found:
+        for child in new:
+            _kill(os.kill, child, signal.SIGSTOP)
+        found |= new
+    return found
+
+
+def _parents() -> dict[int, int]:
+    """Every process's parent."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+    return parents
 
 
 def _environment() -> dict[str, str]:

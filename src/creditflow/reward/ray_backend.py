@@ -10,16 +10,19 @@ import asyncio
 import json
 import math
 import os
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.errors import ConfigError, first_line
-from creditflow.reward.calls import Answered, Call, Returned, run_on_loop, together
+from creditflow.reward.calls import Answered, Call, Returned
+from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batch_size
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.wire import (
+    CannotTravel,
+    Unreadable,
     pack_calls,
     pack_functions,
     pack_returned,
@@ -32,16 +35,19 @@ _ASYNC_BATCH = 4
 """Calls of async functions that travel together: few, for a batch is only answered when its slowest call is."""
 _WAITING = 2
 """Batches of plain calls that an actor is given at a time: one that runs, one that is there when it ends."""
+_PULSE_S = 15.0
+"""How often an actor that has not answered is asked whether it lives, and how long it may take to say so. What hangs in
+it is ended there, so one that lives is waited for; one whose loop is blocked by an async function does not answer."""
 
 
 class Host:
     """What runs inside an actor."""
 
-    def __init__(self, functions: bytes, n_workers: int, timeout: float, max_in_flight: int) -> None:
-        self.functions = unpack_functions(functions)
+    def __init__(self, functions: bytes, timeout: float, max_in_flight: int) -> None:
+        self.functions = unpack_functions(functions, same_machine=False)
         self.timeout = timeout
         self.max_in_flight = max_in_flight
-        self.pool = WorkerPool(self.functions, n_workers, timeout)
+        self.pool = WorkerPool(self.functions, 1, timeout)
 
     async def run(self, batch: bytes) -> list[str]:
         """The answers to a batch of calls that are all async, or all plain."""
@@ -53,26 +59,24 @@ class Host:
         return [pack_returned(one) for one in returned]
 
     async def metrics(self) -> str:
-        """What the functions counted themselves, as JSON."""
-        counted = {
-            function.name: ask()
-            for function in self.functions
-            if (ask := getattr(function.instance, "metrics", None)) is not None
-        }
-        return json.dumps(counted)
+        """What each async function counted itself, as JSON: pairs of its place and its numbers."""
+        asks = [(i, getattr(function.instance, "metrics", None)) for i, function in enumerate(self.functions)]
+        return json.dumps([(i, ask()) for i, ask in asks if ask is not None and self.functions[i].is_async])
 
     async def pids(self) -> list[int]:
-        """Of this process and its workers."""
+        """Of this process and its workers. Answering at all says that it lives."""
         return [os.getpid(), *self.pool.pids]
 
 
 @dataclass(slots=True)
-class _Batch:
+class _Parcel:
     """Calls that travel together, by their place in the run."""
 
     numbers: list[int]
     is_async: bool
     attempts: int = 0
+    alone: bool = False
+    """Whether it travels with nobody else aboard."""
 
 
 @dataclass(eq=False, slots=True)
@@ -81,8 +85,45 @@ class _Actor:
 
     handle: Any
     busy: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
-    """Batches it has now, of async and of plain functions."""
+    """Parcels it has now, of async and of plain functions."""
+    started: bool = False
     dead: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """The calls of one `run`."""
+
+    calls: Sequence[Call]
+    answered: Answered
+    queues: dict[bool, deque[_Parcel]]
+    returned: dict[int, Returned] = field(default_factory=dict)
+    suspects: list[int] = field(default_factory=list)
+    """Calls that were aboard when an actor died, twice: which of them it was, only going alone will tell."""
+
+    failed_starts: int = 0
+
+    def answer(self, number: int, returned: Returned) -> None:
+        assert number not in self.returned  # a call is answered once
+        self.returned[number] = returned
+        self.answered()
+
+    def give_up(self, why: str) -> None:
+        """Answer what is not answered yet, all at once."""
+        for queue in self.queues.values():
+            queue.clear()
+        self.suspects.clear()
+        for number in range(len(self.calls)):
+            if number not in self.returned:
+                self.answer(number, Returned(error=why))
+
+
+class _CannotStart(Exception):
+    """Actors die before they say a word."""
+
+
+class _ActorDied(Exception):
+    """An actor died, or does not answer any more."""
 
 
 class RayBackend:
@@ -90,6 +131,7 @@ class RayBackend:
 
     `ray_init`: arguments of `ray.init`, by default a Ray of its own on this machine; `address` joins a cluster. Where
     Ray is running in this process already, that one is used. Each actor asks for its share of the free CPUs.
+    Raises ConfigError where Ray is not installed, RewardError where a function cannot be sent to another process.
     """
 
     def __init__(
@@ -112,6 +154,7 @@ class RayBackend:
         self.ray_init = dict(ray_init or {})
         self.started = 0
         """Actors started so far."""
+        self._async_batch = max(1, min(_ASYNC_BATCH, max_in_flight // n_actors))
         self._index = {id(function): i for i, function in enumerate(self.functions)}
         self._packed = pack_functions(self.functions)
         self._actors: list[_Actor] = []
@@ -140,30 +183,39 @@ class RayBackend:
         if not calls:
             return []
         self.start()
-        returned: list[Returned | None] = [None] * len(calls)
-        queues = {is_async: deque(self._batches(calls, is_async)) for is_async in (True, False)}
-        # As many carriers as there may be batches under way; each carries one at a time, to the actor with the least.
-        await together(
-            self._carry(queue, calls, returned, answered)
-            for is_async, queue in queues.items()
-            for _ in range(min(len(queue), self._slots(is_async) * self.n_actors))
-        )
-        return [one or Returned(error="was not called") for one in returned]
+        run = _Run(calls, answered, {kind: self._parcels(calls, kind) for kind in (True, False)})
+        try:
+            # As many carriers as there may be parcels under way; each takes one at a time to the actor with the least.
+            await together(
+                self._carry(queue, run)
+                for kind, queue in run.queues.items()
+                for _ in range(min(len(queue), self._under_way(kind)))
+            )
+            while run.suspects:
+                number = run.suspects.pop(0)
+                last_try = _Parcel([number], calls[number].function.is_async, ATTEMPTS - 1, alone=True)
+                await self._carry(deque([last_try]), run)
+        except BaseException:  # it was cancelled, and they are still at it
+            for actor in self._actors:
+                self._kill(actor)
+            raise
+        return [run.returned[number] for number in range(len(calls))]
 
-    async def metrics(self) -> dict[str, dict[str, float]]:
-        """Summed over the actors; of a name that ends in `_max`, the largest."""
-        counted: dict[str, dict[str, float]] = defaultdict(dict)
+    async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
+        """Added up over the actors; of a name with `_max` in it, the largest."""
+        counted: dict[int, dict[str, float]] = {}
         for actor in self._actors:
+            if actor.dead:
+                continue
             try:
-                said = json.loads(await actor.handle.metrics.remote())
-            except self._ray.exceptions.RayError:
+                said = json.loads(await self._answer(actor, actor.handle.metrics.remote()))
+            except _ActorDied:
                 continue  # it is gone, and what it counted with it; the scores are not
-            for name, values in said.items():
-                for key, value in values.items():
-                    before = counted[name].get(key)
-                    both = value if before is None else max(before, value) if key.endswith("_max") else before + value
-                    counted[name][key] = both
-        return counted
+            for place, values in said:
+                mine = counted.setdefault(place, {})
+                for name, value in values.items():
+                    mine[name] = max(mine.get(name, value), value) if "_max" in name else mine.get(name, 0.0) + value
+        return [(self.functions[place], values) for place, values in counted.items()]
 
     def close(self) -> None:
         """Kill the actors, and end Ray if it was started here."""
@@ -174,48 +226,76 @@ class RayBackend:
             self._ray.shutdown()
             self._own_ray = False
 
-    def _slots(self, is_async: bool) -> int:
-        """Batches that an actor may have at a time."""
-        if not is_async:
-            return _WAITING
-        return max(1, math.ceil(self.max_in_flight / self.n_actors / _ASYNC_BATCH))
+    def _under_way(self, is_async: bool) -> int:
+        """Parcels that may be under way at a time."""
+        return max(1, self.max_in_flight // self._async_batch) if is_async else _WAITING * self.n_actors
 
-    def _batches(self, calls: Sequence[Call], is_async: bool) -> list[_Batch]:
+    def _parcels(self, calls: Sequence[Call], is_async: bool) -> deque[_Parcel]:
         numbers = [i for i, call in enumerate(calls) if call.function.is_async is is_async]
-        size = _ASYNC_BATCH if is_async else batch_size(len(numbers), self.n_actors)
-        return [_Batch(numbers[i : i + size], is_async) for i in range(0, len(numbers), size)]
+        size = self._async_batch if is_async else batch_size(len(numbers), self.n_actors)
+        return deque(_Parcel(numbers[i : i + size], is_async) for i in range(0, len(numbers), size))
 
-    async def _carry(
-        self, queue: deque[_Batch], calls: Sequence[Call], returned: list[Returned | None], answered: Answered
-    ) -> None:
+    async def _carry(self, queue: deque[_Parcel], run: _Run) -> None:
         while queue:
-            batch = queue.popleft()
-            actor = min(self._living(), key=lambda one: one.busy[batch.is_async])
-            actor.busy[batch.is_async] += 1
-            mine = [calls[number] for number in batch.numbers]
-            limit = START_TIMEOUT_S + self._slots(batch.is_async) * sum(self._timeout_of(call) for call in mine)
+            parcel = queue.popleft()
+            actor = min(self._living(), key=lambda one: one.busy[parcel.is_async])
+            actor.busy[parcel.is_async] += 1
             try:
-                answer = actor.handle.run.remote(pack_calls(mine, self._index))
-                texts = await asyncio.wait_for(answer, limit)
-            except (self._ray.exceptions.RayActorError, TimeoutError) as error:
+                await self._until_started(actor, run)
+                mine = [run.calls[number] for number in parcel.numbers]
+                texts = await self._answer(actor, actor.handle.run.remote(pack_calls(mine, self._index)))
+                for number, text in zip(parcel.numbers, texts, strict=True):
+                    run.answer(number, unpack_returned(text))
+            except _CannotStart as error:
+                run.give_up(f"its Ray actor cannot start: {error}")
+            except _ActorDied as error:
                 self._kill(actor)
-                batch.attempts += 1
-                if batch.attempts < ATTEMPTS:
-                    queue.appendleft(batch)
-                    continue
-                why = f"its Ray actor died twice ({first_line(error)})"
-                for number in batch.numbers:
-                    returned[number] = Returned(error=why)
-                    answered()
-                continue
+                _after_a_death(parcel, queue, run, str(error))
+            except CannotTravel as error:
+                if len(parcel.numbers) == 1:
+                    run.answer(parcel.numbers[0], Returned(error=str(error)))
+                else:  # each alone, so that the others are not lost with it
+                    queue.extendleft(_Parcel([number], parcel.is_async) for number in parcel.numbers)
+            except Unreadable as error:
+                for number in parcel.numbers:
+                    if number not in run.returned:
+                        run.answer(number, Returned(error=str(error)))
             finally:
-                actor.busy[batch.is_async] -= 1
-            for number, text in zip(batch.numbers, texts, strict=True):
-                returned[number] = unpack_returned(text)
-                answered()
+                actor.busy[parcel.is_async] -= 1
 
-    def _timeout_of(self, call: Call) -> float:
-        return call.function.timeout or self.timeout
+    async def _until_started(self, actor: _Actor, run: _Run) -> None:
+        """Waits for an actor's first sign of life. Raises _CannotStart where that fails for the second time."""
+        if actor.started:
+            return
+        try:
+            await self._answer(actor, actor.handle.pids.remote())
+        except _ActorDied as error:
+            run.failed_starts += not actor.dead
+            if run.failed_starts >= ATTEMPTS:
+                raise _CannotStart(str(error)) from error
+            raise
+        run.failed_starts = 0
+
+    async def _answer(self, actor: _Actor, reference: Any) -> Any:
+        """What an actor answers; waits for as long as it lives. Raises _ActorDied, CannotTravel."""
+        errors = self._ray.exceptions
+        answer = asyncio.ensure_future(_awaited(reference))
+        try:
+            while not (await asyncio.wait({answer}, timeout=_PULSE_S if actor.started else START_TIMEOUT_S))[0]:
+                pulse = asyncio.ensure_future(_awaited(actor.handle.pids.remote()))
+                done, _ = await asyncio.wait({pulse, answer}, timeout=_PULSE_S)
+                if not done:
+                    raise _ActorDied("it does not answer; an async function that blocks its thread stops all others")
+            actor.started = True
+            return answer.result()
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, CannotTravel):
+                raise CannotTravel(str(error.cause)) from error
+            raise _ActorDied(first_line(error.cause)) from error
+        except errors.RayError as error:
+            raise _ActorDied(first_line(error)) from error
+        finally:
+            answer.cancel()
 
     def _living(self) -> list[_Actor]:
         for i, actor in enumerate(self._actors):
@@ -225,17 +305,34 @@ class RayBackend:
 
     def _start_actor(self) -> _Actor:
         free = self._ray.available_resources().get("CPU", 0.0)
-        share = math.floor(min(1.0, free / self.n_actors) * 100) / 100  # all of them must find a place
+        # Half of a fair share, so that all of them find a place though it is scattered over nodes.
+        share = math.floor(min(1.0, free / self.n_actors / 2) * 100) / 100
         self.started += 1
         actor = self._ray.remote(Host).options(
             num_cpus=share,
-            max_concurrency=2 + _WAITING + self._slots(True),
+            max_concurrency=2 + self._under_way(False) + self._under_way(True),
             max_restarts=0,
             scheduling_strategy="SPREAD",
         )
-        return _Actor(actor.remote(self._packed, 1, self.timeout, self.max_in_flight))
+        return _Actor(actor.remote(self._packed, self.timeout, self.max_in_flight))
 
     def _kill(self, actor: _Actor) -> None:
         if not actor.dead:
             actor.dead = True
             self._ray.kill(actor.handle)
+
+
+def _after_a_death(parcel: _Parcel, queue: deque[_Parcel], run: _Run, why: str) -> None:
+    if all(number in run.returned for number in parcel.numbers):  # given up meanwhile
+        return
+    parcel.attempts += 1
+    if parcel.attempts < ATTEMPTS:
+        queue.appendleft(parcel)
+    elif parcel.alone:
+        run.answer(parcel.numbers[0], Returned(error=f"its Ray actor died twice ({why})"))
+    else:
+        run.suspects += parcel.numbers
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference

@@ -6,19 +6,12 @@ It must not know where the functions ran, nor what the scores are for.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from numbers import Real
+from dataclasses import replace
 
-from creditflow.reward.calls import REASON_CHARACTERS, Call, Returned
+from creditflow.reward.calls import Call, Returned
 from creditflow.reward.registry import RewardFunction
+from creditflow.reward.values import REASON_CHARACTERS, Other, Plain
 from creditflow.trajectory import Score, Step
-
-
-@dataclass(frozen=True, slots=True)
-class Other:
-    """Stands for a value of a type that is no score, which came from another process."""
-
-    kind: str
 
 
 class _UnusableError(Exception):
@@ -31,22 +24,21 @@ def scores_of(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
     if function.level != "trajectory":
         return [(call, to_score(function, returned, call.step))]
     steps = [step for step in trajectory.steps if function.matches(step.agent)]
-    of_step = of_each_step(returned, len(trajectory.steps))
-    return [(Call(function, trajectory, step), to_score(function, of_step[step.index], step)) for step in steps]
+    return [
+        (Call(function, trajectory, step), to_score(function, of_step(call, returned, step), step)) for step in steps
+    ]
 
 
-def of_each_step(returned: Returned, n_steps: int) -> list[Returned]:
-    """A trajectory function's list, taken apart; its failure is every step's."""
-    values = _plain(returned.value)
+def of_step(call: Call, returned: Returned, step: Step) -> Returned:
+    """One step's entry in what a function of trajectories returned; a failure of the call is every step's."""
+    values, n_steps = returned.value, len(call.trajectory.steps)
     if returned.error:
-        return [replace(returned, value=None)] * n_steps
-    if not isinstance(values, list | tuple):
-        error = f"expected a list with one value per step, got {_kind(values)}"
-    elif len(values) != n_steps:
-        error = f"expected one value for each of {n_steps} steps, got {len(values)}"
-    else:
-        return [Returned(value) for value in values]
-    return [Returned(error=error)] * n_steps
+        return replace(returned, value=None)
+    if not isinstance(values, tuple):
+        return Returned(error=f"expected a list with one value per step, got {_kind(values)}")
+    if len(values) != n_steps:
+        return Returned(error=f"expected one value for each of {n_steps} steps, got {len(values)}")
+    return Returned(values[step.index])
 
 
 def to_score(function: RewardFunction, returned: Returned, step: Step | None) -> Score:
@@ -58,13 +50,13 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
             return make_score(function, _checked(returned.value, function.range, step))
         given = returned.value
         if given.status != "ok":
-            reason = str(given.reason)[:REASON_CHARACTERS] or "the function said so, without a reason"
+            reason = given.reason[:REASON_CHARACTERS] or "the function said so, without a reason"
             status = given.status if given.status == "timeout" else "failed"
             return replace(make_score(function, 0.0, reason), status=status)
         # A Score made without a range has the default one: it is the function's that counts then.
         allowed = function.range if given.range == (0.0, 1.0) else _range(given.range)
         value = _checked(given.value, allowed, step)
-        return replace(make_score(function, value, str(given.reason)), range=allowed)
+        return replace(make_score(function, value, given.reason), range=allowed)
     except _UnusableError as error:
         status = "timeout" if returned.timed_out else "failed"
         return replace(make_score(function, 0.0, str(error)), status=status)
@@ -80,19 +72,19 @@ def mean_value(score: Score) -> float:
     return sum(score.value) / len(score.value) if isinstance(score.value, tuple) else score.value
 
 
-def _range(given: object) -> tuple[float, float]:
-    if isinstance(given, list | tuple) and len(given) == 2 and all(isinstance(bound, Real) for bound in given):
+def _range(given: Plain) -> tuple[float, float]:
+    if isinstance(given, tuple) and len(given) == 2 and all(isinstance(bound, int | float) for bound in given):
         low, high = float(given[0]), float(given[1])
         if math.isfinite(low) and math.isfinite(high) and low < high:
             return low, high
+    shown = _kind(given) if isinstance(given, Other) else given
     raise _UnusableError(
-        f"expected a Score with a range of finite numbers, low < high, got {given}"[:REASON_CHARACTERS]
+        f"expected a Score with a range of finite numbers, low < high, got {shown}"[:REASON_CHARACTERS]
     )
 
 
-def _checked(value: object, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
-    value = _plain(value)
-    if not isinstance(value, list | tuple):
+def _checked(value: Plain, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
+    if not isinstance(value, tuple):
         return _number(value, allowed)
     if step is None:
         raise _UnusableError(f"expected one number for the whole trajectory, got {_kind(value)}")
@@ -100,28 +92,21 @@ def _checked(value: object, allowed: tuple[float, float], step: Step | None) -> 
         raise _UnusableError(
             f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}"
         )
-    return tuple(_number(_plain(one), allowed) for one in value)
+    return tuple(_number(one, allowed) for one in value)
 
 
-def _number(value: object, allowed: tuple[float, float]) -> float:
-    if not isinstance(value, Real):
+def _number(value: Plain, allowed: tuple[float, float]) -> float:
+    if not isinstance(value, int | float):
         raise _UnusableError(f"expected a number, got {_kind(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
     low, high = allowed
-    if not math.isfinite(number) or not low <= number <= high:
-        raise _UnusableError(f"expected a value in [{low:g}, {high:g}], got {number:g}")
-    return number
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _UnusableError(f"expected a value in [{low:g}, {high:g}], got {float(value):g}")
+    return float(value)
 
 
-def _plain(value: object) -> object:
-    """Arrays, tensors and their scalars as Python's own lists and numbers."""
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _kind(value: object) -> str:
+def _kind(value: Plain) -> str:
     if isinstance(value, Other):
         return f"a {value.kind}"
+    if isinstance(value, tuple):
+        return "a list"
     return "nothing (None)" if value is None else f"a {type(value).__name__}"

@@ -1,53 +1,71 @@
 """A worker process: receives reward functions once and then batches of calls, and answers each call as it is done.
 
-Started by the pool as `python -m creditflow.reward.worker CONNECTION PARENT`. It must not outlive the pool: it ends at
-the end of the connection and, should it hang in a function just then, with the thread that started it.
+Started by the pool as `python -P -m creditflow.reward.worker CONNECTION PARENT`. It must not outlive the pool: it ends
+at the end of the connection and, should it hang in a function just then, with the thread that started it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
-from multiprocessing.connection import Connection
 
-from creditflow.reward.calls import describe, run_sync
-from creditflow.reward.wire import pack_returned, unpack_calls, unpack_functions
+from creditflow.reward.calls import describe
+from creditflow.reward.frames import read_frame, write_frame
+from creditflow.reward.here import run_plain
+from creditflow.reward.wire import CannotTravel, pack_returned, unpack_calls, unpack_functions
 
-READY = b"ready"
-CANNOT_START = b"cannot start: "
-_PR_SET_PDEATHSIG = 1
+READY, CANNOT_START = b"ready ", b"cannot-start "
+BEGUN, CANNOT_READ = b"begun ", b"cannot-read "
+ANSWER = b"answer "
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def serve(connection: Connection) -> None:
+def serve(connection: socket.socket) -> None:
     """Answer calls until the connection ends."""
+    home, streams = os.getpid(), (sys.stdout, sys.stderr)
     try:
-        functions = unpack_functions(connection.recv_bytes())
+        functions = unpack_functions(read_frame(connection), same_machine=True)
     except EOFError:
         return
     except BaseException as error:  # told to the pool, which cannot see in here
-        connection.send_bytes(CANNOT_START + describe(error).encode())
+        write_frame(connection, CANNOT_START + describe(error).encode())
         return
-    connection.send_bytes(READY)
-    while True:
-        try:
-            batch = connection.recv_bytes()
-        except EOFError:
-            return
-        for call in unpack_calls(batch, functions):
-            returned = run_sync(call.function.call, call.arguments)
-            signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that a function left behind would hit the next one
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            connection.send_bytes(pack_returned(returned).encode())
+    write_frame(connection, READY)
+    with contextlib.suppress(EOFError):
+        while True:
+            batch = read_frame(connection)
+            try:
+                calls = unpack_calls(batch, functions)
+            except CannotTravel as error:
+                write_frame(connection, CANNOT_READ + str(error).encode())
+                continue
+            write_frame(connection, BEGUN)
+            for number, call in enumerate(calls):
+                returned = run_plain(call)
+                if os.getpid() != home:  # a function forked, and its child came back here
+                    os._exit(1)
+                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was left behind would hit the next one
+                sys.stdout, sys.stderr = streams
+                with contextlib.suppress(Exception):  # closed by the function: its own loss
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                write_frame(connection, ANSWER + b"%d " % number + pack_returned(returned).encode())
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends, however it ends (Linux; elsewhere nothing happens)."""
+    """Be killed when the thread that started this process ends, and adopt what is orphaned beneath it.
+
+    So that the pool finds all that a function has started below this process. Linux only; elsewhere nothing happens.
+    """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if os.getppid() != parent:  # it had ended before
         os._exit(1)
 
@@ -55,12 +73,11 @@ def die_with(parent: int) -> None:
 def main() -> None:
     """Serve the connection whose file descriptor is named on the command line."""
     descriptor, parent = (int(argument) for argument in sys.argv[1:3])
+    os.set_inheritable(descriptor, False)  # what a function starts must not keep it open
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to answer
-    try:
-        serve(Connection(descriptor))
-    except (BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
-        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
+        serve(socket.socket(fileno=descriptor))
 
 
 if __name__ == "__main__":

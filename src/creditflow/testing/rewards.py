@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from creditflow.errors import InputError, RewardError
-from creditflow.reward.calls import leaves
+from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.manager import RewardManager
-from creditflow.reward.registry import RewardFunction, RewardFunctionConfig, load_reward_functions
+from creditflow.reward.registry import RewardFunction, leaves
 from creditflow.reward.wire import pack_functions
 from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import Score, Step, Task, Trajectory

@@ -31,7 +31,7 @@ from creditflow.loading import is_reference, load_object
 from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
-from creditflow.reward.calls import leaves
+from creditflow.reward.registry import leaves
 from creditflow.rollout import Play, Scheduler, play_all
 from creditflow.trajectory import Ints, Task, Trajectory, TrajectoryBatch
 

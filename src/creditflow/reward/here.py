@@ -1,0 +1,99 @@
+"""Runs calls in this process: async functions together on its event loop, the others one by one in this thread.
+
+Whatever a user's function does, short of blocking or ending the process, becomes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from creditflow.reward.calls import Answered, Call, Returned, describe, too_late
+from creditflow.reward.values import taken
+
+T = TypeVar("T")
+_UNWINDING_S = 5.0
+"""How long a cancelled coroutine may take to end before it is left to itself."""
+
+
+async def run_on_loop(
+    calls: Sequence[Call], timeout: float, max_in_flight: int, answered: Answered = lambda: None
+) -> list[Returned]:
+    """What each call came back with, in order; at most `max_in_flight` async ones wait at a time.
+
+    `timeout`: seconds for each call of an async function that has none of its own. It ends the call by cancelling it:
+    one that blocks the thread instead of waiting can be ended by nobody here.
+    """
+    returned = [Returned()] * len(calls)
+    waiting = iter([i for i, call in enumerate(calls) if call.function.is_async])
+
+    async def serve() -> None:
+        for i in waiting:
+            returned[i] = await _await(calls[i], calls[i].timeout(timeout))
+            answered()
+
+    async def serve_plain() -> None:
+        for i, call in enumerate(calls):
+            if not call.function.is_async:
+                returned[i] = run_plain(call)
+                answered()
+                await asyncio.sleep(0)  # lets the async ones move on between two calls
+
+    n_async = sum(call.function.is_async for call in calls)
+    await together([*(serve() for _ in range(min(max_in_flight, n_async))), serve_plain()])
+    return returned
+
+
+def run_plain(call: Call) -> Returned:
+    """Call it in this thread."""
+    start = time.perf_counter()
+    try:
+        value = taken(call.function.call(*call.arguments))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, and what extensions derive from BaseException, are no end of the run
+        return Returned(error=describe(error), seconds=time.perf_counter() - start)
+    return Returned(value, seconds=time.perf_counter() - start)
+
+
+async def _await(call: Call, timeout: float) -> Returned:
+    start = time.perf_counter()
+    task = asyncio.create_task(_value(call))
+    # One that raises while it is being cancelled must not be reported as an error that nobody saw.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout)
+    finally:
+        if not task.done():
+            task.cancel()
+    seconds = time.perf_counter() - start
+    if not done:
+        await asyncio.wait({task}, timeout=_UNWINDING_S)
+        return Returned(error=too_late(timeout), seconds=seconds, timed_out=True)
+    if task.cancelled():
+        return Returned(error="it cancelled itself", seconds=seconds)
+    value, error = task.result()
+    return Returned(value, error, seconds)
+
+
+async def _value(call: Call) -> tuple[object, str]:
+    """Its value, or an error. asyncio passes some exceptions of a task on through the loop: none may leave it."""
+    try:
+        returned = call.function.call(*call.arguments)
+        return taken(await returned if hasattr(returned, "__await__") else returned), ""
+    except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:  # as above
+        return None, describe(error)
+
+
+async def together(running: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What they return, in order; if one raises, the others are cancelled, and that error, and no group, is raised."""
+    tasks = [asyncio.create_task(one) for one in running]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

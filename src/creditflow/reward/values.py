@@ -1,0 +1,83 @@
+"""What a function returned, as plain values of our own: taken at once, so that nobody changes it afterwards.
+
+It must not know which function returned it, nor whether it can be a score.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from creditflow.trajectory import Score
+
+MAX_VALUES = 1_000_000
+"""Numbers in one returned value; a response has fewer tokens."""
+REASON_CHARACTERS = 200
+"""Of a failure. A score that is ok may say more."""
+_OK_CHARACTERS = 10_000
+_DEPTH = 3
+Plain = Any
+"""None, a number, a tuple of these, a Score of these, or Other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Stands for a value of a type that is no score."""
+
+    kind: str
+
+
+def taken(value: object, depth: int = 0) -> Plain:
+    """A copy in Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
+
+    Raises ValueError for more than MAX_VALUES numbers, and whatever a strange object raises when it is looked at.
+    """
+    if isinstance(value, Score):
+        return Score(
+            value=taken(value.value, 1),
+            range=taken(value.range, 1),
+            status=value.status if isinstance(value.status, str) else "failed",
+            reason=str(value.reason)[:_OK_CHARACTERS],
+        )
+    if not isinstance(value, type) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Real):
+        return _number(value)
+    if not isinstance(value, list | tuple) or depth >= _DEPTH:
+        return Other(type(value).__name__)
+    if len(value) > MAX_VALUES:
+        raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
+    return tuple(taken(one, depth + 1) for one in value)
+
+
+def _number(value: Real) -> int | float:
+    try:
+        return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else float(value)
+    except OverflowError:
+        return float("inf")
+
+
+def to_json(value: Plain) -> Any:
+    """A value that was taken, as JSON has it."""
+    if isinstance(value, tuple):
+        return [to_json(one) for one in value]
+    if isinstance(value, Other):
+        return {"other": value.kind}
+    if isinstance(value, Score):
+        fields = ("value", "range", "status", "reason")
+        return {"score": {name: to_json(getattr(value, name)) for name in fields}}
+    return value
+
+
+def of_json(value: Any) -> Plain:
+    """The value that `to_json` made this of. Raises KeyError or TypeError for what it has not made."""
+    if isinstance(value, list):
+        return tuple(of_json(one) for one in value)
+    if not isinstance(value, dict):
+        return value
+    if "other" in value:
+        return Other(str(value["other"]))
+    return Score(**{name: of_json(field) for name, field in value["score"].items()})
