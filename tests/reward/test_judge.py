@@ -844,6 +844,7 @@ def test_importing_the_judge_imports_nothing_heavy():
         ({"request": {"d": date(2026, 1, 1)}}, "request.d: cannot be sent as JSON: Object of type date"),
         ({"request": {"top_p": float("nan")}}, "request.top_p: cannot be sent as JSON: Out of range"),
         ({"request": {"logit_bias": {"5": [float("inf")]}}}, "request.logit_bias: cannot be sent"),
+        ({"request": {"logit_bias": {5: 1, "6": 1}}}, "request.logit_bias: cannot be sent"),
         ({"temperature": 10**400}, "temperature: expected"),
         ({"rubric": None}, "rubric: expected"),
         ({"rubric": "no/such/file.md"}, "cannot read the file no/such/file.md"),

@@ -1,6 +1,7 @@
 """Model-based reward: a judge model reads what an agent wrote, by a rubric, and its verdict is the score.
 
-`prompt` writes the question, `clients` put it to a model, `verdict` reads the reply, `function` makes the score of it.
+`arguments` checks what a recipe says, `prompt` writes the question, `clients` put it to a model (`bounded` limits what
+an endpoint may answer), `verdict` reads the reply, `function` makes the score of it.
 """
 
 from creditflow.reward.judge.function import Judge, JudgeOutcome

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -17,8 +18,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
+from creditflow.reward.judge.bounded import AnswerRefused, bounded_to
 from creditflow.rollout.client import GenerationRequest, ModelClient
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.trajectory import Message
@@ -31,6 +34,13 @@ about the idle ones: at 256 in flight, one pool made 417 calls/s where eight mad
 still, but takes a connection that was refused for one that timed out.)"""
 _NO_KEY = "none"
 """Sent where no key is named: the client insists on one."""
+MAX_ANSWER_BYTES = 2_000_000
+"""A longer answer is not read to its end. The longest reply that is read for a verdict takes at most 600,000 (six for
+each of 100,000 characters, as JSON may write them)."""
+_SHOWN_CHARACTERS = 80
+"""Of what a server says where it refuses."""
+_SECRET_CHARACTERS = 8
+"""So many of a key, one after the other, are not shown."""
 _UNUSABLE_ENDS = {
     "length": "the reply was cut off at max_tokens, and so may be its verdict",
     "content_filter": "the reply was withheld by a content filter",
@@ -73,10 +83,13 @@ class Counts:
             self.completion_tokens += usage[1]
 
     def metrics(self, prices: Mapping[str, float] | None) -> dict[str, float]:
-        """Numbers by name. `prices` per million prompt and completion tokens; without, no cost is reported."""
-        found: dict[str, float] = {"requests": self.requests, "retries": self.retries}
+        """Numbers by name: counts and sums, which those of other processes can be added to, and a maximum.
+
+        `prices` per million prompt and completion tokens; without, no cost is reported.
+        """
+        found: dict[str, float] = {"requests": self.requests, "retries": self.retries, "answered": self.answered}
         if self.answered:
-            found |= {"latency_mean_s": self.seconds / self.answered, "latency_max_s": self.longest}
+            found |= {"latency_sum_s": self.seconds, "latency_max_s": self.longest}
         if self.without_usage:
             found["replies_without_usage"] = self.without_usage
         if self.answered > self.without_usage:
@@ -177,7 +190,7 @@ class Endpoint:
         return json.dumps([self.url, self.model, dict(self.body)], sort_keys=True)
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """The reply; retried on 429, 5xx, broken connections and time-outs, not on any other 4xx."""
+        """The reply; retried on 429, 5xx, broken connections and time-outs, not on a redirect or any other 4xx."""
         line = self._line()
         tries = 0
 
@@ -211,20 +224,29 @@ class Endpoint:
 
     def _make_client(self) -> Any:
         try:
-            from openai import AsyncOpenAI, Omit
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Omit
         except ImportError as error:
             raise JudgeError(INSTALL) from error
         key = self._key()
         # All that the client would else take from OPENAI_* variables is said outright: another's endpoint must not be
         # sent a key, an organization or a project that was meant for OpenAI.
         headers: dict[str, Any] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
-        headers["Authorization"] = f"Bearer {key}"
+        headers |= {"Authorization": f"Bearer {key}", "Accept-Encoding": "identity"}
+        # httpx2 since openai 3, httpx before.
+        library = importlib.import_module(DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
+        http = DefaultAsyncHttpxClient(
+            # What is judged goes to the address of the recipe, and the verdict comes from there.
+            follow_redirects=False,
+            timeout=self.request_timeout,
+            event_hooks={"response": [bounded_to(MAX_ANSWER_BYTES, library)]},
+        )
         return AsyncOpenAI(
             api_key=key,
             base_url=self.url,
             max_retries=0,
             timeout=self.request_timeout,
             default_headers=headers,
+            http_client=http,
         )
 
     def _key(self) -> str:
@@ -253,7 +275,11 @@ class Endpoint:
                 return await client.post("/chat/completions", cast_to=object, body=body)
         except (TimeoutError, openai.APITimeoutError) as error:
             raise _TryError(f"no answer within {self.request_timeout:g} s", again=True, status="timeout") from error
+        except AnswerRefused as error:
+            raise _TryError(str(error)) from error
         except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, AnswerRefused):  # openai 2 wraps all that it does not know
+                raise _TryError(str(error.__cause__)) from error
             cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
             raise _TryError(f"the connection failed{cause}", again=True) from error
         except openai.APIStatusError as error:
@@ -263,14 +289,24 @@ class Endpoint:
 
     def _refused(self, error: Any) -> _TryError:
         status = int(error.status_code)
-        again = status == 429 or status >= 500
-        said = ""
-        if not again:
-            said = " ".join(str(getattr(error, "message", "")).split())
-            if self.api_key_env is not None:
-                said = said.replace(self._key(), "***")
-            said = f", {said[:80]}"
-        return _TryError(f"status {status}{said}", again=again, retry_after=retry_after(error.response.headers))
+        if status == 429 or status >= 500:
+            return _TryError(f"status {status}", again=True, retry_after=retry_after(error.response.headers))
+        if 300 <= status < 400:
+            where = self._without_key(str(error.response.headers.get("location", "nowhere")).partition("?")[0])
+            return _TryError(f"status {status}, a redirect, which is not followed, to {where[:_SHOWN_CHARACTERS]}")
+        said = self._without_key(str(getattr(error, "message", "")))
+        return _TryError(f"status {status}, {said[:_SHOWN_CHARACTERS]}")
+
+    def _without_key(self, text: str) -> str:
+        """The beginning of a text in one line, without any part of the key that is long enough to be of use."""
+        plain = " ".join(text[: 8 * _SHOWN_CHARACTERS].split())
+        if self.api_key_env is None:
+            return plain
+        key = self._key()
+        size = min(_SECRET_CHARACTERS, len(key))
+        secret = {at + i for at in range(len(plain) - size + 1) if plain[at : at + size] in key for i in range(size)}
+        runs = groupby(enumerate(plain), lambda pair: pair[0] in secret)
+        return "".join("***" if hidden else "".join(char for _, char in run) for hidden, run in runs)
 
 
 MAX_BACKOFF = 20.0
@@ -299,7 +335,7 @@ def retries_of(
 
     def wait(state: Any) -> float:
         error = state.outcome.exception()
-        most = min(MAX_BACKOFF, backoff * 2 ** (state.attempt_number - 1))
+        most = min(MAX_BACKOFF, backoff * 2 ** min(state.attempt_number - 1, 30))
         return float(error.retry_after) + draw.uniform(0.0, most)
 
     return AsyncRetrying(
@@ -364,7 +400,7 @@ class Model:
     temperature: float
     seed: int
     max_concurrency: int
-    """At most so many questions are answered in one batch."""
+    """At most so many questions are answered in one batch; where judges share a model, the least of theirs counts."""
     known: ModelClient | None = None
     counts: Counts = field(default_factory=Counts)
 
@@ -400,7 +436,9 @@ class Model:
         loop = asyncio.get_running_loop()
         for other in [key for key in _SCHEDULERS if key[0].is_closed()]:
             del _SCHEDULERS[other]
-        return _SCHEDULERS.setdefault((loop, id(client)), Scheduler({_JUDGE: client}, self.max_concurrency))
+        scheduler = _SCHEDULERS.setdefault((loop, id(client)), Scheduler({_JUDGE: client}, self.max_concurrency))
+        scheduler.max_num_seqs = min(scheduler.max_num_seqs, self.max_concurrency)
+        return scheduler
 
     async def aclose(self) -> None:
         """Lets go of the model's batches in this event loop."""

@@ -1,39 +1,29 @@
 """The reward functions `judge` and `judge_outcome`: what is to be judged goes in, a score comes out.
 
-It must not know how a question travels or a reply is read (`clients`, `verdict`). Arguments are checked when a recipe
-is loaded; connections and models are made at the first call.
+It must not know how a question travels or a reply is read (`clients`, `verdict`), nor what an argument may be
+(`arguments`). Connections and models are made at the first call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import math
-import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from creditflow.errors import ModelError, did_you_mean
 from creditflow.reward import local_model
-from creditflow.reward.judge import verdict
-from creditflow.reward.judge.clients import INSTALL, Client, Counts, Endpoint, JudgeError, Model
-from creditflow.reward.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
-from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, Verdict, VerdictError
+from creditflow.reward.judge import arguments, verdict
+from creditflow.reward.judge.clients import Client, Counts, Endpoint, JudgeError, Model
+from creditflow.reward.judge.verdict import Verdict, VerdictError
 from creditflow.reward.registry import builtin, outcome, reward
 from creditflow.rollout.client import ModelClient
 from creditflow.trajectory import Message, Score, Step, Trajectory
 
 _GROUND_TRUTH = "ground_truth"
 _NO_ANSWER = "the workflow returned no answer"
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-_SECRET = re.compile(r"\b(?:sk-[-_A-Za-z0-9]{20}|AIza[-_A-Za-z0-9]{30}|(?:hf_|gsk_|xai-|gh[pousr]_)[A-Za-z0-9]{30})")
-_OUR_FIELDS = ("messages", "model", "stream", "n")
-"""Fields of a request that are not the recipe's to change: a verdict is read from one whole reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +57,21 @@ class Judge:
     `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
 
     How: `max_tokens` of the reply; `temperature`; `seed` (null: none is sent); `max_concurrency`: requests at a time,
-    or of a model of this process in one batch; and of an endpoint `request_timeout` per try, `retries` with `backoff`
-    seconds and jitter, `give_up_after` seconds (no try begins later; with `request_timeout` it should stay below the
-    entry's `timeout`, so that the reason given is the judge's), `request`: other fields of the request (null takes one
-    out: {max_tokens: null, max_completion_tokens: 800}), `prices`: {prompt, completion} per million tokens, for `cost`.
+    or of a model of this process in one batch (where judges share it, the least of theirs); and of an endpoint
+    `request_timeout` per try, `retries` with `backoff` seconds and jitter, `give_up_after` seconds (no try begins
+    later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's),
+    `request`: other fields of the request (null takes one out: {max_tokens: null, max_completion_tokens: 800}),
+    `prices`: {prompt, completion} per million tokens, for `cost`.
 
     Range: 0 to 1. Cost: one request a step, two where pairwise; `metrics` tells requests, tokens, cost and latency.
+    An endpoint's redirects are not followed, and of its answers at most 2 MB are read.
     A reply without exactly one verdict on the scale is `failed`, as is a judge that cannot be asked; one that does not
     answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
+
+    connect: Callable[[Mapping[str, ModelClient]], None]
+    """Of a judge that is a policy of the run, and of no other: takes the run's policies. Raises ValueError where the
+    judge's is none of them."""
 
     def __init__(
         self,
@@ -105,46 +101,48 @@ class Judge:
         request: Mapping[str, Any] | None = None,
         prices: Mapping[str, float] | None = None,
     ) -> None:
-        _refuse_secrets(locals())
-        _one_of(endpoint=endpoint, path=path, policy=policy)
-        _one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
+        arguments.refuse_secrets(locals())
+        arguments.one_of(endpoint=endpoint, path=path, policy=policy)
+        arguments.one_of(scale=scale, choices=choices, pairwise=pairwise, needed=False)
         for name, value, least in (
             ("max_characters", max_characters, 1),
             ("max_tokens", max_tokens, 1),
             ("max_concurrency", max_concurrency, 1),
             ("retries", retries, 0),
         ):
-            _whole(name, value, least)
+            arguments.whole(name, value, least)
         if seed is not None:
-            _whole("seed", seed, 0)
-        _number("temperature", temperature, 0)
-        _number("backoff", backoff, 0)
-        _number("request_timeout", request_timeout, 0, above=True)
-        _number("give_up_after", give_up_after, 0, above=True)
+            arguments.whole("seed", seed, 0)
+        arguments.number("temperature", temperature, 0)
+        arguments.number("backoff", backoff, 0)
+        arguments.number("request_timeout", request_timeout, 0, above=True)
+        arguments.number("give_up_after", give_up_after, 0, above=True)
         if format not in ("line", "json"):
             raise ValueError(f"format: expected 'line' or 'json', got {format!r}")
 
         self.style = format
-        self.reference = _word("reference", reference)
-        self.against = _against(pairwise)
-        self.form = _form(scale, choices, self.against is not None)
-        self.prices = _prices(prices)
-        self.prompt = _prompt(rubric, template, verdict.instruction(self.form, format), max_characters, self.against)
+        self.reference = arguments.optional_name("reference", reference)
+        self.against = arguments.against_of(pairwise)
+        self.form = arguments.form_of(scale, choices, self.against is not None)
+        self.prices = arguments.prices_of(prices)
+        self.prompt = arguments.prompt_of(
+            rubric, template, verdict.instruction(self.form, format), max_characters, self.against
+        )
         if self.reference and self.against:
             raise ValueError("reference: where pairwise compares with a text, that is the reference")
         if self.prompt.template and ("{reference}" in self.prompt.template) != (self.reference is not None):
             raise ValueError("reference: expected both it and {reference} in the template, or neither")
 
         self.version_text = repr(self.prompt)
-        self.policy: str | None = _word("policy", policy)
+        self.policy = arguments.optional_name("policy", policy)
         self.here = endpoint is None
         self.client: Client
         if endpoint is not None:
             self.client = Endpoint(
-                url=_url(endpoint),
-                model=_needed("model", model),
-                api_key_env=_variable(api_key_env),
-                body=_body(max_tokens, temperature, seed, format, request),
+                url=arguments.address_of(endpoint),
+                model=arguments.model_name(model),
+                api_key_env=arguments.variable_name(api_key_env),
+                body=arguments.body_of(max_tokens, temperature, seed, format, request),
                 max_concurrency=max_concurrency,
                 request_timeout=request_timeout,
                 retries=retries,
@@ -156,16 +154,17 @@ class Judge:
             if given is not None:
                 raise ValueError(f"{name}: only an endpoint has one")
         get = self._the_policy
+        if policy is not None:
+            self.connect = self._connect
         if path is not None:
             if temperature:
                 raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
             get = _Folder(Path(path), device).get
         self.client = Model(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
 
-    def connect(self, clients: Mapping[str, ModelClient]) -> None:
-        """The policies of the run. Raises ValueError where the judge's is none of them."""
-        if self.policy is None or not isinstance(self.client, Model):
-            return
+    def _connect(self, clients: Mapping[str, ModelClient]) -> None:
+        assert self.policy is not None
+        assert isinstance(self.client, Model)
         if self.policy not in clients:
             raise ValueError(
                 f"judge: policy: {self.policy!r} is no policy of the run{did_you_mean(self.policy, clients)}; "
@@ -188,8 +187,9 @@ class Judge:
         return self._key(_Subject(trajectory, step.response, step.prompt))
 
     def metrics(self) -> dict[str, float]:
-        """Since last asked: requests, retries, prompt_tokens, completion_tokens, latency_mean_s and latency_max_s (of
-        the answered requests), replies_without_usage where there were any; with prices, cost in their currency.
+        """Since last asked: requests, retries, answered, and of the answered requests latency_sum_s, latency_max_s,
+        prompt_tokens and completion_tokens, replies_without_usage where there were any; with prices, cost in their
+        currency. Counts and sums, so that those of several processes can be added up; the mean is theirs to divide.
         """
         counts, self.client.counts = self.client.counts, Counts()
         return counts.metrics(self.prices)
@@ -296,157 +296,3 @@ def _from_task(trajectory: Trajectory, name: str) -> str:
     if value is None:
         raise JudgeError(f"the task has no {name}" + ("" if name == _GROUND_TRUTH else " in its extra_info"))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-# ---- arguments: each of these raises ValueError, which becomes the recipe's fault
-
-
-def _refuse_secrets(args: Mapping[str, Any]) -> None:
-    """A recipe is copied into the folder of every run: a key in it would be too. The message does not repeat it."""
-    for name, value in args.items():
-        if name != "self" and _SECRET.search(str(value)):
-            raise ValueError(
-                f"{name}: this looks like a key; put it into an environment variable, named by api_key_env"
-            )
-
-
-def _one_of(needed: bool = True, **options: object) -> None:
-    given = [name for name, value in options.items() if value is not None]
-    if len(given) > 1 or (needed and not given):
-        raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(given) or 'none'}")
-
-
-def _whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
-
-
-def _number(name: str, value: object, least: float, *, above: bool = False) -> float:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if usable and isinstance(value, int | float) and (value > least or (value == least and not above)):
-        return float(value)
-    raise ValueError(f"{name}: expected a number {'above' if above else 'of at least'} {least:g}, got {value!r}")
-
-
-def _word(name: str, value: object) -> str | None:
-    if value is not None and not (isinstance(value, str) and value):
-        raise ValueError(f"{name}: expected a name, got {value!r}")
-    return value
-
-
-def _needed(name: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise ValueError(f"{name}: expected the model's name as the endpoint knows it, got {value!r}")
-    return value
-
-
-def _url(endpoint: object) -> str:
-    """The address, which is shown in reasons and metrics; so it may hold no credentials."""
-    parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("endpoint: expected an address such as http://127.0.0.1:8000/v1")
-    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise ValueError("endpoint: expected an address without user, password, query or fragment; keys: api_key_env")
-    if any(importlib.util.find_spec(module) is None for module in ("openai", "tenacity")):
-        raise ValueError(INSTALL)
-    return str(endpoint).rstrip("/")
-
-
-def _variable(name: object) -> str | None:
-    """The value is not repeated in the message: it may be the key itself."""
-    if name is None:
-        return None
-    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise ValueError("api_key_env: expected the name of an environment variable, in capitals, never the key itself")
-    if not os.environ.get(name):
-        raise ValueError(f"api_key_env: the environment variable {name} is not set")
-    return name
-
-
-def _form(scale: Any, choices: Any, pairwise: bool) -> Form:
-    if pairwise:
-        return WINNER
-    if choices is not None:
-        return _choices(choices)
-    given = [1, 10] if scale is None else scale
-    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
-        raise ValueError(f"scale: expected [lowest, highest], got {given!r}")
-    low, high = (_number("scale", one, -1e9) for one in given)
-    if not low < high <= 1e9:
-        raise ValueError(f"scale: expected [lowest, highest] between -1e9 and 1e9, got {given!r}")
-    return Scale(low, high)
-
-
-def _choices(choices: Any) -> Choices:
-    if not isinstance(choices, Mapping) or len(choices) < 2:
-        raise ValueError(f"choices: expected two or more words with their values, got {choices!r}")
-    values = {str(word): _number(f"choices.{word}", value, 0) for word, value in choices.items()}
-    if len({word.casefold() for word in values}) < len(values):
-        raise ValueError("choices: two of the words differ in case only")
-    for word, value in values.items():
-        if value > 1:
-            raise ValueError(f"choices.{word}: expected a value in [0, 1], got {value:g}")
-        try:
-            same = verdict.read(f"Score: {word}", Choices(values), "line").value == value
-        except VerdictError:
-            same = False
-        if not same:
-            raise ValueError(f"choices: {word!r} cannot be read from a line; take a plain word")
-    return Choices(values)
-
-
-def _against(pairwise: Any) -> str | None:
-    if pairwise is None:
-        return None
-    if not isinstance(pairwise, Mapping) or set(pairwise) != {"against"}:
-        raise ValueError(f"pairwise: expected {{against: ground_truth}} or a field of extra_info, got {pairwise!r}")
-    return _word("pairwise.against", pairwise["against"] or "")
-
-
-def _prompt(
-    rubric: str | None, template: str | None, instruction: str, max_characters: int, against: str | None
-) -> Prompt:
-    if rubric is None and template is None:
-        raise ValueError("rubric: expected a text that says what is good (or a template with that in it)")
-    criteria = "" if rubric is None else _text("rubric", rubric)
-    if template is None:
-        return Prompt(criteria, instruction, None, max_characters)
-    needed, known = (("response",), FIELDS) if against is None else (("first", "second"), PAIR_FIELDS)
-    text = _text("template", template)
-    check_template(text, (*needed, "rubric") if rubric is not None else needed, known)
-    return Prompt(criteria, instruction, text, max_characters)
-
-
-def _text(name: str, given: object) -> str:
-    """A text, or what the file *.md or *.txt holds."""
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {given!r}")
-    if not re.fullmatch(r"\S+\.(?:md|txt)", given):
-        return given.strip()
-    try:
-        return Path(given).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name}: cannot read the file {given}: {error}") from error
-
-
-def _body(
-    max_tokens: int, temperature: float, seed: int | None, style: str, request: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    if style == "json":
-        body["response_format"] = {"type": "json_object"}
-    if request is not None and not isinstance(request, Mapping):
-        raise ValueError(f"request: expected fields with their values, got {request!r}")
-    for name, value in (request or {}).items():
-        if name in _OUR_FIELDS:
-            raise ValueError(f"request.{name}: is not to be changed here")
-        body[str(name)] = value
-    return {name: value for name, value in body.items() if value is not None}
-
-
-def _prices(prices: Any) -> dict[str, float] | None:
-    if prices is None:
-        return None
-    if not isinstance(prices, Mapping) or set(prices) != {"prompt", "completion"}:
-        raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
-    return {name: _number(f"prices.{name}", value, 0) for name, value in prices.items()}

@@ -34,9 +34,15 @@ _HEADINGS = {
 }
 _TAGS = {"first": "response_a", "second": "response_b"}
 _FIELD = re.compile(r"\{([a-z_]{1,20})\}")
-_CONTROL = re.compile(r"<\|[^\s<>|]{1,40}\|>|</?s>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>")
-"""How widespread chat templates write the borders of turns. A server that reads them out of plain text would take what
-follows for a turn of its own."""
+_BORDER = re.compile(
+    r"<(?=[|\uff5c][^\s<>]{1,40}>|[^\s<>|\uff5c]{1,40}[|\uff5c]>"  # <|im_end|>, also in wide bars, <|turn>, <turn|>
+    r"|/?s>|</?SYS>>|(?:start|end)_of_[a-z]{1,20}>|/?(?:[es]o[a-z]|bos|pad|unk|sep|cls|mask)>|seed:[a-z_]{1,20}>"
+    r"|(?:extra_id|reserved|SPECIAL|unused|TOKENS_UNUSED)_?[0-9]{1,5}>)"
+    r"|\[(?=/?[A-Z_]{3,30}\]|[gs]MASK\]|[|\uff5c][^\s\[\]]{1,40}\]|e~\[)"  # [INST], [SYSTEM_PROMPT], [gMASK], [|user|]
+    r"|\](?=~!?b[\[\]])"  # ]~b]
+)
+"""How widespread chat templates begin the borders of turns; the first character alone, so that those inside others are
+found too. A server that reads them out of plain text would take what follows for a turn of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +108,4 @@ def _tidy(text: str, limit: int) -> str:
         head = limit - limit // 2
         text = f"{text[:head]}\n[... {over} characters left out ...]\n{text[len(text) - limit // 2 :]}"
     text = text.encode("utf-8", "replace").decode()
-    return _CONTROL.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+    return _BORDER.sub(r"\g<0> ", text)

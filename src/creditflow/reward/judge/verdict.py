@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,8 +18,21 @@ MAX_CHARACTERS = 100_000
 REASON_CHARACTERS = 200
 
 _THOUGHT = ("<think>", "</think>")
-_ORNAMENT = " \t*_#>`"
-"""What a line with the verdict may be dressed in: `**Score: 7**`."""
+_BEFORE = " \t*_#`"
+"""What the verdict's line may begin with: `**Score: 7**`, `## Score: 7`. A quotation (>) is somebody else's."""
+_AROUND = " \t*_`"
+"""What the value may stand in."""
+_SHOWN_AS_NOTHING = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0]+"
+)
+_NORMALIZED_CHARACTERS = 500
+"""Of a line: normalizing takes longer than linear."""
+_NO_WORD = r"(?:[\W\d_]|<[a-z]{1,10}>)*"
+"""Points of a list, numbers, quotations, emphasis, tags."""
+_COLON = r"(?:[^\w:]|[\d_])*[:\u02d0\u2236\ua789]"
+"""Or what looks like one, after whatever emphasis or numbers there are: `**Score** (1-10):`."""
+_NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
@@ -123,34 +137,64 @@ def read(reply: str, form: Form, style: str) -> Verdict:
     """The verdict of a reply in the style that was asked for.
 
     `line`: the last line that is not blank must be `Score: V` (`Winner: V`), whole; asterisks and other Markdown around
-    it do not count. Every other line that begins so must say the same. `json`: the whole reply is one JSON object with
-    the verdict and, if it likes, a reason. What a reasoning model thought (`<think>...</think>`) is not read.
+    it do not count, but a quotation or a point of a list is none. Every other line that could be taken for a verdict,
+    whatever it is dressed in, must say the same. `json`: the whole reply is one JSON object with the verdict and, if it
+    likes, a reason. What a reasoning model thought is not read: `<think>...</think>` where the reply begins with it,
+    and what stands before a lone `</think>` if there is no verdict in that.
 
     Raises VerdictError: no verdict, one off the scale, or several that contradict one another.
     """
     if len(reply) > MAX_CHARACTERS:
         raise VerdictError(f"a reply of {len(reply)} characters; at most {MAX_CHARACTERS} are read")
-    start, end = _THOUGHT
-    said = reply.rpartition(end)[2]
-    if start in said:
-        raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
+    said = _without_thoughts(reply, form, style)
     return _read_json(said, form) if style == "json" else _read_line(said, form)
 
 
+def _without_thoughts(reply: str, form: Form, style: str) -> str:
+    start, end = _THOUGHT
+    thought, found, said = reply.partition(end)
+    if not (found and thought.lstrip().startswith(start)):
+        said = reply
+    # A model whose prompt opens the thought only closes it; but so may a text that a verdict quotes.
+    before, _, after = said.rpartition(end)
+    drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_all_said([before], form))
+    said = said if drafted else after
+    if start in said:
+        raise VerdictError("the reply ends while the judge still thinks (<think> without </think>)")
+    return said
+
+
 def _read_line(said: str, form: Form) -> Verdict:
-    lines = [line.strip() for line in said.splitlines()]
-    while lines and not lines[-1]:
+    lines = _NEW_LINE.split(said)
+    while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
+    *others, last = lines
     begin = f"{form.label.lower()}:"
-    bare = [line.strip(_ORNAMENT) for line in lines]
-    verdicts = [line[len(begin) :].strip(_ORNAMENT) for line in bare if line.lower().startswith(begin)]
-    if not bare or not bare[-1].lower().startswith(begin):
-        last = _shown(lines[-1]) if lines else "nothing"
-        raise VerdictError(f"expected the last line to be '{form.label}: ...', got {last}")
-    value = form.value(verdicts[-1])
+    bare = last.lstrip(_BEFORE)
+    if not bare.lower().startswith(begin):
+        got = _shown(last.strip()) if last.strip() else "nothing"
+        raise VerdictError(f"expected the last line to be '{form.label}: ...', got {got}")
+    final = bare[len(begin) :].strip(_AROUND)
+    value = form.value(final)
+    verdicts = [*_all_said(others, form), final]
     if any(form.value(other) != value for other in verdicts[:-1]):
         raise VerdictError(f"contradicting verdicts: {', '.join(map(_shown, verdicts[:5]))}")
-    return Verdict(value, _short("\n".join(lines[:-1])))
+    return Verdict(value, _short("\n".join(others)))
+
+
+def _all_said(texts: Sequence[str], form: Form) -> list[str]:
+    """What every line says that could be taken for a verdict; more generous than what is taken for one."""
+    like = re.compile(rf"{_NO_WORD}(?:[a-z]{{1,4}}[.)]{_NO_WORD})?{form.label}{_COLON}", re.IGNORECASE)
+    plain = (_plain(line) for text in texts for line in text.splitlines())
+    return [line[match.end() :].strip(_AROUND) for line in plain if (match := like.match(line))]
+
+
+def _plain(line: str) -> str:
+    """A line as it looks: full-width letters and colons are plain ones, and what shows nothing is not there."""
+    if line.isascii():
+        return line
+    line = _SHOWN_AS_NOTHING.sub("", line)
+    return unicodedata.normalize("NFKC", line[:_NORMALIZED_CHARACTERS]) + line[_NORMALIZED_CHARACTERS:]
 
 
 def _read_json(said: str, form: Form) -> Verdict:

@@ -1,0 +1,194 @@
+"""Checks a judge's arguments when a recipe is loaded, and makes of them what the judge is built from.
+
+It must not know a trajectory, nor open a connection. Each function raises ValueError, which becomes the recipe's fault.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from creditflow.errors import first_line
+from creditflow.reward.judge import verdict
+from creditflow.reward.judge.clients import INSTALL
+from creditflow.reward.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
+from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, VerdictError
+
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_SECRET = re.compile(r"\b(?:sk-[-_A-Za-z0-9]{20}|AIza[-_A-Za-z0-9]{30}|(?:hf_|gsk_|xai-|gh[pousr]_)[A-Za-z0-9]{30})")
+_HUGE = 1e300
+"""Whole numbers may be beyond what a float holds."""
+_OUR_FIELDS = ("messages", "model", "stream", "n")
+"""Fields of a request that are not the recipe's to change: a verdict is read from one whole reply."""
+
+
+def refuse_secrets(args: Mapping[str, Any]) -> None:
+    """A recipe is copied into the folder of every run: a key in it would be too. The message does not repeat it."""
+    for name, value in args.items():
+        if name != "self" and _SECRET.search(str(value)):
+            raise ValueError(
+                f"{name}: this looks like a key; put it into an environment variable, named by api_key_env"
+            )
+
+
+def one_of(needed: bool = True, **options: object) -> None:
+    """Of options that exclude one another, one is given (not `needed`: or none)."""
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1 or (needed and not given):
+        raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(given) or 'none'}")
+
+
+def whole(name: str, value: object, least: int) -> None:
+    """A whole number of `least` or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
+
+
+def number(name: str, value: object, least: float, *, above: bool = False) -> float:
+    """A finite number of `least` or more, or above it."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _HUGE:
+        found = float(value)
+        if found > least or not above:
+            return found
+    raise ValueError(f"{name}: expected a number {'above' if above else 'of at least'} {least:g}, got {value!r}")
+
+
+def optional_name(name: str, value: object) -> str | None:
+    """A text that is not empty, or none."""
+    if value is not None and not (isinstance(value, str) and value):
+        raise ValueError(f"{name}: expected a name, got {value!r}")
+    return value
+
+
+def model_name(value: object) -> str:
+    """What the endpoint is asked for."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"model: expected the model's name as the endpoint knows it, got {value!r}")
+    return value
+
+
+def address_of(endpoint: object) -> str:
+    """The address, which is shown in reasons and metrics; so it may hold no credentials."""
+    parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("endpoint: expected an address such as http://127.0.0.1:8000/v1")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError("endpoint: expected an address without user, password, query or fragment; keys: api_key_env")
+    if any(importlib.util.find_spec(module) is None for module in ("openai", "tenacity")):
+        raise ValueError(INSTALL)
+    return str(endpoint).rstrip("/")
+
+
+def variable_name(name: object) -> str | None:
+    """The name of a variable that is set. It is not repeated in the message: it may be the key itself."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        raise ValueError("api_key_env: expected the name of an environment variable, in capitals, never the key itself")
+    if not os.environ.get(name):
+        raise ValueError(f"api_key_env: the environment variable {name} is not set")
+    return name
+
+
+def form_of(scale: Any, choices: Any, pairwise: bool) -> Form:
+    """What a verdict may be."""
+    if pairwise:
+        return WINNER
+    if choices is not None:
+        return _choices(choices)
+    given = [1, 10] if scale is None else scale
+    if isinstance(given, str) or not isinstance(given, Sequence) or len(given) != 2:
+        raise ValueError(f"scale: expected [lowest, highest], got {given!r}")
+    low, high = (number("scale", one, -1e9) for one in given)
+    if not low < high <= 1e9:
+        raise ValueError(f"scale: expected [lowest, highest] between -1e9 and 1e9, got {given!r}")
+    return Scale(low, high)
+
+
+def _choices(choices: Any) -> Choices:
+    if not isinstance(choices, Mapping) or len(choices) < 2:
+        raise ValueError(f"choices: expected two or more words with their values, got {choices!r}")
+    values = {str(word): number(f"choices.{word}", value, 0) for word, value in choices.items()}
+    if len({word.casefold() for word in values}) < len(values):
+        raise ValueError("choices: two of the words differ in case only")
+    for word, value in values.items():
+        if value > 1:
+            raise ValueError(f"choices.{word}: expected a value in [0, 1], got {value:g}")
+        try:
+            same = verdict.read(f"Score: {word}", Choices(values), "line").value == value
+        except VerdictError:
+            same = False
+        if not same:
+            raise ValueError(f"choices: {word!r} cannot be read from a line; take a plain word")
+    return Choices(values)
+
+
+def against_of(pairwise: Any) -> str | None:
+    """The field of the task that a response is compared with."""
+    if pairwise is None:
+        return None
+    if not isinstance(pairwise, Mapping) or set(pairwise) != {"against"}:
+        raise ValueError(f"pairwise: expected {{against: ground_truth}} or a field of extra_info, got {pairwise!r}")
+    return optional_name("pairwise.against", pairwise["against"] or "")
+
+
+def prompt_of(
+    rubric: str | None, template: str | None, instruction: str, max_characters: int, against: str | None
+) -> Prompt:
+    """How the judge is asked; reads the files that hold rubric and template."""
+    if rubric is None and template is None:
+        raise ValueError("rubric: expected a text that says what is good (or a template with that in it)")
+    criteria = "" if rubric is None else _text("rubric", rubric)
+    if template is None:
+        return Prompt(criteria, instruction, None, max_characters)
+    needed, known = (("response",), FIELDS) if against is None else (("first", "second"), PAIR_FIELDS)
+    text = _text("template", template)
+    check_template(text, (*needed, "rubric") if rubric is not None else needed, known)
+    return Prompt(criteria, instruction, text, max_characters)
+
+
+def _text(name: str, given: object) -> str:
+    """A text, or what the file *.md or *.txt holds."""
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {given!r}")
+    if not re.fullmatch(r"\S+\.(?:md|txt)", given):
+        return given.strip()
+    try:
+        return Path(given).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name}: cannot read the file {given}: {error}") from error
+
+
+def body_of(
+    max_tokens: int, temperature: float, seed: int | None, style: str, request: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Fields of a request beside model and messages; all of it can be sent as JSON."""
+    body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    if style == "json":
+        body["response_format"] = {"type": "json_object"}
+    if request is not None and not isinstance(request, Mapping):
+        raise ValueError(f"request: expected fields with their values, got {request!r}")
+    for name, value in (request or {}).items():
+        if name in _OUR_FIELDS:
+            raise ValueError(f"request.{name}: is not to be changed here")
+        try:
+            json.dumps(value, allow_nan=False, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"request.{name}: cannot be sent as JSON: {first_line(error)}") from error
+        body[str(name)] = value
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def prices_of(prices: Any) -> dict[str, float] | None:
+    """Per million prompt and completion tokens."""
+    if prices is None:
+        return None
+    if not isinstance(prices, Mapping) or set(prices) != {"prompt", "completion"}:
+        raise ValueError(f"prices: expected {{prompt: ..., completion: ...}} per million tokens, got {prices!r}")
+    return {name: number(f"prices.{name}", value, 0) for name, value in prices.items()}
