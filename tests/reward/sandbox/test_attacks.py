@@ -43,6 +43,7 @@ HELD_BY_CARE = {
     "hostile_pickle",
     "kept_devices",
     "deep_folders",
+    "wrecked_folder",
 }
 """What a back end may contain without a box, by care alone; a careless one shows that these bite."""
 
@@ -177,9 +178,12 @@ def test_a_careless_back_end_fails_what_care_alone_contains(tmp_path, monkeypatc
     monkeypatch.setattr(resources, "SLACK_S", 1.0)
     monkeypatch.setattr(checking, "PATIENCE_S", 4.0)
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as own:
         box = CarelessBox(folder, replace(LIMITS, wall_s=0.5))
-        verdicts = quietly(tmp_path, box, HELD_BY_CARE, jobs=10)
+        verdicts = quietly(tmp_path, box, HELD_BY_CARE - {"wrecked_folder"}, jobs=10)
+        # It takes the folder away, from under the other attacks.
+        Path(own, "folder").mkdir()
+        verdicts |= quietly(tmp_path, CarelessBox(Path(own, "folder")), ["wrecked_folder"])
         # the thread that waits for the other end of the pipe
         os.close(os.open(Path(folder, "pipe"), os.O_WRONLY | os.O_NONBLOCK))
 

@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.reward.sandbox import SandboxError, SandboxOptionError, SandboxUnavailable, bubblewrap, open_sandbox
+from creditflow.reward.sandbox import (
+    SandboxError,
+    SandboxOptionError,
+    SandboxUnavailable,
+    bubblewrap,
+    found,
+    open_sandbox,
+)
 from tests.reward.sandbox import boxes
 
 MB = 1024 * 1024
@@ -251,26 +258,26 @@ def test_a_bwrap_that_does_not_work_is_unavailable_when_the_box_is_opened(said, 
 
 
 def test_a_machine_without_bwrap_says_how_to_get_it(monkeypatch):
-    monkeypatch.setattr(bubblewrap.shutil, "which", lambda *args, **options: None)
+    monkeypatch.setattr(found.shutil, "which", lambda *args, **options: None)
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
         open_sandbox()
 
 
 def test_a_machine_that_is_not_linux_says_what_to_use(monkeypatch):
-    monkeypatch.setattr(bubblewrap.sys, "platform", "darwin")
+    monkeypatch.setattr(found.sys, "platform", "darwin")
     with pytest.raises(SandboxUnavailable, match="needs Linux"):
         open_sandbox()
 
 
 def test_what_restricts_namespaces_is_found_and_the_remedy_named(tmp_path):
-    assert bubblewrap.restrictions(tmp_path) == []
+    assert found.restrictions(tmp_path) == []
     for name, value in (("apparmor_restrict_unprivileged_userns", "1"), ("unprivileged_userns_clone", "1")):
         (tmp_path / "kernel").mkdir(exist_ok=True)
         (tmp_path / "kernel" / name).write_text(f"{value}\n")
-    (found,) = bubblewrap.restrictions(tmp_path)
-    assert "AppArmor profile" in found
+    (said,) = found.restrictions(tmp_path)
+    assert "AppArmor profile" in said
     (tmp_path / "kernel" / "unprivileged_userns_clone").write_text("0\n")
-    assert len(bubblewrap.restrictions(tmp_path)) == 2
+    assert len(found.restrictions(tmp_path)) == 2
 
 
 def test_limits_under_which_python_cannot_start_are_refused_when_the_box_is_opened():

@@ -3,10 +3,13 @@
 import errno
 import os
 import shutil
+import signal
+import subprocess
 
 import pytest
 
 from creditflow.reward.sandbox import Limits, SandboxError, cgroup
+from tests.reward.sandbox import boxes
 
 LIMITS = Limits(memory_mb=10, processes=7)
 
@@ -164,3 +167,78 @@ def test_groups_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
         "creditflow-1-999999999-0",
         "other",
     }
+
+
+def test_what_is_still_in_a_group_of_the_dead_is_killed_before_it_is_removed(tmp_path, monkeypatch):
+    folder = tmp_path / f"{cgroup._owner()}-999999999-0"
+    folder.mkdir()
+    (tmp_path / "tasks").touch()
+    with subprocess.Popen(["sleep", "60"]) as left:
+        (folder / "cgroup.procs").write_text(f"0\n{left.pid}\n{os.getpid()}\n")
+
+        def rmdir(self):
+            if left.poll() is None:
+                raise OSError(errno.EBUSY, "busy")
+            shutil.rmtree(self)
+
+        monkeypatch.setattr(cgroup.Path, "rmdir", rmdir)
+        cgroup.Parents(2, tmp_path, None).sweep()
+        assert left.returncode == -signal.SIGKILL
+    assert not folder.exists()
+    assert (tmp_path / "tasks").read_text() == "0"  # where a thread of ours would have gone
+
+
+def test_groups_have_other_names_than_those_of_a_dead_namesake(tmp_path):
+    (tmp_path / "ours").mkdir()
+    parents = cgroup.Parents(2, tmp_path / "ours", None)
+    for number in range(100):  # whatever a process of our number may have left
+        (tmp_path / "ours" / f"{cgroup._owner()}-{os.getpid()}-{number}").mkdir()
+    names = {parents.open().folders[0].name for _ in range(20)}
+    assert len(names) == 20
+
+
+def test_a_group_that_is_half_made_is_removed_and_one_that_was_there_is_not(tmp_path, monkeypatch):
+    (tmp_path / "memory").mkdir()
+    with pytest.raises(SandboxError, match="could not be made"):
+        cgroup.Parents(1, tmp_path / "memory", tmp_path / "missing").open()
+    assert list((tmp_path / "memory").iterdir()) == []
+    monkeypatch.setattr(cgroup.secrets, "token_hex", lambda count: "same")
+    parents = cgroup.Parents(2, tmp_path / "memory", None)
+    group = parents.open()
+    with pytest.raises(SandboxError, match="exists"):
+        parents.open()
+    assert group.folders[0].exists()
+
+
+def test_a_thread_that_cannot_leave_one_group_still_leaves_the_other(tmp_path, kernel):
+    group = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours").open()
+    memory, pids = (folder.parent / "tasks" for folder in group.folders)
+    memory.unlink()
+    memory.mkdir()
+    with pytest.raises(SandboxError, match="could not leave"), group.joined():
+        pass
+    assert pids.read_text() == "0"
+
+
+@pytest.mark.parametrize(("number", "odd"), [(errno.EACCES, False), (errno.EROFS, False), (errno.EEXIST, True)])
+def test_a_group_that_cannot_be_made_is_odd_but_for_want_of_rights(number, odd, tmp_path, kernel, monkeypatch):
+    (tmp_path / "cgroup.controllers").write_text("memory pids")
+    (tmp_path / "cgroup.subtree_control").write_text("memory pids")
+
+    def mkdir(self, *arguments, **options):
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(cgroup.Path, "mkdir", mkdir)
+    with pytest.raises(cgroup.NoCgroup) as caught:
+        cgroup.find(str(tmp_path))
+    assert caught.value.odd == odd
+
+
+def test_a_box_that_has_no_group_for_an_odd_reason_warns(monkeypatch):
+    def find(choice):
+        raise cgroup.NoCgroup("out of numbers", odd=True)
+
+    monkeypatch.setattr(cgroup, "find", find)
+    with pytest.warns(UserWarning, match="larger memory bound: out of numbers"):
+        box = boxes.bubblewrap()
+    assert "no cgroup" in box.memory_bound()[1]

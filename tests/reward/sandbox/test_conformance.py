@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.reward.sandbox import Sandbox, SandboxError, SandboxOptionError, container
+from creditflow.reward.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError, container
 from tests.reward.sandbox import boxes
 
 BACKENDS = ["bubblewrap", "unsafe_subprocess", "sandbox_fusion", "container"]
@@ -133,6 +133,36 @@ def test_commands_that_are_none_are_refused(box, command):
         box.run(command)
 
 
+@on_local
+def test_a_command_that_is_too_long_for_the_system_is_the_callers_fault(box):
+    with pytest.raises(ValueError, match="too long"):
+        box.run(["echo", *["x" * 100_000] * 100])
+
+
+@on_local
+def test_a_command_that_looks_like_an_option_is_a_command(box):
+    assert box.run(["--help"]).exit_code == 127
+
+
+@on_all
+def test_what_is_no_bytes_is_refused(box):
+    for value in (5, "text", None, [1, 2]):
+        with pytest.raises(TypeError, match="bytes expected"):
+            python(box, "pass", stdin=value)
+        with pytest.raises(TypeError, match="bytes expected"):
+            box.write("n", value)
+    box.write("n", bytearray(b"x"))
+    assert python(box, "print(open('n').read() + input())", stdin=memoryview(b"y")).stdout == b"xy\n"
+
+
+@on_all
+def test_input_and_files_are_bounded_together(box):
+    for number in range(60):
+        box.write(f"f{number}", b"x" * 1024 * 1024)
+    with pytest.raises(ValueError, match="in all"):
+        python(box, "pass", stdin=b"x" * 5 * 1024 * 1024)
+
+
 @on_all
 def test_a_file_cannot_be_where_a_folder_is_and_none_may_be_larger_than_a_file_may_be(box):
     box.write("a/b", b"")
@@ -243,6 +273,20 @@ def descriptors() -> int:
 
 
 @on_local
+def test_what_a_limit_ended_has_no_exit_code(box):
+    result = python(box, "print('x' * 5000)")
+    assert (result.limit, result.exit_code) == ("output", None)
+    if isinstance(box, Bubblewrap) and box.memory_bound()[1].startswith("cgroup"):
+        code = (
+            "import os\npids = []\nfor _ in range(5):\n    pid = os.fork()\n"
+            "    if pid == 0:\n        x = bytearray(400 << 20); os._exit(0)\n    pids.append(pid)\n"
+            "for pid in pids: os.waitpid(pid, 0)"
+        )
+        result = python(box, code)
+        assert (result.limit, result.exit_code, result.ok) == ("memory", None, False)
+
+
+@on_local
 def test_no_descriptor_and_no_child_is_left_by_runs_that_end_well_or_badly(box):
     def all_kinds() -> None:
         python(box, "open('a', 'w')", keep=["a", "b"])
@@ -260,8 +304,19 @@ def test_no_descriptor_and_no_child_is_left_by_runs_that_end_well_or_badly(box):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("wall_s", 0), ("wall_s", float("nan")), ("memory_mb", -1), ("processes", 2.5), ("files", True), ("cpu_s", "1")],
+    [
+        ("wall_s", 0),
+        ("wall_s", float("nan")),
+        ("memory_mb", -1),
+        ("processes", 2.5),
+        ("files", True),
+        ("cpu_s", "1"),
+        ("wall_s", 1e300),
+        ("memory_mb", 10**12),
+        ("open_files", 10**12),
+        ("output_bytes", 10**12),
+    ],
 )
-def test_limits_that_are_no_positive_numbers_are_refused(option, value):
+def test_limits_that_are_no_positive_numbers_or_absurd_are_refused(option, value):
     with pytest.raises(SandboxOptionError, match=option):
         boxes.open_sandbox("unsafe_subprocess", **{option: value})

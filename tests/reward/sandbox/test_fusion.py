@@ -3,6 +3,7 @@
 import base64
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,17 @@ def test_a_service_that_keeps_failing_is_an_error_after_so_many_calls(box, servi
     assert len(service.requests) == 1 + 3
 
 
+def test_pauses_between_calls_are_bounded(box, service, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(fusion, "_BACKOFF_S", 0.25)
+    monkeypatch.setattr(fusion, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
+    monkeypatch.setattr(box, "_retries", 1100)
+    service.answers = [(429, b"")] * 1100
+    assert box.run(["python", "-c", "print(1)"]).ok
+    assert pauses[:4] == [0.25, 0.5, 1.0, 2.0]
+    assert (len(pauses), max(pauses)) == (1100, 32.0)
+
+
 @pytest.mark.parametrize("status", [400, 404, 302])
 def test_a_refusal_is_an_error_at_once(box, service, status):
     service.answers = [(status, b"")] * 9
@@ -136,6 +148,9 @@ def test_a_service_that_does_not_answer_in_time_is_an_error(box, service, monkey
         answer({"return_code": None})[1],
         answer({"return_code": "0"})[1],
         answer({"return_code": True})[1],
+        answer({"return_code": -(10**30), "status": "Error"}, status="Failed")[1],
+        answer({"return_code": 10**30, "status": "Error"}, status="Failed")[1],
+        answer({"execution_time": 10**400})[1],
         answer({"stdout": 1})[1],
         answer({"status": "Lost"})[1],
         answer(files=[])[1],
@@ -183,7 +198,16 @@ def test_a_service_that_is_not_there_is_unavailable_when_the_box_is_opened():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"url": "ftp://x"}, {"url": "http://x", "retries": -1}, {"url": "http://x", "urls": 1}]
+    "options",
+    [
+        {},
+        {"url": "ftp://x"},
+        {"url": "http://[::1"},
+        {"url": "http://"},
+        {"url": "http://x:y"},
+        {"url": "http://x", "retries": -1},
+        {"url": "http://x", "urls": 1},
+    ],
 )
 def test_options_that_cannot_be_are_refused(options):
     with pytest.raises(SandboxOptionError, match="sandbox_fusion"):

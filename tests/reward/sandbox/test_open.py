@@ -34,6 +34,12 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
         ("bubblewrap", {"memory": 5}, "did you mean 'memory_mb'"),
         ("auto", {"image": "x"}, "unknown option 'image'"),
         ("bubblewrap", {"wall_s": -1}, "wall_s"),
+        ("bubblewrap", {"ro_bind": 5}, "ro_bind: a list"),
+        ("bubblewrap", {"python": 5}, "python: a path"),
+        ("bubblewrap", {"cgroup": 5}, "cgroup: auto, none or"),
+        ("bubblewrap", {"site": "false"}, "site: true or false"),
+        (None, {}, "a name expected"),
+        (["auto"], {}, "a name expected"),
     ],
 )
 def test_what_there_is_not_is_refused_with_the_nearest(backend, options, said):

@@ -61,6 +61,8 @@ def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
     process, 20 ms. Raises SandboxOptionError for a back end, an option or a value that there is not, and
     SandboxUnavailable, which says how to get it, where the back end does not work here.
     """
+    if not isinstance(backend, str):
+        raise SandboxOptionError(f"sandbox back end: a name expected, {backend!r} came")
     name = AUTO if backend == "auto" else backend
     if name not in BACKENDS:
         known = ["auto", *BACKENDS]

@@ -11,6 +11,19 @@ from creditflow.errors import ConfigError, CreditflowError, InputError
 
 Limit = Literal["wall", "cpu", "memory", "output", "file_size", "processes"]
 
+_MOST: dict[str, float] = {
+    "wall_s": 1e6,
+    "cpu_s": 1e6,
+    "memory_mb": 2**24,
+    "processes": 2**22,
+    "open_files": 2**20,
+    "file_mb": 2**24,
+    "disk_mb": 2**24,
+    "files": 2**31,
+    "output_bytes": 2**30,
+}
+"""Above these a limit is a mistake, or more than the kernel takes: 11 days, 16 TiB, its largest pid, `fs.nr_open`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -35,13 +48,17 @@ class Limits:
     """Of stdout and stderr together, and of each file that is kept."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no positive number (SandboxOptionError); `wall_s` and `cpu_s` may have a fraction."""
+        """Refuse what is no positive number, or too large (SandboxOptionError); seconds may have a fraction."""
         for field in fields(self):
             value = getattr(self, field.name)
             kinds = (int, float) if field.name in ("wall_s", "cpu_s") else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
                 kind = "a number" if float in kinds else "a whole number"
                 raise SandboxOptionError(f"sandbox limit {field.name}: {kind} above 0 expected, {value!r} came")
+            if value > _MOST[field.name]:
+                raise SandboxOptionError(
+                    f"sandbox limit {field.name}: at most {_MOST[field.name]:,.0f}, {value!r} came"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +66,12 @@ class Result:
     """What a program did. All of it is the program's word: hostile input."""
 
     exit_code: int | None
-    """What it exited with; None where a signal or a limit ended it."""
+    """What it exited with; None where a signal ended it, or a limit it or a part of it."""
     stdout: bytes = b""
     stderr: bytes = b""
     seconds: float = 0.0
     limit: Limit | None = None
-    """The limit that ended it; what came until then is in stdout and stderr."""
+    """The limit that ended it, or a process of it (memory); what came until then is in stdout and stderr."""
     signal: int | None = None
 
     @property
@@ -94,16 +111,17 @@ class Sandbox(Protocol):
         thread. A program that exceeds a limit is no error: the result says so.
 
         Raises SandboxUnavailable where the back end is missing or not allowed to work here, SandboxError where it
-        failed (the box could not be set up, the service did not answer), ValueError for an empty command or a path
-        that leaves the working folder.
+        failed (the box could not be set up, the service did not answer), ValueError for an empty or too long command, a
+        path that leaves the working folder, or more input and files than 64 MB, `disk_mb` or half of `memory_mb`, and
+        TypeError for input that is not bytes.
         """
         ...
 
     def write(self, path: str, content: bytes) -> None:
         """A file that every later run finds in its working folder (a copy: what a run does to it is gone after it).
 
-        Raises ValueError where the path leaves the working folder, SandboxError where the content is larger than a
-        file may be.
+        Raises ValueError where the path leaves the working folder, TypeError where the content is not bytes,
+        SandboxError where it is larger than a file may be.
         """
         ...
 

@@ -8,25 +8,35 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
+import secrets
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from creditflow.reward.sandbox.base import Limits, SandboxError
+from creditflow.reward.sandbox.common import MB
 
-_MB = 1024 * 1024
 _PREFIX = "creditflow"
 _SELF = "creditflow-self"
 """Version 2: where the processes of a delegated folder go, since only a folder without processes can have groups."""
 _LINGER_S = 2.0
-_numbers = itertools.count()
+"""How long a killed process may take to leave its group."""
+_SWEEP_S = 0.5
+"""The same, for a group of somebody else."""
 
 
 class NoCgroup(Exception):
-    """No group can be made here; the message says why."""
+    """No group can be made here; the message says why.
+
+    `odd`: there are folders for it, and it is not for want of rights.
+    """
+
+    def __init__(self, why: str, *, odd: bool = False) -> None:
+        super().__init__(why)
+        self.odd = odd
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +50,28 @@ class Parents:
 
     def open(self) -> Group:
         """A new group, without limits yet; to be closed. Raises SandboxError where it cannot be made."""
-        name = f"{_owner()}-{os.getpid()}-{next(_numbers)}"
-        group = Group(self.version, [parent / name for parent in (self.memory, self.pids) if parent is not None])
+        # Random, since a process that died may have had our number and have left its groups.
+        name = f"{_owner()}-{os.getpid()}-{secrets.token_hex(8)}"
+        group = Group(self.version, [])
         try:
-            for folder in group.folders:
-                folder.mkdir()
+            for parent in (self.memory, self.pids):
+                if parent is not None:
+                    group.make(parent / name)
         except OSError as error:
             group.close()
             raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
+        except BaseException:
+            group.close()
+            raise
         return group
 
     def sweep(self) -> None:
-        """Remove the groups of processes that died before they could; they are empty."""
+        """Remove the groups of processes that died before they could, and what is still in them."""
         for parent in (self.memory, self.pids):
             for folder in parent.glob(f"{_owner()}-*-*") if parent is not None else ():
                 owner = folder.name.split("-")[2]
                 if owner.isdigit() and not _alive(int(owner)):
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
+                    _removed(folder, linger_s=_SWEEP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +81,16 @@ class Group:
     version: int
     folders: list[Path]
     """The first has the memory controller, the last the pids controller if any."""
+
+    def make(self, folder: Path) -> None:
+        """Make one more folder. Raises OSError."""
+        # Noted first: an exception may come right after it is made.
+        self.folders.append(folder)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            self.folders.remove(folder)
+            raise
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
@@ -79,16 +103,26 @@ class Group:
             yield
             return
         try:
-            try:
-                for folder in self.folders:
+            for folder in self.folders:
+                try:
                     _set(folder / "tasks", "0")
-                yield
-            finally:
+                except OSError as error:
+                    raise SandboxError(f"a thread could not enter the cgroup of its run: {error}") from error
+            yield
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Move this thread back, out of each folder that lets it, before saying which did not."""
+        problem: OSError | None = None
+        for folder in self.folders:
+            try:
                 # Groups are made under our own, so that is where this thread was.
-                for folder in self.folders:
-                    _set(folder.parent / "tasks", "0")
-        except OSError as error:
-            raise SandboxError(f"a thread could not enter or leave the cgroup of its run: {error}") from error
+                _set(folder.parent / "tasks", "0")
+            except OSError as error:
+                problem = problem or error
+        if problem is not None:
+            raise SandboxError(f"a thread could not leave the cgroup of its run: {problem}") from problem
 
     def limit(self, limits: Limits) -> None:
         """Set the limits. Not before `joined` is over: this process must never be what its memory is taken from.
@@ -101,7 +135,7 @@ class Group:
             raise SandboxError(f"the limits of a cgroup could not be set: {error}") from error
 
     def _limit(self, limits: Limits) -> None:
-        memory = str(limits.memory_mb * _MB)
+        memory = str(limits.memory_mb * MB)
         first, last = self.folders[0], self.folders[-1]
         if self.version == 1:
             _set(first / "memory.limit_in_bytes", memory)
@@ -136,7 +170,7 @@ class Group:
         return 0
 
     def close(self) -> None:
-        """Remove the folders; the processes are dead by then. Raises SandboxError where one stays."""
+        """Remove the folders, and kill what is still in them. Raises SandboxError where one stays."""
         problems = [problem for folder in self.folders if (problem := _removed(folder)) is not None]
         if problems:
             raise SandboxError(f"a cgroup could not be removed: {problems[0]}") from problems[0]
@@ -158,7 +192,7 @@ def find(choice: str = "auto") -> Parents:
                 pass
             group.limit(Limits())
     except SandboxError as error:
-        raise NoCgroup(str(error)) from error
+        raise NoCgroup(str(error), odd=not _is_refusal(error.__cause__)) from error
     return parents
 
 
@@ -239,9 +273,12 @@ def _is_delegated(folder: Path) -> bool:
     return False
 
 
-def _removed(folder: Path) -> OSError | None:
-    """Remove a group; why it is still there, if it is. A process that has just died counts for a moment longer."""
-    deadline = time.monotonic() + _LINGER_S
+def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
+    """Remove a group, and kill what is in it; why it is still there, if it is.
+
+    A process that has just died counts for a moment longer.
+    """
+    deadline = time.monotonic() + (_LINGER_S if linger_s is None else linger_s)
     while True:
         try:
             folder.rmdir()
@@ -250,9 +287,26 @@ def _removed(folder: Path) -> OSError | None:
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 return error
+            _empty(folder)
             time.sleep(0.001)
         else:
             return None
+
+
+def _empty(folder: Path) -> None:
+    """Kill what is in a group, but this process, of which a thread is moved out that was interrupted in `joined`."""
+    with contextlib.suppress(OSError):
+        for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+            # 0 is a process of a pid namespace that we do not see, and for kill everything in our process group.
+            with contextlib.suppress(OSError):
+                if pid == os.getpid():
+                    _set(folder.parent / "tasks", "0")
+                elif pid > 0:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def _set(file: Path, value: str, *, optional: bool = False) -> None:

@@ -1,10 +1,13 @@
-"""What all back ends do alike: paths, the files written, the files kept, the command's form. Knows no back end.
+"""What back ends do alike: paths, files written, files kept and how a shell hands them out. Knows no back end.
 
 The names and the contents are hostile input; nothing here touches a disk.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import signal
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,7 +15,9 @@ from dataclasses import dataclass
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError
 
-_MB = 1024 * 1024
+MB = 1024 * 1024
+_INPUT_MB = 64
+"""The most that a run's input and files may be together: they pass through this process's memory, and the box's."""
 _PATH_BYTES = 1024
 _NAME_BYTES = 255
 
@@ -60,6 +65,50 @@ def checked_command(command: Sequence[str]) -> list[str]:
     return list(command)
 
 
+def hand_out(names: Sequence[str], most: int, encoder: str) -> str:
+    """A shell script that prints a line for each name: `-`, or `+` and the file's content, coded by `encoder`.
+
+    Of a file that has more than `most` bytes, one byte more. The names are those that `inside` gives: printable and
+    relative, so that quotes are the only thing that could end one.
+    """
+    quoted = " ".join("'./" + name.replace("'", "'\\''") + "'" for name in names)
+    return f"""
+for name in {quoted}; do
+  if [ -f "$name" ] && [ ! -L "$name" ]
+  then printf +; head -c {most + 1} "$name" | {encoder}; echo
+  else echo -
+  fi
+done"""
+
+
+def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[str, Kept]:
+    """What `hand_out` printed, split at line ends. What is no such line, or the last and so cut off, was not left."""
+    found = {}
+    for name, line in zip(names, lines[:-1], strict=False):
+        if line.startswith(b"+"):
+            with contextlib.suppress(ValueError):
+                content = base64.b64decode(line[1:], validate=True)
+                found[name] = Kept(too_large=True) if len(content) > most else Kept(content)
+    return found
+
+
+def handed_out_bytes(names: int, most: int) -> int:
+    """What `hand_out` prints at most."""
+    return names * (4 * (most + 3) // 3 + 8)
+
+
+def by_signal(status: int | None) -> int | None:
+    """The signal N of an exit code 128 + N, which is what shells and bubblewrap make of it; else None."""
+    return status - 128 if status is not None and 128 < status <= 128 + signal.SIGRTMAX else None
+
+
+def _bytes(what: str, value: object) -> bytes:
+    """A copy. Raises TypeError for what is not bytes: `bytes(7)` would be seven zeros."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{what}: bytes expected, {type(value).__name__} came")
+    return bytes(value)
+
+
 class Box(ABC):
     """A Sandbox but for one method, `_run`, which a back end provides."""
 
@@ -81,16 +130,22 @@ class Box(ABC):
             raise ValueError(f"keep: a list of paths expected, {keep!r} came")
         paths = {path: inside(path) for path in keep}
         self._last.kept = {}
+        given = _bytes("stdin", stdin)
         with self._lock:
             files = dict(self._files)
-        result, kept = self._run(words, bytes(stdin), tuple(dict.fromkeys(paths.values())), files)
+        # Half of the memory, since the box's share of it has to hold them.
+        most = min(_INPUT_MB * MB, self._limits.disk_mb * MB, self._limits.memory_mb * MB // 2)
+        size = len(given) + sum(map(len, files.values()))
+        if size > most:
+            raise ValueError(f"stdin and files: {size} bytes in all are more than a run may have ({most})")
+        result, kept = self._run(words, given, tuple(dict.fromkeys(paths.values())), files)
         self._last.kept = {path: kept.get(path, Kept()) for path in paths.values()}
         return result
 
     def write(self, path: str, content: bytes) -> None:
         """See `Sandbox.write`. Also a SandboxError: more files, or more bytes in all, than a run may have."""
-        path, content = inside(path), bytes(content)
-        if len(content) > self._limits.file_mb * _MB:
+        path, content = inside(path), _bytes(f"content of {path!r}"[:80], content)
+        if len(content) > self._limits.file_mb * MB:
             raise SandboxError(
                 f"{path!r}: {len(content)} bytes are more than a file may have ({self._limits.file_mb} MB)"
             )
@@ -99,7 +154,7 @@ class Box(ABC):
             for name in others:
                 if name.startswith(f"{path}/") or path.startswith(f"{name}/"):
                     raise ValueError(f"{path!r} and {name!r} cannot both be files")
-            if len(others) + 1 > self._limits.files or sum(others.values()) + len(content) > self._limits.disk_mb * _MB:
+            if len(others) + 1 > self._limits.files or sum(others.values()) + len(content) > self._limits.disk_mb * MB:
                 raise SandboxError(
                     f"{path!r}: a run may have {self._limits.files} files and {self._limits.disk_mb} MB in all"
                 )

@@ -7,8 +7,8 @@ failed: docker's own exit codes (125 to 127, 137) are also what a program may en
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import errno
 import io
 import math
 import os
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
-from creditflow.reward.sandbox.common import Box, Kept
+from creditflow.reward.sandbox.common import MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
 from creditflow.reward.sandbox.process import Attended, attend, sealed
 
 ENGINES = ("docker", "podman")
@@ -34,19 +34,13 @@ _TRAILER_BYTES = 200
 
 _SCRIPT = """
 mkdir -p /tmp/work && cd /tmp && tar -xf - || exit 125
-word=$1 most=$2 keep=$3; shift 3
+word=$1; shift
 cd /tmp/work
 (exec "$@" 0</tmp/stdin)
 code=$?
 kill -KILL -1 2>/dev/null
 printf '\\n%s %s\\n' "$word" "$code"
-eval "set -- $keep"
-for name; do
-  if [ -f "$name" ] && [ ! -L "$name" ]
-  then printf +; head -c "$most" "$name" | base64 | tr -d '\\n'; echo
-  else echo -
-  fi
-done
+{hand_out}
 exit 0
 """
 """Pid 1 of the container. What the program left running is killed before anything is said or looked at."""
@@ -87,7 +81,7 @@ class Container(Box):
         tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_mb}m,nr_inodes={limits.files}"
         ulimits = {
             "cpu": math.ceil(limits.cpu_s),
-            "fsize": limits.file_mb * 1024 * 1024,
+            "fsize": limits.file_mb * MB,
             "nofile": limits.open_files,
             "core": 0,
             "msgqueue": 0,
@@ -110,10 +104,8 @@ class Container(Box):
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
-        # Paths are printable and relative (`inside`); the quotes are the only thing that could end one.
-        quoted = " ".join("'./" + path.replace("'", "'\\''") + "'" for path in keep)
-        most = str(self._limits.output_bytes + 1)
-        args = [*self.arguments(name), "-c", _SCRIPT, "sh", word, most, quoted, *words]
+        told = _SCRIPT.format(hand_out=hand_out(keep, self._limits.output_bytes, "base64 | tr -d '\\n'"))
+        args = [*self.arguments(name), "-c", told, "sh", word, *words]
         out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
         return self._result(out, err, end, word, keep)
 
@@ -124,6 +116,8 @@ class Container(Box):
                 [self._engine, *args], stdin=input_fd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
             )
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ValueError("command: it is too long, or the names to keep are") from error
             raise SandboxError(f"{self._engine} could not be started: {error}") from error
         finally:
             os.close(input_fd)
@@ -138,7 +132,7 @@ class Container(Box):
             self._remove(name)
 
         limits = self._limits
-        caps = {"output": limits.output_bytes + _TRAILER_BYTES + keep * (4 * (limits.output_bytes + 3) // 3 + 8)}
+        caps = {"output": limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)}
         with process.stdout, process.stderr:
             try:
                 end = attend(process, {out: "output", err: "output"}, caps, limits.wall_s + _START_S, kill)
@@ -165,7 +159,7 @@ class Container(Box):
             return Result(None, out[:most], err[: max(0, most - len(out))], end.seconds, end.limit), {}
         code, *lines = trailer.split(b"\n")
         status = int(code) if code.isdigit() else -1
-        number = status - 128 if 128 < status <= 128 + signal.SIGRTMAX else None
+        number = by_signal(status)
         limit: Literal["output", "file_size", "cpu"] | None = None
         if len(said) + len(err) > most:
             limit = "output"
@@ -174,20 +168,14 @@ class Container(Box):
         elif number == signal.SIGXCPU:
             limit = "cpu"
         result = Result(
-            exit_code=None if number is not None or limit == "output" else status,
+            exit_code=None if number is not None or limit is not None else status,
             stdout=said[:most],
             stderr=err[: max(0, most - len(said))],
             seconds=end.seconds,
             limit=limit,
             signal=number,
         )
-        kept = {}
-        for path, line in zip(keep, lines, strict=False):
-            if line.startswith(b"+"):
-                with contextlib.suppress(ValueError):
-                    content = base64.b64decode(line[1:], validate=True)
-                    kept[path] = Kept(too_large=True) if len(content) > most else Kept(content)
-        return result, kept
+        return result, handed_out(keep, lines, most)
 
 
 def _answering(engines: tuple[str, ...] | list[str]) -> str:

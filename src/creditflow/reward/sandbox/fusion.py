@@ -25,6 +25,11 @@ _COMPILE_S = 10
 _ANSWER_S = 10.0
 """What the service may take above the program's time."""
 _BACKOFF_S = 0.25
+_DOUBLINGS = 7
+"""How often the pause between two calls is doubled: up to half a minute."""
+_CODES = range(-64, 256)
+"""What a process of the service can end with: -N for signal N."""
+_MOST_S = 1e9
 _ENVELOPE_BYTES = 1_000_000
 
 
@@ -43,6 +48,7 @@ class SandboxFusion(Box):
             raise SandboxOptionError(f"sandbox back end sandbox_fusion: url: http(s)://... expected, {url!r} came")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise SandboxOptionError(f"sandbox back end sandbox_fusion: retries: 0 or more expected, {retries!r} came")
+        _check_url(url)
         self._url = url.rstrip("/").removesuffix("/run_code") + "/run_code"
         self._retries = retries
         self._client: httpx.Client | None = None
@@ -90,7 +96,7 @@ class SandboxFusion(Box):
         problem = ""
         for attempt in range(self._retries + 1):
             if attempt:
-                time.sleep(_BACKOFF_S * 2 ** (attempt - 1))
+                time.sleep(_BACKOFF_S * 2 ** min(attempt - 1, _DOUBLINGS))
             try:
                 # Not compressed: what is small on the wire could be endless in memory.
                 headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -142,6 +148,10 @@ class SandboxFusion(Box):
             (_field(run, name, str, optional=True) or "").encode("utf-8", "surrogatepass")
             for name in ("stdout", "stderr")
         )
+        if (code is not None and code not in _CODES) or (taken is not None and taken > _MOST_S):
+            raise SandboxError(
+                f"sandbox_fusion at {self._url}: the answer is malformed: return code or time out of range"
+            )
         limit = None
         if run_status == "TimeLimitExceeded":
             code, limit = None, "wall"
@@ -185,6 +195,17 @@ def _code(command: list[str], files: Mapping[str, bytes]) -> bytes:
         return files[command[1]]
     shown = [word[:40] for word in command[:4]]
     raise ValueError(f"sandbox_fusion runs ['python', '-c', code] and ['python', a written file], not {shown}")
+
+
+def _check_url(url: str) -> None:
+    import httpx
+
+    try:
+        host = httpx.URL(url).host
+    except (httpx.InvalidURL, ValueError) as error:
+        raise SandboxOptionError(f"sandbox back end sandbox_fusion: url: {url!r}: {error}") from error
+    if not host:
+        raise SandboxOptionError(f"sandbox back end sandbox_fusion: url: {url!r} has no host")
 
 
 def _text(what: str, content: bytes) -> str:

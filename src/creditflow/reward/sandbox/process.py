@@ -131,6 +131,8 @@ class _Reader:
             chunk = os.read(fd, min(_CHUNK, self._left[cap] + 1))
         except BlockingIOError:
             return True
+        except ConnectionResetError:  # of a socket whose other end was closed before it had read everything
+            chunk = b""
         if not chunk:
             self._open.discard(fd)
             return False

@@ -2,8 +2,9 @@
 
 What is refused falls into three kinds: calls that widen what the kernel can be attacked through (namespaces, BPF, keys,
 io_uring, userfaultfd, modules), calls that reach what the box does not own (ptrace, other processes' memory, the clock,
-mounts), and memory that no limit counts where there is no cgroup (memfd, System V segments and queues). Refused calls
-fail with EPERM; those whose callers have something to fall back to, with ENOSYS.
+mounts, the tie of the box's life to the harness'), and memory that no limit counts where there is no cgroup (memfd,
+System V segments and queues). Refused calls fail with EPERM; those whose callers have something to fall back to, with
+ENOSYS.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ landlock_create_ruleset map_shadow_stack
 
 _CLONE_NEW = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
 """Mount, cgroup, uts, ipc, user, pid, net."""
+_PR_SET_PDEATHSIG = 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _NEWEST = range(457, 512)
 """What came after futex_requeue (456, Linux 6.7), the same numbers on every architecture: unreviewed, so not there."""
@@ -63,6 +65,8 @@ def program() -> bytes:
     made.add_rule(missing, "clone3")
     for flag in _CLONE_NEW:
         made.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
+    # That the box dies with the harness is a property of its pid 1, which the program is: it could give it up.
+    made.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
     # Not even loopback: bubblewrap brings it up, so the sockets themselves are refused.
     made.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
     for request in (_TIOCSTI, _TIOCLINUX):

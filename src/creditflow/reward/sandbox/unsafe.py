@@ -6,6 +6,7 @@ Only the clock and the amount of output are held; the program has the user's fil
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import stat
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError
@@ -45,7 +46,8 @@ class UnsafeSubprocess(Box):
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
     ) -> tuple[Result, dict[str, Kept]]:
-        with tempfile.TemporaryDirectory(prefix="creditflow-unsafe-", ignore_cleanup_errors=True) as name:
+        name = tempfile.mkdtemp(prefix="creditflow-unsafe-")
+        with _gone_afterwards(name):
             folder = Path(name)
             for path, content in files.items():
                 target = folder / path
@@ -74,6 +76,8 @@ class UnsafeSubprocess(Box):
         except PermissionError:
             return Result(126, stderr=f"{words[0]}: not allowed\n".encode(), seconds=time.monotonic() - started)
         except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise ValueError("command: it is too long") from error
             raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
         finally:
             os.close(input_fd)
@@ -116,3 +120,25 @@ class UnsafeSubprocess(Box):
         finally:
             os.close(fd)
         return Kept(too_large=True) if len(content) > self._limits.output_bytes else Kept(content)
+
+
+@contextlib.contextmanager
+def _gone_afterwards(folder: str) -> Iterator[None]:
+    """Remove the folder in the end, wherever the program has moved it, and however deep it made it.
+
+    Not by shutil or tempfile, which recurse.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        try:
+            now = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:  # a system without /proc
+            now = folder
+        os.close(fd)
+        remove = ["rm", "-rf", "--", now]
+        if subprocess.run(remove, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+            # Folders that it made unreadable; links are not followed.
+            subprocess.run(["chmod", "-R", "u+rwx", "--", now], stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(remove, stderr=subprocess.DEVNULL, check=False)
