@@ -64,6 +64,7 @@ def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
             made.response_ids += (0,) * n
             made.response_mask += (0,) * n
             made.logprobs += (0.0,) * n
+            made.ref_logprobs += (0.0,) * n if made.ref_logprobs else ()
             made.scores = {
                 name: replace(score, value=(*score.value, *[score.range[0]] * n))
                 if isinstance(score.value, tuple)

@@ -209,7 +209,7 @@ def test_a_scoring_that_is_cancelled_leaves_no_actor_at_work(tmp_path):
 
     async def impatient():
         scoring = asyncio.create_task(RewardManager(functions, backend=backend).score([a_play()]))
-        while not (tmp_path / "begun").exists():
+        while not ((tmp_path / "begun").exists() and (tmp_path / "begun").read_text()):
             await asyncio.sleep(0.01)
         scoring.cancel()
         with pytest.raises(asyncio.CancelledError):
