@@ -22,6 +22,21 @@ from tests.reward.plays import a_play
 from tests.reward.processes import alive, children, descriptors, until
 
 
+BEFORE: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _children_before():
+    """What was there before is no test's own doing."""
+    BEFORE.clear()
+    BEFORE.update(children())
+
+
+def left_behind():
+    """The processes that a test has started and not ended."""
+    return {pid: state for pid, state in children().items() if pid not in BEFORE}
+
+
 def recurse(n):
     return recurse(n + 1)
 
@@ -118,7 +133,7 @@ def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_harms_no
     report = score(bad_functions(), [play])
     expect_each_bad_one_to_fail_alone(play)
     assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
-    assert children() == {}
+    assert left_behind() == {}
     assert len(capfd.readouterr().err) < 10_000  # of the gigabyte
 
 
@@ -173,7 +188,7 @@ def test_a_worker_killed_in_the_middle_of_a_thousand_calls_costs_no_score(tmp_pa
     assert len(lines) <= 1002  # no call again but the one that each worker died in
     assert pool.started == 4
     pool.close()
-    assert children() == {}
+    assert left_behind() == {}
 
 
 def test_in_a_batch_only_what_hangs_is_timed_out_and_only_that_is_lost():
@@ -194,7 +209,7 @@ def test_what_a_function_started_is_killed_with_it(tmp_path):
     for agent in "ab":
         pid = int((tmp_path / agent).read_text())
         until(lambda pid=pid: not alive(pid))
-    assert children() == {}
+    assert left_behind() == {}
 
 
 def test_an_alarm_that_a_function_left_behind_does_not_hit_the_next_one():
@@ -238,7 +253,7 @@ def test_one_manager_serves_one_event_loop_after_another_with_the_same_workers()
     asyncio.run(manager.score([a_play("d")]))
     assert pool.started == 2
     manager.close()
-    assert children() == {}
+    assert left_behind() == {}
 
 
 def test_a_scoring_that_is_cancelled_ends_its_workers():
@@ -250,7 +265,7 @@ def test_a_scoring_that_is_cancelled_ends_its_workers():
             await asyncio.wait_for(RewardManager(functions, backend=pool).score([a_play()]), 1.0)
 
     asyncio.run(impatient())
-    until(lambda: children() == {})
+    until(lambda: left_behind() == {})
     pool.close()
 
 
@@ -391,7 +406,7 @@ def test_meddling_with_the_channel_costs_the_meddler_alone(what):
     ]
     meddler = play.steps[1].scores["f"]
     assert meddler.status in ("failed", "timeout") or meddler.value == 0.01
-    until(lambda: children() == {})
+    until(lambda: left_behind() == {})
 
 
 def test_a_worker_that_is_stopped_in_the_middle_of_an_answer_is_late_like_any_other():
@@ -498,4 +513,4 @@ def test_a_pool_that_is_closed_during_a_scoring_ends_it():
         return await scoring
 
     assert asyncio.run(closed()).failed_frac == 1.0
-    assert children() == {}
+    assert left_behind() == {}
