@@ -21,7 +21,6 @@ from creditflow.trajectory import Score
 from tests.reward.plays import a_play
 from tests.reward.processes import alive, children, descriptors, until
 
-
 BEFORE: set[int] = set()
 
 
