@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from creditflow.rollout.client import Generation
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 
 ScoreSpec = float | Score | str
@@ -115,3 +116,26 @@ class Letters:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
+
+
+class Scripted:
+    """A model of one byte per token that answers by what the prompt asks for."""
+
+    version = 0
+    max_positions = 100_000
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.prompts = []
+
+    def encode(self, messages):
+        text = "\n".join(message["content"] for message in messages)
+        return text, tuple(text.encode())
+
+    def decode(self, ids):
+        return bytes(ids).decode(errors="replace")
+
+    def generate(self, requests):
+        self.prompts += [self.decode(request.prompt_ids) for request in requests]
+        ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
+        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]

@@ -16,10 +16,11 @@ from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.cases import Call, alike, read_tests
 from creditflow.reward.code import run_tests
-from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
 from creditflow.rollout.team import Sampling
 from creditflow.testing import check_reward_function
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+from tests.builders import Scripted
 from tests.reward.sandbox import boxes
 
 ROOT = Path(__file__).parents[2]
@@ -290,29 +291,6 @@ def test_the_functions_conform(box, fn, more):
 
 
 # The play
-
-
-class Scripted:
-    """A model of one byte per token that answers by what the prompt asks for."""
-
-    version = 0
-    max_positions = 100_000
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.prompts = []
-
-    def encode(self, messages):
-        text = "\n".join(message["content"] for message in messages)
-        return text, tuple(text.encode())
-
-    def decode(self, ids):
-        return bytes(ids).decode(errors="replace")
-
-    def generate(self, requests):
-        self.prompts += [self.decode(request.prompt_ids) for request in requests]
-        ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
-        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
 
 
 def play_with(answer) -> tuple[Trajectory, Scripted]:

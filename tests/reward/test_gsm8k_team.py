@@ -11,9 +11,10 @@ from creditflow.config import load_recipe
 from creditflow.data import gsm8k_tasks
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+from tests.builders import Scripted
 
 ROOT = Path(__file__).parents[2]
 TASKS = gsm8k_tasks(ROOT / "tests" / "data" / "gsm8k_64.jsonl")
@@ -173,29 +174,6 @@ def test_a_solution_without_calculations_leaves_steps_unscored_and_the_outcome_s
     assert [score.status for step in play.steps for score in step.scores.values()] == ["failed"] * 3
     assert "no <<calculation>>" in play.steps[0].scores["plan_covers"].reason
     assert play.outcome.value == 1.0
-
-
-class Scripted:
-    """A model of one byte per token that answers by what the prompt asks for."""
-
-    version = 0
-    max_positions = 100_000
-
-    def __init__(self, answer):
-        self.answer = answer
-        self.prompts = []
-
-    def encode(self, messages):
-        text = "\n".join(message["content"] for message in messages)
-        return text, tuple(text.encode())
-
-    def decode(self, ids):
-        return bytes(ids).decode(errors="replace")
-
-    def generate(self, requests):
-        self.prompts += [self.decode(request.prompt_ids) for request in requests]
-        ids = [tuple(self.answer(self.decode(request.prompt_ids))) for request in requests]
-        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
 
 
 def play_with(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from creditflow.errors import CreditflowError
-from creditflow.reward.alignment import PolicyTokens, token_at
+from creditflow.reward.alignment import token_at
 from creditflow.reward.kl import NO_REFERENCE, neutral_where_not_sampled
 from creditflow.reward.models import (
-    Batcher,
     LoadedModel,
     check_batching,
     cut_prompt,
@@ -26,6 +24,7 @@ from creditflow.reward.models import (
     stamp,
 )
 from creditflow.reward.registry import builtin, reward
+from creditflow.reward.step_model import StepModel
 from creditflow.trajectory import Score, Step, Trajectory
 
 RUN = "run"
@@ -46,7 +45,7 @@ class _Row:
 
 @builtin
 @reward(name="implicit_process", range=(-1.0, 1.0), timeout=600.0)
-class ImplicitProcess:
+class ImplicitProcess(StepModel):
     """`beta * (log pi_phi(y_t | y_<t) - log pi_ref(y_t | y_<t))` for every response token, clipped to +-`limit`.
 
     `path`: the folder of pi_phi, a causal language model that was trained to tell right responses from wrong ones (any
@@ -63,8 +62,6 @@ class ImplicitProcess:
     reason and in the metric `clipped`. Cost: a forward pass of both models per step, and their memory. Source: PRIME
     (arXiv 2502.01456, eq. 3 to 5; beta 0.05), after the implicit process reward model (arXiv 2412.01981).
     """
-
-    here = True
 
     def __init__(
         self,
@@ -88,23 +85,11 @@ class ImplicitProcess:
         self.beta, self.limit = float(beta), float(limit)
         self.range = (-self.limit, self.limit)
         self.max_length, self.batch_size, self.device = max_length, batch_size, device
-        self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))
+        super().__init__(tokenizer)
         self._stamp = " ".join(map(stamp, self.folders))
         self._models: list[LoadedModel] = []
-        self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
         self._counting = threading.Lock()
         self._clipped = self._counted = 0
-
-    def connect(self, clients: Mapping[str, Any]) -> None:
-        """The run's policies, whose vocabulary the models may share."""
-        self._tokens.connect(clients)
-
-    async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
-        """One value per response token."""
-        scored = await self._batcher(step)
-        if isinstance(scored, Exception):
-            raise scored
-        return scored
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """The step's texts, tokens and reference, and which models these are."""

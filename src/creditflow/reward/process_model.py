@@ -11,13 +11,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from creditflow.errors import CreditflowError
-from creditflow.reward.alignment import PolicyTokens, token_at
+from creditflow.reward.alignment import token_at
 from creditflow.reward.kl import neutral_where_not_sampled
 from creditflow.reward.models import (
-    Batcher,
     LoadedModel,
     by_length,
     check_batching,
@@ -28,6 +26,7 @@ from creditflow.reward.models import (
     stamp,
 )
 from creditflow.reward.registry import builtin, reward
+from creditflow.reward.step_model import StepModel
 from creditflow.trajectory import Score, Step, Trajectory
 
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
@@ -53,7 +52,7 @@ class _Row:
 
 @builtin
 @reward(name="process_model", timeout=600.0)
-class ProcessModel:
+class ProcessModel(StepModel):
     """The probability, by a process reward model, that each part of the response is right.
 
     `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
@@ -74,8 +73,6 @@ class ProcessModel:
     (arXiv 2305.20050), who reduce by product; the folder's format is that of
     https://huggingface.co/docs/trl/prm_trainer. Models that bring their own code are refused.
     """
-
-    here = True
 
     def __init__(
         self,
@@ -100,23 +97,11 @@ class ProcessModel:
         self.label = _class_index(self.folder, label)
         self.per, self.reduce, self.separator = per, reduce, separator
         self.max_length, self.batch_size, self.device = max_length, batch_size, device
-        self._tokens = PolicyTokens(None if tokenizer is None else model_folder(tokenizer, "tokenizer"))
+        super().__init__(tokenizer)
         self._stamp = stamp(self.folder)
         self._model: LoadedModel | None = None
-        self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
         self._counting = threading.Lock()
         self._cut = self._counted = 0
-
-    def connect(self, clients: Mapping[str, Any]) -> None:
-        """The run's policies, which know how they spell their tokens."""
-        self._tokens.connect(clients)
-
-    async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
-        """One value per response token, or one for the step."""
-        scored = await self._batcher(step)
-        if isinstance(scored, Exception):
-            raise scored
-        return scored
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
         """What the model is given, how the response's tokens lie in it, and which model it is."""
