@@ -79,8 +79,9 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report]'
 	@touch $@
 
-$(STAMPS)/test: $(STAMPS)/torch pyproject.toml constraints.txt
+$(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report,judge,ray,sandbox,verl,test,dev]'
+	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 
 # CUDA libraries are left to torch: which ones it wants is a matter of its build.

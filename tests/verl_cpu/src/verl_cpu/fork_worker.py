@@ -1,0 +1,22 @@
+"""Launched by Ray as a worker: has one forked (see `forks.py`), and lives as long as that one. Standard library only.
+
+Where nobody forks, it becomes the worker itself: slower, but no different.
+"""
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+path, *argv = sys.argv[1:]
+connection = socket.socket(socket.AF_UNIX)
+try:
+    connection.connect(path)
+except OSError as error:
+    print(f"a worker starts without a fork: {error}", file=sys.stderr)
+    os.execv(sys.executable, [sys.executable, *argv])
+socket.send_fds(connection, [b"f"], [0, 1, 2])
+connection.sendall(json.dumps({"argv": argv, "environ": dict(os.environ), "cwd": str(Path.cwd())}).encode())
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)

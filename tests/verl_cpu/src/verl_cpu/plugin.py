@@ -1,0 +1,40 @@
+"""Loaded by `import verl`, in every process.
+
+It imports nothing heavy: what it adds to a module of verl is added when that is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from verl_cpu.imports import after_import
+
+BACKEND = "transformers"
+
+
+def _add_replica(replica: ModuleType) -> None:
+    def load() -> type:
+        from verl_cpu.rollout import TransformersReplica
+
+        return TransformersReplica
+
+    replica.RolloutReplicaRegistry.register(BACKEND, load)
+
+
+def _add_adapter(base: ModuleType) -> None:
+    base._ROLLOUT_REGISTRY[BACKEND, "async"] = "verl_cpu.rollout.TransformersRollout"
+
+
+def use_cpu() -> None:
+    """Make the platform `cpu` known to verl, in this process. Happens by itself where `VERL_PLATFORM=cpu`."""
+    from verl_cpu import patches, platform
+
+    platform.register()
+    patches.apply()
+
+
+after_import("verl.workers.rollout.replica", _add_replica)
+after_import("verl.workers.rollout.base", _add_adapter)
+if os.environ.get("VERL_PLATFORM") == "cpu":
+    use_cpu()

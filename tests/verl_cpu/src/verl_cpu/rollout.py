@@ -1,0 +1,128 @@
+"""Rollout back end `transformers`: the replica that starts a server, and the adapter that hands it new weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from typing import Any
+from uuid import uuid4
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.utils.fs import copy_to_local
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica
+
+from verl_cpu.server import Server, ServerOptions
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+_server: Any = None
+"""The server of this training process; its replica tells."""
+
+
+def _accept_server(worker: Any, server: Any) -> None:
+    global _server  # noqa: PLW0603
+    _server = server
+
+
+def _place(worker: Any) -> tuple[str, list[str]]:
+    """The worker's node, and its GPUs there (logical ones on a CPU)."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_accelerator_ids()["GPU"]
+
+
+class TransformersReplica(RolloutReplica):
+    """One server, beside one training process."""
+
+    async def launch_servers(self) -> None:
+        """Start the server, wait for its model, and tell the training process of it."""
+        if len(self.workers) != 1:
+            raise ValueError(
+                f"actor_rollout_ref.rollout.tensor_model_parallel_size: a server of this back end has one process, "
+                f"but {len(self.workers)} were asked for"
+            )
+        worker = self.workers[0]
+        node_id, gpus = await worker.__ray_call__.remote(_place)
+        name = f"transformers_server_{self.replica_rank}{self.name_suffix}_{uuid4().hex}"
+        server = (
+            ray.remote(Server)
+            .options(
+                name=name,
+                num_cpus=0,
+                max_concurrency=self.max_concurrency,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+                **_sees(gpus),
+            )
+            .remote(self._server_options())
+        )
+        await server.pid.remote()
+        await worker.__ray_call__.remote(_accept_server, server)
+        self.servers = [server]
+        self._server_handle = server
+        self._server_address = name  # there is no HTTP; verl's load balancer wants a name
+
+    def _server_options(self) -> ServerOptions:
+        config = self.config
+        return ServerOptions(
+            folder=copy_to_local(self.model_config.path),
+            dtype=_DTYPES.get(config.dtype, config.dtype),
+            prompt_length=config.prompt_length,
+            response_length=config.response_length,
+            max_model_len=config.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            seed=(config.seed, self.replica_rank),
+        )
+
+
+def _sees(gpus: list[str]) -> dict[str, Any]:
+    """Options of an actor that shares these GPUs with a training process; none on a CPU, where any process will do."""
+    if get_platform().device_name == "cpu":
+        return {}
+    unset = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
+    return {"runtime_env": {"env_vars": {**unset, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}}}
+
+
+class TransformersRollout(BaseRollout):
+    """In the training process: hands new weights to the server, through Ray's object store."""
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.is_leader_rank = True
+        self.syncs = (self.config.custom or {}).get("weight_sync", True)
+
+    async def resume(self, tags: list[str]) -> None:
+        """The server never gives its weights or its cache back."""
+
+    async def release(self) -> None:
+        """The server never gives its weights or its cache back."""
+
+    async def update_weights(
+        self,
+        weights: Generator[tuple[str, torch.Tensor], None, None],
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        peft_config: Any = None,
+        **_: Any,
+    ) -> None:
+        """Every weight of the model, by its name. On all ranks: gathering a weight takes all of them."""
+        if wire_format != "named_tensors" or peft_config is not None:
+            raise ValueError("this rollout back end takes whole weights: neither deltas nor adapters")
+        if self.syncs:
+            limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+            bucket: dict[str, torch.Tensor] = {}
+            size = 0
+            for name, tensor in weights:
+                if bucket and size + tensor.nbytes > limit:
+                    await _server.update_weights.remote(bucket)
+                    bucket, size = {}, 0
+                bucket[name] = tensor.detach().cpu()
+                size += tensor.nbytes
+            await _server.update_weights.remote(bucket)
+        if global_steps is not None:
+            await _server.set_global_steps.remote(global_steps)

@@ -1,0 +1,60 @@
+"""What verl must be told to run on a CPU. Knows neither Ray nor verl."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
+
+
+def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
+    """Hydra overrides for verl's `ppo_trainer`: `n_ranks` training processes, each with one rollout server.
+
+    Batch sizes, model and data are left to the run.
+    """
+    actor, ref, critic = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
+    model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+    engines = [f"{actor}.fsdp_config", f"{ref}.fsdp_config", f"{critic}.fsdp"]
+    return [
+        f"trainer.device={device}",
+        "trainer.nnodes=1",
+        f"trainer.n_gpus_per_node={n_ranks}",
+        f"{actor}.strategy=fsdp2",  # FSDP1 does not know the CPU; the reference follows the actor
+        f"{critic}.strategy=fsdp2",
+        f"++{model}.override_config.attn_implementation=sdpa",
+        f"++{critic}.model.override_config.attn_implementation=sdpa",
+        f"{actor}.use_torch_compile=false",
+        *(f"{engine}.use_torch_compile=false" for engine in engines),
+        *(
+            f"++{engine}.mixed_precision.{part}_dtype=fp32"
+            for engine in engines
+            for part in ("param", "reduce", "buffer")
+        ),
+        f"{rollout}.name=transformers",
+        f"{rollout}.dtype=float32",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.load_format=auto",
+        f"{rollout}.free_cache_engine=false",
+        f"{rollout}.agent.num_workers=1",
+        "reward.num_workers=1",
+        "data.dataloader_num_workers=0",
+        "trainer.v1.sampler.custom_sampler.path=pkg://verl_cpu.sampler",
+        "trainer.v1.sampler.custom_sampler.name=QuickReplayBuffer",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    ]
+
+
+def environment(device: Device = "cpu") -> dict[str, str]:
+    """Variables that must be set before Ray starts (and so in all its processes)."""
+    common = {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a rollout server asks Ray for no GPU, and must see one
+        "TRANSFER_QUEUE_ENABLE": "1",
+    }
+    if device == "cuda":
+        return common
+    # The engine's classes are registered for CUDA alone; nothing in them needs it.
+    return {**common, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}
