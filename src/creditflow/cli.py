@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from creditflow.errors import CreditflowError, InputError
 
@@ -47,6 +47,24 @@ class _Commands(TyperGroup):
             raise typer.Exit(130) from None
 
 
+_AFTER_DASHES = "creditflow.after_dashes"
+"""Where a command finds what was given after `--`; nothing is there where there was no `--`."""
+
+
+class _WithDashes(TyperCommand):
+    """A command that hands on what is given after `--`, of which click would make arguments like the others."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            ctx.meta[_AFTER_DASHES] = args[at + 1 :]
+            args = args[:at]
+        return super().parse_args(ctx, args)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[--\xa0VERL_KEY=VALUE...]"]
+
+
 app = typer.Typer(
     cls=_Commands,
     help="Train teams of LLM agents, and decide for every step of every agent how much of the reward it earned.",
@@ -61,16 +79,27 @@ sandbox_app = typer.Typer(help="Boxes for programs that nobody trusts.", no_args
 app.add_typer(sandbox_app, name="sandbox")
 
 
-@app.command()
+@app.command(cls=_WithDashes)
 def train(
+    context: typer.Context,
     recipe: Recipe,
     overrides: Overrides = None,
-    engine: Annotated[str, typer.Option(help="Where training runs: local.")] = "local",
+    *,
+    engine: Annotated[
+        str, typer.Option(help="Where training runs: local, in this process; verl, on a Ray cluster.")
+    ] = "local",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print verl's configuration, checked by verl, and start nothing.")
+    ] = False,
 ) -> None:
-    """Train as a recipe says."""
+    """Train as a recipe says.
+
+    With --engine verl, what follows -- is verl's own, in Hydra's language: key=value, +key=value, ~key.
+    """
     from creditflow.commands.train import train
 
-    train(recipe, overrides or [], engine, _reporter())
+    after_dashes = context.meta.get(_AFTER_DASHES)
+    train(recipe, overrides or [], engine, _reporter(), verl_overrides=after_dashes, dry_run=dry_run)
 
 
 @app.command()

@@ -6,20 +6,24 @@ may be, not what it does.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
+import functools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.reward.backends import BACKENDS
 from creditflow.reward.entries import RewardFunctionConfig
+from creditflow.rollout.endpoint import address_of, check_body, check_headers, variable_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -166,12 +170,60 @@ class RewardConfig:
     `algorithm.decomp_granularity`; contradicting it is an error."""
 
 
+DEFAULT_POLICY = "default"
+"""Through which an agent acts that names none, and the one policy of a recipe without `policies`."""
+
+
+@dataclass
+class EndpointConfig:
+    """An OpenAI-compatible server with a frozen model. A text in its place is its `base_url`."""
+
+    base_url: str = ""
+    """Such as http://127.0.0.1:8000/v1."""
+    model: str | None = None
+    """As the server knows it; default: the policy's `model.path`."""
+    api_key_env: str | None = None
+    """The environment variable that holds the key, never the key itself; without it, the key sent is `none`."""
+    timeout: float = 120.0
+    """Seconds for one try."""
+    max_retries: int = 6
+    """After 5xx, broken connections and time-outs. Rate limits (429) do not count among them."""
+    give_up_after: float = 600.0
+    """Seconds since the call after which no try begins; so long are rate limits waited for."""
+    max_in_flight: int = 256
+    """Requests at a time, of each process that plays."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every request; no keys."""
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    """Further fields of every request (`top_p`, `chat_template_kwargs`). They go before our own (`max_tokens`,
+    `temperature`, `seed`); null takes one out."""
+
+
+@dataclass
+class PolicyConfig:
+    """A model that agents act through."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Default: `actor_rollout_ref.model`."""
+    trainable: bool | None = None
+    """Default: true, but false for a model behind an endpoint."""
+    endpoint: EndpointConfig | None = None
+    """Where the model answers, if it is not the engine's own. It is frozen: of its text, nothing can be trained."""
+
+    @property
+    def trained(self) -> bool:
+        """`trainable`, or its default."""
+        return self.endpoint is None if self.trainable is None else self.trainable
+
+
 @dataclass
 class AgentConfig:
     """One agent."""
 
     system: str = ""
     """System prompt."""
+    policy: str = DEFAULT_POLICY
+    """One of `policies`, through which it acts."""
 
 
 @dataclass
@@ -219,9 +271,14 @@ class Config:
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    """Without any: one, `default`, with `actor_rollout_ref.model`, which is trained."""
     team: TeamConfig = field(default_factory=TeamConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
+    verl: dict[str, Any] = field(default_factory=dict)
+    """Any options of verl, nested as in its own files; only `--engine verl` reads them. `verl.config_name` chooses the
+    file that they begin from."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Whatever the recipe's own functions read (`recipe.operations` and the like)."""
     compare: dict[str, Any] = field(default_factory=dict)
@@ -236,6 +293,8 @@ class Recipe:
     name: str
     folder: Path
     """What relative `file.py:function` references are looked up in."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The keys that the command line set; they outrank what the recipe itself says, wherever it says it."""
 
     def to_dict(self) -> dict[str, Any]:
         """The resolved configuration, as it is kept with a run."""
@@ -247,9 +306,14 @@ class Recipe:
         """The resolved configuration as YAML that loads again as a recipe, from any folder."""
         from omegaconf import OmegaConf
 
-        config = _absolute(self.to_dict(), self.folder)
+        config = _escaped(_absolute(self.to_dict(), self.folder))
         config["trainer"]["default_local_dir"] = None  # a run of it is another run
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
+
+    def absolute(self) -> Recipe:
+        """The same, with paths and references that mean the same in any working directory."""
+        config = recipe_of_dict(_absolute(self.to_dict(), self.folder), self.name, self.folder).config
+        return dataclasses.replace(self, config=config)
 
 
 def _absolute(value: Any, folder: Path) -> Any:
@@ -263,8 +327,16 @@ def _absolute(value: Any, folder: Path) -> Any:
         if colon or file.endswith((".parquet", ".jsonl")):
             found = next((path for path in (folder / file, Path(file)) if path.is_file()), None)
             value = f"{found.resolve()}{colon}{name}" if found else value
-        return value.replace("${", "\\${")  # an interpolation that was resolved must not be one again
     return value
+
+
+def _escaped(value: Any) -> Any:
+    """`value` with texts in which an interpolation that was resolved will not be one again."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
@@ -279,8 +351,9 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     merged = OmegaConf.structured(Config)
     try:
-        for layer in (*_layers(path), _dotlist(overrides)):
+        for layer in (*_layers(path), given := _dotlist(overrides)):
             keys = OmegaConf.to_container(layer)
+            _spell_out_endpoints(keys)
             merged = OmegaConf.merge(merged, OmegaConf.create(_checked(keys, Config, "")))
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -288,7 +361,60 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     assert isinstance(config, Config)
     _resolve_aliases(config.algorithm, config.reward)
     _validate(config)
-    return Recipe(config=config, name=path.stem, folder=path.resolve().parent)
+    keys_given = frozenset(_leaves(OmegaConf.to_container(given)))
+    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, given=keys_given)
+
+
+def _leaves(section: Any, path: str = "") -> Iterator[str]:
+    """The dotted keys of what stands in nested sections."""
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}"
+
+
+def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
+    """`recipe` with options (dotted keys) set, validated again. Raises ConfigError as `load_recipe` does."""
+    config = copy.deepcopy(recipe.config)
+    for key, value in options.items():
+        sections, _, name = key.rpartition(".")
+        section = functools.reduce(getattr, sections.split("."), config)
+        setattr(section, name, _typed(type(section), name, value, key))
+    _validate(config)
+    return dataclasses.replace(recipe, config=config)
+
+
+def _typed(kind: Any, name: str, value: Any, key: str) -> Any:
+    """`value` as the field `name` of `kind` holds it."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    section = OmegaConf.structured(kind)
+    try:
+        section[name] = value
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}: {first_line(error)}") from error
+    return OmegaConf.to_container(section)[name]  # type: ignore[index, call-overload]
+
+
+def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
+    """The recipe that `Recipe.to_dict` was made of: values as they were resolved, interpolated no more."""
+    return Recipe(config=_made(Config, values), name=name, folder=folder)
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """`value`, made of plain dicts and lists, as the dataclasses that `kind` says."""
+    if (section := _optional_section(kind)) is not None and value is not None:
+        kind = section
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        hints = get_type_hints(kind)
+        return kind(**{key: _made(hints[key], item) for key, item in value.items()})  # type: ignore[operator]
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return {key: _made(get_args(kind)[1], item) for key, item in value.items()}
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_made(get_args(kind)[0], item) for item in value]
+    return value
 
 
 def _layers(path: Path) -> list[DictConfig]:
@@ -318,6 +444,9 @@ def _layers(path: Path) -> list[DictConfig]:
         path = path.parent / str(base)
 
 
+_ADDRESS = re.compile(r"(policies\.[^.=]+\.endpoint)=(https?://.*)")
+
+
 def _dotlist(overrides: Sequence[str]) -> DictConfig:
     import yaml
     from omegaconf import OmegaConf
@@ -327,13 +456,24 @@ def _dotlist(overrides: Sequence[str]) -> DictConfig:
         if "=" not in override or override.startswith("="):
             raise ConfigError(f"{override}: expected key=value")
     try:
-        return OmegaConf.from_dotlist(list(overrides))
+        # An address alone, beside an override of what else its section says, must not replace it.
+        return OmegaConf.from_dotlist([_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 
 
+def _spell_out_endpoints(keys: Any) -> None:
+    """`endpoint: http://...` means `endpoint: {base_url: http://...}`; here, so that overrides of either merge."""
+    policies = keys.get("policies") if isinstance(keys, dict) else None
+    for policy in policies.values() if isinstance(policies, dict) else ():
+        if isinstance(policy, dict) and isinstance(policy.get("endpoint"), str):
+            policy["endpoint"] = {"base_url": policy["endpoint"]}
+
+
 def _checked(value: Any, kind: Any, path: str) -> Any:
     """`value` if `kind` has all its keys (an empty section is {}); else ConfigError with the nearest known key."""
+    if (section := _optional_section(kind)) is not None:
+        return None if value is None else _checked(value, section, path)
     if dataclasses.is_dataclass(kind) and value is None:
         return {}
     if (dataclasses.is_dataclass(kind) or get_origin(kind) is dict) and not isinstance(value, dict | None):
@@ -350,6 +490,15 @@ def _checked(value: Any, kind: Any, path: str) -> Any:
         where = path.removesuffix(".")
         return [_checked(item, get_args(kind)[0], f"{where}[{i}].") for i, item in enumerate(value)]
     return value
+
+
+def _optional_section(kind: Any) -> Any:
+    """The dataclass in `Section | None`; None for any other kind."""
+    return next((part for part in get_args(kind) if dataclasses.is_dataclass(part)), None) if _is_union(kind) else None
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, UnionType)
 
 
 def _nearest(key: str, path: str, siblings: Sequence[str]) -> str:
@@ -503,5 +652,71 @@ def _validate(config: Config) -> None:
     for agent in config.team.agents:
         if agent.startswith("_") or agent in {"answer_from", "close"}:
             raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
+    _validate_policies(config)
     if config.trainer.total_training_steps is not None:
         _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)
+
+
+def _validate_policies(config: Config) -> None:
+    """Every agent acts through a policy that there is, every policy has an agent, and one at least is trained."""
+    agents_of = policies_in_use(config)
+    names = list(config.policies) or [DEFAULT_POLICY]
+    for policy, agents in agents_of.items():
+        if policy not in names:
+            raise ConfigError(
+                f"team.agents.{agents[0]}.policy: {policy!r} is no policy of the recipe{did_you_mean(policy, names)}; "
+                f"there is {', '.join(names)}"
+            )
+    for name, policy_config in config.policies.items():
+        if name not in agents_of:
+            raise ConfigError(
+                f"policies.{name}: no agent acts through it{did_you_mean(name, agents_of)}; name it as the policy of "
+                "an agent (team.agents), or leave it out"
+            )
+        if policy_config.endpoint is not None:
+            _validate_endpoint(f"policies.{name}", policy_config, policy_config.endpoint)
+    if not trained_policies(config):
+        raise ConfigError(f"policies: expected one at least that is trained; {', '.join(names)} is frozen")
+
+
+def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig) -> None:
+    if policy.trainable:
+        raise ConfigError(f"{key}.trainable: a model behind an endpoint cannot be trained; take `endpoint` away")
+    named = [name for name in (endpoint.model, policy.model.path) if name is not None]
+    if not named or not all(isinstance(name, str) and name for name in named) or len(set(named)) > 1:
+        got = " and ".join(map(repr, named)) or "nothing"
+        raise ConfigError(f"{key}.endpoint.model: expected the model's name as the server knows it, got {got}")
+    _positive(f"{key}.endpoint.timeout", endpoint.timeout)
+    _positive(f"{key}.endpoint.give_up_after", endpoint.give_up_after)
+    _positive(f"{key}.endpoint.max_in_flight", endpoint.max_in_flight)
+    _positive(f"{key}.endpoint.max_retries", endpoint.max_retries, zero=True)
+    try:
+        address_of(endpoint.base_url, "base_url")
+        variable_name(endpoint.api_key_env)
+        check_headers(endpoint.headers)
+        check_body(endpoint.extra_body)
+    except ValueError as error:
+        raise ConfigError(f"{key}.endpoint.{error}") from error
+
+
+def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents that act through each policy, in the order of the recipe; of policies that any agent names."""
+    named = {agent.policy: () for agent in config.team.agents.values()}
+    return {policy: tuple(a for a, spec in config.team.agents.items() if spec.policy == policy) for policy in named}
+
+
+def trained_policies(config: Config) -> tuple[str, ...]:
+    """The names of the policies that are trained, in the order of the recipe."""
+    return (
+        tuple(name for name, policy in config.policies.items() if policy.trained)
+        if config.policies
+        else (DEFAULT_POLICY,)
+    )
+
+
+def model_of(config: Config, policy: str) -> tuple[Any, str]:
+    """What a policy of the engine's own is loaded from, and the key that says so."""
+    own = config.policies[policy].model.path if policy in config.policies else None
+    if own is not None:
+        return own, f"policies.{policy}.model.path"
+    return config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path"

@@ -78,6 +78,18 @@ class PromptTooLong(CreditflowError):
     """A prompt leaves no room for a response; its trajectory ends there with status `truncated`."""
 
 
+class EndpointError(CreditflowError):
+    """A model behind an endpoint gave no usable reply, however often it was asked; the play that waited for it failed.
+
+    `timed_out`: it did not answer in time. `prompt_too_long`: it said that it has no room for the prompt.
+    """
+
+    def __init__(self, message: str, *, timed_out: bool = False, prompt_too_long: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+        self.prompt_too_long = prompt_too_long
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -7,28 +7,34 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.config import Config, Recipe
+from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, policies_in_use, trained_policies
 from creditflow.data import load_tasks
 from creditflow.errors import ConfigError, RewardError
 from creditflow.loading import load_object
 from creditflow.reward import RewardFunction, RewardManager, load_reward_functions
 from creditflow.reward.backends import BackendOptions, make_backend
-from creditflow.rollout import AgentSpec, Workflow
+from creditflow.rollout import AgentSpec, FrozenModel, Workflow
+from creditflow.rollout.endpoint import Endpoint, expect_packages, expect_set
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Step, Task, Trajectory
+
+_BACKOFF = 0.5
+"""Seconds; see `rollout.endpoint.Endpoint.backoff`."""
 
 StratumFunction = Callable[[Step], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the model."""
+    """Everything but the models of the engine."""
 
     recipe: Recipe
     train_tasks: Sequence[Task]
     val_tasks: Sequence[Task]
     workflow: Workflow
     agents: dict[str, AgentSpec]
+    chat_clients: dict[str, FrozenModel]
+    """The policies behind an endpoint, by name."""
     rewards: RewardManager
     stratum: StratumFunction | None
 
@@ -42,6 +48,20 @@ class Parts:
             temperature=config.actor_rollout_ref.rollout.temperature,
         )
 
+    @property
+    def trained_policies(self) -> dict[str, tuple[str, ...]]:
+        """The agents that act through each policy that is trained."""
+        agents_of = policies_in_use(self.recipe.config)
+        return {name: agents_of[name] for name in trained_policies(self.recipe.config)}
+
+    def endpoint_metrics(self) -> dict[str, float]:
+        """`endpoint/<policy>/*` since last asked for: see `FrozenModel.metrics`."""
+        return {
+            f"endpoint/{name}/{key}": value
+            for name, client in self.chat_clients.items()
+            for key, value in client.metrics().items()
+        }
+
     def label(self, trajectories: Sequence[Trajectory]) -> None:
         """Give every step of the plays that did not fail its stratum."""
         if self.stratum is None:
@@ -54,26 +74,14 @@ class Parts:
                 step.stratum = label
 
 
-def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:
+def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) -> Parts:
     """Load and check everything that the recipe names; raises an InputError before anything is written.
 
-    `training`: whether training tasks are needed, and something to learn from.
+    `training`: whether training tasks are needed, and something to learn from. `tasks`: whether any are; a process that
+    plays what it is given needs none.
     """
     config, folder = recipe.config, recipe.folder
-    if config.data.train_files is None and (training or config.data.val_files is None):
-        raise ConfigError("data.train_files: expected a file or `file.py:function`, got nothing")
-    train_tasks: Sequence[Task] = ()
-    if training:
-        train_tasks = load_tasks(config.data.train_files, folder, config.recipe, "train")
-        if len(train_tasks) < config.data.train_batch_size:
-            raise ConfigError(
-                f"data.train_batch_size: {config.data.train_batch_size} tasks a step, but the data set has "
-                f"{len(train_tasks)}"
-            )
-    val_files = config.data.train_files if config.data.val_files is None else config.data.val_files
-    val_tasks = load_tasks(val_files, folder, config.recipe, "val")
-    if config.data.val_max_samples >= 0:
-        val_tasks = val_tasks[: config.data.val_max_samples]
+    train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
 
     workflow = load_object(config.team.workflow, folder, "team.workflow")
     if not inspect.iscoroutinefunction(workflow):
@@ -90,10 +98,62 @@ def build_parts(recipe: Recipe, *, training: bool = True) -> Parts:
         train_tasks=train_tasks,
         val_tasks=val_tasks,
         workflow=workflow,
-        agents={name: AgentSpec(system=agent.system) for name, agent in config.team.agents.items()},
+        agents={name: AgentSpec(agent.system, agent.policy) for name, agent in config.team.agents.items()},
+        chat_clients=_chat_clients(config),
         rewards=_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
+
+
+def _chat_clients(config: Config) -> dict[str, FrozenModel]:
+    """The frozen models of the recipe. Opens no connection, but raises ConfigError where none could be opened."""
+    return {
+        name: _chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
+        for name, policy in config.policies.items()
+        if policy.endpoint is not None
+    }
+
+
+def _chat_client(key: str, policy: PolicyConfig, section: EndpointConfig) -> FrozenModel:
+    try:
+        expect_packages()
+        expect_set(section.api_key_env)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    return FrozenModel(
+        Endpoint(
+            url=section.base_url.rstrip("/"),
+            model=str(section.model or policy.model.path),
+            api_key_env=section.api_key_env,
+            body=section.extra_body,
+            max_concurrency=section.max_in_flight,
+            request_timeout=section.timeout,
+            retries=section.max_retries,
+            backoff=_BACKOFF,
+            give_up_after=section.give_up_after,
+            headers=section.headers,
+            patient=True,
+        )
+    )
+
+
+def _tasks(recipe: Recipe, training: bool) -> tuple[Sequence[Task], Sequence[Task]]:
+    config, folder = recipe.config, recipe.folder
+    if config.data.train_files is None and (training or config.data.val_files is None):
+        raise ConfigError("data.train_files: expected a file or `file.py:function`, got nothing")
+    train_tasks: Sequence[Task] = ()
+    if training:
+        train_tasks = load_tasks(config.data.train_files, folder, config.recipe, "train")
+        if len(train_tasks) < config.data.train_batch_size:
+            raise ConfigError(
+                f"data.train_batch_size: {config.data.train_batch_size} tasks a step, but the data set has "
+                f"{len(train_tasks)}"
+            )
+    val_files = config.data.train_files if config.data.val_files is None else config.data.val_files
+    val_tasks = load_tasks(val_files, folder, config.recipe, "val")
+    if config.data.val_max_samples >= 0:
+        val_tasks = val_tasks[: config.data.val_max_samples]
+    return train_tasks, val_tasks
 
 
 def _manager(functions: Sequence[RewardFunction], config: Config) -> RewardManager:

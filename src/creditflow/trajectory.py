@@ -7,10 +7,9 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +21,7 @@ from creditflow.errors import BatchError, ScoreRangeError
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+TokenIds = NDArray[np.int32]
 Message = dict[str, Any]
 """One chat message: `{"role": ..., "content": ...}`."""
 
@@ -33,8 +33,7 @@ NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
 """Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: no such function looked at the step."""
 RIGHT = 1.0 - 1e-9
 """A score, rescaled to [0, 1], from which on a step or an answer counts as right."""
-_CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
-_STATUS_OF_CODE: dict[int, ScoreStatus] = {code: status for status, code in _CODE_OF_STATUS.items()}
+CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +79,12 @@ class Score:
         if self.status != "ok":
             return float("nan")
         value = self.value
-        if isinstance(value, tuple) and len(value) == len(response_mask) and any(response_mask):
-            value = tuple(v for v, sampled in zip(value, response_mask, strict=True) if sampled)
+        if isinstance(value, tuple):
+            if len(value) == len(response_mask) and any(response_mask):
+                value = tuple(v for v, sampled in zip(value, response_mask, strict=True) if sampled)
+            value = float(np.mean(value))
         low, high = self.range
-        return (float(np.mean(value)) - low) / (high - low)
+        return (float(value) - low) / (high - low)
 
 
 @dataclass(slots=True)
@@ -146,8 +147,23 @@ def _codes(values: Iterable[str]) -> tuple[Ints, tuple[str, ...]]:
     return np.asarray(codes, dtype=np.int64), tuple(names)
 
 
+class _FromTable:
+    """A batch that remembers its table. Not in a field, for a batch with other columns (`replace`) has none."""
+
+    __slots__ = ("_table",)
+
+    @property
+    def table(self) -> Any:
+        """The `pyarrow.Table` that the batch was made of (`table.batch_of`); None if it was made otherwise."""
+        return getattr(self, "_table", None)
+
+    def remember(self, table: Any) -> None:
+        """`table` is written in place of the columns: it must say the same."""
+        object.__setattr__(self, "_table", table)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class TrajectoryBatch:
+class TrajectoryBatch(_FromTable):
     """N trajectories with S steps, column by column: what credit, engine and ledger work on.
 
     Steps lie trajectory by trajectory, each trajectory's in the order in which they were made, so parents come before
@@ -155,21 +171,21 @@ class TrajectoryBatch:
     """
 
     # Trajectories
-    trajectory_ids: tuple[str, ...]
-    tasks: tuple[Task, ...]
+    trajectory_ids: Sequence[str]
+    tasks: Sequence[Task]
     group_names: tuple[str, ...]
     group_of_trajectory: Ints
     """[N] index into `group_names` (the `uid`)."""
     outcome: Floats
     """[N] the outcome in its own units; NaN where there is none or its scoring failed."""
-    outcome_scores: tuple[Score | None, ...]
+    outcome_scores: Sequence[Score | None]
     status_of_trajectory: Ints
     """[N] index into TRAJECTORY_STATUSES."""
-    answers: tuple[str | None, ...]
-    trajectory_info: tuple[dict[str, Any], ...]
+    answers: Sequence[str | None]
+    trajectory_info: Sequence[dict[str, Any]]
 
     # Steps
-    step_ids: tuple[str, ...]
+    step_ids: Sequence[str]
     trajectory_of_step: Ints
     """[S] non-decreasing index of the trajectory."""
     index_of_step: Ints
@@ -187,9 +203,9 @@ class TrajectoryBatch:
     stratum_names: tuple[str, ...]
     stratum_of_step: Ints
     """[S] index into `stratum_names`; -1 for steps without a label."""
-    prompts: tuple[str, ...]
-    responses: tuple[str, ...]
-    step_info: tuple[dict[str, Any], ...]
+    prompts: Sequence[str]
+    responses: Sequence[str]
+    step_info: Sequence[dict[str, Any]]
 
     # Edges, sorted by child
     edge_child: Ints
@@ -205,16 +221,16 @@ class TrajectoryBatch:
     """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
     score_weights: Floats
     """[S, K] weight of the function; 0 where it did not match."""
-    raw_scores: tuple[dict[str, Score], ...]
+    raw_scores: Sequence[dict[str, Score]]
     """[S] the scores as they were given."""
 
     # Tokens
     prompt_offsets: Ints
     """[S+1] bounds of each step's tokens in `prompt_ids`."""
-    prompt_ids: Ints
+    prompt_ids: TokenIds
     token_offsets: Ints
     """[S+1] bounds of each step's response tokens in the [T] columns."""
-    response_ids: Ints
+    response_ids: TokenIds
     response_mask: Bools
     logprobs: Floats
     ref_logprobs: Floats = field(default_factory=lambda: np.zeros(0))
@@ -276,11 +292,14 @@ class TrajectoryBatch:
         for s, step in enumerate(steps):
             for name, score in step.scores.items():
                 scores[s, column[name]] = score.rescaled_over(step.response_mask)
-                score_status[s, column[name]] = _CODE_OF_STATUS[score.status]
+                score_status[s, column[name]] = CODE_OF_STATUS[score.status]
                 score_weights[s, column[name]] = score.weight
 
         def flat(name: str, dtype: Any) -> NDArray[Any]:
-            return np.asarray([value for step in steps for value in getattr(step, name)], dtype=dtype)
+            try:
+                return np.asarray([value for step in steps for value in getattr(step, name)], dtype=dtype)
+            except OverflowError as error:
+                raise BatchError(f"column {name}: expected whole numbers of 32 bits: {error}") from error
 
         def offsets(name: str) -> Ints:
             return np.concatenate([[0], np.cumsum([len(getattr(step, name)) for step in steps])]).astype(np.int64)
@@ -322,9 +341,9 @@ class TrajectoryBatch:
             score_weights=score_weights,
             raw_scores=tuple(s.scores for s in steps),
             prompt_offsets=offsets("prompt_ids"),
-            prompt_ids=flat("prompt_ids", np.int64),
+            prompt_ids=flat("prompt_ids", np.int32),
             token_offsets=offsets("response_ids"),
-            response_ids=flat("response_ids", np.int64),
+            response_ids=flat("response_ids", np.int32),
             response_mask=flat("response_mask", np.bool_),
             logprobs=flat("logprobs", np.float64),
             ref_logprobs=_ref_logprobs(steps),
@@ -381,51 +400,26 @@ class TrajectoryBatch:
         )
 
     def write_parquet(self, path: Path | str, step_columns: dict[str, NDArray[Any]] | None = None) -> None:
-        """Write one row per step (and one for each trajectory without steps), everything included.
+        """Write one row per step (and one for each trajectory without steps), everything included: the columns of
+        `table.schema`. A batch that was made of a table is written as that table is.
 
         `step_columns`: further [S] columns, such as an assignment's credit; they are there for readers of the file and
         are not part of the batch. The file is written as it is named; for a crash-safe write see `ledger`.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        from creditflow import table
 
-        rows = [_row(t, s) for t in self.to_trajectories() for s in (*t.steps, *([] if t.steps else [None]))]
-        table = pa.Table.from_pylist(rows, schema=_parquet_schema())
-        if step_columns:
-            has_step = np.array([row["step_id"] is not None for row in rows], dtype=np.bool_)
-            for name, values in step_columns.items():
-                if len(values) != self.n_steps:
-                    raise BatchError(f"column {name}: expected {self.n_steps} values, one per step, got {len(values)}")
-                column: list[Any] = [None] * len(rows)
-                for row, value in zip(np.flatnonzero(has_step), values.tolist(), strict=True):
-                    column[row] = value
-                table = table.append_column(name, pa.array(column))
-        pq.write_table(table, path, compression="zstd")
+        table.write(self, path, step_columns)
 
     @classmethod
     def read_parquet(cls, path: Path | str) -> TrajectoryBatch:
         """The batch that `write_parquet` wrote; columns that it does not know are left aside.
 
-        Files written before there were `ref_logprobs` have none of them.
+        Texts and JSON are decoded when they are asked for. Files written before there were `ref_logprobs` have none.
+        Raises BatchError for a file that is none of ours, or whose columns contradict one another.
         """
-        import pyarrow.parquet as pq
+        from creditflow import table
 
-        wanted = _parquet_schema().names
-        try:
-            present = set(pq.read_schema(path).names)
-            table = pq.read_table(path, columns=[name for name in wanted if name in present])
-        except (OSError, ValueError) as error:
-            raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
-        if missing := sorted(set(wanted) - {"ref_logprobs"} - present):
-            raise BatchError(f"{path}: expected the columns of a trajectory batch, missing {', '.join(missing)}")
-        trajectories: dict[str, Trajectory] = {}
-        for row in table.to_pylist():
-            trajectory = trajectories.get(row["trajectory_id"])
-            if trajectory is None:
-                trajectory = trajectories[row["trajectory_id"]] = _trajectory_of_row(row)
-            if row["step_id"] is not None:
-                trajectory.steps.append(_step_of_row(row))
-        return cls.from_trajectories(list(trajectories.values()))
+        return table.read(path)
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
@@ -444,13 +438,13 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         for name, score in step.scores.items():
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
                 raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
-            _check_range(f"{where}, score {name}", score)
+            check_range(f"{where}, score {name}", score)
     if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
         raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
     if trajectory.outcome is not None and isinstance(trajectory.outcome.value, tuple):
         raise BatchError(f"trajectory {trajectory.id}: expected one number as outcome, got {trajectory.outcome.value}")
     if trajectory.outcome is not None:
-        _check_range(f"trajectory {trajectory.id}, outcome", trajectory.outcome)
+        check_range(f"trajectory {trajectory.id}, outcome", trajectory.outcome)
     if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
         raise BatchError(
             f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
@@ -479,119 +473,8 @@ def _ref_logprobs(steps: Sequence[Step]) -> Floats:
     )
 
 
-def _check_range(where: str, score: Score) -> None:
+def check_range(where: str, score: Score) -> None:
+    """Raises ScoreRangeError, beginning with `where`, for a score that cannot be rescaled."""
     low, high = score.range
     if score.status == "ok" and not (math.isfinite(high - low) and low < high):
         raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")
-
-
-def _parquet_schema() -> Any:
-    import pyarrow as pa
-
-    text, whole, ints = pa.string(), pa.int64(), pa.list_(pa.int64())
-    return pa.schema(
-        [
-            ("trajectory_id", text),
-            ("uid", text),
-            ("task", text),  # JSON
-            ("answer", text),
-            ("answer_steps", ints),
-            ("outcome", pa.float64()),
-            ("outcome_score", text),  # JSON
-            ("status", text),
-            ("trajectory_info", text),  # JSON
-            ("step_id", text),
-            ("index", whole),
-            ("agent", text),
-            ("turn", whole),
-            ("parents", ints),
-            ("prompt", text),
-            ("response", text),
-            ("prompt_ids", ints),
-            ("response_ids", ints),
-            ("response_mask", pa.list_(pa.int8())),
-            ("logprobs", pa.list_(pa.float64())),
-            ("temperature", pa.float64()),
-            ("policy", text),
-            ("policy_version", whole),
-            ("scores", text),  # JSON: name -> score
-            ("stratum", text),
-            ("step_info", text),  # JSON
-            ("ref_logprobs", pa.list_(pa.float64())),
-        ]
-    )
-
-
-def _row(trajectory: Trajectory, step: Step | None) -> dict[str, Any]:
-    outcome = trajectory.outcome
-    row: dict[str, Any] = {
-        "trajectory_id": trajectory.id,
-        "uid": trajectory.uid,
-        "task": json.dumps({f.name: getattr(trajectory.task, f.name) for f in fields(Task)}),
-        "answer": trajectory.answer,
-        "answer_steps": trajectory.answer_steps,
-        "outcome": outcome.value if outcome and outcome.status == "ok" else None,
-        "outcome_score": json.dumps(_score_to_json(outcome)) if outcome else None,
-        "status": trajectory.status,
-        "trajectory_info": json.dumps(trajectory.info),
-        "step_id": None,
-    }
-    if step is not None:
-        row |= {
-            name: getattr(step, name)
-            for name in (f.name for f in fields(Step))
-            if name not in {"id", "trajectory_id", "scores", "info"}
-        }
-        row["step_id"] = step.id
-        row["scores"] = json.dumps({name: _score_to_json(score) for name, score in step.scores.items()})
-        row["step_info"] = json.dumps(step.info)
-    return row
-
-
-def _trajectory_of_row(row: dict[str, Any]) -> Trajectory:
-    task = json.loads(row["task"])
-    return Trajectory(
-        id=row["trajectory_id"],
-        uid=row["uid"],
-        task=Task(**{**task, "prompt": tuple(task["prompt"])}),
-        answer_steps=tuple(row["answer_steps"]),
-        answer=row["answer"],
-        outcome=_score_of_json(json.loads(row["outcome_score"])) if row["outcome_score"] else None,
-        status=row["status"],
-        info=json.loads(row["trajectory_info"]),
-    )
-
-
-def _step_of_row(row: dict[str, Any]) -> Step:
-    return Step(
-        id=row["step_id"],
-        trajectory_id=row["trajectory_id"],
-        index=row["index"],
-        agent=row["agent"],
-        turn=row["turn"],
-        parents=tuple(row["parents"]),
-        prompt=row["prompt"],
-        response=row["response"],
-        prompt_ids=tuple(row["prompt_ids"]),
-        response_ids=tuple(row["response_ids"]),
-        response_mask=tuple(row["response_mask"]),
-        logprobs=tuple(row["logprobs"]),
-        temperature=row["temperature"],
-        policy=row["policy"],
-        policy_version=row["policy_version"],
-        scores={name: _score_of_json(score) for name, score in json.loads(row["scores"]).items()},
-        stratum=row["stratum"],
-        info=json.loads(row["step_info"]),
-        ref_logprobs=tuple(row.get("ref_logprobs") or ()),
-    )
-
-
-def _score_to_json(score: Score) -> dict[str, Any]:
-    return {f.name: getattr(score, f.name) for f in fields(Score)}
-
-
-def _score_of_json(score: dict[str, Any]) -> Score:
-    value = score["value"]
-    return Score(
-        **{**score, "value": tuple(value) if isinstance(value, list) else value, "range": tuple(score["range"])}
-    )

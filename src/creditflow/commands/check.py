@@ -13,7 +13,7 @@ from creditflow.credit import Assignment, assign
 from creditflow.credit.linter import lint
 from creditflow.credit.metrics import reach
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import expect_no_critic, load_policy, play
+from creditflow.engines.local.trainer import expect_no_critic, load_policy, play, trained_policy
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -73,7 +73,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
 async def _play(parts: Parts, policy: Policy, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
     config = parts.recipe.config.actor_rollout_ref.rollout
     trajectories = await play(parts, policy, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
-    async with parts.rewards.open({"default": policy}):
+    async with parts.rewards.open({trained_policy(parts.recipe.config): policy}):
         report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
     parts.label(trajectories)
     return trajectories, report

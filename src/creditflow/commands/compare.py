@@ -37,7 +37,7 @@ from creditflow.report.tables import (
     show,
 )
 
-_EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "team", "reward", "recipe")
+_EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
 """What an evaluation before training depends on: arms that agree on it share one."""
 _UNCOMPARED = ("compare", "trainer.default_local_dir")
 """What may differ between a run that is found and the one that is wanted."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import load_policy, validate
+from creditflow.engines.local.trainer import load_policy, trained_policy, validate
 from creditflow.errors import InputError
 from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
@@ -38,5 +38,5 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
 
 
 async def _evaluate(parts: Parts, policy: Policy, reporter: Reporter) -> Evaluation:
-    async with parts.rewards.open({"default": policy}):
+    async with parts.rewards.open({trained_policy(parts.recipe.config): policy}):
         return await validate(parts, policy, reporter, "evaluation")

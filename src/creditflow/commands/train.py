@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from creditflow.config import load_recipe
-from creditflow.engines.local.trainer import train as train_locally
+from creditflow.config import Recipe, load_recipe
 from creditflow.errors import ConfigError
+from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
 
-ENGINES = ("local",)
 
+def train(
+    path: Path,
+    overrides: Sequence[str],
+    engine: str,
+    reporter: Reporter,
+    *,
+    verl_overrides: Sequence[str] | None = None,
+    dry_run: bool = False,
+) -> None:
+    """Train as the recipe says, on the engine that is named. `verl_overrides`: what was given after `--`, if it was."""
+    if engine not in _ENGINES:
+        raise ConfigError(f"--engine: expected {' or '.join(_ENGINES)}, got {engine!r}")
+    if engine != "verl" and (dry_run or verl_overrides is not None):
+        raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
+    recipe = load_recipe(path, overrides)
+    if dry_run:
+        from creditflow.engines.verl.launch import dry_run as verl_configuration
 
-def train(path: Path, overrides: Sequence[str], engine: str, reporter: Reporter) -> None:
-    """Train as the recipe says, on the engine that is named."""
-    if engine not in ENGINES:
-        raise ConfigError(f"--engine: expected {' or '.join(ENGINES)}, got {engine!r}")
-    folder = train_locally(load_recipe(path, overrides), reporter)
+        print(verl_configuration(recipe, verl_overrides or (), reporter), end="")
+        return
+    folder = _ENGINES[engine](recipe, verl_overrides or (), reporter)
     console = results_console()
     file = folder.path / "evaluation.json"
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
     console.print(f"run folder: {folder.path}", soft_wrap=True)
+
+
+def _locally(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
+    from creditflow.engines.local.trainer import train
+
+    return train(recipe, reporter)
+
+
+def _on_verl(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
+    from creditflow.engines.verl.launch import launch
+
+    return launch(recipe, verl_overrides, reporter)
+
+
+_ENGINES: dict[str, Callable[[Recipe, Sequence[str], Reporter], RunFolder]] = {"local": _locally, "verl": _on_verl}

@@ -140,7 +140,7 @@ def _mixed_prompts(a: Assignment) -> Found:
     task_S = batch.group_of_trajectory[batch.trajectory_of_step]
     seen: dict[tuple[int, int], str] = {}
     mixed: dict[int, tuple[str, str]] = {}
-    for s in np.flatnonzero(first_S):
+    for s in np.flatnonzero(first_S).tolist():
         key = (int(task_S[s]), int(batch.agent_of_step[s]))
         before = seen.setdefault(key, batch.prompts[s])
         if before != batch.prompts[s]:

@@ -34,6 +34,35 @@ class RunFolder:
         folder.write_text("run.json", json.dumps(run, indent=2) + "\n")
         return folder
 
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that was begun before."""
+        if not (path / "run.json").is_file():
+            raise InputError(f"trainer.default_local_dir: {path} holds no run: expected a run.json in it")
+        make_folder(path / "steps", "trainer.default_local_dir")
+        return cls(path)
+
+    def rewind(self, step: int) -> None:
+        """Back to where training step `step` was recorded: what follows is appended as if nothing had come after it.
+
+        Step files and metrics of later steps are removed, and `evaluation.json` with them; a torn last line of metrics
+        and files that were never finished, too. Rewinding again, after a crash, does the rest. Raises DataError where
+        another line of metrics is damaged; then nothing is removed.
+        """
+        file = self.path / "metrics.jsonl"
+        lines = _whole_lines(self.path) if file.is_file() else []
+        if odd := [line for line, row in lines if not isinstance(row.get("step"), int)]:
+            raise DataError(f"{file}: expected a training step in every line, got {odd[0][:60]}")
+        kept = [line for line, row in lines if row["step"] <= step]
+        numbered = [found for found in self.path.glob("steps/*.parquet") if found.stem.isdigit()]
+        later = [found for found in numbered if int(found.stem) > step]
+        if later or len(kept) < len(lines):
+            (self.path / "evaluation.json").unlink(missing_ok=True)  # it speaks of the end
+        if file.is_file():
+            self.write_text(file.name, "".join(f"{line}\n" for line in kept))
+        for found in (*later, *self.path.glob("steps/.*.part"), *self.path.glob(".*.part")):
+            found.unlink()
+
     def write_text(self, name: str, text: str) -> None:
         """The file `name`, replaced whole."""
         write_whole(self.path / name, lambda path: path.write_text(text))
@@ -65,11 +94,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
     Raises DataError where another line is damaged.
     """
+    return [row for _, row in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line of metrics as it stands, and what it says."""
     lines = (path / "metrics.jsonl").read_text().splitlines()
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            rows.append((line, json.loads(line)))
         except json.JSONDecodeError as error:
             if number < len(lines):
                 raise DataError(f"{path / 'metrics.jsonl'}:{number}: not JSON: {error.msg}") from error

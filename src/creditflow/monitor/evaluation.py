@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from creditflow.errors import DataError
-from creditflow.monitor.metrics import evaluation_metrics, step_errors
-from creditflow.trajectory import Trajectory
+from creditflow.monitor.metrics import evaluation_metrics, passes_by_task, step_errors
+from creditflow.trajectory import Floats, TrajectoryBatch
 
 GREEDY_KEYS = ("pass_at_1", "step_error_rate")
 """What is said of the greedy plays too, as `*_greedy`."""
@@ -32,17 +33,16 @@ class Evaluation:
     """[V] of the task's sampled plays: steps with a score short of its maximum, and steps with a score."""
 
     @classmethod
-    def of(cls, sampled: Sequence[Trajectory], greedy: Sequence[Trajectory], n: int) -> Evaluation:
+    def of(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
         """From `n` sampled plays and one greedy play of each task; tasks in the same order in both."""
         greedy_metrics = evaluation_metrics(greedy, n=1)
         metrics = evaluation_metrics(sampled, n)
         metrics |= {f"{key}_greedy": greedy_metrics[key] for key in GREEDY_KEYS if key in greedy_metrics}
-        wrong = [step_errors([step for play in plays for step in play.steps]) for plays in _by_task(sampled)]
         return cls(
             metrics=metrics,
-            sampled=[evaluation_metrics(plays, n)["pass_at_1"] for plays in _by_task(sampled)],
-            greedy=[evaluation_metrics(plays, n=1)["pass_at_1"] for plays in _by_task(greedy)],
-            step_errors=[(sum(task), len(task)) for task in wrong],
+            sampled=_passed_shares(sampled).tolist(),
+            greedy=_passed_shares(greedy).tolist(),
+            step_errors=_step_errors_by_task(sampled),
         )
 
     def to_json(self) -> str:
@@ -66,8 +66,12 @@ class Evaluation:
             raise DataError(f"{where}: not an evaluation: {error}") from error
 
 
-def _by_task(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    tasks: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        tasks.setdefault(trajectory.uid, []).append(trajectory)
-    return list(tasks.values())
+def _passed_shares(batch: TrajectoryBatch) -> Floats:
+    plays_G, passed_G = passes_by_task(batch)
+    return passed_G / plays_G
+
+
+def _step_errors_by_task(batch: TrajectoryBatch) -> list[tuple[int, int]]:
+    task_S, tasks = batch.group_of_trajectory[batch.trajectory_of_step], len(batch.group_names)
+    wrong_G, scored_G = (np.bincount(task_S[of_S], minlength=tasks).tolist() for of_S in step_errors(batch))
+    return list(zip(wrong_G, scored_G, strict=True))

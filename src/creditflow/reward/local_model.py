@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from creditflow.errors import ModelError
-from creditflow.huggingface import load_folder
+from creditflow.huggingface import ChatTokenizer, load_folder
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -36,36 +36,17 @@ class LocalModel:
         ends = model.generation_config.eos_token_id
         ends = tokenizer.eos_token_id if ends is None else ends
         self.end_ids: list[int] = list(ends) if isinstance(ends, list) else [] if ends is None else [int(ends)]
-        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (self.end_ids or [0])[0])
-        self.special_tokens = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
-        ]
+        self.chat_tokenizer = ChatTokenizer(tokenizer, self.end_ids)
+        self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
     def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """Text and tokens, with the chat template where there is one.
-
-        Special tokens spelled out in a message are taken out of it: what is judged must not be able to end its turn and
-        begin the judge's.
-        """
-        plain = [{**message, "content": self._without_special_tokens(str(message["content"]))} for message in messages]
-        if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            text = "\n".join(message["content"] for message in plain)
-            ids = self.tokenizer(text)["input_ids"]
-        return text, tuple(ids) or (self.pad_id,)
-
-    def _without_special_tokens(self, text: str) -> str:
-        while found := [token for token in self.special_tokens if token in text]:
-            for token in found:  # and again: taking one out may join the halves of another
-                text = text.replace(token, "")
-        return text
+        """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
+        return self.chat_tokenizer.encode(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """The likeliest token after the other, all requests in one batch, padded on the left."""

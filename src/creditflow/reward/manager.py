@@ -7,12 +7,13 @@ declared or found, where they run (a backend's matter), nor what becomes of the 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.reward.cache import Cache, Keys
@@ -21,10 +22,12 @@ from creditflow.reward.compose import answer
 from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.registry import Level, RewardFunction, leaves
 from creditflow.reward.scores import make_score, mean_value, scores_of
-from creditflow.rollout.client import ModelClient
+from creditflow.rollout.client import PolicyView
 from creditflow.trajectory import Score, Trajectory
 
 _SHOWN_REASONS = 3
+_SHARES = {"clipped", "cut_prompts"}
+"""Numbers of functions (`metrics()`) that are shares: those of several processes are no sum."""
 
 Progress = Callable[[int, int], None]
 """Told how many of how many calls are done."""
@@ -58,6 +61,27 @@ class FunctionReport:
     def failed_frac(self) -> float:
         """0 to 1."""
         return self.failed / self.matched if self.matched else 0.0
+
+    @classmethod
+    def merge(cls, reports: Sequence[FunctionReport]) -> FunctionReport:
+        """One report of what one function did in several scorings; see `ScoringReport.merge`."""
+        scored = [(report.matched - report.failed, report.mean) for report in reports if report.matched > report.failed]
+        reasons: dict[str, str] = {}
+        for reason in (reason for report in reports for reason in report.reasons):
+            reasons.setdefault(_without_place(reason), reason)
+        return cls(
+            name=reports[0].name,
+            level=reports[0].level,
+            matched=sum(report.matched for report in reports),
+            failed=sum(report.failed for report in reports),
+            mean=sum(n * mean for n, mean in scored) / sum(n for n, _ in scored) if scored else math.nan,
+            seconds=sum(report.seconds for report in reports),
+            reasons=tuple(reasons.values())[:_SHOWN_REASONS],
+            timeouts=sum(report.timeouts for report in reports),
+            calls=sum(report.calls for report in reports),
+            cached=sum(report.cached for report in reports),
+            counted=_merge_counted(reports),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +118,34 @@ class ScoringReport:
             metrics |= {f"reward/{function.name}/{key}": value for key, value in function.counted.items()}
         return metrics
 
+    @classmethod
+    def merge(cls, reports: Sequence[ScoringReport]) -> ScoringReport:
+        """One report of many scorings, of several processes perhaps, in which the same functions took part.
+
+        Counts and seconds add up (so `seconds` is no wall clock any more where scorings overlapped), means are weighted
+        by what they are the mean of, and of the distinct reasons the first are kept. What functions counted themselves
+        goes by its name: of a name with `_max` in it the largest; shares (`_SHARES`, and names that end with `_frac`)
+        weighted by what the function had to score; of all others the sum.
+        """
+        of_function: dict[tuple[str, str], list[FunctionReport]] = {}
+        for function in (function for report in reports for function in report.functions):
+            of_function.setdefault((function.name, function.level), []).append(function)
+        return cls(
+            tuple(FunctionReport.merge(same) for same in of_function.values()),
+            seconds=sum(report.seconds for report in reports),
+        )
+
+    def to_json(self) -> str:
+        """For `from_json` in another of our processes: NaN stays NaN."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ScoringReport:
+        """The inverse of `to_json`."""
+        said = json.loads(text)
+        functions = (FunctionReport(**{**f, "reasons": tuple(f["reasons"])}) for f in said["functions"])
+        return cls(tuple(functions), said["seconds"])
+
 
 class RewardManager:
     """Scores trajectories with a fixed set of functions.
@@ -122,8 +174,8 @@ class RewardManager:
         self.max_in_flight = max_in_flight
         self._cache = Cache(cache_size)
 
-    def connect(self, clients: Mapping[str, ModelClient]) -> None:
-        """Give the policies of the run (`rollout.ModelClient` by name) to the functions that use one.
+    def connect(self, clients: Mapping[str, PolicyView]) -> None:
+        """Give the policies of the run (`rollout.client.PolicyView` by name) to the functions that use one.
 
         Raises RewardError where a function wants one that there is not.
         """
@@ -135,7 +187,7 @@ class RewardManager:
                     raise RewardError(f"reward function {function.name}: {first_line(error)}") from error
 
     @asynccontextmanager
-    async def open(self, clients: Mapping[str, ModelClient] | None = None) -> AsyncIterator[RewardManager]:
+    async def open(self, clients: Mapping[str, PolicyView] | None = None) -> AsyncIterator[RewardManager]:
         """Connect the policies of the run, and close everything at the end."""
         self.connect(clients or {})
         try:
@@ -188,7 +240,7 @@ class RewardManager:
             tuple(_report(function, given, ran, counted) for function in self.functions),
             seconds=time.perf_counter() - start,
         )
-        _check(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
+        expect_few_failures(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
         return report
 
     def close(self) -> None:
@@ -333,7 +385,30 @@ def _report(
     )
 
 
-def _check(report: ScoringReport, max_failed_frac: float) -> None:
+def _without_place(reason: str) -> str:
+    """What a reason says, without the step or trajectory that it was first seen at: `f, step t.0: timed out`."""
+    return reason.partition(": ")[2]
+
+
+def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
+    counted: dict[str, float] = {}
+    weight: dict[str, int] = defaultdict(int)
+    for report in reports:
+        for name, value in report.counted.items():
+            if "_max" in name:
+                counted[name] = max(counted.get(name, value), value)
+            elif name.endswith("_frac") or name.rpartition("/")[2] in _SHARES:
+                weight[name] += report.matched
+                share = report.matched / weight[name] if weight[name] else 0.0
+                counted[name] = (1 - share) * counted.get(name, 0.0) + share * value
+            else:
+                counted[name] = counted.get(name, 0.0) + value
+    return counted
+
+
+def expect_few_failures(report: ScoringReport, max_failed_frac: float) -> None:
+    """Raises TooManyFailedScores where more than `max_failed_frac` of all scores failed, or of the outcomes."""
+
     def stop(what: str, reasons: Sequence[str]) -> None:
         raise TooManyFailedScores(
             f"{what} failed, more than reward.max_failed_frac={max_failed_frac:g} allows; "

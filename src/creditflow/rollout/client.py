@@ -1,12 +1,18 @@
-"""What a rollout asks of a model: text to tokens, many prompts to many responses at once, tokens to text."""
+"""What a rollout asks of those who answer: a policy of the run, token by token, or a frozen model behind an endpoint.
+
+`Generator` is what a team is played on. An engine brings one (`Scheduler` on one machine); plays know no more of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from creditflow.trajectory import Message
+
+FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +35,24 @@ class Generation:
     """The end-of-sequence token included, where the model wrote one."""
     logprobs: tuple[float, ...]
     """Natural log-probability of each token at the request's temperature (at 1 where that is 0)."""
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
+    version: int | None = None
+    """How many updates the policy had seen that answered, where only its server knows; None: the client's version."""
 
 
-class ModelClient(Protocol):
-    """A policy, as the rollout sees it."""
+@dataclass(frozen=True, slots=True)
+class ChatReply:
+    """What a model behind an endpoint answered."""
+
+    text: str
+    finish_reason: FinishReason
+    prompt_tokens: int | None = None
+    """As the server counts them; None where it does not say."""
+    completion_tokens: int | None = None
+
+
+class PolicyView(Protocol):
+    """A policy of the run, as a play sees it: how text becomes its tokens, and how much fits."""
 
     @property
     def version(self) -> int:
@@ -53,6 +72,53 @@ class ModelClient(Protocol):
         """The text of a response, without special tokens."""
         ...
 
+
+class ModelClient(PolicyView, Protocol):
+    """A policy of this process: many prompts to many responses at once."""
+
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One generation for each request, in order; called from a worker thread, one call at a time."""
+        ...
+
+
+class ChatClient(ABC):
+    """A frozen model that takes messages and gives text: its tokens are not ours, so nothing of it can be trained.
+
+    A base class rather than a protocol, for a play asks of each client which of the two kinds it is.
+    """
+
+    @abstractmethod
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
+    ) -> ChatReply:
+        """The reply to one conversation; many may be waited for at once.
+
+        Raises PromptTooLong where the model has no room for the prompt (the message goes on from "the prompt"), and
+        EndpointError where no reply came.
+        """
+
+
+class Generator(Protocol):
+    """Who generates for the plays of one batch.
+
+    What goes wrong with one call is raised to its caller and fails that play alone. What is nobody's play (a model that
+    broke) is kept as `fault` besides, and whoever played raises it.
+    """
+
+    @property
+    def clients(self) -> Mapping[str, PolicyView | ChatClient]:
+        """The policies by name; those of an endpoint are called directly, the others through `generate`."""
+        ...
+
+    @property
+    def fault(self) -> Exception | None:
+        """The first error that is no play's own; None where there is none."""
+        ...
+
+    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
+        """The response of the policy named to `request`."""
+        ...
+
+    async def idle(self) -> None:
+        """Returns when nothing is generated any more."""
         ...

@@ -1,4 +1,4 @@
-"""Plays many tasks at once: one coroutine per trajectory, one scheduler for all."""
+"""Plays tasks: one coroutine per trajectory, one generator for all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from creditflow.errors import AgentError, ConfigError, PromptTooLong
-from creditflow.rollout.scheduler import Scheduler
+from creditflow.rollout.client import Generator
 from creditflow.rollout.team import AgentSpec, Sampling, Team
 from creditflow.trajectory import Task, Trajectory
 
@@ -27,51 +27,70 @@ class Play:
     """Key of the trajectory's random numbers."""
 
 
+async def play_one(
+    play: Play, workflow: Workflow, agents: Mapping[str, AgentSpec], generator: Generator, sampling: Sampling
+) -> Trajectory:
+    """One trajectory, whatever became of it.
+
+    A workflow that raises fails its trajectory: `status` failed, the error in `info["error"]`. AgentError keeps it
+    (`info["agent_error"]`; the reward room gives it outcome 0), PromptTooLong ends it as `truncated`. Raises
+    ConfigError for a mistake in the recipe (a call of an agent that the team does not have), and nothing else but
+    cancellation. When this returns or raises, nothing of the play is under way any more.
+    """
+    trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
+    team = Team(agents, trajectory, generator, sampling, play.seed)
+    error: Exception | None = None
+    try:
+        answer = await workflow(play.task, team)
+        trajectory.answer = None if answer is None else str(answer)
+    except Exception as raised:  # whatever a user's workflow may raise is that trajectory's end, and is told
+        error = _weightiest(raised)
+    finally:
+        await team.close()
+    match error:
+        case None:
+            pass
+        case ConfigError():
+            raise error
+        case AgentError():
+            trajectory.info["agent_error"] = str(error)
+        case PromptTooLong():  # the team has marked the trajectory as truncated
+            trajectory.info["ended_early"] = str(error)
+        case _:
+            trajectory.status = "failed"
+            trajectory.info["error"] = f"{type(error).__name__}: {error}"
+    if not trajectory.answer_steps and trajectory.steps:
+        trajectory.answer_steps = (len(trajectory.steps) - 1,)
+    return trajectory
+
+
 async def play_all(
     plays: Sequence[Play],
     workflow: Workflow,
     agents: Mapping[str, AgentSpec],
-    scheduler: Scheduler,
+    generator: Generator,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """The trajectories of `plays`, in order, all live at the same time.
+    """The trajectories of `plays` (see `play_one`), in order, all live at the same time.
 
-    A workflow that raises fails its own trajectory: `status` failed, the error in `info["error"]`. AgentError keeps the
-    trajectory (`info["agent_error"]`; the reward room gives it outcome 0). What is no play's fault is raised when all
-    have ended: an error of a model, or a ConfigError (a call of an agent that the team does not have). When this
+    What is no play's fault is raised when all have ended: the generator's fault, or the first ConfigError. When this
     returns, nothing is generated any more.
     """
     mistakes: list[ConfigError] = []
 
-    async def one(play: Play) -> Trajectory:
-        trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
-        team = Team(agents, trajectory, scheduler, sampling, play.seed)
+    async def one(play: Play) -> Trajectory | None:
         try:
-            answer = await workflow(play.task, team)
-            trajectory.answer = None if answer is None else str(answer)
-        except Exception as error:  # whatever a user's workflow may raise is that trajectory's end, and is told
-            error = _weightiest(error)
-            if isinstance(error, ConfigError):
-                mistakes.append(error)
-            elif isinstance(error, AgentError):
-                trajectory.info["agent_error"] = str(error)
-            elif isinstance(error, PromptTooLong):  # the team has marked the trajectory as truncated
-                trajectory.info["ended_early"] = str(error)
-            else:
-                trajectory.status = "failed"
-                trajectory.info["error"] = f"{type(error).__name__}: {error}"
-        finally:
-            await team.close()
-        if not trajectory.answer_steps and trajectory.steps:
-            trajectory.answer_steps = (len(trajectory.steps) - 1,)
-        return trajectory
+            return await play_one(play, workflow, agents, generator, sampling)
+        except ConfigError as mistake:  # the other plays end first
+            mistakes.append(mistake)
+            return None
 
-    trajectories = await asyncio.gather(*(one(play) for play in plays))
-    await scheduler.idle()
-    for fault in (scheduler.fault, *mistakes):
+    played = await asyncio.gather(*(one(play) for play in plays))
+    await generator.idle()
+    for fault in (generator.fault, *mistakes):
         if fault is not None:
             raise fault
-    return list(trajectories)
+    return [trajectory for trajectory in played if trajectory is not None]
 
 
 def _weightiest(error: Exception) -> Exception:

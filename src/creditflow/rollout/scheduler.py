@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from creditflow.errors import CreditflowError
-from creditflow.rollout.client import Generation, GenerationRequest, ModelClient
+from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, ModelClient
 
 _Pending = tuple[GenerationRequest, "asyncio.Future[Generation]"]
 
@@ -19,17 +19,19 @@ class Scheduler:
     """Batches the pending calls of each policy into one generation.
 
     A generation starts when the event loop has gone quiet, that is, when every trajectory waits for a model or for the
-    world outside (a tool, a judge); calls that arrive while one runs join the next. The loop stays free meanwhile.
+    world outside (a tool, a judge, an endpoint); calls that arrive while one runs join the next. The loop stays free
+    meanwhile.
     """
 
-    def __init__(self, clients: Mapping[str, ModelClient], max_num_seqs: int = 1024) -> None:
+    def __init__(self, clients: Mapping[str, ModelClient | ChatClient], max_num_seqs: int = 1024) -> None:
         self.clients = clients
+        self._models = {name: client for name, client in clients.items() if not isinstance(client, ChatClient)}
         self.max_num_seqs = max_num_seqs
         self.fault: Exception | None = None
         """The first error of a model itself. It is nobody's play that failed: the caller must raise it."""
         self.batch_sizes: list[int] = []
         """How many calls each generation served."""
-        self._pending: dict[str, list[_Pending]] = {name: [] for name in clients}
+        self._pending: dict[str, list[_Pending]] = {name: [] for name in self._models}
         self._dispatcher: asyncio.Task[None] | None = None
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
@@ -65,7 +67,7 @@ class Scheduler:
     async def _run(self, policy: str, batch: list[_Pending]) -> None:
         self.batch_sizes.append(len(batch))
         try:
-            generations = await asyncio.to_thread(self.clients[policy].generate, [request for request, _ in batch])
+            generations = await asyncio.to_thread(self._models[policy].generate, [request for request, _ in batch])
             if len(generations) != len(batch):
                 raise CreditflowError(
                     f"policy {policy}: {len(batch)} requests, but {len(generations)} generations came"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
-from creditflow.rollout.client import GenerationRequest
-from creditflow.rollout.scheduler import Scheduler
+from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.trajectory import Message, Step, Trajectory
 
 
@@ -56,13 +55,13 @@ class Team:
         self,
         agents: Mapping[str, AgentSpec],
         trajectory: Trajectory,
-        scheduler: Scheduler,
+        generator: Generator,
         sampling: Sampling,
         seed: tuple[int, ...],
     ) -> None:
         self._agents = agents
         self._trajectory = trajectory
-        self._scheduler = scheduler
+        self._generator = generator
         self._sampling = sampling
         self._seed = seed
         self._calls = 0
@@ -133,7 +132,7 @@ class Agent:
         if team._closed:
             raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
         spec, sampling = team._agents[agent], team._sampling
-        client = team._scheduler.clients[spec.policy]
+        client = team._generator.clients[spec.policy]
         if parents is None:
             parent_indices: tuple[int, ...] = (len(trajectory.steps) - 1,) if trajectory.steps else ()
         else:
@@ -143,27 +142,21 @@ class Agent:
 
         messages: list[Message] = [{"role": "system", "content": spec.system}] if spec.system else []
         messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        prompt_text, prompt_ids = client.encode(messages)
         limit = sampling.max_tokens if max_tokens is None else max_tokens
         temperature = sampling.temperature if temperature is None else temperature
         if limit < 1 or not 0 <= temperature < math.inf:
             raise ValueError(f"{agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}")
         json.dumps(info)  # what cannot be written with the step is told where it was given
-        room = min(sampling.max_prompt_tokens, client.max_positions - 1)
-        if len(prompt_ids) > room:
+        call = _Call(messages, limit, temperature, seed)
+        try:
+            if isinstance(client, ChatClient):
+                said = await self._chat(client, call)
+            else:
+                said = await self._generate(client, call)
+        except PromptTooLong as error:
             trajectory.status = "truncated"
-            trajectory.info["truncated"] = f"{agent}'s prompt has {len(prompt_ids)} tokens, at most {room} fit"
-            raise PromptTooLong(f"trajectory {trajectory.id}: {trajectory.info['truncated']}")
-
-        version = client.version
-        request = GenerationRequest(
-            prompt_ids=prompt_ids,
-            max_tokens=min(limit, client.max_positions - len(prompt_ids)),
-            temperature=temperature,
-            seed=seed,
-        )
-        with team._calling():
-            generation = await team._scheduler.generate(spec.policy, request)
+            trajectory.info["truncated"] = f"{agent}'s prompt {error}"
+            raise PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}") from error
         index = len(trajectory.steps)
         step = Step(
             id=f"{trajectory.id}/{index}",
@@ -172,20 +165,80 @@ class Agent:
             agent=agent,
             turn=sum(earlier.agent == agent for earlier in trajectory.steps),
             parents=parent_indices,
-            prompt=prompt_text,
+            prompt=said.prompt,
+            response=said.response,
+            prompt_ids=said.prompt_ids,
+            response_ids=said.response_ids,
+            response_mask=(int(temperature > 0),) * len(said.response_ids),
+            logprobs=said.logprobs if temperature > 0 else (0.0,) * len(said.response_ids),
+            temperature=temperature,
+            policy=spec.policy,
+            policy_version=said.version,
+            info={**said.info, **(info or {})},
+        )
+        if said.cut_off is not None:
+            step.info["finish_reason"] = "length"
+            trajectory.status = "truncated"
+            trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
+        trajectory.steps.append(step)
+        return Reply(step.response, step)
+
+    async def _generate(self, client: PolicyView, call: _Call) -> _Said:
+        """Asks a policy of the run."""
+        team = self.team
+        policy, version = team._agents[self.name].policy, client.version
+        prompt, prompt_ids = client.encode(call.messages)
+        room = min(team._sampling.max_prompt_tokens, client.max_positions - 1)
+        if len(prompt_ids) > room:
+            raise PromptTooLong(f"has {len(prompt_ids)} tokens, at most {room} fit")
+        max_tokens = min(call.max_tokens, client.max_positions - len(prompt_ids))
+        request = GenerationRequest(prompt_ids, max_tokens, call.temperature, call.seed)
+        with team._calling():
+            generation = await team._generator.generate(policy, request)
+        tokens = len(generation.response_ids)
+        return _Said(
+            prompt=prompt,
             response=client.decode(generation.response_ids),
             prompt_ids=prompt_ids,
             response_ids=generation.response_ids,
-            response_mask=(int(temperature > 0),) * len(generation.response_ids),
-            logprobs=generation.logprobs if temperature > 0 else (0.0,) * len(generation.response_ids),
-            temperature=temperature,
-            policy=spec.policy,
-            policy_version=version,
-            info=dict(info or {}),
+            logprobs=generation.logprobs,
+            version=version if generation.version is None else generation.version,
+            cut_off=f"{tokens} tokens" if generation.finish_reason == "length" else None,
         )
-        if generation.finish_reason == "length":
-            step.info["finish_reason"] = "length"
-            trajectory.status = "truncated"
-            trajectory.info.setdefault("truncated", f"{agent} was cut off at {len(generation.response_ids)} tokens")
-        trajectory.steps.append(step)
-        return Reply(step.response, step)
+
+    async def _chat(self, client: ChatClient, call: _Call) -> _Said:
+        """Asks a frozen model behind an endpoint: its tokens are not ours, so the step has none."""
+        with self.team._calling():
+            reply = await client.chat(
+                call.messages, max_tokens=call.max_tokens, temperature=call.temperature, seed=call.seed
+            )
+        counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        return _Said(
+            prompt="\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in call.messages),
+            response=reply.text,
+            cut_off=f"{call.max_tokens} tokens" if reply.finish_reason == "length" else None,
+            info={name: count for name, count in counts.items() if count is not None},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    messages: list[Message]
+    max_tokens: int
+    temperature: float
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a step is made of, whoever answered."""
+
+    prompt: str
+    response: str
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    version: int = 0
+    cut_off: str | None = None
+    """At what the response ended, where it did not end by itself."""
+    info: dict[str, Any] = field(default_factory=dict)

@@ -149,7 +149,7 @@ class _Case:
         return np.equal(self.flow.batch.trajectory_of_step, n)
 
     def step(self, s: int | np.intp) -> str:
-        return f"{self.title}, step {self.flow.batch.step_ids[s]}"
+        return f"{self.title}, step {self.flow.batch.step_ids[int(s)]}"
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------

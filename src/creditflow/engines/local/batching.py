@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
@@ -97,5 +99,5 @@ def _response_positions(batch: TrajectoryBatch, steps: Ints) -> tuple[Ints, Bool
     return batch.token_offsets[steps][:, None] + columns, columns < lengths[:, None]
 
 
-def _gather(values: Ints | Floats | Bools, at: Ints, inside: Bools, fill: float) -> Ints | Floats:
+def _gather(values: NDArray[Any], at: Ints, inside: Bools, fill: float) -> NDArray[Any]:
     return np.where(inside, values[np.where(inside, at, 0)], fill)

@@ -10,7 +10,7 @@ import torch
 
 from creditflow.engines.local import sampler
 from creditflow.errors import ModelError
-from creditflow.huggingface import load_folder, unusable
+from creditflow.huggingface import ChatTokenizer, load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -38,10 +38,8 @@ class Policy:
         if eos is None:
             eos = tokenizer.eos_token_id
         self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
-        self.pad_id = int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(self.eos_ids))
-        self.special_tokens = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
-        ]
+        self.chat_tokenizer = ChatTokenizer(tokenizer, self.eos_ids)
+        self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
     @classmethod
@@ -62,30 +60,12 @@ class Policy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
-
-        Special tokens that are spelled out in a message are taken out of it: what one agent writes must not be able to
-        close the next one's turn.
-        """
-        plain = [{**message, "content": self._without_special_tokens(message["content"])} for message in messages]
-        if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            text = "\n".join(message["content"] for message in plain)
-            ids = self.tokenizer(text)["input_ids"]
-        return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
-
-    def _without_special_tokens(self, content: object) -> str:
-        text = str(content)
-        while found := [token for token in self.special_tokens if token in text]:
-            for token in found:  # and again: taking one out may join the halves of another
-                text = text.replace(token, "")
-        return text
+        """Prompt text and tokens (`ChatTokenizer.encode`)."""
+        return self.chat_tokenizer.encode(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response for each request, all decoded together."""

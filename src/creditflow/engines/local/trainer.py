@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 
-from creditflow.config import Config, Recipe
+from creditflow.config import Config, Recipe, model_of, trained_policies
 from creditflow.credit import Observed, Threshold, assign, make_threshold
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.local.actor import Actor, fill_reference_logprobs
@@ -32,7 +32,7 @@ from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, 
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.reward.registry import leaves
-from creditflow.rollout import Play, Scheduler, play_all
+from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_all
 from creditflow.trajectory import Ints, Task, Trajectory, TrajectoryBatch
 
 _TRAIN, _VAL = 0, 1
@@ -45,8 +45,8 @@ def load_policy(recipe: Recipe) -> Policy:
 
 
 def model_folder(recipe: Recipe) -> Path:
-    """`actor_rollout_ref.model.path` as a folder: made first, if it is `tiny` or a function that makes one."""
-    path, key = recipe.config.actor_rollout_ref.model.path, "actor_rollout_ref.model.path"
+    """The trained policy's model as a folder: made first, if it is `tiny` or a function that makes one."""
+    path, key = model_of(recipe.config, trained_policy(recipe.config))
     if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
         torch.set_num_threads(recipe.config.trainer.num_threads)
     if path is None:
@@ -58,6 +58,23 @@ def model_folder(recipe: Recipe) -> Path:
     if not isinstance(path, str):
         raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {path!r}")
     return Path(path)
+
+
+def trained_policy(config: Config) -> str:
+    """The name of the policy that is trained; raises ConfigError where the recipe names what cannot be held here."""
+    trained = trained_policies(config)
+    if len(trained) > 1:
+        raise ConfigError(
+            f"policies: the local engine trains one policy, and {', '.join(trained)} are trained; use --engine verl, "
+            "or let the others answer behind an endpoint"
+        )
+    for name, policy in config.policies.items():
+        if name not in trained and policy.endpoint is None:
+            raise ConfigError(
+                f"policies.{name}.trainable: false, but the local engine holds the model that it trains and no other; "
+                f"serve this one, and name its address as policies.{name}.endpoint"
+            )
+    return trained[0]
 
 
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
@@ -95,7 +112,7 @@ def needs_reference(parts: Parts) -> bool:
 async def _with_rewards(
     parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter
 ) -> None:
-    async with parts.rewards.open({"default": actor.policy}):
+    async with parts.rewards.open({trained_policy(parts.recipe.config): actor.policy}):
         await _train(parts, actor, batches, folder, reporter)
 
 
@@ -111,11 +128,11 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
             tasks = [parts.train_tasks[i] for i in batch]
             metrics = await train_step(step, tasks, parts, actor, threshold, folder, note=bar.note)
             if step == 1:
-                _warn_of_unreached(metrics, parts, reporter)
+                warn_of_unreached(metrics, parts, reporter)
             last = step == len(batches)
             if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
                 save_model(actor.policy, folder, step)
-            bar.advance(status=_status(metrics))
+            bar.advance(status=status_line(metrics))
             try:
                 if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
                     evaluation = await validate(parts, actor.policy, reporter, f"after step {step}", actor.reference)
@@ -127,8 +144,9 @@ async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: Ru
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
 
 
-def _warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
-    for agent in parts.agents:
+def warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
+    """Say which agents no signal reached, by the metrics of a run's first step."""
+    for agent in (agent for agents in parts.trained_policies.values() for agent in agents):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
             reporter.say(
                 f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
@@ -148,6 +166,7 @@ async def train_step(
     """One training step: play the tasks, score, assign credit, update, record. `note`: told what is being done."""
     config, timing = parts.recipe.config, Stopwatch()
     n = config.actor_rollout_ref.rollout.n
+    parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
     with timing("rollout"):
         note(f"playing {len(tasks) * n} times")
         temperature = parts.sampling.temperature
@@ -169,15 +188,18 @@ async def train_step(
         note("updating")
         mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
         mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
-        update = actor.update(batch, assignment.token_advantages(), assignment.trained_S, mini_batch_of_step)
+        own_S = np.array(batch.policy_names)[batch.policy_of_step] == trained_policy(config)
+        trained_S = assignment.trained_S & own_S
+        update = actor.update(batch, assignment.token_advantages(), trained_S, mini_batch_of_step)
     with timing("ledger"):
         folder.write_steps(step, batch, assignment)
-    played = evaluation_metrics(trajectories, n=1)
+    played = evaluation_metrics(batch, n=1)
     return {
         "train/pass_at_1": played["pass_at_1"],
-        **rollout_metrics(trajectories),
+        **rollout_metrics(batch),
+        **parts.endpoint_metrics(),
         **report.metrics(),
-        **sub_reward_metrics(trajectories),
+        **sub_reward_metrics(batch),
         **threshold.metrics(),
         **assignment.metrics(),
         **update,
@@ -200,7 +222,8 @@ async def play(
     trained, the policy is its own: functions find it where it started.
     """
     config = parts.recipe.config
-    scheduler = Scheduler({"default": policy}, config.actor_rollout_ref.rollout.max_num_seqs)
+    clients: dict[str, ModelClient | ChatClient] = {trained_policy(config): policy, **parts.chat_clients}
+    scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
     prefix = "-".join(map(str, key))
     plays = [
         Play(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
@@ -208,7 +231,11 @@ async def play(
         for k in range(n)
     ]
     sampling = replace(parts.sampling, temperature=temperature)
-    trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
+    try:
+        trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
+    finally:
+        for client in parts.chat_clients.values():
+            await client.aclose()
     _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
     if needs_reference(parts):
         max_tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
@@ -237,8 +264,8 @@ async def validate(
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
     sampled = await evaluation_plays(parts, policy, n, temperature, reference)
     greedy = await evaluation_plays(parts, policy, 1, 0.0, reference) if temperature > 0 else sampled
-    evaluation = Evaluation.of(sampled, greedy, n)
-    reporter.say(f"{when}: {_status(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
+    evaluation = Evaluation.of(TrajectoryBatch.from_trajectories(sampled), TrajectoryBatch.from_trajectories(greedy), n)
+    reporter.say(f"{when}: {status_line(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
     return evaluation
 
 
@@ -328,7 +355,8 @@ class Stopwatch:
         return metrics | {"timing/step_s": sum(self._seconds.values())}
 
 
-def _status(metrics: dict[str, float]) -> str:
+def status_line(metrics: Mapping[str, float]) -> str:
+    """How a run stands, in a line: the most telling of a training step's or an evaluation's metrics."""
     shown = {
         "train/pass_at_1": "train pass@1",
         "reward/step_error_rate": "step errors",

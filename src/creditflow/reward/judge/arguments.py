@@ -5,23 +5,18 @@ It must not know a trajectory, nor open a connection. Each function raises Value
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from creditflow.errors import first_line
 from creditflow.reward.judge import verdict
-from creditflow.reward.judge.clients import INSTALL
 from creditflow.reward.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
 from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, VerdictError
+from creditflow.rollout import endpoint as endpoints
 
-_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
-_SECRET = re.compile(r"\b(?:sk-[-_A-Za-z0-9]{20}|AIza[-_A-Za-z0-9]{30}|(?:hf_|gsk_|xai-|gh[pousr]_)[A-Za-z0-9]{30})")
 _HUGE = 1e300
 """Whole numbers may be beyond what a float holds."""
 _OUR_FIELDS = ("messages", "model", "stream", "n")
@@ -29,12 +24,8 @@ _OUR_FIELDS = ("messages", "model", "stream", "n")
 
 
 def refuse_secrets(args: Mapping[str, Any]) -> None:
-    """A recipe is copied into the folder of every run: a key in it would be too. The message does not repeat it."""
-    for name, value in args.items():
-        if name != "self" and _SECRET.search(str(value)):
-            raise ValueError(
-                f"{name}: this looks like a key; put it into an environment variable, named by api_key_env"
-            )
+    """A recipe is copied into the folder of every run: a key in it would be too."""
+    endpoints.refuse_secrets({name: value for name, value in args.items() if name != "self"})
 
 
 def one_of(needed: bool = True, **options: object) -> None:
@@ -75,25 +66,16 @@ def model_name(value: object) -> str:
 
 def address_of(endpoint: object) -> str:
     """The address, which is shown in reasons and metrics; so it may hold no credentials."""
-    parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("endpoint: expected an address such as http://127.0.0.1:8000/v1")
-    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-        raise ValueError("endpoint: expected an address without user, password, query or fragment; keys: api_key_env")
-    if any(importlib.util.find_spec(module) is None for module in ("openai", "tenacity")):
-        raise ValueError(INSTALL)
-    return str(endpoint).rstrip("/")
+    address = endpoints.address_of(endpoint)
+    endpoints.expect_packages()
+    return address
 
 
 def variable_name(name: object) -> str | None:
-    """The name of a variable that is set. It is not repeated in the message: it may be the key itself."""
-    if name is None:
-        return None
-    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise ValueError("api_key_env: expected the name of an environment variable, in capitals, never the key itself")
-    if not os.environ.get(name):
-        raise ValueError(f"api_key_env: the environment variable {name} is not set")
-    return name
+    """The name of a variable that is set."""
+    variable = endpoints.variable_name(name)
+    endpoints.expect_set(variable)
+    return variable
 
 
 def form_of(scale: Any, choices: Any, pairwise: bool) -> Form:

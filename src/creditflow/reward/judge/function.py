@@ -16,10 +16,11 @@ from typing import Any
 from creditflow.errors import ModelError, did_you_mean
 from creditflow.reward import local_model
 from creditflow.reward.judge import arguments, verdict
-from creditflow.reward.judge.clients import Client, Counts, Endpoint, JudgeError, Model
+from creditflow.reward.judge.clients import Client, Endpoint, JudgeError, Model
 from creditflow.reward.judge.verdict import Verdict, VerdictError
 from creditflow.reward.registry import builtin, outcome, reward
 from creditflow.rollout.client import ModelClient
+from creditflow.rollout.endpoint import Counts
 from creditflow.trajectory import Message, Score, Step, Trajectory
 
 _GROUND_TRUTH = "ground_truth"

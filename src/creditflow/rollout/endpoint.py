@@ -1,0 +1,470 @@
+"""Puts messages to an OpenAI-compatible endpoint, with patience and with bounds: retries, time limits, answers of
+limited length, redirects refused, keys from environment variables alone.
+
+It must not know who asks (an agent that acts through a frozen model, a judge), nor what a reply is for. The openai
+client and tenacity are imported at the first call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import json
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from itertools import groupby
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from creditflow.errors import EndpointError, first_line
+from creditflow.rollout.bounded import AnswerRefused, bounded_to
+from creditflow.trajectory import Message
+
+INSTALL = "an OpenAI-compatible endpoint needs openai and tenacity: pip install creditflow[judge]"
+
+_CALLS_PER_CLIENT = 16
+"""The connection pool under the openai client looks at each of its connections twice per request, and asks the system
+about the idle ones: at 256 in flight, one pool made 417 calls/s where eight made 625. (Its aiohttp transport is faster
+still, but takes a connection that was refused for one that timed out.)"""
+_NO_KEY = "none"
+"""Sent where no key is named: the client insists on one."""
+MAX_ANSWER_BYTES = 2_000_000
+"""A longer answer is not read to its end. The longest reply that a judge reads for a verdict takes at most 600,000 (six
+for each of 100,000 characters, as JSON may write them)."""
+MAX_BACKOFF = 20.0
+"""Seconds; see `Endpoint.backoff`."""
+_SHOWN_CHARACTERS = 80
+"""Of what a server says where it refuses."""
+_READ_CHARACTERS = 4000
+"""Of that, looked at."""
+_SECRET_CHARACTERS = 8
+"""So many of a key, one after the other, are not shown."""
+_DRAW = random.SystemRandom()
+"""For waits. Drawn from the shared random numbers, a slow endpoint would change what else a run draws; and processes
+that were forked together must not wait alike."""
+_TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error")
+_TOO_LONG = re.compile(
+    r"(?i)context (?:length|size|window|limit)|prompt is too long|input is too long|too many (?:input )?tokens"
+    r"|must have less than \d+ tokens|exceeds? the maximum number of tokens|input tokens? exceeds?"
+)
+"""How servers (OpenAI, vLLM, SGLang, llama.cpp, TGI and those behind gateways) say that there is no room for a prompt:
+some by a code, all of them in words."""
+_OUR_FIELDS = ("messages", "model", "stream", "n")
+"""Of a request; a reply is read from one whole answer."""
+_OUR_HEADERS = ("accept-encoding", "content-length", "content-type", "host")
+_SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie")
+_HEADER, _HEADER_VALUE = re.compile(r"[-A-Za-z0-9_]{1,64}"), re.compile(r"[\x20-\x7e]{0,1000}")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_SECRET = re.compile(r"\b(?:sk-[-_A-Za-z0-9]{20}|AIza[-_A-Za-z0-9]{30}|(?:hf_|gsk_|xai-|gh[pousr]_)[A-Za-z0-9]{30})")
+
+Read = TypeVar("Read")
+
+
+class FailedTry(Exception):
+    """One request that brought no usable reply."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        again: bool = False,
+        rate_limited: bool = False,
+        retry_after: float = 0.0,
+        timed_out: bool = False,
+        prompt_too_long: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.again = again
+        """Another try may bring one."""
+        self.rate_limited = rate_limited
+        """The server is well, and only wants to be asked later."""
+        self.retry_after = retry_after
+        self.timed_out = timed_out
+        self.prompt_too_long = prompt_too_long
+
+
+@dataclass(slots=True)
+class Counts:
+    """What an endpoint cost since it was last asked."""
+
+    requests: int = 0
+    """Sent, each try of a retried call included."""
+    retries: int = 0
+    answered: int = 0
+    without_usage: int = 0
+    """Replies that did not say how many tokens they took."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+    """Sum over the answered requests, each from sending to reply; waiting for a slot and back-off are not in it."""
+    longest: float = 0.0
+
+    def answer(self, seconds: float, usage: tuple[int, int] | None) -> None:
+        """One more reply."""
+        self.answered += 1
+        self.seconds += seconds
+        self.longest = max(self.longest, seconds)
+        if usage is None:
+            self.without_usage += 1
+        else:
+            self.prompt_tokens += usage[0]
+            self.completion_tokens += usage[1]
+
+    def metrics(self, prices: Mapping[str, float] | None) -> dict[str, float]:
+        """Numbers by name: counts and sums, which those of other processes can be added to, and a maximum.
+
+        `prices` per million prompt and completion tokens; without, no cost is reported.
+        """
+        found: dict[str, float] = {"requests": self.requests, "retries": self.retries, "answered": self.answered}
+        if self.answered:
+            found |= {"latency_sum_s": self.seconds, "latency_max_s": self.longest}
+        if self.without_usage:
+            found["replies_without_usage"] = self.without_usage
+        if self.answered > self.without_usage:
+            found |= {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+            if prices is not None:
+                spent = self.prompt_tokens * prices["prompt"] + self.completion_tokens * prices["completion"]
+                found["cost"] = spent / 1e6
+        return found
+
+
+@dataclass
+class _Line:
+    """The connections of one event loop, and how many requests there may be at a time."""
+
+    slots: asyncio.Semaphore
+    make_client: Callable[[], Any]
+    clients: list[Any] = field(default_factory=list)
+    busy: list[int] = field(default_factory=list)
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """The first client with a connection to spare."""
+        place = next((i for i, n in enumerate(self.busy) if n < _CALLS_PER_CLIENT), len(self.busy))
+        if place == len(self.clients):
+            self.clients.append(self.make_client())
+            self.busy.append(0)
+        self.busy[place] += 1
+        try:
+            yield self.clients[place]
+        finally:
+            self.busy[place] -= 1
+
+
+@dataclass
+class Endpoint:
+    """An OpenAI-compatible endpoint. Travels between processes without its connections."""
+
+    url: str
+    model: str
+    api_key_env: str | None
+    body: Mapping[str, Any]
+    """Fields of every request beside model and messages; None takes one out that a call gives."""
+    max_concurrency: int
+    """Requests at a time, in each process."""
+    request_timeout: float
+    """Seconds for one try."""
+    retries: int
+    backoff: float
+    """Seconds; the n-th wait before a retry is drawn from 0 to backoff x 2^(n-1), at most `MAX_BACKOFF`, and comes on
+    top of what the server asked for (Retry-After)."""
+    give_up_after: float
+    """Seconds since the call after which no other try is begun."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Sent with every request; never a key."""
+    patient: bool = False
+    """Rate limits (429) are no retries: they are waited for until `give_up_after`."""
+    counts: Counts = field(default_factory=Counts)
+    _lines: dict[asyncio.AbstractEventLoop, _Line] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_lines": {}, "counts": Counts()}
+
+    async def complete(
+        self,
+        messages: Sequence[Message],
+        read: Callable[[Any], Read],
+        fields: Mapping[str, Any] | None = None,
+    ) -> Read:
+        """What `read` makes of the answer (decoded JSON; it raises FailedTry where that is no reply).
+
+        Retried on 429, 5xx, broken connections and time-outs, not on a redirect or any other 4xx. `fields` of this
+        request go before those of `body`. Raises EndpointError where no try brought a reply: it says why, and how many
+        there were.
+        """
+        line = self._line()
+        body = {**(fields or {}), **self.body}
+        body = {name: value for name, value in body.items() if value is not None}
+        tries = 0
+
+        async def once() -> Read:
+            nonlocal tries
+            tries += 1
+            self.counts.retries += tries > 1
+            return await self._try(line, {**body, "model": self.model, "messages": list(messages)}, read)
+
+        try:
+            schedule = retries_of(self.retries, self.backoff, self.give_up_after, patient=self.patient)
+            found: Read = await schedule(once)
+        except FailedTry as error:
+            count = f"{tries} {'try' if tries == 1 else 'tries'}"
+            raise EndpointError(
+                f"{self.url[:80]}: {error} ({count})", timed_out=error.timed_out, prompt_too_long=error.prompt_too_long
+            ) from error
+        return found
+
+    async def aclose(self) -> None:
+        """Closes the connections of this event loop; the next call makes new ones."""
+        if line := self._lines.pop(asyncio.get_running_loop(), None):
+            for client in line.clients:
+                await client.close()
+
+    def _line(self) -> _Line:
+        loop = asyncio.get_running_loop()
+        if loop not in self._lines:
+            self._lines = {other: line for other, line in self._lines.items() if not other.is_closed()}
+            self._lines[loop] = _Line(asyncio.Semaphore(self.max_concurrency), self._make_client)
+        return self._lines[loop]
+
+    def _make_client(self) -> Any:
+        try:
+            from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Omit
+        except ImportError as error:
+            raise EndpointError(INSTALL) from error
+        key = self._key()
+        # All that the client would else take from OPENAI_* variables is said outright: another's endpoint must not be
+        # sent a key, an organization or a project that was meant for OpenAI.
+        headers: dict[str, Any] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
+        headers |= {**self.headers, "Authorization": f"Bearer {key}", "Accept-Encoding": "identity"}
+        # httpx2 since openai 3, httpx before.
+        library = importlib.import_module(DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
+        # What is asked goes to the address of the recipe, and the reply comes from there: no redirects.
+        http = DefaultAsyncHttpxClient(
+            follow_redirects=False,
+            timeout=self.request_timeout,
+            event_hooks={"response": [bounded_to(MAX_ANSWER_BYTES, library)]},
+        )
+        return AsyncOpenAI(
+            api_key=key,
+            base_url=self.url,
+            max_retries=0,
+            timeout=self.request_timeout,
+            default_headers=headers,
+            http_client=http,
+        )
+
+    def _key(self) -> str:
+        if self.api_key_env is None:
+            return _NO_KEY
+        if not (key := os.environ.get(self.api_key_env, "")):
+            raise EndpointError(
+                f"the environment variable {self.api_key_env} is not set where {self.url[:80]} is called"
+            )
+        return key
+
+    async def _try(self, line: _Line, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
+        async with line.slots:
+            with line.client() as client:
+                self.counts.requests += 1
+                start = time.perf_counter()
+                answer = await self._post(client, body)
+                self.counts.answer(time.perf_counter() - start, usage_of(answer))
+        return read(answer)
+
+    async def _post(self, client: Any, body: Mapping[str, Any]) -> Any:
+        import openai
+
+        try:
+            # The client's own limit is on the silence between two bytes: an answer that drips would never end.
+            async with asyncio.timeout(self.request_timeout):
+                # Plain JSON: the typed call takes another 1 ms, and lets through what is no completion.
+                return await client.post("/chat/completions", cast_to=object, body=body)
+        except (TimeoutError, openai.APITimeoutError) as error:
+            raise FailedTry(f"no answer within {self.request_timeout:g} s", again=True, timed_out=True) from error
+        except AnswerRefused as error:
+            raise FailedTry(str(error)) from error
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, AnswerRefused):  # openai 2 wraps all that it does not know
+                raise FailedTry(str(error.__cause__)) from error
+            cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
+            raise FailedTry(f"the connection failed{cause}", again=True) from error
+        except openai.APIStatusError as error:
+            raise self._refused(error) from error
+        except (openai.OpenAIError, ValueError, RecursionError) as error:
+            raise FailedTry(f"answered with something that is no JSON ({type(error).__name__})") from error
+
+    def _refused(self, error: Any) -> FailedTry:
+        status = int(error.status_code)
+        if status == 429 or status >= 500:
+            wait = retry_after(error.response.headers)
+            return FailedTry(f"status {status}", again=True, rate_limited=status == 429, retry_after=wait)
+        if 300 <= status < 400:
+            where = self._without_key(str(error.response.headers.get("location", "nowhere")).partition("?")[0])
+            return FailedTry(f"status {status}, a redirect, which is not followed, to {where[:_SHOWN_CHARACTERS]}")
+        message = str(getattr(error, "message", ""))
+        said = self._without_key(message)
+        return FailedTry(
+            f"status {status}, {said[:_SHOWN_CHARACTERS]}",
+            prompt_too_long=_says_too_long(message, getattr(error, "body", None)),
+        )
+
+    def _without_key(self, text: str) -> str:
+        """The beginning of a text in one line, without any part of the key that is long enough to be of use."""
+        plain = " ".join(text[: 8 * _SHOWN_CHARACTERS].split())
+        plain = "".join(char if char.isprintable() else "?" for char in plain)  # it may reach a terminal
+        if self.api_key_env is None:
+            return plain
+        key = self._key()
+        size = min(_SECRET_CHARACTERS, len(key))
+        secret = {at + i for at in range(len(plain) - size + 1) if plain[at : at + size] in key for i in range(size)}
+        runs = groupby(enumerate(plain), lambda pair: pair[0] in secret)
+        return "".join("***" if hidden else "".join(char for _, char in run) for hidden, run in runs)
+
+
+def retries_of(
+    retries: int,
+    backoff: float,
+    give_up_after: float,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    *,
+    patient: bool = False,
+) -> Any:
+    """The schedule of one call's tries, as tenacity's AsyncRetrying.
+
+    The n-th wait: what the server asked for, and drawn from 0 to backoff x 2^(n-1) seconds (at most MAX_BACKOFF) on top
+    of it, so that calls that were refused together do not come back together ("full jitter", Brooker, Exponential
+    Backoff and Jitter, AWS 2015). Where the next try would begin after `give_up_after` seconds, there is none.
+    `patient`: rate limits do not count among the `retries`.
+    """
+    try:
+        from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay
+    except ImportError as error:
+        raise EndpointError(INSTALL) from error
+
+    counted = 0
+
+    def wait(state: Any) -> float:
+        error = state.outcome.exception()
+        most = min(MAX_BACKOFF, backoff * 2 ** min(state.attempt_number - 1, 30))
+        return float(error.retry_after) + _DRAW.uniform(0.0, most)
+
+    def too_often(state: Any) -> bool:
+        nonlocal counted
+        counted += not (patient and state.outcome.exception().rate_limited)
+        return counted > retries
+
+    too_late = stop_before_delay(give_up_after)
+    return AsyncRetrying(
+        sleep=sleep,
+        stop=lambda state: too_often(state) or too_late(state),
+        wait=wait,
+        retry=retry_if_exception(lambda error: isinstance(error, FailedTry) and error.again),
+        reraise=True,
+    )
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a server asks to wait: Retry-After, as a number or a date, or retry-after-ms; 0 without."""
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+    try:
+        return max(0.0, parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+
+
+def usage_of(answer: Any) -> tuple[int, int] | None:
+    """Prompt and completion tokens of an answer; None where it does not say, or says nonsense."""
+    usage = answer.get("usage") if isinstance(answer, dict) else None
+    if not isinstance(usage, dict):
+        return None
+    found = [n for n in (usage.get("prompt_tokens"), usage.get("completion_tokens")) if type(n) is int]
+    return (found[0], found[1]) if len(found) == 2 and all(0 <= n < 1 << 40 for n in found) else None
+
+
+def _says_too_long(message: str, body: object) -> bool:
+    """Whether a refusal says that there is no room for the prompt."""
+    said = body.get("error", body) if isinstance(body, dict) else None
+    if isinstance(said, dict) and any(said.get(name) in _TOO_LONG_CODES for name in ("code", "type")):
+        return True
+    return _TOO_LONG.search(message[:_READ_CHARACTERS]) is not None
+
+
+# ---- what a recipe may say of one; each raises ValueError, which names what it is about
+
+
+def address_of(endpoint: object, key: str = "endpoint") -> str:
+    """The address, which is shown in reasons and metrics; so it may hold no credentials."""
+    try:
+        parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{key}: expected an address such as http://127.0.0.1:8000/v1")
+    if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
+        raise ValueError(f"{key}: expected an address without user, password, query or fragment; keys: api_key_env")
+    return str(endpoint).rstrip("/")
+
+
+def expect_packages() -> None:
+    """The packages that a call imports are there."""
+    if any(importlib.util.find_spec(module) is None for module in ("openai", "tenacity")):
+        raise ValueError(INSTALL)
+
+
+def variable_name(name: object, key: str = "api_key_env") -> str | None:
+    """The name of an environment variable. It is not repeated in the message: it may be the key itself."""
+    if name is None:
+        return None
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{key}: expected the name of an environment variable, in capitals, never the key itself")
+    return name
+
+
+def expect_set(name: str | None, key: str = "api_key_env") -> None:
+    """The variable is set."""
+    if name is not None and not os.environ.get(name):
+        raise ValueError(f"{key}: the environment variable {name} is not set")
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Headers of every request: none that holds a key, or that is ours."""
+    refuse_secrets({f"headers.{name}": value for name, value in headers.items()})
+    for name, value in headers.items():
+        if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+            raise ValueError(f"headers: {name!r} cannot be sent, or not with that value")
+        if name.lower() in _OUR_HEADERS or any(word in name.lower() for word in _SECRET_HEADERS):
+            raise ValueError(f"headers.{name}: is not to be set here; a key goes into a variable, see api_key_env")
+
+
+def check_body(body: Mapping[str, Any]) -> None:
+    """Fields of every request: none that is ours, all fit for JSON."""
+    refuse_secrets({f"extra_body.{name}": value for name, value in body.items()})
+    for name, value in body.items():
+        if name in _OUR_FIELDS:
+            raise ValueError(f"extra_body.{name}: is not to be changed here")
+        try:
+            json.dumps(value, allow_nan=False, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"extra_body.{name}: cannot be sent as JSON: {first_line(error)}") from error
+
+
+def refuse_secrets(values: Mapping[str, Any]) -> None:
+    """A recipe is copied into the folder of every run: a key in it would be too. The message does not repeat it."""
+    for name, value in values.items():
+        if _SECRET.search(str(value)):
+            raise ValueError(
+                f"{name}: this looks like a key; put it into an environment variable, named by api_key_env"
+            )
