@@ -1,0 +1,198 @@
+"""verl's agent-loop workers, playing our workflows: one row of a batch for each trained step, and the play as a whole.
+
+A worker puts what verl trains on into TransferQueue as verl's own does: a row per step, with the step's own reward on
+its own tokens. Beside it, in a partition of its own, lies the scored play: what credit is computed from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.exceptions import ActorDiedError
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.config import omega_conf_to_dataclass
+
+from creditflow.engines.verl.dataset import task_of
+from creditflow.engines.verl.player import build_player, sampled_steps
+from creditflow.engines.verl.plays import PlayRecord, partition, play_id, seed_of
+from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.servers import ServedPolicy, Servers
+from creditflow.errors import CreditflowError, first_line
+from creditflow.huggingface import ChatTokenizer
+from creditflow.monitor.metrics import passes
+from creditflow.rollout import Play
+from creditflow.rollout.client import ChatClient, PolicyView
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Step, Trajectory
+
+
+class StepOutput(AgentLoopOutput):  # type: ignore[misc]
+    """One step as verl's output of an agent loop; verl would give every output of a play the last one's reward."""
+
+    token_rewards: list[float]
+    """One number per response token; their sum is the step's own reward."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """verl's columns, with the step's own reward."""
+        columns: dict[str, Any] = super().as_dict()
+        columns.pop("token_rewards")
+        columns["rm_scores"] = torch.tensor(self.token_rewards, dtype=torch.float32)
+        return columns
+
+
+class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """An agent-loop worker that plays teams.
+
+    `llm_client`: for each trained policy its client and verl's section of its model.
+    """
+
+    def __init__(self, config: Any, llm_client: dict[str, tuple[Any, Any]], *args: Any) -> None:
+        super().__init__(config, llm_client, *args)
+        run = carried(config)
+        self.own = run.config
+        self.player = build_player(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
+        self.trained = {
+            name: _served(client, model, self.rollout_config) for name, (client, model) in llm_client.items()
+        }
+        self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.player.parts.chat_clients}
+        self.player.parts.rewards.connect(self.trained)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
+    ) -> None:
+        """One play, from its task to TransferQueue. What goes wrong goes there too, for the trainer to count."""
+        validate, step = bool(trajectory["validate"]), int(row["global_steps"])
+        greedy = bool(row.get("greedy", False))
+        where = partition(validate)
+        key = f"{row['uid']}_{session_id}"
+        place = (int(row["index"]), session_id)
+        # Where verl takes tasks one by one, to fill up a batch, one task may begin two groups of a step.
+        uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
+        group, name = play_id(validate, step, *place, greedy, uid)
+        play = Play(task_of(row), group, name, seed_of(self.own.data.seed, validate, step, *place))
+        # Servers hold what came of the last training step; a validation follows the step that it is counted by.
+        version = step if validate else step - 1
+        servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
+        started = time.perf_counter()
+        try:
+            played, report = await self.player.play(play, servers, self._sampling(sampling_params, greedy))
+            record = PlayRecord.of(played, report, place, self.player.parts.endpoint_metrics())
+            if not validate:
+                await self._put_rows(played, time.perf_counter() - started, row, session_id)
+        except Exception as error:  # whatever a recipe's functions may raise: the trainer counts it, and tells it
+            record = PlayRecord.without_play(error, play, place)
+        await record.put(key, where)
+
+    async def _put_rows(self, played: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int) -> None:
+        steps = [played.steps[i] for i in sampled_steps(played, self.trained)]
+        if steps:
+            await self._agent_loop_postprocess(
+                [step_output(played, step, seconds) for step in steps],
+                False,
+                **{name: row[name] for name in ("uid", "global_steps", "index")},
+                session_id=session_id,
+            )
+
+    def _sampling(self, sampling_params: dict[str, Any], greedy: bool) -> Sampling:
+        data = self.own.data
+        temperature = 0.0 if greedy else float(sampling_params["temperature"])
+        return Sampling(data.max_response_length, data.max_prompt_length, temperature)
+
+    async def alive(self) -> None:
+        """Returns; a worker that died raises."""
+
+    async def aclose(self) -> None:
+        """End what playing and scoring have started."""
+        await self.player.close()
+
+
+class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
+    """verl's manager of agent-loop workers, with workers that play teams."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(PlayingWorker)
+        self._asked: list[Any] = [None] * self.rollout_config.agent.num_workers
+
+    def expect_alive(self) -> None:
+        """Raises CreditflowError where a worker died. Waits for nobody: one that is busy answers another time."""
+        workers = zip(self._asked, self.agent_loop_workers, strict=True)
+        asked = [ref or worker.alive.remote() for ref, worker in workers]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=0)
+        self._asked = [None if ref in answered else ref for ref in asked]
+        try:
+            ray.get(answered)
+        except ActorDiedError as error:
+            raise CreditflowError(
+                f"an agent-loop worker died, and the plays that it had: {first_line(error)}; run the same command "
+                "again to go on from the last checkpoint"
+            ) from error
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Let the workers end what they have started; who does not answer dies with the run."""
+        closing = [worker.aclose.remote() for worker in self.agent_loop_workers]
+        ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
+
+
+def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
+    model = omega_conf_to_dataclass(model_section)
+    if template := model.get("custom_chat_template", None):
+        model.tokenizer.chat_template = template
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = model.tokenizer.eos_token_id
+    eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
+    positions = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+    return ServedPolicy(client, ChatTokenizer(model.tokenizer, eos_ids), eos_ids, int(positions))
+
+
+def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
+    """A step as verl trains on it. `seconds`: that the whole play took."""
+    outcome = trajectory.outcome
+    known = outcome is not None and outcome.status == "ok"
+    return StepOutput(
+        prompt_ids=list(step.prompt_ids),
+        response_ids=list(step.response_ids),
+        response_mask=list(step.response_mask),
+        response_logprobs=list(step.logprobs),
+        reward_score=0.0,  # not None: there is nothing that verl's reward workers should score
+        num_turns=len(trajectory.steps),
+        metrics=AgentLoopMetrics(generate_sequences=seconds),
+        token_rewards=token_rewards(step),
+        extra_fields={
+            "min_global_steps": step.policy_version,
+            "max_global_steps": step.policy_version,
+            "agent": step.agent,
+            "turn": step.turn,
+            "reward_extra_info": {
+                "acc": float(passes(outcome)),
+                "outcome": outcome.rescaled if known and outcome is not None else 0.0,
+            },
+        },
+    )
+
+
+def token_rewards(step: Step) -> list[float]:
+    """The step's own reward, the weighted mean of its scores, spread over its tokens: where a score came token by token
+    it stays there, divided by their number; else it stands at the last token. Nothing where a score failed.
+    """
+    ok = [score for score in step.scores.values() if score.weight > 0]
+    rewards = np.zeros(len(step.response_ids))
+    if not ok or any(score.status != "ok" for score in ok):
+        return rewards.tolist()
+    total = sum(score.weight for score in ok)
+    sampled = np.asarray(step.response_mask, dtype=bool)
+    for score in ok:
+        share = score.weight / total
+        if isinstance(score.value, tuple) and sampled.any():
+            low, high = score.range
+            rewards[sampled] += share * (np.asarray(score.value)[sampled] - low) / (high - low) / sampled.sum()
+        else:
+            rewards[-1] += share * score.rescaled_over(step.response_mask)
+    return rewards.tolist()

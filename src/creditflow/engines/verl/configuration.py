@@ -1,0 +1,763 @@
+"""A recipe as verl's configuration: made of verl's own files by Hydra, checked by verl's own code.
+
+Knows what each option is called in verl, and which of verl's options would mean nothing here. Starts nothing, and needs
+neither the model nor the data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import logging
+import math
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from creditflow.config import Config, Recipe, model_of, trained_policies, with_options
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.engines.verl.policies import policy_configs
+from creditflow.engines.verl.recipe import KEY, carried, carry
+from creditflow.errors import ConfigError, did_you_mean, first_line
+
+FITS = "verl>=0.9,<0.10"
+_INSTALL = "pip install 'creditflow[verl]'"
+
+_PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
+_GROUPS = ("model_engine",)
+"""Keys that choose files of verl rather than values."""
+_ONLY_AT_THE_END = 2**31 - 1
+"""verl's loop saves and evaluates every so many steps and, if that is a number above 0, after the last one."""
+
+# What an option of the recipe is called in verl
+
+_SAME = (
+    "data.train_batch_size",
+    "data.val_max_samples",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "data.shuffle",
+    "data.seed",
+    "actor_rollout_ref.actor.optim.lr",
+    "actor_rollout_ref.actor.optim.weight_decay",
+    "actor_rollout_ref.actor.optim.betas",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.kl_loss_coef",
+    "actor_rollout_ref.actor.kl_loss_type",
+    "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.val_kwargs.temperature",
+    "actor_rollout_ref.rollout.val_kwargs.do_sample",
+    "algorithm.norm_adv_by_std_in_grpo",
+    "trainer.total_training_steps",
+    "trainer.val_before_train",
+)
+"""Options that verl has under the same name, with the same meaning."""
+
+
+class _Other(NamedTuple):
+    """An option of verl that follows from one of the recipe's."""
+
+    of: tuple[str, ...]
+    """The recipe's, by their names."""
+    value: Callable[[Config], Any]
+    elsewhere: str = ""
+    """What it is called in those files of verl that have it under another name."""
+
+
+def _model(config: Config) -> Any:
+    """Of the one policy that is trained; each of several gets its own later (`policies.policy_configs`)."""
+    trained = trained_policies(config)
+    return model_of(config, trained[0])[0] if len(trained) == 1 else config.actor_rollout_ref.model.path
+
+
+def _either(first: float | None, second: float) -> float:
+    return second if first is None else first
+
+
+def _warm_up(config: Config) -> int:
+    """Training steps: verl moves the learning rate once a step, the recipe counts updates."""
+    actor = config.actor_rollout_ref.actor
+    updates = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * actor.ppo_epochs
+    return math.ceil(actor.optim.lr_warmup_steps / updates)
+
+
+def _epochs(config: Config) -> int:
+    """verl ends with its epochs, however many steps are wanted; no step is longer than an epoch."""
+    trainer = config.trainer
+    return trainer.total_epochs if trainer.total_training_steps is None else max(1, trainer.total_training_steps)
+
+
+def _every(steps: int) -> int:
+    return steps if steps > 0 else _ONLY_AT_THE_END
+
+
+_OTHERWISE: dict[str, _Other] = {
+    "actor_rollout_ref.model.path": _Other(("actor_rollout_ref.model.path",), _model),
+    "actor_rollout_ref.actor.clip_ratio_low": _Other(
+        ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio"),
+        lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio),
+    ),
+    "actor_rollout_ref.actor.clip_ratio_high": _Other(
+        ("actor_rollout_ref.actor.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio"),
+        lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_high, c.actor_rollout_ref.actor.clip_ratio),
+    ),
+    # verl's engines read this one; `actor.grad_clip` is only carried along.
+    "actor_rollout_ref.actor.optim.clip_grad": _Other(
+        ("actor_rollout_ref.actor.grad_clip",), lambda c: c.actor_rollout_ref.actor.grad_clip
+    ),
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": _Other(
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps",), _warm_up
+    ),
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": _Other(
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type",),
+        lambda c: c.actor_rollout_ref.actor.optim.lr_scheduler_type,
+        elsewhere="actor_rollout_ref.actor.optim.lr_decay_style",
+    ),
+    "algorithm.gamma": _Other(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
+    "algorithm.lam": _Other(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
+    # Credit is computed by our trainer; verl reads this to know whether there is a critic.
+    "algorithm.adv_estimator": _Other(
+        ("algorithm.adv_estimator",),
+        lambda c: "gae" if ADVANTAGE_ESTIMATORS[c.algorithm.adv_estimator].critic else "grpo",
+    ),
+    "trainer.total_epochs": _Other(("trainer.total_epochs", "trainer.total_training_steps"), _epochs),
+    "trainer.test_freq": _Other(("trainer.test_freq",), lambda c: _every(c.trainer.test_freq)),
+    "trainer.save_freq": _Other(("trainer.save_freq",), lambda c: _every(c.trainer.save_freq)),
+}
+"""Options that verl has under another name, in another unit, or with another word for "only at the end"."""
+
+OURS = (
+    "algorithm",
+    "reward",
+    "team",
+    "policies",
+    "recipe",
+    "compare",
+    "verl",
+    "data.train_files",
+    "data.val_files",
+    "actor_rollout_ref.rollout.max_failed_frac",
+    "trainer.default_local_dir",
+    "trainer.device",
+    "trainer.num_threads",
+    "ray_kwargs",
+)
+"""Sections and keys of the recipe that our own parts read, but for what stands above, or that are handed over below."""
+
+_WIDER = ("actor_rollout_ref.actor.loss_agg_mode", "actor_rollout_ref.actor.kl_loss_type")
+"""Options that have more values in verl than the recipe knows."""
+
+_BACK = (
+    *(key for key in _SAME if key not in _WIDER),
+    "actor_rollout_ref.model.path",
+    "actor_rollout_ref.actor.clip_ratio_low",
+    "actor_rollout_ref.actor.clip_ratio_high",
+    "trainer.total_epochs",
+)
+"""Options that, given as verl's, are the recipe's, too: our parts read them there, or others of verl's follow from
+them.
+"""
+
+
+def mapped(config: Config) -> dict[str, Any]:
+    """verl's keys and values, of everything in the recipe that verl has."""
+    values = {key: _value(config, key) for key in _SAME}
+    return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _fixed(run_folder: Path, name: str) -> dict[str, Any]:
+    """verl's options that this engine needs, or that it makes the default, whatever the recipe says."""
+    return {
+        "data.train_files": "train",
+        "data.val_files": "val",
+        "data.custom_cls.path": "pkg://creditflow.engines.verl.dataset",
+        "data.custom_cls.name": "TaskDataset",
+        f"data.{KEY}": f"${{{KEY}}}",
+        "transfer_queue.backend.SimpleStorage.total_storage_size": None,  # steps are rows: memory is the bound
+        "data.dataloader_num_workers": 0,  # tasks are in memory already
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.agent.agent_loop_manager_class": (
+            "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
+        ),
+        "algorithm.filter_groups.metric": "acc",
+        "critic.model.path": "${actor_rollout_ref.model.path}",
+        "reward.num_workers": 1,  # verl's own; they have nothing to do
+        "trainer.use_v1": True,
+        "trainer.v1.trainer_mode": "creditflow",
+        "trainer.project_name": "creditflow",
+        "trainer.experiment_name": name,
+        "trainer.logger": [],
+        "trainer.default_local_dir": str(checkpoints(run_folder)),
+    }
+
+
+def checkpoints(run_folder: Path) -> Path:
+    """Where verl keeps a run's checkpoints."""
+    return run_folder.absolute() / "checkpoints"
+
+
+# What of verl's options would mean nothing, or not what it says
+
+_IN_RECIPE = "set {0} of the recipe (before --)"
+_REWARDS = "rewards are the recipe's reward.functions; verl's own reward functions and models are not asked"
+_DATA = "tasks are the recipe's, and its workflow writes the prompts"
+_WORKFLOW = "turns and tools are the workflow's (team.workflow)"
+_SYNCHRONOUS = "creditflow's trainer is synchronous, with rollout and training on the same devices"
+_UNREAD = "verl 0.9's trainer does not read it"
+_STEP_FILES = "every play is in the run folder's steps/*.parquet and evaluation.json"
+
+_REFUSED: dict[str, str] = {
+    "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
+    "trainer.v1.trainer_mode": "creditflow brings a trainer of its own; leave it out",
+    "trainer.v1.sync": _SYNCHRONOUS,
+    "trainer.v1.colocate_async": _SYNCHRONOUS,
+    "trainer.v1.separate_async": _SYNCHRONOUS,
+    "trainer.v1.sampler.max_off_policy_threshold": _SYNCHRONOUS,
+    "trainer.v1.sampler.max_off_policy_strategy": _SYNCHRONOUS,
+    "trainer.default_local_dir": "verl's checkpoints lie in the run's folder; "
+    + _IN_RECIPE.format("trainer.default_local_dir"),
+    "trainer.balance_batch": f"{_UNREAD}: batches are always balanced",
+    "trainer.esi_redundant_time": _UNREAD,
+    "trainer.rollout_data_dir": _STEP_FILES,
+    "trainer.validation_data_dir": _STEP_FILES,
+    "trainer.log_val_generations": _STEP_FILES,
+    "algorithm.adv_estimator": _IN_RECIPE.format("algorithm.adv_estimator"),
+    "algorithm.gamma": "a discount per token in verl; " + _IN_RECIPE.format("algorithm.gamma_token"),
+    "algorithm.lam": "per token in verl; " + _IN_RECIPE.format("algorithm.lam_token"),
+    "algorithm.use_kl_in_reward": "KL is no part of credit; use actor_rollout_ref.actor.use_kl_loss",
+    "algorithm.kl_penalty": "KL is no part of credit; use actor_rollout_ref.actor.kl_loss_type",
+    "algorithm.kl_ctrl": "KL is no part of credit; use actor_rollout_ref.actor.kl_loss_coef",
+    "algorithm.use_pf_ppo": _UNREAD,
+    "algorithm.pf_ppo": _UNREAD,
+    "algorithm.filter_groups.metric": "groups are filtered by acc: whether the outcome of a play is right",
+    "algorithm.filter_groups.max_num_gen_batches": f"{_UNREAD}; use algorithm.filter_groups.max_inflight_gen_batches",
+    "actor_rollout_ref.actor.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
+    "critic.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
+    "critic.ppo_mini_batch_size": "the critic's mini-batches are the actor's",
+    "actor_rollout_ref.actor.checkpoint.async_save": "a checkpoint must be whole before the run goes on",
+    "trainer.val_only": "creditflow eval evaluates a model",
+    "critic.enable": "whether there is a critic follows from the recipe's algorithm.adv_estimator",
+    "critic.grad_clip": f"{_UNREAD}; use critic.optim.clip_grad",
+    "critic.forward_micro_batch_size": _UNREAD,
+    "critic.forward_micro_batch_size_per_gpu": _UNREAD,
+    "distillation": "creditflow's trainer does not distil",
+    "reward": _REWARDS,
+    "custom_reward_function": _REWARDS,
+    "reward_model": _REWARDS,
+    "sandbox_fusion": "code runs in the recipe's reward.sandbox",
+    "skip": "recorded rollouts hold no plays, from which credit is computed",
+    "actor_rollout_ref.hybrid_engine": _SYNCHRONOUS,
+    "actor_rollout_ref.nccl_timeout": _UNREAD,
+    "actor_rollout_ref.actor.freeze_vision_tower": _UNREAD,
+    "actor_rollout_ref.actor.use_prefix_grouper": "the rows of a group are steps with prompts of their own",
+    "actor_rollout_ref.rollout.nnodes": _SYNCHRONOUS,
+    "actor_rollout_ref.rollout.n_gpus_per_node": _SYNCHRONOUS + "; use trainer.n_gpus_per_node",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": f"{_SYNCHRONOUS}, where verl always takes naive",
+    "actor_rollout_ref.rollout.calculate_log_probs": "credit and metrics need them; leave it true",
+    "actor_rollout_ref.rollout.do_sample": f"{_UNREAD}; use actor_rollout_ref.rollout.temperature",
+    "actor_rollout_ref.rollout.over_sample_rate": _UNREAD,
+    "actor_rollout_ref.rollout.multi_stage_wake_up": _UNREAD,
+    "actor_rollout_ref.rollout.prompt_length": "it is the recipe's data.max_prompt_length",
+    "actor_rollout_ref.rollout.response_length": "it is the recipe's data.max_response_length",
+    "actor_rollout_ref.rollout.trace": "verl 0.9's V1 agent loops trace nothing",
+    "actor_rollout_ref.rollout.multi_turn": _WORKFLOW,
+    "actor_rollout_ref.rollout.agent.agent_loop_manager_class": _WORKFLOW,
+    "actor_rollout_ref.rollout.agent.agent_loop_config_path": _WORKFLOW,
+    "actor_rollout_ref.rollout.agent.default_agent_loop": _WORKFLOW,
+    "actor_rollout_ref.rollout.agent.custom_async_server": _UNREAD,
+    "data.train_files": _IN_RECIPE.format("data.train_files"),
+    "data.val_files": _IN_RECIPE.format("data.val_files"),
+    "data.tool_config_path": _WORKFLOW,
+    "data.function_tool_path": _WORKFLOW,
+    "data.apply_chat_template_kwargs": "prompts are written by the model's own chat template; use "
+    "actor_rollout_ref.model.custom_chat_template",
+    **{
+        f"data.{name}": _DATA
+        for name in (
+            *("custom_cls", "tokenizer", "use_shm", "trust_remote_code", "prompt_key", "reward_fn_key", "truncation"),
+            *("return_raw_input_ids", "return_raw_chat", "return_full_prompt", "return_multi_modal_inputs"),
+            *("filter_overlong_prompts", "filter_overlong_prompts_workers", "validation_shuffle"),
+            *("image_key", "image_patch_size", "video_key", "audio_key", "mm_processor_kwargs"),
+        )
+    },
+}
+"""verl's keys, and sections, that cannot be set to anything else than they are, and why."""
+
+_MICRO_BATCHES = {
+    "actor_rollout_ref.actor.use_dynamic_bsz": (
+        "actor_rollout_ref.actor.ppo_micro_batch_size",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    ),
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": (
+        "actor_rollout_ref.ref.log_prob_micro_batch_size",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    ),
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": (
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    ),
+    "critic.use_dynamic_bsz": ("critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu"),
+}
+"""Switches, and the keys that nobody reads where they are on."""
+
+
+def expect_verl() -> None:
+    """Raises ConfigError where verl is not installed, or not in a version that fits."""
+    try:
+        found = importlib.metadata.version("verl")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
+    if found.split(".")[:2] != ["0", "9"]:
+        raise ConfigError(f"--engine verl: verl {found} is installed, and {FITS} fits; {_INSTALL}")
+    try:
+        with quiet():
+            import transfer_queue  # noqa: F401
+            import verl.trainer.main_ppo  # noqa: F401
+    except ModuleNotFoundError as error:  # verl does not name all that it needs
+        raise ConfigError(f"--engine verl: no module {error.name!r}; {_INSTALL}") from None
+
+
+def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> DictConfig:
+    """verl's whole configuration for a recipe: verl's defaults, then the recipe's options under verl's names, then its
+    section `verl`, then `verl_overrides` in Hydra's language. What `key=value` on the command line sets outranks the
+    section `verl`.
+
+    The recipe in force, with what was given as verl's, is carried in it (`recipe.carried`). Raises ConfigError that
+    names the key: unknown, of the wrong type, or without meaning here.
+    """
+    if recipe.config.trainer.device != "auto":
+        raise ConfigError(
+            f"trainer.device: {recipe.config.trainer.device}, which is for --engine local; verl has the device of its "
+            "platform: leave it auto"
+        )
+    wanted = _Wanted.of(recipe, verl_overrides)
+    base, known = _files(wanted.config_name, wanted.choices)
+    wanted.check(base, known)
+    recipe = with_options(recipe, {key: wanted.values[key] for key in _BACK if key in wanted.values})
+    values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe.name) | _ray(recipe.config)
+    _expect_meaning(wanted.values, known | values)
+    own = _nested(values) | {KEY: carry(recipe, run_folder)}
+    config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)], wanted.engine)
+    _expect_fit(config, wanted.values, recipe.config)
+    return config
+
+
+def as_yaml(config: DictConfig) -> str:
+    """verl's configuration with every interpolation resolved, and the recipe that it carries to be read by people."""
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    run = carried(config)
+    del resolved["data"][KEY]
+    resolved[KEY] = {"name": run.recipe.name, "run_folder": str(run.run_folder), "recipe": run.recipe.to_dict()}
+    return _dump(resolved)
+
+
+def _dump(value: Any) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=120))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a user asked of verl, in the recipe's section `verl` and after `--`."""
+
+    config_name: str
+    engine: str | None
+    """verl's `model_engine`, where the section chooses one."""
+    section: dict[str, Any]
+    """The section, flat; without what the command line set under the recipe's own name for it."""
+    overrides: tuple[str, ...]
+    choices: tuple[str, ...]
+    """What of all that chooses files of verl, in Hydra's language."""
+    values: dict[str, Any]
+    """Keys and values of both, flat; the overrides last."""
+    added: frozenset[str]
+    """Keys that need not be known."""
+    deleted: frozenset[str] = field(default=frozenset())
+
+    @classmethod
+    def of(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _Wanted:
+        section = dict(recipe.config.verl)
+        name, engine = section.pop("config_name", _CONFIG_NAME), section.pop("model_engine", None)
+        for key, value in (("config_name", name), ("model_engine", engine)):
+            if not isinstance(value, str | None):
+                raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
+        flat = dict(_leaves(section))
+        added = {key.replace("+", "") for key in flat if "+" in key}
+        kept = {key.replace("+", ""): value for key, value in flat.items()}
+        outranked = {key for key, of in _sources().items() if not recipe.given.isdisjoint(of)}
+        outranked -= {key.removeprefix("verl.") for key in recipe.given if key.startswith("verl.")}
+        kept = {key: value for key, value in kept.items() if key not in outranked}
+        values, deleted = dict(kept), set()
+        choices = [] if engine is None else [f"model_engine={engine}"]
+        for override in _parsed(verl_overrides):
+            key = override.key_or_group
+            if override.package is not None or key in _GROUPS:
+                choices.append(override.input_line)
+            elif override.is_delete():
+                deleted.add(key)
+            else:
+                given = dict(_leaves({key: override.value()}))
+                values |= given
+                if override.is_add() or override.is_force_add():
+                    added |= given.keys()
+        return cls(
+            name, engine, kept, tuple(verl_overrides), tuple(choices), values, frozenset(added), frozenset(deleted)
+        )
+
+    def check(self, base: DictConfig, known: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a key that verl does not have, or a value of another type than it has there.
+
+        `known`: verl's keys and sections, flat.
+        """
+        if unknown := next((key for key in self.deleted if key not in known), None):
+            raise ConfigError(f"unknown verl key {unknown!r}{_nearest(unknown, known)}")
+        for key, value in self.values.items():
+            if key not in self.added and not _is_known(key, known):
+                raise ConfigError(
+                    f"unknown verl key {key!r}{_nearest(key, known)}; +{key} would add it to those that verl lists"
+                )
+            if key in known:
+                _expect_type(key, value, known[key], _declared(base, key))
+
+
+def _sources() -> dict[str, tuple[str, ...]]:
+    """For verl's keys the recipe's that they follow from."""
+    return {key: (key,) for key in _SAME} | {
+        name: other.of for key, other in _OTHERWISE.items() for name in (key, other.elsewhere) if name
+    }
+
+
+def _parsed(overrides: Sequence[str]) -> list[Any]:
+    """Hydra's reading of `overrides`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import OverrideParseException
+
+    parser, parsed = OverridesParser.create(), []
+    for text in overrides:
+        try:
+            (override,) = parser.parse_overrides([text])
+        except OverrideParseException as error:
+            lines = [line for line in str(error).splitlines() if "Error parsing" not in line and "hydra.cc" not in line]
+            raise ConfigError(
+                f"-- {text}: expected an override as Hydra reads it (key=value, +key=value, ~key): {' '.join(lines)}"
+            ) from error
+        if override.is_sweep_override():
+            raise ConfigError(f"-- {text}: one run has one value of each option; a list is key=[a,b]")
+        parsed.append(override)
+    return parsed
+
+
+@functools.cache
+def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
+    """verl's own files as they are, and the same flat. Not to be changed."""
+    config = _compose(config_name, choices)
+    return config, _flat(config)
+
+
+def _compose(
+    config_name: str, overrides: Iterable[str], layers: Sequence[dict[str, Any]] = (), engine: str | None = None
+) -> DictConfig:
+    """verl's files, `layers` over them, `overrides` over all."""
+    from hydra import compose, initialize_config_module
+    from hydra.core.config_store import ConfigStore
+    from hydra.errors import HydraException
+
+    begin: list[Any] = [config_name]
+    if engine is not None and layers:
+        begin.append({"override model_engine": engine})
+    merged = OmegaConf.merge({"defaults": [*begin, "_self_"]}, *layers)
+    ConfigStore.instance().store(name=_OWN_NAME, node=merged)
+    try:
+        with initialize_config_module(_PACKAGE, version_base=None):
+            config: DictConfig = compose(_OWN_NAME if layers else config_name, overrides=list(overrides))
+            return config
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"verl's configuration: {' '.join(str(error).split())}") from error
+
+
+def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _flat(config: DictConfig) -> dict[str, Any]:
+    """Dotted keys and values of a configuration, resolved where that can be; a section's value is {}."""
+    flat: dict[str, Any] = {}
+
+    def walk(node: DictConfig, path: str) -> None:
+        for name in map(str, node):
+            value = None
+            if not OmegaConf.is_missing(node, name):
+                with contextlib.suppress(OmegaConfBaseException):  # an interpolation to what the recipe brings
+                    value = node[name]
+            if isinstance(value, DictConfig):
+                flat[f"{path}{name}"] = {}
+                walk(value, f"{path}{name}.")
+            else:
+                flat[f"{path}{name}"] = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+    walk(config, "")
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        node = nested
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return nested
+
+
+def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` under the names that the chosen files of verl, flat, have for them."""
+    named: dict[str, Any] = {}
+    for key, value in values.items():
+        name = next((n for n in (key, _OTHERWISE[key].elsewhere if key in _OTHERWISE else "") if n in known), None)
+        if name is not None:
+            named[name] = value
+        elif value != mapped(Config())[key]:
+            raise ConfigError(f"{key}: {value!r}, but verl's model_engine={known['model_engine']} has no such option")
+    return named
+
+
+def _ray(config: Config) -> dict[str, Any]:
+    """The recipe's `ray_kwargs.ray_init`, and what else Ray is started with."""
+    given = {f"ray_kwargs.ray_init.{key}": value for key, value in _leaves(config.ray_kwargs.ray_init)}
+    quiet = {"ray_kwargs.ray_init.log_to_driver": False, "ray_kwargs.ray_init.logging_level": "warning"}
+    threads = config.trainer.num_threads
+    name = "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS"
+    return quiet | ({name: str(threads)} if threads else {}) | given
+
+
+# Checks
+
+
+def _is_known(key: str, known: Mapping[str, Any]) -> bool:
+    """Whether verl lists `key`, or leaves its section open (an empty one, or none)."""
+    if key in known:
+        return True
+    section, _, _ = key.rpartition(".")
+    while section and section not in known:
+        section, _, _ = section.rpartition(".")
+    open_section = known.get(section, ()) in ({}, None) and not any(other.startswith(f"{section}.") for other in known)
+    return bool(section) and open_section
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    """The known key that was meant, most likely: one beside it, or one of its name elsewhere."""
+    section, _, name = key.rpartition(".")
+    beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    elsewhere = [other for other in known if other.rpartition(".")[2] == name]
+    close = difflib.get_close_matches(name, beside, n=1)
+    if close or elsewhere:
+        return f" (did you mean {beside[close[0]] if close else elsewhere[0]!r}?)"
+    return did_you_mean(key, [other for other, value in known.items() if value != {}])
+
+
+def _expect_type(key: str, value: Any, default: Any, declared: Any) -> None:
+    """Raises ConfigError where `value` is neither of the type that verl declares nor of its default's (None: none)."""
+    kinds = [declared] if declared is not None else []
+    if default is not None:
+        kinds = [type(default), *kinds, *_ALSO.get(key, ())]
+    if kinds and not any(_is_a(value, kind) for kind in kinds) and not (isinstance(value, str) and "${" in value):
+        raise ConfigError(f"{key}: expected {_in_words(kinds[0])}, got {value!r}")
+
+
+_ALSO: dict[str, tuple[type, ...]] = {"trainer.logger": (str,)}
+"""Types that verl takes beside the default's, where it declares none."""
+
+
+def _declared(base: DictConfig, key: str) -> Any:
+    """The type of the field `key` in verl's dataclass for its section; None where there is none."""
+    from hydra.utils import get_class
+
+    section, _, name = key.rpartition(".")
+    node = OmegaConf.select(base, section) if section else base
+    return get_type_hints(get_class(node._target_)).get(name) if "_target_" in node else None
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        return any(_is_a(value, one) for one in get_args(kind))
+    kind = origin or kind
+    if not isinstance(kind, type):
+        return True
+    takes = _TAKES.get(kind, (Mapping,))  # what is none of these is a section
+    return isinstance(value, takes) and (kind is bool or not isinstance(value, bool))
+
+
+_TAKES: dict[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str, int, float),
+    list: (list,),
+    tuple: (list,),
+    types.NoneType: (types.NoneType,),
+}
+
+
+def _in_words(kind: Any) -> str:
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", list: "a list"}
+    options = [one for one in get_args(kind) if one is not type(None)] if get_origin(kind) else [kind]
+    return " or ".join(words.get(get_origin(one) or one, "a mapping of options") for one in options)
+
+
+def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a key that is set to something else than it must be, or that would change nothing."""
+    for key, value in wanted.items():
+        parts = key.split(".")
+        prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        why = next((_REFUSED[prefix] for prefix in prefixes if prefix in _REFUSED), None)
+        if why is not None and value != in_force.get(key):
+            raise ConfigError(f"{key}: {why}")
+
+
+def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
+    """Raises ConfigError where options do not fit together."""
+    for switch, unread in _MICRO_BATCHES.items():
+        if OmegaConf.select(config, switch) and (key := next((k for k in unread if wanted.get(k) is not None), None)):
+            raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
+    trained = trained_policies(recipe)
+    for name, policy in recipe.policies.items():
+        if name not in trained and policy.endpoint is None:
+            raise ConfigError(
+                f"policies.{name}.trainable: false, but verl holds the models that it trains and no others; serve this "
+                f"one, and name its address as policies.{name}.endpoint"
+            )
+    for name in trained:
+        path, key = model_of(recipe, name)
+        if not isinstance(path, str) or not path:
+            raise ConfigError(
+                f"{key}: expected a Hugging Face folder, a name on the hub, `tiny` or `file.py:function`, "
+                f"got {'nothing' if path is None else repr(path)}"
+            )
+    actor, data = config.actor_rollout_ref.actor, config.data
+    longest = data.max_prompt_length + data.max_response_length
+    room = actor.ppo_max_token_len_per_gpu * actor.get("ulysses_sequence_parallel_size", 1)
+    if actor.use_dynamic_bsz and longest > room:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu: {actor.ppo_max_token_len_per_gpu}, which a row of "
+            f"data.max_prompt_length + data.max_response_length = {longest} tokens does not fit into"
+        )
+    rollout = config.actor_rollout_ref.rollout
+    for name, own in policy_configs(config, recipe).items():
+        devices = own.trainer.n_gpus_per_node * own.trainer.nnodes
+        server = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+        if devices % server:
+            of = f" of policy {name}" if len(trained) > 1 else ""
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.tensor_model_parallel_size: rollout servers of {server} devices, which the "
+                f"{devices}{of} (trainer.n_gpus_per_node * trainer.nnodes) cannot be divided into"
+            )
+
+
+_REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)
+"""What verl raises where it does not like a configuration."""
+
+
+def validate(config: DictConfig) -> list[str]:
+    """verl's own checks of a configuration; returns what they warn of. Raises ConfigError with what they refuse.
+
+    The models' sections are held against the names of their fields only: verl would load the models' files.
+    """
+    from hydra.errors import HydraException
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+    from verl.utils.device import auto_set_device
+    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+
+    servers = sorted({name for name, _ in _ROLLOUT_REGISTRY})
+    if (rollout := config.actor_rollout_ref.rollout.name) not in servers:
+        raise ConfigError(f"actor_rollout_ref.rollout.name: expected one of {', '.join(servers)}, got {rollout!r}")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), quiet():
+            auto_set_device(config)
+            checked, unchecked = _without_models(config)
+            critic = need_critic(config)
+            validate_config(checked, use_reference_policy=need_reference_policy(config), use_critic=critic)
+            for section in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm", "critic"):
+                if section != "critic" or critic:
+                    omega_conf_to_dataclass(OmegaConf.select(checked, section))
+    except (*_REFUSALS, HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"verl refuses the configuration: {first_line(_root(error))}") from error
+    return unchecked + [line for line in said.getvalue().splitlines() if line.startswith(("WARNING", "NOTICE"))]
+
+
+def _without_models(config: DictConfig) -> tuple[DictConfig, list[str]]:
+    """A copy that verl can check without the models and without vLLM, and what it will not see therefore.
+
+    Raises TypeError for what no model's section has.
+    """
+    from hydra.utils import get_class
+
+    resolved: Any = OmegaConf.to_container(config, resolve=True)
+    checked: Any = OmegaConf.create(resolved)
+    for section in ("actor_rollout_ref.model", "critic.model"):
+        model = OmegaConf.select(checked, section)
+        fields = get_type_hints(get_class(model.pop("_target_")))
+        if unknown := next((key for key in model if key not in fields), None):
+            raise TypeError(f"{section} has no option {unknown!r}")
+    model = checked.actor_rollout_ref.model
+    rank = model.lora.rank if model.lora.rank > 0 else model.lora_rank
+    if rank > 0 and checked.actor_rollout_ref.rollout.name == "vllm" and importlib.util.find_spec("vllm") is None:
+        model.lora.rank = model.lora_rank = 0
+        return checked, [f"vLLM is not installed here, so nobody checked whether it takes LoRA of rank {rank}"]
+    return checked, []
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """verl warns of what is none of a user's business here: that this process has no accelerator, say."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

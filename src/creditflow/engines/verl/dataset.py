@@ -1,0 +1,58 @@
+"""The recipe's tasks as verl's data set: one row a task, nothing tokenised, for a workflow writes its own prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from creditflow.data import Split, load_tasks
+from creditflow.engines.verl.recipe import KEY, carried
+from creditflow.errors import ConfigError
+from creditflow.trajectory import Task
+
+
+class TaskDataset(Dataset[dict[str, Any]]):
+    """`data.custom_cls` of a run: `data_files` is `train` or `val`, the tasks are the recipe's."""
+
+    def __init__(
+        self, data_files: str, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
+    ) -> None:
+        if KEY not in config:
+            raise ConfigError(f"data.{KEY}: missing; this data set is made by `creditflow train --engine verl`")
+        recipe = carried(config).recipe
+        data = recipe.config.data
+        files = data.train_files if data_files == "train" or data.val_files is None else data.val_files
+        split: Split = "train" if data_files == "train" else "val"
+        tasks = load_tasks(files, recipe.folder, recipe.config.recipe, split)
+        self.tasks = tasks[:max_samples] if max_samples >= 0 else tasks
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """verl's columns; `index` is the task's place, from which a worker finds it again."""
+        return row_of(self.tasks[index], index)
+
+
+def row_of(task: Task, index: int) -> dict[str, Any]:
+    """A task in verl's columns."""
+    return {
+        "index": index,
+        "raw_prompt": list(task.prompt),
+        "data_source": task.data_source,
+        "reward_model": {"style": "rule", "ground_truth": task.ground_truth},
+        "extra_info": task.extra_info,
+        "dummy_tensor": torch.zeros(1, dtype=torch.uint8),  # verl sizes a batch by its tensors
+    }
+
+
+def task_of(row: dict[str, Any]) -> Task:
+    """The inverse of `row_of`."""
+    return Task(
+        data_source=str(row["data_source"]),
+        prompt=tuple(dict(message) for message in row["raw_prompt"]),
+        ground_truth=row["reward_model"]["ground_truth"],
+        extra_info=dict(row["extra_info"]),
+    )

@@ -1,0 +1,605 @@
+"""The distributed engine's control flow: verl's trainer, with credit where its advantages were.
+
+verl generates, computes log-probs and values, and updates; workers of ours play and score (`agent_loop`). This module
+says in which order, computes credit from whole plays with the same code as every engine, and records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partialmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import ray
+import transfer_queue as tq
+from omegaconf import open_dict
+from ray.exceptions import RayActorError
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from creditflow.credit import Assignment, Observed, assign, make_threshold
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.engines.verl.plays import Plays, partition, take
+from creditflow.engines.verl.policies import policy_configs
+from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.rows import Rows, joined, throw_away, write
+from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
+from creditflow.files import write_whole
+from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.reward.manager import expect_few_failures
+from creditflow.table import batch_of, table_of
+from creditflow.trajectory import Bools, Floats, TrajectoryBatch
+
+_STATE = "creditflow.json"
+"""In a checkpoint, beside verl's files: what the run's own parts go on from."""
+_VAL = "val"
+_CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
+_CORES_BESIDE = 2
+"""For the driver, and to start any further actor."""
+_MOST_POLL_S = 2.0
+_PLAYS_A_SECOND = 2000.0
+"""Of which TransferQueue can be asked whether they are done without being busy with it."""
+
+
+class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
+    """One trained policy: its workers, servers, reference and critic, as verl sets them up."""
+
+    def __init__(self, config: Any, policy: str) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl looks for the mode's name in several places
+        super().__init__(config)
+        self.policy = policy
+        self.run = carried(config)
+        self._n_rows = self._n_ranks = self._n_updates = 0
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        # Ray knows placement groups by name; verl names those of every policy, and of every run, alike.
+        own = f"{self.policy}_{self.run.token}"
+        pools = {f"{own}_{pool}": spec for pool, spec in self.resource_pool_manager.resource_pool_spec.items()}
+        self.mapping: dict[Any, str] = {role: f"{own}_{pool}" for role, pool in self.mapping.items()}
+        self.resource_pool_manager: ResourcePoolManager = ResourcePoolManager(pools, self.mapping)
+
+    def prepare(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float]) -> KVBatchMeta:
+        """`rows`, balanced over the ranks and padded, with log-probs, those of the reference, and a critic's values."""
+        self._n_rows = len(rows)
+        rows = self._balance_batch(rows, metrics=metrics)
+        with marked_timer("old_log_prob", timing, color="blue"):
+            rows = self._compute_old_log_prob(rows, metrics=metrics)
+        if self.use_reference_policy:
+            with marked_timer("ref", timing, color="olive"):
+                rows = self._compute_ref_log_prob(rows, metrics=metrics)
+        if self.use_critic:
+            with marked_timer("values", timing, color="cyan"):
+                rows = self._compute_values(rows, metrics=metrics)
+        return rows
+
+    def fill_values(self, columns: Rows, rows: KVBatchMeta, values_T: Floats) -> None:
+        """Ask the critic about `rows` that are not trained on."""
+        if len(rows):
+            self._n_rows = len(rows)
+            rows = self._balance_batch(rows, metrics={})
+            columns.values(self._compute_values(rows, metrics={}), values_T)
+            throw_away(rows, keep=columns.step_of_key)  # what verl padded with
+
+    def update(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int) -> None:
+        """Update critic and actor on rows that have advantages."""
+        if self.use_critic:
+            with marked_timer("update_critic", timing, color="pink"):
+                self._update_critic(rows, metrics=metrics)
+        if self.config.trainer.critic_warmup <= step:
+            with marked_timer("update_actor", timing, color="red"):
+                self._update_actor(rows, metrics=metrics)
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        # Mini-batches count tasks, as everywhere: verl counts rows, of which a task of many steps has many.
+        data, actor = self.config.data, self.config.actor_rollout_ref.actor
+        wanted = math.ceil(data.train_batch_size / actor.ppo_mini_batch_size)
+        self._n_ranks, self._n_updates = dp_size, max(1, min(wanted, self._n_rows // dp_size))
+        return dp_size * self._n_updates
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: Any, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
+    ) -> KVBatchMeta:
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        # Every rank cuts its rows into mini-batches from the front. Dealt out in turn, padding, which comes last, falls
+        # on all of them: a mini-batch of nothing else would have no token to average over.
+        dealt = np.arange(len(batch)).reshape(self._n_ranks, -1, self._n_updates).transpose(0, 2, 1)
+        batch.reorder(dealt.ravel().tolist())
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        actor = self.config.actor_rollout_ref.actor
+        output = self.actor_rollout_wg.update_actor(self._with_update(batch, actor, actor.data_loader_seed))
+        _collect(output, "actor", metrics)
+        return batch
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        critic = self.config.critic
+        output = self.critic_wg.train_mini_batch(self._with_update(batch, critic, critic.data_loader_seed)).get()
+        _collect(output, "critic", metrics)
+        return batch
+
+    def _with_update(self, batch: KVBatchMeta, section: Any, seed: int) -> KVBatchMeta:
+        """`batch` with what a worker needs to know of an update."""
+        coefficient = section.get("entropy_coeff", 0.0)
+        batch.extra_info.update(
+            {
+                "calculate_entropy": bool(section.get("calculate_entropy", False) or coefficient != 0.0),
+                "distillation_use_topk": False,
+                "distillation_only": False,
+                # What `seq-mean-*` averages over: trained steps, without padding.
+                "global_batch_size": self._n_rows / self._n_updates,
+                "num_mini_batch": self._n_updates,
+                "epochs": section.ppo_epochs,
+                "seed": seed,
+                "dataloader_kwargs": {"shuffle": section.shuffle},
+                "temperature": self.config.actor_rollout_ref.rollout.temperature,
+            }
+        )
+        return batch
+
+    def correct_rollout(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's measures of what separates its rollout from its actor; weights and rejection where asked for."""
+        section = self.config.algorithm.get("rollout_correction", None)
+        if not section or section.get("bypass_mode", False):
+            return rows
+        from verl.protocol import DataProto
+        from verl.workers.utils.padding import response_to_nested
+
+        fields = ["response_mask", "rollout_log_probs", "old_log_probs"]
+        data = tq.kv_batch_get(keys=rows.keys, partition_id=rows.partition_id, select_fields=fields)
+        nested_mask = data["response_mask"]
+        padded, said = compute_rollout_correction_and_add_to_batch(DataProto(batch=data.to_padded_tensor()), section)
+        metrics.update(said)
+        changed = [name for name in ("response_mask", "rollout_is_weights") if name in padded.batch]
+        return write(rows, {name: response_to_nested(padded.batch[name], nested_mask) for name in changed})
+
+
+class Partner(PolicyTrainer):
+    """A further trained policy of a run: verl's workers and servers for it, without data and without a loop."""
+
+    def __init__(self, config: Any, policy: str, total_steps: int) -> None:
+        self._total_steps = total_steps
+        super().__init__(config, policy)
+
+    def _setup(self) -> None:
+        with servers_named(self.config.actor_rollout_ref.rollout.name, self.policy):
+            super()._setup()
+
+    def _build_replay_buffer(self) -> None:
+        return None
+
+    def _init_dataloader(self) -> None:
+        with open_dict(self.config):
+            self.config.actor_rollout_ref.actor.optim.total_training_steps = self._total_steps
+            self.config.critic.optim.total_training_steps = self._total_steps
+
+    def _load_checkpoint(self) -> None:
+        self.global_steps = 0  # the run says where it goes on from
+
+    def save(self, folder: Path, step: int) -> None:
+        """Write model, optimizer and critic into `folder`."""
+        keep = self.config.trainer.get("max_actor_ckpt_to_keep", None)
+        self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), None, step, max_ckpt_to_keep=keep)
+        if self.use_critic:
+            self.critic_wg.save_checkpoint(str(folder / "critic"), None, step, max_ckpt_to_keep=keep)
+
+    def load(self, folder: Path) -> None:
+        """The inverse of `save`."""
+        self.actor_rollout_wg.load_checkpoint(local_path=str(folder / "actor"), del_local_after_load=False)
+        if self.use_critic:
+            self.critic_wg.load_checkpoint(local_path=str(folder / "critic"), del_local_after_load=False)
+
+
+class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
+    """verl's replay buffer, which says whose plays it chose, and does not wait for workers that died."""
+
+    selected: set[str]
+    """The uids of the groups that were sampled last; a group may have no rows."""
+    expect_workers: Callable[[], None]
+
+    @classmethod
+    def going_on_with(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> PlayBuffer:
+        """`buffer`, as verl has set it up."""
+        made = cls.__new__(cls)
+        made.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
+        return made
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """As verl's, but where no group has a row it gives none: why there are none is said by the plays."""
+        try:
+            rows, said = super().sample(global_steps, partition_id, batch_size)
+            return rows, said
+        except RuntimeError:
+            if any(key.split("_")[0] in self.selected for key in self.partitions[partition_id]):
+                raise
+            return self._materialize_batch(partition_id, list(self.selected), {}), {}
+
+    def _select_prompt_uids(self, *args: Any) -> Any:
+        selection = super()._select_prompt_uids(*args)
+        self.selected = set(selection[0])
+        return selection
+
+    def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        # verl filters by what rows say; of a group without rows that is nothing, and it would raise.
+        with_rows = {key.split("_")[0] for key in self.partitions[partition_id]}
+        without = self.finished_keys[partition_id] - with_rows
+        self.finished_keys[partition_id] -= without
+        self.failure_keys[partition_id] |= without
+        return super()._dapo_filtered_keys(partition_id)
+
+    def _wait_for_next_poll(self, *args: Any) -> Any:
+        self.expect_workers()
+        return super()._wait_for_next_poll(*args)
+
+
+class Collected(NamedTuple):
+    """What a batch of plays came to: verl's rows, and the plays that they are steps of."""
+
+    rows: KVBatchMeta
+    plays: Plays
+
+
+@register_trainer("creditflow")
+class CreditflowTrainer(PolicyTrainer):
+    """The run: plays, credit, updates of every trained policy, validation, checkpoints, records."""
+
+    def __init__(self, config: Any) -> None:
+        run = carried(config)
+        configs = policy_configs(config, run.config)
+        lead = next(iter(configs))
+        expect_cores(config)
+        self._partner_configs = {name: section for name, section in configs.items() if name != lead}
+        self.partners: list[Partner] = []
+        super().__init__(configs[lead], lead)
+        self.folder = RunFolder(run.run_folder)
+        self.options = run.config.algorithm
+        self.limits = run.config
+        self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
+        self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
+        self._submitted: list[TensorDict] = []
+        self._own_metrics: dict[str, float] = {}
+        self._training = False
+
+    @property
+    def trainers(self) -> list[PolicyTrainer]:
+        """One for each trained policy."""
+        return [self, *self.partners]
+
+    @property
+    def policies(self) -> list[str]:
+        """The names of the trained policies."""
+        return [trainer.policy for trainer in self.trainers]
+
+    # What verl calls: setting up, weights, checkpoints.
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = PlayBuffer.going_on_with(super()._build_replay_buffer(), self._expect_workers)
+        plays = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        buffer.poll_interval = min(_MOST_POLL_S, max(0.05, plays / _PLAYS_A_SECOND))
+        return buffer
+
+    def _expect_workers(self) -> None:
+        self.agent_loop_manager.expect_alive()
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        return sum(trainer.resource_pool_manager.get_n_gpus() for trainer in self.trainers)
+
+    def _setup(self) -> None:
+        super()._setup()
+        for name, config in self._partner_configs.items():
+            partner = Partner(config, name, self.total_training_steps)
+            partner._setup()
+            if self.global_steps > 0:
+                partner.load(self._checkpoint() / "policies" / name)
+            self.partners.append(partner)
+
+    def get_llm_clients(self) -> dict[str, tuple[Any, Any]]:
+        """For each trained policy its client and verl's section of its model."""
+        return {t.policy: (t.get_llm_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
+
+    def on_init_end(self) -> None:
+        self._sync_weights(self.global_steps)
+
+    def on_train_begin(self) -> None:
+        self._training = True
+
+    def on_step_end(self) -> None:
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self._sync_weights(self.global_steps)
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        for partner in self.partners:
+            partner.checkpoint_manager.sleep_replicas()
+
+    def _sync_weights(self, version: int) -> None:
+        for trainer in self.trainers:
+            trainer.checkpoint_manager.update_weights(version)
+
+    def _checkpoint(self) -> Path:
+        return Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
+
+    def _save_checkpoint(self) -> None:
+        folder = self._checkpoint()
+        folder.mkdir(parents=True, exist_ok=True)
+        for partner in self.partners:
+            partner.save(folder / "policies" / partner.policy, self.global_steps)
+        self._save_state(folder)
+        super()._save_checkpoint()  # last: with it the checkpoint counts as whole
+
+    def _save_state(self, folder: Path) -> None:
+        state = {"threshold": self.threshold.state_dict(), "policies": self.policies}
+        write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps == 0:
+            return
+        state = json.loads((self._checkpoint() / _STATE).read_text())
+        if state["policies"] != [self.policy, *self._partner_configs]:
+            raise CreditflowError(
+                f"{self._checkpoint()}: holds policies {', '.join(state['policies'])}, but the recipe trains "
+                f"{', '.join([self.policy, *self._partner_configs])}"
+            )
+        self.threshold.load_state_dict(state["threshold"])
+        self.folder.rewind(self.global_steps)
+        last, every = self.global_steps >= self.total_training_steps, self.config.trainer.test_freq
+        due = every > 0 and (last or self.global_steps % every == 0)
+        done = any(
+            f"{_VAL}/pass_at_1" in row for row in read_metrics(self.folder.path) if row["step"] == self.global_steps
+        )
+        with open_dict(self.config):  # a run may have been killed between its checkpoint and its validation
+            self.config.trainer.val_before_train = due and not done
+
+    # One training step.
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        """Collect plays, assign credit, update every policy, record. Returns the rows that were trained on."""
+        with marked_timer("gen", timing_raw, color="red"):
+            self.on_sample_begin()
+            rows, plays = self._collect(metrics, sample_batch_size)
+            self.on_sample_end()
+        batch = plays.batch
+        with marked_timer("propagation", timing_raw):
+            # Which steps are trained does not depend on a critic's values, which are not there yet.
+            values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
+            assignment = assign(batch, self.options, values_T=values_T, threshold=self.threshold)
+        row_keys, steps = plays.row_keys(self.policies)
+        columns = Rows.of(row_keys, steps, batch)
+        columns.expect_all(rows)
+        trained = {t.policy: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
+        if values_T is not None:  # a step that is not trained may still lie behind one that is
+            for trainer in self.trainers:
+                of_policy_S = batch_of_policy(trainer.policy, batch) & ~assignment.trained_S
+                trainer.fill_values(columns, columns.choose(rows, of_policy_S), values_T)
+        throw_away(rows, keep=[key for part in trained.values() for key in part.keys])
+        updated = [trainer for trainer in self.trainers if len(trained[trainer.policy])]
+        for trainer in updated:
+            said: dict[str, Any] = {}
+            part = trained[trainer.policy]
+            part.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+            trained[trainer.policy] = trainer.prepare(part, said, timing_raw)
+            metrics.update(self._named(trainer, said))
+        with marked_timer("adv", timing_raw, color="brown"):
+            if values_T is not None:
+                for trainer in updated:
+                    columns.values(trained[trainer.policy], values_T)
+                assignment = assign(batch, self.options, values_T=values_T, threshold=self.threshold)
+            self.threshold.update(assignment.observed())
+            for trainer in updated:
+                part = columns.put(trained[trainer.policy], assignment)
+                trained[trainer.policy] = trainer.correct_rollout(part, metrics)
+        for trainer in updated:
+            said = {}
+            trainer.update(trained[trainer.policy], said, timing_raw, self.global_steps)
+            metrics.update(self._named(trainer, said))
+        with marked_timer("ledger", timing_raw):
+            self._record(plays, assignment)
+        if not updated:
+            raise CreditflowError(
+                f"training step {self.global_steps}: no step of {batch.n_trajectories} plays can be trained on: each "
+                "one failed, was masked, or sampled nothing"
+            )
+        return joined(trained[trainer.policy] for trainer in updated)
+
+    def _named(self, trainer: PolicyTrainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Metrics of one policy's update, under its name where there are several."""
+        return {f"{trainer.policy}/{k}": v for k, v in metrics.items()} if self.partners else dict(metrics)
+
+    def _collect(self, metrics: dict[str, Any], n_tasks: int) -> Collected:
+        """The rows and plays of `n_tasks` tasks.
+
+        Where rollout servers were lost, and more plays with them than may fail, the servers get their weights again and
+        the tasks are played once more.
+
+        Raises CreditflowError where too many plays failed, with the first reason, and TooManyFailedScores.
+        """
+        limits = self.limits.actor_rollout_ref.rollout
+        for attempt in (1, 2):
+            rows, said = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
+            metrics.update(said)
+            plays = take(partition(validate=False), n_tasks * limits.n, self.replay_buffer.selected)
+            again = attempt == 1 and plays.lost_to_servers > limits.max_failed_frac * plays.expected
+            if not again:
+                break
+            metrics["rollout/replayed_plays"] = float(plays.expected)
+            throw_away(rows, keep=())
+            try:
+                self._sync_weights(self.global_steps - 1)
+            except RayActorError as error:
+                raise CreditflowError(
+                    f"rollout servers died, and do not come back: {first_line(error)}; run the same command again to "
+                    "go on from the last checkpoint"
+                ) from error
+            self._submit_again()
+        plays.expect_few_failures(limits.max_failed_frac)
+        try:
+            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+        except TooManyFailedScores:
+            self.folder.write_steps(self.global_steps, plays.batch)  # the evidence
+            raise
+        return Collected(rows, plays)
+
+    def prepare_step(self) -> dict[str, Any]:
+        self._submitted.clear()
+        return dict(super().prepare_step())
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        self._submitted.append(batch.clone())
+        return int(super()._submit_batch_to_rollout(batch))
+
+    def _submit_again(self) -> None:
+        tasks, self._submitted = self._submitted, []
+        for batch in tasks:
+            tu.assign_non_tensor_stack(batch, "uid", [uuid.uuid4().hex for _ in range(len(batch))])
+            self._submit_batch_to_rollout(batch)
+
+    # What is written down.
+
+    def _record(self, plays: Plays, assignment: Assignment) -> None:
+        """The step file, and what the step's metrics say of plays, rewards and credit."""
+        self.folder.write_steps(self.global_steps, plays.batch, assignment)
+        batch = plays.batch
+        self._own_metrics = {
+            "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
+            **rollout_metrics(batch),
+            "rollout/lost_frac": plays.lost / plays.expected,
+            **plays.counted,
+            **plays.report.metrics(),
+            **sub_reward_metrics(batch),
+            **self.threshold.metrics(),
+            **assignment.metrics(),
+        }
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        metrics.update(self._own_metrics)
+        timing_raw = {"update": sum(timing_raw.get(f"update_{what}", 0.0) for what in _UPDATED), **timing_raw}
+        metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
+        norms = [value for key, value in metrics.items() if key.endswith("actor/grad_norm")]
+        metrics["actor/skipped_updates"] = float(sum(not math.isfinite(norm) for norm in norms))  # by verl's optimizer
+        self.folder.append_metrics(global_steps, numbers(metrics))
+
+    def _validate(self) -> dict[str, float]:
+        """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
+        kwargs = self.limits.actor_rollout_ref.rollout.val_kwargs
+        sampling = kwargs.do_sample and kwargs.temperature > 0
+        n = kwargs.n if sampling else 1
+        greedy = self._evaluation_plays(1, greedy=True)
+        sampled = self._evaluation_plays(n, greedy=False) if sampling else greedy
+        evaluation = Evaluation.of(sampled, greedy, n)
+        metrics = {f"{_VAL}/{key}": value for key, value in evaluation.metrics.items()}
+        if not self._training:  # verl only adds to the metrics of a training step
+            self.folder.append_metrics(self.global_steps, metrics)
+        if self.global_steps == 0:
+            return metrics
+        self.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        if (folder := self._checkpoint()).is_dir():  # saved a moment ago, before this was known
+            self._save_state(folder)
+        if self.global_steps >= self.total_training_steps:
+            self.folder.write_text("evaluation.json", evaluation.to_json())  # the last file: the run is finished
+        return metrics
+
+    def _evaluation_plays(self, n: int, greedy: bool) -> TrajectoryBatch:
+        """`n` scored plays of each validation task."""
+        parts = []
+        for rows in self.val_dataloader:
+            size = len(rows["raw_prompt"])
+            uids = [uuid.uuid4().hex for _ in range(size)]
+            batch = tu.get_tensordict(
+                {
+                    **rows,
+                    "uid": np.array(uids, dtype=object),
+                    "greedy": np.array([greedy] * size, dtype=object),
+                    "__rollout_n__": np.array([n] * size, dtype=object),
+                }
+            )
+            tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+            tu.assign_non_tensor_data(batch, "validate", True)
+            tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps}] * size
+            tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
+            self.agent_loop_manager.generate_sequences(batch)
+            self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=size)
+            plays = take(partition(validate=True), size * n, set(uids))
+            if plays.lost:
+                raise CreditflowError(
+                    f"{plays.lost} of {plays.expected} validation plays left no record; Ray's logs say why"
+                )
+            plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+            parts.append(plays.batch)
+        return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
+
+
+_UPDATED = ("critic", "actor")
+_TIMING = {"gen": "rollout", "adv": "advantage"}
+"""What verl's clocks are called on the local engine, where they measure the same."""
+
+
+def trained_by(policy: str, assignment: Assignment) -> Bools:
+    """[S] the steps that the policy named is trained on."""
+    return assignment.trained_S & batch_of_policy(policy, assignment.batch)
+
+
+def batch_of_policy(policy: str, batch: TrajectoryBatch) -> Bools:
+    """[S] the steps that the policy named made."""
+    made_S: Bools = np.array([name == policy for name in batch.policy_names], dtype=np.bool_)[batch.policy_of_step]
+    return made_S
+
+
+def expect_cores(config: Any) -> None:
+    """Raises ConfigError where Ray counts too few cores for verl's worker groups, which would wait for ever."""
+    devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    wanted, there = _CORES_A_DEVICE * devices + _CORES_BESIDE, ray.cluster_resources().get("CPU", 0)
+    if there < wanted:
+        raise ConfigError(
+            f"ray_kwargs.ray_init.num_cpus: Ray counts {there:g} cores; verl asks for {wanted} with {devices} devices "
+            f"({_CORES_A_DEVICE} for each, {_CORES_BESIDE} beside)"
+        )
+
+
+@contextmanager
+def servers_named(backend: str, policy: str) -> Iterator[None]:
+    """Rollout servers that are made meanwhile carry the policy in their names: Ray knows them by those."""
+    plain = RolloutReplicaRegistry.get(backend)
+    named = type(plain.__name__, (plain,), {"__init__": partialmethod(plain.__init__, name_suffix=policy)})
+    RolloutReplicaRegistry.register(backend, lambda: named)
+    try:
+        yield
+    finally:
+        RolloutReplicaRegistry.register(backend, lambda: plain)
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are one number."""
+    return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)}
+
+
+def _collect(output: Any, name: str, metrics: dict[str, Any]) -> None:
+    """verl's metrics of an update, under `name/`."""
+    said = rename_dict(output["metrics"], f"{name}/")
+    said[f"perf/mfu/{name}"] = said.pop(f"{name}/mfu")
+    metrics.update(reduce_metrics(said))
