@@ -4,9 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from creditflow.cli import app
@@ -145,7 +147,21 @@ def test_what_the_recipe_names_must_be_there(here, override, message):
 
 
 def test_an_engine_that_is_not_there_is_refused(here):
-    assert refused("train", TOY, "--engine", "verl") == "--engine: expected local, got 'verl'"
+    assert refused("train", TOY, "--engine", "vrel") == "--engine: expected local or verl, got 'vrel'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        (["--dry-run"], "--dry-run"),
+        (["--"], "--"),
+        (["--", "trainer.nnodes=2"], "--"),
+        (["--engine", "local", "--", "trainer.nnodes=2"], "--"),
+    ],
+)
+def test_what_is_for_verl_is_refused_on_the_local_engine(here, arguments, about):
+    assert refused("train", TOY, *arguments) == f"{about}: is for verl's configuration; add --engine verl"
+    assert list(here.iterdir()) == []
 
 
 def test_a_folder_that_holds_a_run_is_not_written_over(here):
@@ -203,6 +219,82 @@ def test_the_kept_configuration_is_a_recipe_that_gives_the_same_run(here):
 
     assert (first.exit_code, second.exit_code) == (0, 0)
     assert (here / "a" / "evaluation.json").read_text() == (here / "b" / "evaluation.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ours", "verls"),
+    [
+        ([], [], None),
+        (["a=1", "b=2"], ["a=1", "b=2"], None),
+        (["--"], [], []),
+        (["a=1", "--", "b=2"], ["a=1"], ["b=2"]),
+        (["a=1", "--", "+b=2", "~c", "d=[x,y]"], ["a=1"], ["+b=2", "~c", "d=[x,y]"]),
+        (["--", "--engine", "--"], [], ["--engine", "--"]),
+    ],
+)
+def test_what_follows_two_dashes_is_handed_on_as_it_stands(monkeypatch, arguments, ours, verls):
+    import creditflow.commands.train as command
+
+    seen = []
+    monkeypatch.setattr(command, "train", lambda *given, **named: seen.append((given, named)))
+
+    result = creditflow("train", TOY, "--engine", "verl", *arguments)
+
+    assert result.exit_code == 0, result.output
+    [((recipe, overrides, engine, _), named)] = seen
+    assert (recipe, overrides, engine) == (TOY, ours, "verl")
+    assert named == {"verl_overrides": verls, "dry_run": False}
+
+
+def test_the_help_of_train_tells_of_verl(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+
+    said = " ".join(creditflow("train", "--help").stdout.split())
+
+    assert "[KEY=VALUE]... [-- VERL_KEY=VALUE...]" in said
+    assert "what follows -- is verl's own, in Hydra's language" in said
+    assert "verl, on a Ray cluster" in said
+    assert "--dry-run Print verl's configuration, checked by verl, and start nothing" in said
+
+
+@pytest.fixture(scope="session")
+def dry_runs(tmp_path_factory):
+    """What `creditflow train RECIPE --engine verl --dry-run` does, in processes of its own."""
+    pytest.importorskip("verl")
+    folder = tmp_path_factory.mktemp("dry")
+
+    def run(name):
+        recipe = GSM8K_RECIPE.with_name(f"{name}.yaml")
+        arguments = [sys.executable, "-m", "creditflow", "train", recipe, "--engine", "verl", "--dry-run"]
+        return subprocess.run(
+            [*arguments, "--", "trainer.n_gpus_per_node=16"], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        return folder, dict(zip(CLUSTER_RECIPES, pool.map(run, CLUSTER_RECIPES), strict=True))
+
+
+CLUSTER_RECIPES = ("arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b")
+
+
+@pytest.mark.parametrize("name", CLUSTER_RECIPES)
+def test_a_dry_run_prints_verls_configuration_and_nothing_else(dry_runs, name):
+    folder, done = dry_runs
+
+    assert (done[name].returncode, done[name].stderr) == (0, "")
+    config = yaml.safe_load(done[name].stdout)
+    assert config["trainer"]["n_gpus_per_node"] == 16
+    assert config["trainer"]["v1"]["trainer_mode"] == "creditflow"
+    assert config["creditflow"]["name"] == name
+    assert list(folder.iterdir()) == []
+
+
+def test_an_unknown_verl_key_is_refused_in_one_line(here):
+    pytest.importorskip("verl")
+
+    said = refused("train", TOY, "trainer.device=auto", "--engine", "verl", "--dry-run", "--", "trainer.nodes=2")
+
+    assert said.startswith("unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)")
 
 
 def test_eval_prints_and_writes_what_a_checkpoint_reaches(here):

@@ -39,7 +39,7 @@ from creditflow.report.tables import (
     results_console,
     show,
 )
-from tests.builders import play, step
+from tests.builders import batch_of, play, step
 
 TOY = Path(__file__).parent / "recipes" / "toy.yaml"
 
@@ -253,7 +253,7 @@ def test_an_evaluation_keeps_what_each_task_came_to():
     ]
     greedy = [play("a", [step("x", 1.0)], outcome=1.0, task="a"), play("b", [step("x")], outcome=0.0, task="b")]
 
-    found = Evaluation.of(plays, greedy, n=2)
+    found = Evaluation.of(batch_of(*plays), batch_of(*greedy), n=2)
 
     assert found.sampled == [0.5, 1.0]
     assert found.greedy == [1.0, 0.0]

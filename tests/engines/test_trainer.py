@@ -1,6 +1,7 @@
 """Whole runs on a model of a dozen words: everything is real, only small."""
 
 import asyncio
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from creditflow.config import load_recipe
+from creditflow.config import ActorConfig, load_recipe
+from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.trainer import evaluation_plays, load_policy, task_batches, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
@@ -16,6 +18,7 @@ from creditflow.ledger.run_folder import read_metrics
 from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import TrajectoryBatch
+from tests.reward.judge_server import Answer, JudgeServer, Request
 
 PLAY = """
 from creditflow import AgentError, Score, Task, outcome, reward
@@ -237,3 +240,130 @@ def test_each_epoch_takes_every_task_once_in_an_order_of_its_own(recipe_file: Pa
     first, second = np.concatenate(batches[:2]), np.concatenate(batches[2:])
     assert sorted(first) == sorted(second) == list(range(8))
     assert list(first) != list(second)
+
+
+# ---- an agent that acts through a frozen model
+
+
+@pytest.fixture
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+TOY = Path(__file__).parents[1] / "recipes" / "toy.yaml"
+
+
+def frozen_critic(server: JudgeServer) -> list[str]:
+    """Overrides of the toy recipe: its critic acts through the model of `server`."""
+    return [
+        "policies.default.trainable=true",
+        f"policies.big.endpoint={{base_url: '{server.url}', model: m, max_retries: 1}}",
+        "team.agents.critic.policy=big",
+    ]
+
+
+def train_toy(folder: Path, server: JudgeServer, *overrides: str) -> Path:
+    settings = [f"trainer.default_local_dir={folder}", *frozen_critic(server), *overrides]
+    return train(load_recipe(TOY, settings), Reporter()).path
+
+
+def verdict(request: Request) -> Answer:
+    """Depends on the question alone."""
+    return Answer("yes" if len(request.text) % 2 else "no, \u00e9", usage=(20, 2))
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_an_agent_behind_an_endpoint_takes_part_in_credit_and_is_not_trained(tmp_path: Path) -> None:
+    with JudgeServer(verdict) as server:
+        path = train_toy(tmp_path / "run", server)
+    assert server.requests[0].body["messages"][0] == {"role": "system", "content": "Judge."}
+    row = read_metrics(path)[1]
+    assert row["actor/grad_norm"] > 0
+    assert row["rollout/failed_frac"] == 0
+    assert (row["endpoint/big/requests"], row["endpoint/big/completion_tokens"]) == (8, 16)
+
+    file = path / "steps" / "000001.parquet"
+    batch = TrajectoryBatch.read_parquet(file)
+    critic_S = batch.agent_of_step == batch.agent_names.index("critic")
+    assert np.array_equal(critic_S, batch.policy_of_step == batch.policy_names.index("big"))
+    assert (np.diff(batch.token_offsets)[critic_S] == 0).all()
+    assert (np.diff(batch.prompt_offsets)[critic_S] == 0).all()
+    assert (np.diff(batch.token_offsets)[~critic_S] > 0).all()
+    assert batch.policy_version[critic_S].max() == 0
+    assert {batch.responses[s] for s in np.flatnonzero(critic_S)} <= {"yes", "no, \u00e9"}
+    assert row["rollout/response_tokens"] == len(batch.response_ids)
+    table = pq.read_table(file, columns=["agent", "credit", "group_id", "scores"]).to_pylist()
+    groups = {agent: {line["group_id"] for line in table if line["agent"] == agent} for agent in ("writer", "critic")}
+    assert not groups["writer"] & groups["critic"]
+    assert all(np.isfinite(line["credit"]) and "compute_decomposed_reward" in line["scores"] for line in table)
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_a_run_with_a_frozen_agent_repeats_bit_for_bit_where_its_model_does(tmp_path: Path) -> None:
+    with JudgeServer(verdict) as server:
+        one, two = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in ("one", "two"))
+    for step in ("000001", "000002"):
+        files = [TrajectoryBatch.read_parquet(path / "steps" / f"{step}.parquet") for path in (one, two)]
+        assert files[0].to_trajectories() == files[1].to_trajectories()
+    weights = [Policy.load(path / "checkpoints" / "global_step_2", torch.device("cpu")).model for path in (one, two)]
+    for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy) -> None:
+    with JudgeServer(verdict) as server:
+        path = train_toy(tmp_path / "run", server, "trainer.total_training_steps=1", "trainer.val_before_train=false")
+    batch = TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet")
+    own_S = batch.agent_of_step == batch.agent_names.index("writer")
+    advantage_T = np.linspace(-1.0, 1.0, len(batch.response_ids))
+    updated = []
+    for trained_S in (own_S, np.ones_like(own_S)):
+        policy = copy.copy(byte_policy)
+        policy.model = copy.deepcopy(byte_policy.model)
+        for mode in ("token-mean", "seq-mean-token-mean"):
+            actor = Actor(policy, ActorConfig(loss_agg_mode=mode))
+            assert actor.update(batch, advantage_T, trained_S, np.zeros(batch.n_steps, dtype=np.int64))
+        updated.append(policy.model)
+    for a, b in zip(updated[0].parameters(), updated[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_where_a_frozen_model_fails_some_plays_the_run_goes_on_and_counts_them(tmp_path: Path) -> None:
+    def shaky(request: Request) -> Answer:
+        return Answer(status=404) if "Say 3." in request.text else Answer("yes")
+
+    with JudgeServer(shaky) as server:
+        path = train_toy(tmp_path / "run", server, "trainer.val_before_train=false", "data.train_batch_size=8")
+    rows = read_metrics(path)
+    assert [row["rollout/failed_frac"] for row in rows] == [1 / 8, 1 / 8]
+    failed = [
+        trajectory
+        for trajectory in TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet").to_trajectories()
+        if trajectory.status == "failed"
+    ]
+    assert len(failed) == 4  # the plays of one of eight tasks
+    assert all("status 404" in trajectory.info["error"] for trajectory in failed)
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_where_a_frozen_model_is_gone_the_run_stops_with_what_it_said(tmp_path: Path) -> None:
+    with (
+        JudgeServer(Answer(hang_up=True)) as server,
+        pytest.raises(CreditflowError, match="6 of 6 plays failed") as told,
+    ):
+        train_toy(tmp_path / "run", server)
+    assert f"the first: EndpointError: {server.url}: the connection failed" in str(told.value)
+    assert str(told.value).endswith("(2 tries)")
+
+
+@pytest.mark.usefixtures("_no_proxy")
+def test_a_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from creditflow.commands.check import check
+
+    with JudgeServer(verdict) as server:
+        check(TOY, frozen_critic(server), 2, Reporter())
+    told = capsys.readouterr()
+    assert "critic" in told.out
+    assert "can be trained" in told.out + told.err

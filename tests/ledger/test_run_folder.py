@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.errors import BatchError, InputError
+from creditflow.errors import BatchError, DataError, InputError
 from creditflow.ledger.run_folder import RunFolder, read_metrics, step_columns
 from creditflow.trajectory import TrajectoryBatch
 from tests.builders import batch_of, play, step
@@ -79,6 +79,95 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
     folder.write_text("run.json", "short")
     assert (folder.path / "run.json").read_text() == "short"
     assert files_in(folder.path) == ["config.yaml", "run.json"]
+
+
+# Resuming
+
+
+def a_run(tmp_path: Path, steps: int) -> RunFolder:
+    """Evaluated before training and at the end, with a step file and a line of metrics for each step."""
+    folder, batch = a_folder(tmp_path), a_batch()
+    folder.append_metrics(0, {"val/pass_at_1": 0.5})
+    for n in range(1, steps + 1):
+        folder.write_steps(n, batch)
+        folder.append_metrics(n, {"loss": 1 / n, "nan": math.nan})
+    return folder
+
+
+def contents(folder: RunFolder) -> dict[str, bytes]:
+    return {name: (folder.path / name).read_bytes() for name in files_in(folder.path)}
+
+
+def test_a_run_is_opened_where_there_is_one(tmp_path: Path) -> None:
+    made = a_folder(tmp_path)
+    (made.path / "steps").rmdir()
+    folder = RunFolder.open(made.path)
+    folder.write_steps(1, a_batch())
+    assert files_in(folder.path) == ["config.yaml", "run.json", "steps/000001.parquet"]
+    assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1}
+
+
+def test_opening_a_run_that_there_is_not_is_refused_and_makes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as raised:
+        RunFolder.open(tmp_path / "run")
+    assert str(raised.value) == (
+        f"trainer.default_local_dir: {tmp_path / 'run'} holds no run: expected a run.json in it"
+    )  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("step", [0, 2, 4])
+def test_a_rewound_run_goes_on_as_if_it_had_never_been_killed(tmp_path: Path, step: int) -> None:
+    whole, killed = a_run(tmp_path / "whole", 4), a_run(tmp_path / "killed", 4)
+    with (killed.path / "metrics.jsonl").open("a") as file:
+        file.write('{"loss": 0.2')
+    (killed.path / "steps/.000005.parquet.77.part").write_bytes(b"PAR1")
+    (killed.path / ".metrics.jsonl.77.part").write_text("{}")
+    folder = RunFolder.open(killed.path)
+    folder.rewind(step)
+    assert [row["step"] for row in read_metrics(folder.path)] == list(range(step + 1))
+    assert files_in(folder.path / "steps") == [f"{n:06d}.parquet" for n in range(1, step + 1)]
+    for n in range(step + 1, 5):
+        folder.write_steps(n, a_batch())
+        folder.append_metrics(n, {"loss": 1 / n, "nan": math.nan})
+    assert contents(folder) == contents(whole)
+
+
+def test_rewinding_drops_the_evaluation_of_an_end_that_is_to_come_again_and_keeps_what_it_does_not_know(
+    tmp_path: Path,
+) -> None:
+    folder = a_run(tmp_path, 2)
+    folder.write_text("evaluation.json", "{}\n")
+    folder.write_text("steps/notes.parquet", "kept")
+    folder.rewind(2)
+    assert "evaluation.json" in files_in(folder.path)
+    folder.rewind(1)
+    assert files_in(folder.path) == [
+        "config.yaml", "metrics.jsonl", "run.json", "steps/000001.parquet", "steps/notes.parquet",
+    ]  # fmt: skip
+
+
+def test_rewinding_twice_or_where_nothing_was_recorded_changes_nothing(tmp_path: Path) -> None:
+    folder = a_folder(tmp_path)
+    before = contents(folder)
+    folder.rewind(0)
+    assert contents(folder) == before
+    folder = a_run(tmp_path / "another", 3)
+    folder.rewind(2)
+    once = contents(folder)
+    folder.rewind(2)
+    assert contents(folder) == once
+
+
+@pytest.mark.parametrize("damage", ['{"loss": \n', '{"loss": 0.5}\n'])
+def test_rewinding_a_run_with_damaged_metrics_is_refused_and_removes_nothing(tmp_path: Path, damage: str) -> None:
+    folder = a_run(tmp_path, 2)
+    file = folder.path / "metrics.jsonl"
+    file.write_text(damage + file.read_text())
+    before = contents(folder)
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
+        folder.rewind(1)
+    assert contents(folder) == before
 
 
 # Metrics

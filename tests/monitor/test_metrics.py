@@ -2,25 +2,60 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from creditflow.monitor import evaluation_metrics, rollout_metrics, step_errors, sub_reward_metrics
-from creditflow.trajectory import Score, Step, Task, Trajectory
+from creditflow.monitor import (
+    Evaluation,
+    evaluation_metrics,
+    passes,
+    rollout_metrics,
+    step_errors,
+    sub_reward_metrics,
+)
+from creditflow.table import batch_of as batch_of_table
+from creditflow.table import pack, unpack
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+from tests.credit.strategies import fixed
+from tests.oracle import plain_metrics
+from tests.strategies import plays
 
 
-def step(agent: str, index: int, scores: dict[str, Score], stratum: str | None = None) -> Step:
-    return Step(
-        f"t/{index}", "t", index, agent, 0, (), "p", "r", (1, 2), (3,), (1,), (-0.5,), scores=scores, stratum=stratum
+def played(outcomes: dict[str, list[float | None]]):
+    return batch_of(
+        *(play(f"{uid}{n}", [], outcome, uid) for uid, given in outcomes.items() for n, outcome in enumerate(given))
     )
 
 
-def play(uid: str, outcome: float | None, steps: tuple[Step, ...] = (), **more: object) -> Trajectory:
-    score = None if outcome is None else Score(outcome)
-    return Trajectory("t", uid, Task("d", (), None), list(steps), outcome=score, **more)  # type: ignore[arg-type]
+def close(got, expected):
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        assert got[key] == pytest.approx(value, rel=1e-12, abs=1e-12), key
+
+
+@settings(fixed, max_examples=60)
+@given(plays().filter(len), plays().filter(len), st.integers(1, 5))
+def test_metrics_of_columns_are_those_of_one_object_after_the_other(sampled, greedy, n):
+    here = batch_of(*sampled)
+    for batch in (here, batch_of_table(unpack(map(pack, sampled)))):
+        close(rollout_metrics(batch), plain_metrics.rollout_metrics(sampled))
+        close(sub_reward_metrics(batch), plain_metrics.sub_reward_metrics(sampled))
+        close(evaluation_metrics(batch, n), plain_metrics.evaluation_metrics(sampled, n))
+        wrong_S, scored_S = step_errors(batch)
+        every = [plain_metrics.is_wrong(made) for trajectory in sampled for made in trajectory.steps]
+        assert [wrong if scored else None for wrong, scored in zip(wrong_S, scored_S, strict=True)] == every
+    assert [passes(trajectory.outcome) for trajectory in sampled] == list(map(plain_metrics.passes, sampled))
+
+    found, expected = Evaluation.of(here, batch_of(*greedy), n), plain_metrics.evaluation(sampled, greedy, n)
+    close(found.metrics, expected[0])
+    assert (found.sampled, found.greedy) == (pytest.approx(expected[1]), pytest.approx(expected[2]))
+    assert found.step_errors == expected[3]
 
 
 def test_pass_at_k_is_the_share_of_draws_of_k_plays_that_hold_a_pass() -> None:
     plays = {"a": [1.0, 0.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.0, 1.0, 0.0, 0.0]}
-    metrics = evaluation_metrics([play(uid, outcome) for uid, outcomes in plays.items() for outcome in outcomes], n=4)
+    metrics = evaluation_metrics(played(plays), n=4)
     assert metrics["pass_at_1"] == pytest.approx(np.mean([0.5, 0.0, 0.25]))
     for k in (2, 4):
         draws = [np.mean([any(draw) for draw in combinations(outcomes, k)]) for outcomes in plays.values()]
@@ -28,9 +63,8 @@ def test_pass_at_k_is_the_share_of_draws_of_k_plays_that_hold_a_pass() -> None:
 
 
 def test_a_play_without_an_outcome_or_with_a_failed_one_has_not_passed_and_is_counted() -> None:
-    failed = play("a", None)
-    failed.outcome = Score(1.0, status="failed", reason="no judge")
-    metrics = evaluation_metrics([play("a", 1.0), failed, play("a", None), play("a", 0.5)], n=4)
+    failed = Score(1.0, status="failed", reason="no judge")
+    metrics = evaluation_metrics(played({"a": [1.0, failed, None, 0.5]}), n=4)
     assert metrics["pass_at_1"] == 0.25
     assert metrics["unscored_frac"] == 0.5
     assert metrics["outcome_mean"] == 0.75
@@ -38,39 +72,65 @@ def test_a_play_without_an_outcome_or_with_a_failed_one_has_not_passed_and_is_co
 
 def test_a_step_is_wrong_if_any_score_of_whatever_weight_is_short_and_unscored_steps_do_not_count() -> None:
     steps = [
-        step("a", 0, {"f": Score(1.0), "g": Score(0.5, weight=0.0)}),
-        step("a", 1, {"f": Score(1.0)}),
-        step("a", 2, {"f": Score(0.0, status="failed")}),
-        step("b", 3, {"f": Score(3.0, range=(-1.0, 3.0))}),
-        step("b", 4, {}),
+        step("a", {"f": Score(1.0), "g": Score(0.5, weight=0.0)}),
+        step("a", {"f": Score(1.0)}),
+        step("a", "failed"),
+        step("b", Score(3.0, range=(-1.0, 3.0))),
+        step("b"),
     ]
-    assert step_errors(steps) == [True, False, False]
-    metrics = sub_reward_metrics([play("a", 1.0, tuple(steps))])
+    batch = batch_of(play("t", steps, 1.0))
+    wrong_S, scored_S = step_errors(batch)
+    assert wrong_S.tolist() == [True, False, False, False, False]
+    assert scored_S.tolist() == [True, True, False, True, False]
+    metrics = sub_reward_metrics(batch)
     assert metrics["reward/step_error_rate"] == pytest.approx(1 / 3)
     assert metrics["reward/step_error_rate/a"] == 0.5
     assert metrics["reward/sub_reward/a"] == 1.0  # a score of weight 0 is no part of it
     assert metrics["reward/sub_reward/b"] == 1.0
 
 
+def test_a_score_of_tokens_counts_as_credit_counts_it_by_the_tokens_that_the_policy_sampled() -> None:
+    made = step("a", Score((1.0, 0.0)), tokens=2, response_mask=(1, 0))
+    metrics = sub_reward_metrics(batch_of(play("t", [made], 1.0)))
+    assert metrics["reward/sub_reward/a"] == 1.0
+    assert metrics["reward/step_error_rate"] == 0.0
+
+
 def test_scores_are_told_by_stratum_so_that_a_verifier_that_says_ok_to_all_is_seen() -> None:
     steps = [
-        step("v", 0, {"f": Score(1.0)}, "right"),
-        step("v", 1, {"f": Score(1.0)}, "right"),
-        step("v", 2, {"f": Score(0.0)}, "wrong"),
+        step("v", 1.0, stratum="right"),
+        step("v", 1.0, stratum="right"),
+        step("v", 0.0, stratum="wrong"),
     ]
-    metrics = sub_reward_metrics([play("a", 1.0, tuple(steps))])
+    metrics = sub_reward_metrics(batch_of(play("t", steps, 1.0)))
     assert metrics["reward/sub_reward/v/right"] == 1.0
     assert metrics["reward/sub_reward/v/wrong"] == 0.0
 
 
+def test_agents_and_strata_without_a_score_have_no_metrics() -> None:
+    steps = [step("a", "failed", stratum="x"), step("b", 1.0, stratum="y")]
+    assert set(sub_reward_metrics(batch_of(play("t", steps)))) == {
+        "reward/sub_reward/b",
+        "reward/sub_reward/b/y",
+        "reward/sub_reward_var/b",
+        "reward/step_error_rate/b",
+        "reward/step_error_rate",
+    }
+    assert sub_reward_metrics(batch_of(play("t", steps[:1]), play("u", []))) == {}
+
+
 def test_rollout_metrics_count_steps_tokens_and_what_went_wrong() -> None:
-    plays = [
-        play("a", 1.0, (step("a", 0, {}), step("a", 1, {}))),
-        play("a", None, status="failed"),
-        play("b", 0.0, (step("a", 0, {}),), status="truncated"),
-        play("b", 0.0, (step("a", 0, {}),), info={"agent_error": "x"}),
-    ]
-    metrics = rollout_metrics(plays)
+    one = {"tokens": 1, "prompt_ids": (1, 2)}
+    wrong = play("d", [step("a", **one)], 0.0)
+    wrong.info["agent_error"] = "x"
+    metrics = rollout_metrics(
+        batch_of(
+            play("a", [step("a", **one), step("a", **one)], 1.0),
+            play("b", [], status="failed"),
+            play("c", [step("a", **one)], 0.0, status="truncated"),
+            wrong,
+        )
+    )
     assert metrics["rollout/steps_per_trajectory"] == 1.0
     assert metrics["rollout/response_tokens"] == 4
     assert metrics["rollout/tokens"] == 12

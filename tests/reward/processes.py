@@ -19,6 +19,11 @@ def children(pid: int | None = None) -> dict[int, str]:
     return found
 
 
+def descendants(pid: int | None = None) -> set[int]:
+    """The children of a process (default: this one), theirs, and so on."""
+    return {found for child in children(pid) for found in {child, *descendants(child)}}
+
+
 def alive(pid: int) -> bool:
     """Whether the process is there and is no zombie."""
     try:

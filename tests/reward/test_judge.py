@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.entries import RewardFunctionConfig
-from creditflow.reward.judge import Judge, JudgeOutcome, clients, verdict
+from creditflow.reward.judge import Judge, JudgeOutcome, verdict
 from creditflow.reward.judge.prompt import Prompt, mark_of
 from creditflow.reward.judge.verdict import WINNER, Choices, Scale, VerdictError
+from creditflow.rollout import endpoint
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Score, Task, Trajectory
 from tests.builders import Letters, play, step
@@ -550,9 +551,9 @@ def test_an_answer_without_end_is_left_where_it_is_too_long(status):
 
 def test_a_long_answer_is_read_up_to_the_limit():
     reply = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
-    with JudgeServer(Answer(body=reply.ljust(clients.MAX_ANSWER_BYTES))) as server:
+    with JudgeServer(Answer(body=reply.ljust(endpoint.MAX_ANSWER_BYTES))) as server:
         assert judged(a_judge(server)).status == "ok"
-    with JudgeServer(Answer(body=reply.ljust(clients.MAX_ANSWER_BYTES + 1))) as server:
+    with JudgeServer(Answer(body=reply.ljust(endpoint.MAX_ANSWER_BYTES + 1))) as server:
         assert "more than 2000000 bytes" in judged(a_judge(server)).reason
 
 
@@ -619,12 +620,12 @@ def test_waits_double_with_jitter_on_top_of_what_the_server_asked_for():
         waits.append(seconds)
 
     async def refused() -> str:
-        raise clients._TryError("status 429", again=True, retry_after=3.0)
+        raise endpoint.FailedTry("status 429", again=True, retry_after=3.0)
 
     async def run() -> None:
         for _ in range(200):
-            with pytest.raises(clients._TryError):
-                await clients.retries_of(7, 1.0, 1e9, sleep)(refused)
+            with pytest.raises(endpoint.FailedTry):
+                await endpoint.retries_of(7, 1.0, 1e9, sleep)(refused)
 
     asyncio.run(run())
     by_turn = [waits[turn::7] for turn in range(7)]
@@ -641,12 +642,12 @@ def test_thousands_of_tries_have_waits_too():
         waits.append(seconds)
 
     async def refused() -> str:
-        raise clients._TryError("status 500", again=True)
+        raise endpoint.FailedTry("status 500", again=True)
 
-    for backoff, most in ((0.0, 0.0), (1e300, clients.MAX_BACKOFF)):
+    for backoff, most in ((0.0, 0.0), (1e300, endpoint.MAX_BACKOFF)):
         waits.clear()
-        with pytest.raises(clients._TryError):
-            asyncio.run(clients.retries_of(3000, backoff, 1e9, sleep)(refused))
+        with pytest.raises(endpoint.FailedTry):
+            asyncio.run(endpoint.retries_of(3000, backoff, 1e9, sleep)(refused))
         assert len(waits) == 3000
         assert max(waits) <= most
 
@@ -673,11 +674,11 @@ def test_waiting_draws_nothing_from_the_shared_random_numbers():
     ],
 )
 def test_retry_after_is_read_as_number_or_date(headers, seconds):
-    assert clients.retry_after(headers) == seconds
+    assert endpoint.retry_after(headers) == seconds
 
 
 def test_retry_after_may_be_a_date_to_come():
-    assert 50 < clients.retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 60
+    assert 50 < endpoint.retry_after({"retry-after": formatdate(time.time() + 60, usegmt=True)}) <= 60
 
 
 def test_a_call_that_is_cancelled_gives_its_place_to_the_next():

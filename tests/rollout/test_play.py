@@ -10,7 +10,19 @@ from collections.abc import Sequence
 import pytest
 
 from creditflow.errors import AgentError, ConfigError, CreditflowError
-from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Team, Workflow, play_all
+from creditflow.rollout import (
+    AgentSpec,
+    ChatClient,
+    ChatReply,
+    Generation,
+    GenerationRequest,
+    Play,
+    Scheduler,
+    Team,
+    Workflow,
+    play_all,
+    play_one,
+)
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
@@ -320,3 +332,112 @@ def test_a_long_prompt_or_an_unknown_agent_in_a_task_group_is_told_as_such() -> 
 
     with pytest.raises(ConfigError, match="'planner'"):
         run(unknown)
+
+
+# ---- another generator than the scheduler
+
+
+class OneByOne:
+    """A generator that answers each call by itself, as servers of a cluster do."""
+
+    fault = None
+
+    def __init__(self, version: int | None = 7) -> None:
+        self.clients = {"default": EchoClient()}
+        self.version = version
+        self.in_flight = self.most = 0
+
+    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            await asyncio.sleep(0.01)
+            (generation,) = self.clients[policy].generate([request])
+        finally:
+            self.in_flight -= 1
+        if "broken" in EchoClient().decode(request.prompt_ids):
+            raise ConnectionError("the server is gone")
+        return Generation(generation.response_ids, generation.logprobs, generation.finish_reason, self.version)
+
+    async def idle(self) -> None:
+        assert not self.in_flight
+
+
+def play_of(k: int = 0) -> Play:
+    return Play(Task("t", ({"role": "user", "content": "x"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+
+
+def test_any_generator_serves_and_an_error_of_one_call_fails_that_play_alone() -> None:
+    async def solve(task: Task, team: Team) -> str:
+        return await team.a("say broken" if task.extra_info["k"] == 1 else "say fine")
+
+    generator = OneByOne()
+    trajectories = asyncio.run(play_all([play_of(k) for k in range(3)], solve, AGENTS, generator, Sampling()))
+    assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
+    assert trajectories[1].info["error"] == "ConnectionError: the server is gone"
+    assert generator.most == 3
+
+
+@pytest.mark.parametrize(("told", "kept"), [(7, 7), (None, 3)])
+def test_the_version_is_that_of_the_generation_where_it_has_one(told: int | None, kept: int) -> None:
+    async def solve(task: Task, team: Team) -> str:
+        return await team.a("say one")
+
+    trajectory = asyncio.run(play_one(play_of(), solve, AGENTS, OneByOne(told), Sampling()))
+    assert trajectory.steps[0].policy_version == kept
+
+
+def test_one_play_alone_raises_a_mistake_in_the_recipe_and_returns_all_else() -> None:
+    async def mistaken(task: Task, team: Team) -> str:
+        return await team.nobody("one")
+
+    async def broken(task: Task, team: Team) -> str:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(ConfigError, match="'nobody'"):
+        asyncio.run(play_one(play_of(), mistaken, AGENTS, OneByOne(), Sampling()))
+    trajectory = asyncio.run(play_one(play_of(), broken, AGENTS, OneByOne(), Sampling()))
+    assert (trajectory.status, trajectory.info["error"]) == ("failed", "ZeroDivisionError: by zero")
+
+
+def test_a_play_that_is_cancelled_leaves_no_call_behind() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await asyncio.gather(*(team.a(f"say {i}") for i in range(3)))
+
+    async def main() -> int:
+        generator = OneByOne()
+        playing = asyncio.create_task(play_one(play_of(), solve, AGENTS, generator, Sampling()))
+        await asyncio.sleep(0.001)
+        assert generator.in_flight == 3
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        return generator.in_flight
+
+    assert asyncio.run(main()) == 0
+
+
+def test_an_agent_may_act_through_another_than_the_team_s_model_and_is_never_batched_with_it() -> None:
+    class Remote(ChatClient):
+        def __init__(self) -> None:
+            self.asked: list[tuple[list[dict[str, str]], int, float, tuple[int, ...]]] = []
+
+        async def chat(self, messages, *, max_tokens, temperature, seed):  # type: ignore[no-untyped-def]
+            self.asked.append((list(messages), max_tokens, temperature, seed))
+            return ChatReply("two", "stop")
+
+    async def solve(task: Task, team: Team) -> str:
+        first = await team.a("say one")
+        return await team.far([{"role": "assistant", "content": first.text}], temperature=0.0, max_tokens=5)
+
+    async def main() -> list[Trajectory]:
+        scheduler = Scheduler({"default": client, "far": remote})
+        return await play_all([play_of()], solve, {**AGENTS, "far": AgentSpec(policy="far")}, scheduler, Sampling())
+
+    client, remote = EchoClient(), Remote()
+    (trajectory,) = asyncio.run(main())
+    assert client.batches == [1]
+    assert remote.asked == [([{"role": "assistant", "content": "one"}], 5, 0.0, (0, 1))]
+    assert trajectory.steps[1].prompt == "[assistant]\none"
+    assert trajectory.steps[1].info == {}
+    assert trajectory.answer == "two"

@@ -1,0 +1,52 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.reward.processes import alive, descendants, until
+
+
+@pytest.fixture(scope="package")
+def verl_ray() -> Iterator[None]:
+    """One Ray for all tests here that run verl: four logical GPUs, environment and plug-in that verl needs on a CPU.
+
+    It ends with this package's tests, not with the session: others start a Ray of their own, and a process has one.
+    """
+    ray = pytest.importorskip("ray")
+    verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
+    from verl_cpu.forks import forking
+
+    assert not ray.is_initialized(), "a Ray of other tests is still there"
+    variables = {
+        **verl_cpu.environment(),
+        "RAY_prestart_worker_first_driver": "0",  # they would not be used: forked ones are
+        "RAY_enable_worker_prestart": "0",
+        "RAY_worker_register_timeout_seconds": "300",  # on a busy machine the first ones wait for the imports
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        with forking() as runtime_env:
+            ray.init(
+                num_cpus=32,
+                num_gpus=4,
+                object_store_memory=1 << 30,
+                include_dashboard=False,
+                runtime_env=runtime_env,
+            )
+            try:
+                _take_the_cpu(patch)
+                yield
+            finally:
+                started = descendants()
+                ray.shutdown()
+        until(lambda: not any(alive(pid) for pid in started))
+
+
+def _take_the_cpu(patch: pytest.MonkeyPatch) -> None:
+    """For verl in this process: other tests may have imported it before, and it has chosen its platform then."""
+    import verl.plugin.platform.platform_manager as manager
+    from verl_cpu.plugin import use_cpu
+
+    use_cpu()
+    patch.setattr(manager, "_current_platform", None)
+    assert manager.get_platform().device_name == "cpu"

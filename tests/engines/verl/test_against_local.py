@@ -1,0 +1,161 @@
+"""The same recorded plays through both engines: what verl's rows are given is what the local engine trains on."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl_cpu")
+
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.engines.verl.agent_loop import step_output
+from creditflow.engines.verl.player import sampled_steps
+from creditflow.engines.verl.plays import PlayRecord, take
+from creditflow.engines.verl.rows import Rows, joined, throw_away
+from creditflow.engines.verl.trainer import trained_by
+from creditflow.reward import ScoringReport
+from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
+from tests.builders import play, step
+
+WHERE = "creditflow_train"
+
+
+@pytest.fixture(scope="module")
+def queue(verl_ray) -> Iterator[None]:
+    from verl.trainer import config
+
+    section = OmegaConf.load(f"{config.__path__[0]}/transfer_queue/transfer_queue.yaml")
+    section.enable, section.backend.SimpleStorage.num_data_storage_units = True, 1
+    tq.init(section)
+    yield
+    tq.close()
+
+
+def recorded(seed: int) -> list[Trajectory]:
+    """Plays of a team as they come: of different lengths, in graphs, scored by step and by token, failed, cut off."""
+    rng = np.random.default_rng(seed)
+    plays = []
+    for n in range(24):
+        steps = []
+        for s in range(int(rng.integers(1, 7))):
+            tokens = int(rng.integers(1, 5))
+            agent = "planner" if s == 0 else str(rng.choice(["executor", "verifier"]))
+            scores: dict[str, object] = {"right": float(rng.integers(0, 5) / 4)} if agent != "planner" else {}
+            if agent == "verifier" and rng.random() < 0.7:
+                scores["by_token"] = Score(tuple(rng.random(tokens).tolist()))
+            if rng.random() < 0.05:
+                scores["right"] = "failed"
+            parents = rng.choice(s, size=min(s, int(rng.integers(1, 3))), replace=False).tolist() if s else []
+            greedy = {"temperature": 0.0, "response_mask": (0,) * tokens} if rng.random() < 0.1 else {}
+            steps.append(step(agent, scores, sorted(parents), tokens=tokens, prompt_ids=(1,) * 3, **greedy))
+        status = "failed" if n == 5 else "truncated" if n == 7 else "ok"
+        one = play(f"0-1-{n // 4}-{n % 4}", steps, float(rng.integers(0, 2)), f"0-1-{n // 4}", status=status)
+        one.answer_steps = (len(steps) - 1,)
+        plays.append(one)
+    return plays
+
+
+def send(plays: list[Trajectory]) -> KVBatchMeta:
+    """As agent-loop workers do, out of order; gives the rows as verl's replay buffer would."""
+    keys: list[str] = []
+    tags: list[dict[str, object]] = []
+
+    async def put() -> None:
+        for n in np.random.default_rng(0).permutation(len(plays)).tolist():
+            place, key = (n // 4, n % 4), f"u{n // 4}_{n % 4}"
+            await PlayRecord.of(plays[n], ScoringReport((), 0.0), place).put(key, WHERE)
+            rows = [
+                step_output(plays[n], plays[n].steps[i], 0.0).as_dict() for i in sampled_steps(plays[n], ["default"])
+            ]
+            names = [f"{key}_{i}" for i in range(len(rows))]
+            if rows:
+                await tq.async_kv_batch_put(
+                    keys=names, fields=list_of_dict_to_tensordict(rows), tags=[{}] * len(rows), partition_id="train"
+                )
+            keys.extend(names)
+            tags.extend({} for _ in rows)
+
+    asyncio.run(put())
+    return KVBatchMeta(keys=keys, tags=tags, partition_id="train")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"propagation": "identical", "adv_estimator": "rloo", "group_by": "task"},
+        {"on_closed_gate": "freeze", "group_by": "agent"},
+        {"on_closed_gate": "neutral", "gate": "soft", "outcome_to": "answer"},
+        {"decomp_granularity": "token_level", "group_by": "task_agent"},
+        {"adv_estimator": "reinforce_plus_plus"},
+        {"adv_estimator": "gae", "outcome_to": "answer", "gamma": 0.9, "lam_token": 0.9, "gamma_token": 0.99},
+    ],
+    ids=lambda options: ",".join(map(str, options.values())) or "default",
+)
+def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options):
+    chosen = CreditOptions(**options)
+    plays = recorded(seed=len(options))
+    batch = TrajectoryBatch.from_trajectories(plays)
+    values_T = np.random.default_rng(1).normal(size=int(batch.token_offsets[-1])).astype(np.float32).astype(np.float64)
+    critic = values_T if chosen.adv_estimator == "gae" else None
+    local = assign(batch, chosen, values_T=critic, threshold=make_threshold(0.5, batch.agent_names))
+    advantages_T = local.token_advantages()
+
+    rows = send(plays)
+    taken = take(WHERE, expected=len(plays))
+    columns = Rows.of(*taken.row_keys(["default"]), taken.batch)
+    step_of = columns.step_of_key
+    columns.expect_all(rows)
+    if critic is not None:
+        spans = {key: slice(*batch.token_offsets[[s, s + 1]]) for key, s in step_of.items()}
+        tq.kv_batch_put(
+            keys=rows.keys,
+            partition_id="train",
+            fields=list_of_dict_to_tensordict(
+                [{"values": torch.tensor(values_T[spans[key]], dtype=torch.float32)} for key in rows.keys]
+            ),
+        )
+        critic = np.zeros_like(values_T)
+        columns.values(rows, critic)
+    ours = assign(taken.batch, chosen, values_T=critic, threshold=make_threshold(0.5, batch.agent_names))
+    trained = columns.choose(rows, trained_by("default", ours))
+    trained = columns.put(trained, ours)
+    got = tq.kv_batch_get(keys=trained.keys, partition_id="train", select_fields=["advantages", "response_mask"])
+
+    sampled = {
+        s
+        for s in range(batch.n_steps)
+        if batch.response_mask[batch.token_offsets[s] : batch.token_offsets[s + 1]].any()
+    }
+    assert {step_of[key] for key in trained.keys} == {s for s in sampled if local.trained_S[s]}
+    for key, row in zip(trained.keys, got["advantages"].unbind(), strict=True):
+        start, end = batch.token_offsets[step_of[key]], batch.token_offsets[step_of[key] + 1]
+        np.testing.assert_allclose(row.numpy(), advantages_T[start:end], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(ours.credit_S, local.credit_S)
+    assert np.abs(advantages_T).max() > 0
+    throw_away(joined([rows]), keep=())
+
+
+def test_plays_come_in_the_order_of_the_data_whoever_was_first(queue):
+    plays = recorded(seed=9)
+    rows = send(plays)
+    taken = take(WHERE, expected=len(plays) + 2)
+    assert list(taken.batch.trajectory_ids) == [one.id for one in plays]
+    assert (taken.expected, taken.lost) == (26, 2)
+    throw_away(rows, keep=())
+
+
+def test_records_of_groups_that_were_filtered_out_are_thrown_away(queue):
+    plays = recorded(seed=9)
+    rows = send(plays)
+    taken = take(WHERE, expected=8, uids={"u1", "u3"})
+    assert {one.rsplit("-", 1)[0] for one in taken.batch.trajectory_ids} == {"0-1-1", "0-1-3"}
+    assert take(WHERE, expected=0).batch.n_trajectories == 0
+    throw_away(rows, keep=())

@@ -1,0 +1,710 @@
+"""Recipes as verl's configuration. Expected keys are those of verl's own files and dataclasses; nothing is trained."""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from creditflow.config import Config, load_recipe, with_options
+from creditflow.engines.verl import configuration
+from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
+from creditflow.engines.verl.launch import dry_run
+from creditflow.engines.verl.recipe import carried
+from creditflow.errors import ConfigError
+from creditflow.progress import Reporter
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("verl")
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+TOY = Path(__file__).parents[2] / "recipes" / "toy.yaml"
+RUN = Path("/runs/one")
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verl():
+    expect_verl()
+
+
+def composed(*arguments, recipe=TOY):
+    """verl's configuration of a recipe; arguments as on the command line."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    device = ("trainer.device=auto",) if recipe == TOY else ()  # the toy trains on the CPU, where tests run
+    return compose(load_recipe(recipe, [*device, *arguments[:at]]), arguments[at + 1 :], RUN)
+
+
+def refused(*arguments, recipe=TOY):
+    with pytest.raises(ConfigError) as caught:
+        validate(composed(*arguments, recipe=recipe))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def select(config, key):
+    return OmegaConf.select(config, key, throw_on_missing=True)
+
+
+# What the recipe says arrives
+
+
+def leaves(kind: Any, path: str = "") -> Iterator[str]:
+    for name, hint in get_type_hints(kind).items():
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(hint, f"{path}{name}.")
+        else:
+            yield path + name
+
+
+def test_every_option_of_a_recipe_is_verls_or_ours():
+    """An option that is added to recipes and forgotten here would be left out silently."""
+    followed = {key for other in configuration._OTHERWISE.values() for key in other.of}
+
+    for key in leaves(Config):
+        ours = any(key == own or key.startswith(f"{own}.") for own in OURS)
+        assert key in configuration._SAME or key in followed or ours, key
+
+
+def test_every_option_of_the_same_name_is_in_verls_files():
+    verls = configuration._files("ppo_trainer", ())[1]
+
+    assert [key for key in configuration._SAME if key not in verls] == []
+
+
+OTHER_VALUES = {
+    "data.train_batch_size": 6,
+    "data.val_max_samples": 3,
+    "data.max_prompt_length": 77,
+    "data.max_response_length": 33,
+    "data.shuffle": False,
+    "data.seed": 5,
+    f"{ACTOR}.optim.lr": 0.5,
+    f"{ACTOR}.optim.weight_decay": 0.25,
+    f"{ACTOR}.optim.betas": [0.5, 0.75],
+    f"{ACTOR}.ppo_mini_batch_size": 3,
+    f"{ACTOR}.ppo_epochs": 4,
+    f"{ACTOR}.ppo_max_token_len_per_gpu": 999,
+    f"{ACTOR}.clip_ratio": 0.125,
+    f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum",
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ACTOR}.kl_loss_coef": 0.75,
+    f"{ACTOR}.kl_loss_type": "mse",
+    f"{ACTOR}.grad_clip": 0.625,
+    f"{ROLLOUT}.n": 7,
+    f"{ROLLOUT}.temperature": 0.875,
+    f"{ROLLOUT}.max_num_seqs": 13,
+    f"{ROLLOUT}.val_kwargs.n": 11,
+    f"{ROLLOUT}.val_kwargs.temperature": 0.375,
+    f"{ROLLOUT}.val_kwargs.do_sample": False,
+    "algorithm.norm_adv_by_std_in_grpo": False,
+    "trainer.total_training_steps": 9,
+    "trainer.val_before_train": False,
+}
+
+
+def test_every_option_of_the_same_name_arrives():
+    assert set(OTHER_VALUES) == set(configuration._SAME)
+
+    config = composed(*(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
+
+    assert {key: select(config, key) for key in OTHER_VALUES} == OTHER_VALUES
+
+
+@pytest.mark.parametrize(
+    ("ours", "verls"),
+    [
+        (f"{ACTOR}.clip_ratio=0.1", {f"{ACTOR}.clip_ratio_low": 0.1, f"{ACTOR}.clip_ratio_high": 0.1}),
+        (f"{ACTOR}.clip_ratio_high=0.28", {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}),
+        (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": 0.5}),
+        (f"{ACTOR}.optim.lr_scheduler_type=cosine", {f"{ACTOR}.optim.lr_scheduler_type": "cosine"}),
+        ("algorithm.gamma_token=0.9", {"algorithm.gamma": 0.9}),
+        ("algorithm.lam_token=0.8", {"algorithm.lam": 0.8}),
+        ("algorithm.gamma=0.5", {"algorithm.gamma": 1.0}),
+        ("algorithm.error_minimization=gae_lambda=0.5", {"algorithm.lam": 1.0}),
+        ("algorithm.adv_estimator=rloo", {"algorithm.adv_estimator": "grpo"}),
+        ("trainer.total_training_steps=50", {"trainer.total_epochs": 50, "trainer.total_training_steps": 50}),
+        ("trainer.total_training_steps=0", {"trainer.total_epochs": 1, "trainer.total_training_steps": 0}),
+        ("trainer.test_freq=3", {"trainer.test_freq": 3}),
+        ("trainer.save_freq=4", {"trainer.save_freq": 4}),
+    ],
+)
+def test_an_option_with_another_name_or_unit_arrives(ours, verls):
+    config = composed(ours)
+
+    assert {key: select(config, key) for key in verls} == verls
+
+
+def test_epochs_count_where_no_steps_are_given():
+    config = composed("trainer.total_training_steps=null", "trainer.total_epochs=3")
+
+    assert (config.trainer.total_training_steps, config.trainer.total_epochs) == (None, 3)
+
+
+def test_warm_up_counts_updates_here_and_training_steps_in_verl():
+    settings = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.ppo_epochs=2")
+
+    # 3 mini-batches twice: 6 updates a training step, and the 13th is in the third.
+    config = composed(*settings, f"{ACTOR}.optim.lr_warmup_steps=13")
+
+    assert select(config, f"{ACTOR}.optim.lr_warmup_steps") == 3
+
+
+def test_only_at_the_end_is_a_period_that_no_run_reaches():
+    """verl's loop: after the last step, if the period is above 0."""
+    config = composed("trainer.test_freq=-1", "trainer.save_freq=-1")
+
+    assert min(config.trainer.test_freq, config.trainer.save_freq) > 10**9
+
+
+def test_an_estimator_with_a_critic_is_gae_to_verl_and_the_critic_has_the_actors_model():
+    config = composed("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "actor_rollout_ref.model.path=/m")
+
+    assert config.algorithm.adv_estimator == "gae"
+    assert config.critic.model.path == "/m"
+    assert validate(config) == []
+
+
+def test_the_scheduler_has_its_own_name_in_megatron():
+    config = composed(f"{ACTOR}.optim.lr_scheduler_type=cosine", "--", "model_engine=megatron")
+
+    assert config.actor_rollout_ref.actor.strategy == "megatron"
+    assert config.actor_rollout_ref.actor.optim.lr_decay_style == "cosine"
+    assert validate(config) == []
+
+
+@pytest.mark.parametrize("section", ["verl.config_name=ppo_megatron_trainer", "verl.model_engine=megatron"])
+def test_the_recipe_chooses_among_verls_files(section):
+    assert composed(section).actor_rollout_ref.actor.strategy == "megatron"
+
+
+def test_an_option_that_the_chosen_files_do_not_have_is_refused_unless_it_says_nothing():
+    settings = ("--", "model_engine=torchtitan")
+
+    assert composed(*settings).actor_rollout_ref.actor.strategy == "torchtitan"
+    assert refused(f"{ACTOR}.optim.lr_scheduler_type=cosine", *settings) == (
+        f"{ACTOR}.optim.lr_scheduler_type: 'cosine', but verl's model_engine=torchtitan has no such option"
+    )
+
+
+def test_one_trained_policy_with_a_model_of_its_own_is_what_verl_trains(tmp_path):
+    policies = "policies={own: {model: {path: /its/own}}}"
+    agents = ("team.agents.writer.policy=own", "team.agents.critic.policy=own")
+
+    assert composed(policies, *agents).actor_rollout_ref.model.path == "/its/own"
+
+
+# What this engine needs
+
+
+def test_what_the_engine_needs_is_set():
+    config = composed("trainer.num_threads=0")
+
+    assert config.trainer.use_v1 is True
+    assert config.trainer.v1.trainer_mode == "creditflow"
+    assert config.trainer.default_local_dir == "/runs/one/checkpoints"
+    assert list(config.trainer.logger) == []
+    assert config.trainer.experiment_name == "toy"
+    assert (config.data.train_files, config.data.val_files) == ("train", "val")
+    assert config.data.custom_cls.path == "pkg://creditflow.engines.verl.dataset"
+    assert config.data.custom_cls.name == "TaskDataset"
+    assert config.actor_rollout_ref.actor.use_dynamic_bsz is True
+    assert "hf_model" in config.actor_rollout_ref.actor.checkpoint.save_contents
+    assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.actor_rollout_ref.rollout.calculate_log_probs is True
+    assert config.actor_rollout_ref.rollout.agent.agent_loop_manager_class == (
+        "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
+    )
+    assert (config.actor_rollout_ref.rollout.prompt_length, config.actor_rollout_ref.rollout.response_length) == (
+        128,
+        4,
+    )
+    assert config.ray_kwargs.ray_init.log_to_driver is False
+    assert "env_vars" not in config.ray_kwargs.ray_init.runtime_env
+
+
+def test_the_classes_that_verl_is_told_to_load_are_there():
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+    from verl.utils.import_utils import load_class_from_fqn
+
+    config = composed()
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert get_dataset_class(config.data).__name__ == "TaskDataset"
+    name = config.actor_rollout_ref.rollout.agent.agent_loop_manager_class
+    assert load_class_from_fqn(name, "AgentLoopManager").__name__ == "CreditflowAgentLoopManager"
+
+
+def test_how_ray_is_reached_is_handed_over():
+    config = composed(
+        "ray_kwargs.ray_init={address: auto, log_to_driver: true, runtime_env: {env_vars: {A: b}}}",
+        "trainer.num_threads=3",
+    )
+
+    init = config.ray_kwargs.ray_init
+    assert (init.address, init.log_to_driver, init.num_cpus) == ("auto", True, None)
+    assert dict(init.runtime_env.env_vars) == {"OMP_NUM_THREADS": "3", "A": "b"}
+
+
+def test_the_recipe_travels_whole_whatever_its_texts_hold():
+    """verl resolves interpolations, twice; a text of the recipe's that looks like one must come through."""
+    config = composed("team.agents.writer.system='Write \\${x} and $y$.'")
+    OmegaConf.resolve(config)
+    again = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
+
+    run = carried(again)
+    assert run.recipe.config.team.agents["writer"].system == "Write ${x} and $y$."
+    assert (run.recipe.name, run.recipe.folder, run.run_folder) == ("toy", TOY.parent, RUN)
+    assert carried(again.data).recipe == run.recipe  # verl's data set is shown this section alone
+
+
+# Who has the last word
+
+
+def recipe_with(tmp_path, text):
+    path = tmp_path / "it.yaml"
+    path.write_text(f"extends: {TOY}\n{text}\n")
+    return path
+
+
+VERL_LR = "trainer: {device: auto}\nverl: {actor_rollout_ref: {actor: {optim: {lr: 0.125, clip_grad: 0.25}}}}"
+
+
+def test_verls_defaults_yield_to_the_recipe_that_to_its_section_verl_and_that_to_the_dashes(tmp_path):
+    recipe = recipe_with(tmp_path, VERL_LR)
+    lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
+
+    default = configuration._files("ppo_trainer", ())[1]
+    assert default[lr] == 1e-6
+    assert select(composed(), lr) == 1e-3  # toy.yaml
+    assert select(composed(recipe=recipe), lr) == 0.125
+    assert select(composed("--", f"{lr}=0.5", recipe=recipe), lr) == 0.5
+    assert select(composed("--", f"{clip}=0.75", recipe=recipe), clip) == 0.75
+
+
+def test_the_command_line_outranks_the_section_verl_under_either_name(tmp_path):
+    recipe = recipe_with(tmp_path, VERL_LR)
+    lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
+
+    assert select(composed(f"{lr}=0.5", recipe=recipe), lr) == 0.5
+    assert select(composed(f"{ACTOR}.grad_clip=0.5", recipe=recipe), clip) == 0.5
+    assert select(composed(f"{lr}=0.5", recipe=recipe), clip) == 0.25
+    assert select(composed(f"{lr}=0.5", f"verl.{lr}=0.75", recipe=recipe), lr) == 0.75
+    assert select(composed(f"{lr}=0.5", "--", f"{lr}=0.25", recipe=recipe), lr) == 0.25
+
+
+def test_a_later_recipe_adds_to_the_section_verl_of_the_one_that_it_extends():
+    config = composed(recipe=RECIPES / "gsm8k_team_2x8xA100.yaml")
+
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
+
+
+def test_what_is_given_as_verls_is_the_recipes_too():
+    """Our parts read the recipe that travels: it must not contradict what verl does."""
+    config = composed(
+        "--",
+        f"{ROLLOUT}.n=6",
+        "data.max_response_length=9",
+        "trainer.total_training_steps=77",
+        f"{ACTOR}.clip_ratio=0.1",
+        f"{ACTOR}.grad_clip=0.3",
+    )
+
+    own = carried(config).config
+    assert own.actor_rollout_ref.rollout.n == config.actor_rollout_ref.rollout.n == 6
+    assert own.data.max_response_length == config.actor_rollout_ref.rollout.response_length == 9
+    assert own.trainer.total_training_steps == config.trainer.total_epochs == 77
+    assert config.actor_rollout_ref.actor.clip_ratio_high == 0.1
+    assert config.actor_rollout_ref.actor.optim.clip_grad == 0.3
+
+
+def test_what_is_given_as_verls_is_checked_as_the_recipes():
+    assert refused("--", f"{ROLLOUT}.n=1").startswith(f"{ROLLOUT}.n: 1 play of each task; grpo")
+    assert refused("--", f"{ACTOR}.optim.betas=[a,b]").startswith(f"{ACTOR}.optim.betas: ")
+
+
+def test_values_that_only_verl_knows_are_let_through():
+    config = composed("--", f"{ACTOR}.kl_loss_type=k3+", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
+
+    assert config.actor_rollout_ref.actor.kl_loss_type == "k3+"
+    assert validate(config) == []
+
+
+def test_interpolations_of_verls_are_resolved_among_verls_keys():
+    config = composed(
+        "verl.trainer.nnodes='\\${data.train_batch_size}'", "--", "trainer.n_gpus_per_node=${trainer.nnodes}"
+    )
+
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 2)
+
+
+def test_hydras_other_words_are_understood():
+    config = composed(
+        "verl={trainer: {+mine: 1}}",
+        "--",
+        "+trainer.other=2",
+        "++trainer.nnodes=3",
+        "~trainer.v1.separate_async",
+        f"+{ROLLOUT}.repetition_penalty=1.5",
+        "trainer.logger=[console,wandb]",
+        f"{ACTOR}.optim={{lr: 0.5}}",
+    )
+
+    assert (config.trainer.mine, config.trainer.other, config.trainer.nnodes) == (1, 2, 3)
+    assert "separate_async" not in config.trainer.v1
+    assert config.actor_rollout_ref.rollout.repetition_penalty == 1.5
+    assert list(config.trainer.logger) == ["console", "wandb"]
+    assert config.actor_rollout_ref.actor.optim.lr == 0.5
+    assert config.actor_rollout_ref.actor.optim.weight_decay == 0.01  # the section is merged, not replaced
+
+
+def test_sections_that_verl_leaves_open_take_any_key():
+    section = "verl.actor_rollout_ref={model: {override_config: {attn_implementation: sdpa}}}"
+
+    assert composed(section).actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("trainer.total_epoch", "trainer.total_epochs"),
+        (f"{ACTOR}.lr", f"{ACTOR}.optim.lr"),
+        (f"{ROLLOUT}.tensor_parallel_size", f"{ROLLOUT}.tensor_model_parallel_size"),
+        ("actor", ACTOR),
+        ("trainer.total_epochs.more", "trainer.total_epochs"),
+    ],
+)
+@pytest.mark.parametrize("place", ["section", "dashes"])
+def test_an_unknown_verl_key_is_refused_with_the_nearest_known_one(key, nearest, place):
+    said = refused(f"verl.{key}=1") if place == "section" else refused("--", f"{key}=1")
+
+    assert said == f"unknown verl key '{key}' (did you mean '{nearest}'?); +{key} would add it to those that verl lists"
+
+
+def test_an_unknown_verl_key_cannot_be_taken_away():
+    assert refused("--", "~trainer.nodes").startswith(
+        "unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("trainer.nnodes=two", "trainer.nnodes: expected a whole number, got 'two'"),
+        ("trainer.nnodes=2.5", "trainer.nnodes: expected a whole number, got 2.5"),
+        ("trainer.nnodes=true", "trainer.nnodes: expected a whole number, got True"),
+        (f"{ACTOR}.use_torch_compile=1", f"{ACTOR}.use_torch_compile: expected true or false, got 1"),
+        (f"{ACTOR}.strategy=[a]", f"{ACTOR}.strategy: expected a text, got ['a']"),
+        (f"{ROLLOUT}.gpu_memory_utilization=all", f"{ROLLOUT}.gpu_memory_utilization: expected a number, got 'all'"),
+        (f"{ROLLOUT}.max_model_len=long", f"{ROLLOUT}.max_model_len: expected a whole number, got 'long'"),
+        (f"{ACTOR}.optim.betas=1", f"{ACTOR}.optim.betas: expected a list, got 1"),
+        (f"{ACTOR}.ppo_epochs=null", f"{ACTOR}.ppo_epochs: expected a whole number, got None"),
+        ("trainer=3", "trainer: expected a mapping of options, got 3"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(given, said):
+    assert refused("--", given) == said
+
+
+@pytest.mark.parametrize(
+    "given", [f"{ROLLOUT}.max_model_len=null", "trainer.logger=console", "trainer.resume_from_path=x"]
+)
+def test_a_value_that_verl_takes_is_taken(given):
+    key, _, value = given.partition("=")
+
+    assert select(composed("--", given), key) == (None if value == "null" else value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nonsense", "-- nonsense: expected an override as Hydra reads it (key=value, +key=value, ~key)"),
+        ("trainer.nnodes={a", "-- trainer.nnodes={a: expected an override as Hydra reads it"),
+        ("trainer.nnodes=1,2", "-- trainer.nnodes=1,2: one run has one value of each option; a list is key=[a,b]"),
+        (
+            "+trainer.nnodes=3",
+            "verl's configuration: Could not append to config. An item is already at 'trainer.nnodes'",
+        ),
+        ("model_engine=foo", "verl's configuration: In 'ppo_trainer': Could not find 'model_engine/foo'"),
+    ],
+)
+def test_what_hydra_cannot_read_is_refused_in_one_line(given, said):
+    assert refused("--", given).startswith(said)
+
+
+def test_files_that_verl_does_not_have_are_refused():
+    assert "Cannot find primary config 'nothing'" in refused("verl.config_name=nothing")
+    assert refused("verl.model_engine=[a]") == "verl.model_engine: expected a name, got ['a']"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "trainer.use_v1=false",
+        "trainer.v1.trainer_mode=sync",
+        "trainer.v1.separate_async.parameter_sync_step=2",
+        "trainer.default_local_dir=elsewhere",
+        "trainer.balance_batch=false",
+        "trainer.rollout_data_dir=somewhere",
+        "algorithm.adv_estimator=gae",
+        "algorithm.gamma=0.9",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.kl_coef=0.1",
+        "algorithm.filter_groups.metric=reward",
+        "algorithm.filter_groups.max_num_gen_batches=10",
+        "critic.enable=true",
+        "distillation.enabled=true",
+        "reward.reward_model.enable=true",
+        "reward.custom_reward_function.path=mine.py",
+        "reward.num_workers=8",
+        "custom_reward_function.path=mine.py",
+        "data.custom_cls.path=mine.py",
+        "data.train_files=mine.parquet",
+        "data.filter_overlong_prompts=true",
+        "actor_rollout_ref.hybrid_engine=false",
+        f"{ROLLOUT}.calculate_log_probs=false",
+        f"{ROLLOUT}.response_length=5",
+        f"{ROLLOUT}.multi_turn.enable=true",
+        f"{ROLLOUT}.multi_turn.tool_config_path=tools.yaml",
+        f"+{ROLLOUT}.agent.agent_loop_manager_class=mine.Manager",
+        f"{ROLLOUT}.agent.agent_loop_config_path=mine.yaml",
+        f"{ROLLOUT}.trace.backend=weave",
+        f"{ROLLOUT}.checkpoint_engine.backend=nccl",
+        "skip.rollout.enable=true",
+    ],
+)
+def test_an_option_that_would_mean_nothing_is_refused_by_its_name(given):
+    key = given.partition("=")[0].removeprefix("+")
+
+    said = refused("--", given)
+
+    assert said.startswith(f"{key}: ")
+    assert len(said) > len(key) + 10
+    if "agent_loop_manager_class" not in key:  # of which verl's files say nothing
+        assert refused(f"verl.{key}={given.partition('=')[2]}") == said
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "trainer.use_v1=true",
+        "trainer.v1.trainer_mode=creditflow",
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=false",
+        "algorithm.filter_groups.metric=acc",
+        "reward.num_workers=1",
+        f"{ROLLOUT}.calculate_log_probs=true",
+        f"{ROLLOUT}.multi_turn.enable=false",
+    ],
+)
+def test_saying_what_is_so_anyway_is_no_mistake(given):
+    composed("--", given)
+
+
+def test_the_sections_that_are_refused_are_verls():
+    known = configuration._files("ppo_trainer", ())[1]
+    ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads it, and does not list it
+
+    assert [key for key in configuration._REFUSED if key not in known and key not in ours] == []
+    assert [key for key in configuration._MICRO_BATCHES if key not in known] == []
+    assert [key for keys in configuration._MICRO_BATCHES.values() for key in keys if key not in known] == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_device_that_only_the_local_engine_chooses_is_refused(device):
+    with pytest.raises(ConfigError, match=f"trainer.device: {device}, which is for --engine local"):
+        compose(load_recipe(TOY, [f"trainer.device={device}"]), [], RUN)
+
+
+def test_no_model_at_all_is_refused():
+    assert refused("actor_rollout_ref.model.path=null").startswith(
+        "actor_rollout_ref.model.path: expected a Hugging Face"
+    )
+
+
+def test_a_frozen_policy_without_an_endpoint_is_refused():
+    policies = "policies={default: {}, other: {trainable: false}}"
+
+    assert refused(policies, "team.agents.critic.policy=other").startswith("policies.other.trainable: false, but verl")
+
+
+def test_rows_that_do_not_fit_a_micro_batch_are_refused():
+    """verl asserts it in the middle of the first update."""
+    said = refused("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
+
+    assert said.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu: 1000, which a row of ")
+    assert "1028 tokens" in said
+    composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
+             f"{ACTOR}.ulysses_sequence_parallel_size=2")  # fmt: skip
+
+
+def test_devices_that_cannot_be_divided_into_rollout_servers_are_refused():
+    said = refused("--", f"{ROLLOUT}.tensor_model_parallel_size=3")
+
+    assert said.startswith(f"{ROLLOUT}.tensor_model_parallel_size: rollout servers of 3 devices, which the 8 (")
+
+
+def test_sizes_of_micro_batches_that_nobody_reads_are_refused():
+    said = refused("--", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
+
+    assert said.startswith(
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu: nobody reads it while {ACTOR}.use_dynamic_bsz is true"
+    )
+
+
+# verl's own checks
+
+
+def test_verls_own_refusals_are_told_in_one_line():
+    said = refused("--", f"{ACTOR}.use_dynamic_bsz=false")
+
+    assert said.startswith("verl refuses the configuration: [actor] Please set at least one of")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (f"+{ACTOR}.mine=1", "got an unexpected keyword argument 'mine'"),
+        (f"+{ROLLOUT}.mine=1", "got an unexpected keyword argument 'mine'"),
+        ("+actor_rollout_ref.model.mine=1", "actor_rollout_ref.model has no option 'mine'"),
+        (f"{ROLLOUT}.expert_parallel_size=4", "expert_parallel_size must be equal to"),
+        (f"{ROLLOUT}.name=nothing", f"{ROLLOUT}.name: expected one of sglang, "),
+        (f"{ROLLOUT}.name=null", f"{ROLLOUT}.name: expected one of sglang, "),
+    ],
+)
+def test_what_verls_dataclasses_do_not_take_is_refused(given, said):
+    assert said in refused("--", given)
+
+
+def test_what_cannot_be_checked_here_is_said(monkeypatch):
+    monkeypatch.setattr(configuration.importlib.util, "find_spec", lambda name: None)
+
+    (said,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
+
+    assert said == "vLLM is not installed here, so nobody checked whether it takes LoRA of rank 8"
+
+
+def test_without_verl_the_extra_is_named(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(configuration.importlib.metadata, "version", missing)
+
+    with pytest.raises(ConfigError, match=r"verl is not installed; pip install 'creditflow\[verl\]'"):
+        expect_verl()
+
+
+@pytest.mark.parametrize("found", ["0.8.0", "0.10.1", "1.0.0"])
+def test_a_version_of_verl_that_does_not_fit_is_refused_with_those_that_do(monkeypatch, found):
+    monkeypatch.setattr(configuration.importlib.metadata, "version", lambda name: found)
+
+    with pytest.raises(ConfigError, match=f"verl {found} is installed, and verl>=0.9,<0.10 fits"):
+        expect_verl()
+
+
+# What is printed
+
+
+SHIPPED = ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"]
+
+
+@pytest.fixture(scope="module")
+def printed():
+    """What --dry-run prints of the recipes, read again."""
+    reporter = Reporter()
+    return {name: yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], reporter)) for name in SHIPPED}
+
+
+def test_what_is_printed_is_resolved_and_holds_the_recipe_in_plain_words(printed):
+    text = as_yaml(composed())
+    read = yaml.safe_load(text)
+
+    assert "${" not in text
+    assert read["creditflow"]["recipe"]["team"]["workflow"] == "toy.py:solve"
+    assert read["creditflow"]["run_folder"] == "/runs/one"
+    assert read["actor_rollout_ref"]["rollout"]["response_length"] == 4
+
+
+def test_a_dry_run_starts_no_ray(monkeypatch):
+    monkeypatch.setattr(ray, "init", lambda *arguments, **options: pytest.fail("Ray was started"))
+    before = ray.is_initialized()
+
+    assert dry_run(load_recipe(RECIPES / "gsm8k_team_2x8xA100.yaml"), [], Reporter())
+    assert ray.is_initialized() == before
+
+
+def test_the_team_on_eight_gpus_is_what_it_says(printed):
+    config = printed["gsm8k_team_8xA100"]
+    actor_rollout, recipe = config["actor_rollout_ref"], config["creditflow"]["recipe"]
+
+    assert actor_rollout["model"]["path"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert actor_rollout["model"]["use_remove_padding"] is True
+    assert actor_rollout["hybrid_engine"] is True
+    assert config["data"]["train_batch_size"] == 1024
+    assert (actor_rollout["rollout"]["n"], actor_rollout["rollout"]["name"]) == (4, "vllm")
+    assert actor_rollout["rollout"]["tensor_model_parallel_size"] == 2
+    assert (actor_rollout["actor"]["use_kl_loss"], actor_rollout["actor"]["kl_loss_coef"]) == (True, 0.001)
+    assert actor_rollout["actor"]["optim"]["lr_warmup_steps"] == 10
+    assert config["algorithm"]["adv_estimator"] == "grpo"
+    assert config["trainer"]["balance_batch"] is True
+    assert (config["trainer"]["nnodes"], config["trainer"]["n_gpus_per_node"]) == (1, 8)
+    algorithm = recipe["algorithm"]
+    assert (algorithm["gamma"], algorithm["lam"], algorithm["propagation_threshold"]) == (0.99, 0.95, 0.5)
+    assert (algorithm["propagation"], algorithm["decomp_granularity"]) == ("threshold", "token_level")
+    assert config["algorithm"]["gamma"] == config["algorithm"]["lam"] == 1.0  # per token
+
+
+def test_the_variant_on_two_nodes_differs_in_nodes_and_cluster(printed):
+    one, two = printed["gsm8k_team_8xA100"], printed["gsm8k_team_2x8xA100"]
+
+    assert (two["trainer"]["nnodes"], two["trainer"]["n_gpus_per_node"]) == (2, 8)
+    assert two["ray_kwargs"]["ray_init"]["address"] == "auto"
+    assert "address" not in one["ray_kwargs"]["ray_init"]
+    for same in ("algorithm", "data", "critic"):
+        assert one[same] == two[same]
+    assert one["actor_rollout_ref"]["actor"] == two["actor_rollout_ref"]["actor"]
+
+
+def test_dapo_has_its_published_settings(printed):
+    config = printed["dapo_32b"]
+    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+
+    assert (actor["clip_ratio_low"], actor["clip_ratio_high"]) == (0.2, 0.28)
+    assert (actor["loss_agg_mode"], actor["use_kl_loss"]) == ("token-mean", False)
+    assert actor["optim"]["lr"] == 1e-6
+    assert actor["optim"]["lr_warmup_steps"] == 20
+    assert config["data"]["train_batch_size"] == 512
+    assert config["data"]["train_batch_size"] // actor["ppo_mini_batch_size"] == 16
+    assert (rollout["n"], rollout["temperature"], rollout["top_p"]) == (16, 1.0, 1.0)
+    assert (rollout["prompt_length"], rollout["response_length"]) == (2048, 20480)
+    assert (rollout["val_kwargs"]["top_p"], rollout["val_kwargs"]["temperature"]) == (0.7, 1.0)
+    assert config["algorithm"]["filter_groups"]["enable"] is True
+    assert config["algorithm"]["filter_groups"]["metric"] == "acc"
+    assert config["trainer"]["n_gpus_per_node"] == 8
+    functions = {f["fn"]: f["args"] for f in config["creditflow"]["recipe"]["reward"]["functions"]}
+    assert functions == {"math_verify": {}, "overlong": {"max_length": 20480, "cache_length": 4096}}
+
+
+def test_a_recipe_of_the_local_engine_runs_on_verl_as_it_is(printed):
+    config = printed["arithmetic_chain"]
+
+    assert config["actor_rollout_ref"]["actor"]["optim"]["lr_scheduler_type"] == "cosine"
+    assert config["actor_rollout_ref"]["actor"]["optim"]["lr_warmup_steps"] == 2
+    assert config["trainer"]["total_training_steps"] == 30
+    assert config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_with_options_leaves_the_recipe_alone():
+    recipe = load_recipe(TOY)
+    changed = with_options(recipe, {f"{ROLLOUT}.n": 9})
+
+    assert (recipe.config.actor_rollout_ref.rollout.n, changed.config.actor_rollout_ref.rollout.n) == (4, 9)
+    assert mapped(changed.config)[f"{ROLLOUT}.n"] == 9

@@ -1,0 +1,179 @@
+"""What goes wrong while verl trains: the run goes on, and what was lost is counted; or it says why it cannot."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+pytest.importorskip("verl_cpu")
+
+from creditflow.errors import ConfigError, CreditflowError
+from tests.engines.verl.runs import REPOSITORY, Run, options, run
+from tests.reward.processes import alive, descendants, until
+
+TOYS = REPOSITORY / "tests/recipes"
+FAULTS = """
+import itertools, os, signal
+import toy_workflow as toy
+from creditflow import reward
+
+MARK = {mark!r}
+calls = itertools.count(1)
+
+def first_time(name):
+    try:
+        os.close(os.open(os.path.join(MARK, name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+async def solve_nine_of_ten(task, team):
+    if next(calls) % 10 == 0:
+        raise RuntimeError("the tenth play")
+    return await toy.solve(task, team)
+
+async def never_solve(task, team):
+    raise RuntimeError("no play goes well")
+
+async def call_a_stranger(task, team):
+    return await team.stranger(task.text)
+
+def kill_servers():
+    import ray
+    for server in ray.util.list_named_actors():
+        if server.startswith("transformers_server"):
+            os.kill(ray.get(ray.get_actor(server).pid.remote()), signal.SIGKILL)
+
+async def kill_the_server_early(task, team):
+    if next(calls) == 10 and first_time("server"):  # in the second step, before any call of it
+        kill_servers()
+    return await solve(task, team)
+
+async def kill_the_server(task, team):
+    draft = await team.writer(task.text)
+    if draft.step.policy_version == 1 and first_time("server"):
+        kill_servers()
+    return await team.critic(f"{{task.text}} {{draft}}")
+
+async def kill_the_player(task, team):
+    draft = await team.writer(task.text)
+    if draft.step.policy_version == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return draft
+
+def kills_its_worker_once(step, trajectory):
+    if first_time("worker"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.5
+
+def cannot_score(step, trajectory):
+    raise ValueError("nothing to see")
+"""
+QUICK = ("trainer.total_training_steps=3", "trainer.val_before_train=false", "data.val_max_samples=1")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path):
+    """The toy recipe with another workflow, and with a further reward function."""
+    shutil.copy(TOYS / "toy.py", tmp_path)
+    shutil.copy(TOYS / "toy.yaml", tmp_path)
+    text = FAULTS.format(mark=str(tmp_path)).replace("import toy_workflow as toy\n", "")
+    (tmp_path / "faults.py").write_text((TOYS / "toy.py").read_text() + text.replace("toy.solve", "solve"))
+
+    def make(workflow: str = "toy.py:solve", reward: str | None = None, **more) -> Path:
+        functions = yaml.safe_load((tmp_path / "toy.yaml").read_text())["reward"]["functions"]
+        if reward is not None:
+            functions.append({"fn": f"faults.py:{reward}", "agent_match": "writer"})
+        changes = {"team": {"workflow": workflow}, "reward": {"functions": functions, "num_workers": 2, **more}}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"extends": "toy.yaml", **changes}))
+        return tmp_path / "recipe.yaml"
+
+    return make
+
+
+@pytest.mark.usefixtures("verl_ray")
+def test_a_reward_worker_that_is_killed_costs_no_score(recipe, tmp_path: Path):
+    made = run(recipe(reward="kills_its_worker_once"), tmp_path / "run", *QUICK)
+    assert (tmp_path / "worker").exists()
+    assert made.series("reward/failed_frac").tolist() == [0, 0, 0]
+    assert made.series("reward/kills_its_worker_once/mean").tolist() == [0.5, 0.5, 0.5]
+
+
+@pytest.mark.usefixtures("verl_ray")
+def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(recipe, tmp_path: Path):
+    made = run(recipe("faults.py:solve_nine_of_ten"), tmp_path / "run", *QUICK, "actor_rollout_ref.rollout.n=10")
+    assert made.series("rollout/failed_frac").tolist() == [0.1, 0.1, 0.1]
+    assert (made.series("actor/grad_norm") > 0).all()
+    batch = made.batch(1)
+    assert batch.n_trajectories == 20
+    assert [info.get("error") for info in batch.trajectory_info].count("RuntimeError: the tenth play") == 2
+
+
+@pytest.mark.usefixtures("verl_ray")
+@pytest.mark.parametrize("workflow", ["kill_the_server", pytest.param("kill_the_server_early", marks=pytest.mark.slow)])
+def test_a_rollout_server_that_is_killed_loses_no_more_than_its_plays(recipe, tmp_path: Path, workflow):
+    made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
+    assert (tmp_path / "server").exists()
+    lost = made.series("rollout/failed_frac") > 0
+    replayed = [row.get("rollout/replayed_plays", 0) > 0 for row in made.metrics if row["step"] > 0]
+    assert (lost | replayed).tolist() == [False, True, False]
+    assert made.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
+    assert {version for step in (1, 2, 3) for version in made.batch(step).policy_version.tolist()} == {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verl_ray")
+def test_a_mistake_in_the_recipe_is_told_as_one(recipe, tmp_path: Path):
+    with pytest.raises(ConfigError, match="agent 'stranger'"):
+        run(recipe("faults.py:call_a_stranger"), tmp_path / "run", *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verl_ray")
+def test_a_run_whose_player_dies_ends_and_can_be_gone_on_with(recipe, tmp_path: Path):
+    with pytest.raises(CreditflowError, match="an agent-loop worker died"):
+        run(recipe("faults.py:kill_the_player"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
+    made = run(recipe(), tmp_path / "run", *QUICK)
+    assert [row["step"] for row in made.metrics] == [1, 2, 3]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verl_ray")
+def test_where_no_play_goes_well_the_run_ends_and_says_why(recipe, tmp_path: Path):
+    with pytest.raises(CreditflowError, match=r"8 of 8 plays failed.*RuntimeError: no play goes well"):
+        run(recipe("faults.py:never_solve"), tmp_path / "run", *QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("verl_ray")
+def test_where_too_many_scores_fail_the_run_ends_and_leaves_the_evidence(recipe, tmp_path: Path):
+    with pytest.raises(CreditflowError, match="nothing to see"):
+        run(recipe(reward="cannot_score"), tmp_path / "run", *QUICK)
+    assert Run(tmp_path / "run").batch(1).n_trajectories == 8
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_the_run_with_every_process_of_it(recipe, tmp_path: Path):
+    import verl_cpu
+
+    folder = tmp_path / "run"
+    command = [
+        *(sys.executable, "-m", "creditflow", "train", str(recipe()), f"trainer.default_local_dir={folder}"),
+        *("trainer.device=auto", "trainer.total_training_steps=1000", "--engine", "verl", "--", *options()),
+        *("++ray_kwargs.ray_init.num_gpus=1", "ray_kwargs.ray_init.num_cpus=16"),
+    ]
+    environment = {**os.environ, **verl_cpu.environment()}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = folder / "metrics.jsonl"
+    until(lambda: process.poll() is not None or (metrics.exists() and '"step": 2' in metrics.read_text()), seconds=240)
+    started = descendants(process.pid)
+    assert len(started) > 5
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    until(lambda: not [pid for pid in started if alive(pid)], seconds=30)

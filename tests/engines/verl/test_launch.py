@@ -1,0 +1,477 @@
+"""How a run on verl is started, shown and ended. What verl does in between is a stand-in here, but in one slow test."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+
+from creditflow.config import load_recipe
+from creditflow.engines.verl.launch import Tail, launch, total_steps
+from creditflow.engines.verl.recipe import carried
+from creditflow.errors import ConfigError, CreditflowError, InputError
+from creditflow.ledger import RunFolder
+from creditflow.progress import Reporter
+from tests.reward.processes import alive, until
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("verl")
+
+TOY = Path(__file__).parents[2] / "recipes" / "toy.yaml"
+OURS = ("trainer.device=auto", "ray_kwargs.ray_init.num_gpus=1")
+ONE_DEVICE = (
+    "trainer.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+    "actor_rollout_ref.rollout.name=trtllm",  # a name that needs nothing installed until a server starts
+)
+
+
+class Listener(Reporter):
+    """A reporter without a terminal, and what it said."""
+
+    def __init__(self):
+        self.text = io.StringIO()
+        super().__init__(Console(file=self.text, width=200))
+
+    @property
+    def lines(self):
+        return self.text.getvalue().splitlines()
+
+
+@dataclass
+class Cluster:
+    """In place of Ray and verl's `run_ppo`: does `work` with the configuration that it is given."""
+
+    work: Any = lambda config: None
+    running: bool = False
+    """Whether the caller had started Ray."""
+    config: Any = None
+    ended: list[str] = field(default_factory=list)
+
+    def run_ppo(self, config, task_runner_class):
+        self.config = config
+        print("verl has much to say")
+        handle = task_runner_class.options(num_cpus=1).remote()
+        assert handle == "the actor"
+        self.work(config)
+
+
+class ActorClass:
+    def options(self, **options):
+        return self
+
+    def remote(self):
+        return "the actor"
+
+
+class Context:
+    def get_session_name(self):
+        return "session_1"
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    from verl.trainer import main_ppo
+
+    from creditflow.engines.verl import task_runner
+
+    stand_in = Cluster()
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setattr(main_ppo, "run_ppo", stand_in.run_ppo)
+    monkeypatch.setattr(task_runner, "task_runner_class", ActorClass)
+    monkeypatch.setattr(ray, "is_initialized", lambda: stand_in.running)
+    monkeypatch.setattr(ray, "get_runtime_context", Context)
+    monkeypatch.setattr(ray, "shutdown", lambda: stand_in.ended.append("Ray"))
+    monkeypatch.setattr(ray, "kill", stand_in.ended.append)
+    monkeypatch.setattr(ray.util, "placement_group_table", dict)
+    return stand_in
+
+
+def start(folder, *overrides, verl=(), reporter=None):
+    recipe = load_recipe(TOY, [*OURS, f"trainer.default_local_dir={folder}", *overrides])
+    return launch(recipe, [*ONE_DEVICE, *verl], reporter or Listener())
+
+
+def write(config, rows, evaluation=False):
+    """What a run's driver writes."""
+    folder = RunFolder(carried(config).run_folder)
+    for row in rows:
+        folder.append_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
+    if evaluation:
+        folder.write_text("evaluation.json", "{}")
+
+
+# A run from its beginning to its end
+
+
+def test_a_run_leaves_what_says_how_it_was_made(cluster, tmp_path):
+    folder = start(tmp_path / "run")
+
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert folder.path == tmp_path / "run"
+    assert (facts["engine"], facts["recipe"], facts["seed"]) == ("verl", "toy", 0)
+    assert facts["versions"].keys() >= {"verl", "ray", "torch", "creditflow"}
+    assert load_recipe(tmp_path / "run" / "config.yaml").config.data.train_batch_size == 2
+    assert "trainer_mode: creditflow" in (tmp_path / "run" / "verl.yaml").read_text()
+
+
+def test_what_happens_is_shown_line_by_line_and_standard_output_stays_free(cluster, tmp_path, capsys):
+    listener = Listener()
+    cluster.work = lambda config: write(
+        config,
+        [
+            {"step": 0, "val/pass_at_1": 0.25},
+            {"step": 1, "train/pass_at_1": 0.5, "timing/step_s": 2.0},
+            {"step": 2, "train/pass_at_1": 0.75, "val/pass_at_1": 1.0},
+        ],
+    )
+
+    start(tmp_path / "run", reporter=listener)
+
+    assert listener.lines == [
+        f"run folder: {tmp_path}/run",
+        "Ray's logs: /tmp/ray/session_1/logs",
+        "before training: pass@1 0.250 on 6 tasks",
+        "train 1/2 train pass@1 0.500  seconds 2.000",
+        "train 2/2 train pass@1 0.750",
+        "after step 2: pass@1 1.000 on 6 tasks",
+    ]
+    assert capsys.readouterr().out == ""
+
+
+def test_a_model_that_is_made_is_made_first_and_named_by_its_folder(cluster, tmp_path):
+    start(tmp_path / "run")
+
+    path = Path(cluster.config.actor_rollout_ref.model.path)
+    assert path.is_absolute()
+    assert (path / "config.json").exists()
+    assert cluster.config.critic.model.path == str(path)
+    assert carried(cluster.config).config.actor_rollout_ref.model.path == str(path)
+    assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
+
+
+def test_a_relative_run_folder_becomes_an_absolute_one(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    start("run")
+
+    assert carried(cluster.config).run_folder == tmp_path / "run"
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"])
+def test_a_model_on_the_hub_is_named_as_it_is(cluster, tmp_path, path):
+    start(tmp_path / "run", f"actor_rollout_ref.model.path={path}")
+
+    assert cluster.config.actor_rollout_ref.model.path == path
+
+
+def test_files_of_the_recipe_mean_the_same_on_every_machine(cluster, tmp_path):
+    start(tmp_path / "run")
+
+    assert carried(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
+
+
+# Going on
+
+
+def begun(folder, step, evaluation=False):
+    start(folder)
+    run = RunFolder(folder)
+    for number in range(step + 1):
+        run.append_metrics(number, {"train/pass_at_1": 0.0})
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
+    if evaluation:
+        run.write_text("evaluation.json", "{}")
+
+
+def test_a_run_with_a_checkpoint_is_gone_on_with(cluster, tmp_path):
+    begun(tmp_path / "run", 1)
+    listener = Listener()
+    cluster.work = lambda config: write(config, [{"step": 2, "train/pass_at_1": 1.0}])
+
+    start(tmp_path / "run", "data.seed=7", reporter=listener)
+
+    assert listener.lines == [
+        f"run folder: {tmp_path}/run, goes on after step 1",
+        "warning: not as the run began: data.seed",
+        "Ray's logs: /tmp/ray/session_1/logs",
+        "train 2/2 train pass@1 1.000",
+    ]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # as it began
+
+
+def test_a_run_without_a_checkpoint_is_not_written_over(cluster, tmp_path):
+    start(tmp_path / "run")
+
+    with pytest.raises(InputError, match="holds a run already, and it has no checkpoint to go on from; name another"):
+        start(tmp_path / "run")
+
+
+def test_a_run_is_not_gone_on_with_where_verl_is_told_not_to(cluster, tmp_path):
+    begun(tmp_path / "run", 1)
+
+    with pytest.raises(InputError, match=r"holds a run already, and trainer\.resume_mode is disable; name another"):
+        start(tmp_path / "run", verl=("trainer.resume_mode=disable",))
+
+
+def test_a_finished_run_is_refused_until_more_steps_are_wanted(cluster, tmp_path):
+    begun(tmp_path / "run", 2, evaluation=True)
+
+    with pytest.raises(InputError, match="holds a run that is finished, at step 2"):
+        start(tmp_path / "run")
+    start(tmp_path / "run", "trainer.total_training_steps=3")
+
+
+def test_a_checkpoint_that_is_named_must_be_the_runs(cluster, tmp_path):
+    begun(tmp_path / "run", 2)
+    earlier = tmp_path / "run" / "checkpoints" / "global_step_1"
+    earlier.mkdir()
+    listener = Listener()
+
+    with pytest.raises(
+        ConfigError, match=r"trainer\.resume_from_path: expected .*/run/checkpoints/global_step_<number>, "
+    ):
+        start(tmp_path / "run", verl=("trainer.resume_mode=resume_path", "trainer.resume_from_path=/x/global_step_1"))
+    start(
+        tmp_path / "run",
+        verl=("trainer.resume_mode=resume_path", f"trainer.resume_from_path={earlier}"),
+        reporter=listener,
+    )
+    assert listener.lines[0].endswith("goes on after step 1")
+
+
+# Bad input: nothing is written, nothing is started
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verl", "said"),
+    [
+        (["ray_kwargs.ray_init.num_gpus=0"], [], "trainer.n_gpus_per_node: 1 wanted"),
+        ([], ["trainer.nnodes=2"], "trainer.n_gpus_per_node: 2 wanted"),
+        ([], ["actor_rollout_ref.rollout.name=vllm"], "actor_rollout_ref.rollout.name: vllm is not installed"),
+        (["recipe.tasks=1"], [], "data.train_batch_size: 2 tasks a step, but the data set has 1"),
+        (["reward.functions=[{fn: exact_macth}]"], [], "did you mean 'exact_match'?"),
+        (
+            ["reward.functions=[{fn: exact_match}, {fn: kl_to_reference}]"],
+            [],
+            "reward.functions: one of them reads the reference's log-probs",
+        ),
+        (["actor_rollout_ref.model.path=toy.py:nothing"], [], "has no 'nothing'"),
+        ([], ["trainer.use_v1=false"], "trainer.use_v1: "),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(cluster, tmp_path, monkeypatch, overrides, verl, said):
+    from verl.utils import device
+
+    monkeypatch.setattr(device, "get_device_name", lambda: "cuda")
+
+    with pytest.raises(InputError) as caught:
+        start(tmp_path / "run", *overrides, verl=verl)
+
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    assert cluster.config is None
+
+
+def test_a_cluster_is_not_judged_by_this_machine(cluster, tmp_path):
+    start(tmp_path / "run", "ray_kwargs.ray_init={address: auto}", verl=("trainer.nnodes=2",))
+
+    assert cluster.config.ray_kwargs.ray_init.address == "auto"
+
+
+def test_steps_are_counted_as_verl_counts_them():
+    def config(**trainer):
+        return OmegaConf.create({"trainer": trainer, "data": {"train_batch_size": 4, "train_max_samples": -1}})
+
+    assert total_steps(config(total_training_steps=7, total_epochs=1), 100) == 7
+    assert total_steps(config(total_training_steps=None, total_epochs=3), 11) == 6
+    fewer = config(total_training_steps=None, total_epochs=3)
+    fewer.data.train_max_samples = 9
+    assert total_steps(fewer, 100) == 6
+
+
+# What goes wrong
+
+
+def raising(error):
+    def work(config):
+        raise error
+
+    return work
+
+
+def remote(cause, times=1):
+    """`cause`, as Ray hands it on from process to process."""
+    error = cause
+    for _ in range(times):
+        error = ray.exceptions.RayTaskError("run", "a long traceback", error).as_instanceof_cause()
+    return error
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_an_error_of_ours_comes_through_any_number_of_processes(cluster, tmp_path, times):
+    cluster.work = raising(remote(ConfigError("data.x: wrong"), times))
+
+    with pytest.raises(ConfigError, match=r"^data\.x: wrong$"):
+        start(tmp_path / "run")
+    assert cluster.ended == ["Ray"]
+
+
+def test_an_error_of_others_keeps_its_traceback(cluster, tmp_path):
+    cluster.work = raising(remote(ZeroDivisionError("by zero"), 2))
+
+    with pytest.raises(ray.exceptions.RayTaskError, match="a long traceback"):
+        start(tmp_path / "run")
+    assert cluster.ended == ["Ray"]
+
+
+def test_a_driver_that_dies_is_told_in_one_line_with_where_to_look(cluster, tmp_path):
+    cluster.work = raising(ray.exceptions.RayActorError())
+
+    with pytest.raises(
+        CreditflowError, match=r"the run's driver process ended: .*; Ray's logs: /tmp/ray/session_1/logs"
+    ):
+        start(tmp_path / "run")
+
+
+def test_a_cluster_that_is_not_there_is_the_users_mistake(cluster, tmp_path):
+    cluster.work = raising(ConnectionError("Could not find any running Ray instance.\nTry again."))
+
+    with pytest.raises(ConfigError, match=r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"):
+        start(tmp_path / "run")
+
+
+def test_an_interrupt_ends_the_ray_that_was_started_here(cluster, tmp_path):
+    cluster.work = raising(KeyboardInterrupt())
+
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run")
+    assert cluster.ended == ["Ray"]
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
+def test_of_a_ray_that_was_there_before_only_the_run_ends(cluster, tmp_path, error):
+    cluster.running = True
+    if error is not None:
+        cluster.work = raising(error)
+
+    try:
+        start(tmp_path / "run")
+    except KeyboardInterrupt:
+        assert error is not None
+
+    assert cluster.ended == ["the actor"]
+
+
+def test_what_was_written_before_an_error_is_shown(cluster, tmp_path):
+    listener = Listener()
+
+    def work(config):
+        write(config, [{"step": 1, "train/pass_at_1": 0.5}])
+        raise remote(CreditflowError("too bad"))
+
+    cluster.work = work
+    with pytest.raises(CreditflowError, match="too bad"):
+        start(tmp_path / "run", reporter=listener)
+
+    assert listener.lines[-1] == "train 1/2 train pass@1 0.500"
+
+
+# The metrics file as it grows
+
+
+def line(step, **numbers):
+    return json.dumps({**numbers, "step": step}) + "\n"
+
+
+def test_a_tail_gives_each_line_once_when_it_is_whole(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    tail = Tail(file, after=-1)
+
+    assert tail.rows() == []
+    file.write_text(line(0) + line(1)[:5])
+    assert [row["step"] for row in tail.rows()] == [0]
+    assert tail.rows() == []
+    file.write_text(line(0) + line(1) + line(2))
+    assert [row["step"] for row in tail.rows()] == [1, 2]
+
+
+def test_a_tail_of_a_run_that_goes_on_leaves_out_what_was_there_and_what_is_taken_back(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(line(step, loss=1) for step in range(5)))
+    tail = Tail(file, after=2)
+
+    assert tail.rows() == []
+    folder = RunFolder(tmp_path)
+    folder.rewind(2)
+    assert tail.rows() == []
+    folder.append_metrics(3, {"loss": 2.0})
+    assert tail.rows() == [{"loss": 2.0, "step": 3}]
+
+
+# Ray for real
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_process_of_ray(tmp_path):
+    code = f"""
+        import ray
+        from creditflow.cli import app
+        from creditflow.engines.verl import task_runner
+
+        @ray.remote(num_cpus=1)
+        class Sleeper:
+            def run(self, config):
+                import time
+                print("noise")
+                time.sleep(600)
+
+        task_runner.task_runner_class = lambda: Sleeper
+        arguments = ["train", {str(TOY)!r}, *{OURS!r}, "ray_kwargs.ray_init.num_cpus=2"]
+        arguments += ["ray_kwargs.ray_init.include_dashboard=false", "trainer.default_local_dir={tmp_path}/run"]
+        app([*arguments, "--engine", "verl", "--", *{ONE_DEVICE!r}], prog_name="creditflow")
+    """
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    try:
+        logs = next(text for text in process.stderr if text.startswith("Ray's logs: "))
+        session = logs.partition("session_")[2].partition("/")[0]
+        commands = Path("/proc").glob("[0-9]*/cmdline")
+        of_session = [int(path.parent.name) for path in commands if session in command(path)]
+        assert of_session
+
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that was started in it
+        out, rest = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert (process.returncode, out) == (130, "")
+    assert rest.splitlines()[-1] == "interrupted"
+    until(lambda: not any(alive(pid) for pid in of_session))
+
+
+def command(path):
+    try:
+        return path.read_text()
+    except OSError:  # it has ended meanwhile
+        return ""

@@ -1,0 +1,143 @@
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transfer_queue import KVBatchMeta
+
+from creditflow.engines.verl.agent_loop import StepOutput, token_rewards
+from creditflow.engines.verl.player import sampled_steps
+from creditflow.engines.verl.plays import Plays
+from creditflow.engines.verl.rows import Rows, select
+from creditflow.errors import BatchError
+from creditflow.reward import ScoringReport
+from creditflow.trajectory import Score, TrajectoryBatch
+from tests.builders import play, step
+
+
+def plays_of(*trajectories) -> Plays:
+    keys = tuple(f"u{t.uid}_{n}" for n, t in enumerate(trajectories))
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    return Plays(batch, keys, ScoringReport((), 0.0), len(trajectories))
+
+
+def meta(*keys) -> KVBatchMeta:
+    return KVBatchMeta(keys=list(keys), tags=[{} for _ in keys], partition_id="train")
+
+
+TEAM = (
+    play("a", [step("planner", tokens=2), step("frozen", policy="other"), step("executor", 0.5, tokens=3)]),
+    play("b", [step("planner", tokens=1, response_mask=(0,)), step("executor", 1.0, tokens=4)]),
+    play("c", []),
+    play("d", [step("executor", "failed", tokens=1)]),
+)
+
+
+def test_rows_are_numbered_as_the_workers_number_them():
+    plays = plays_of(*TEAM)
+    keys, steps = plays.row_keys(["default"])
+    told = [
+        (f"{key}_{i}", index)
+        for key, trajectory in zip(plays.keys, TEAM, strict=True)
+        for i, index in enumerate(sampled_steps(trajectory, ["default"]))
+    ]
+    assert keys == [key for key, _ in told]
+    assert plays.batch.index_of_step[steps].tolist() == [index for _, index in told]
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
+@settings(max_examples=50, deadline=None)
+def test_rows_are_numbered_as_the_workers_number_them_whatever_is_played(specs):
+    team = [
+        play(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
+        for n, spec in enumerate(specs)
+    ]
+    keys, steps = plays_of(*team).row_keys(["default", "other"])
+    assert len(keys) == sum(len(sampled_steps(t, ["default", "other"])) for t in team)
+    assert len(set(keys)) == len(keys) == len(steps)
+
+
+def test_columns_of_the_batch_come_to_the_rows_that_they_are_and_padding_gets_zero():
+    plays = plays_of(*TEAM)
+    keys, steps = plays.row_keys(["default"])
+    rows = Rows.of(keys, steps, plays.batch)
+    column_T = np.arange(int(plays.batch.token_offsets[-1]), dtype=np.float64)
+    nested = rows.nested(meta(keys[2], "pad_0_0", keys[0]), column_T)
+    offsets = plays.batch.token_offsets
+    want = [column_T[offsets[steps[k]] : offsets[steps[k] + 1]].tolist() for k in (2, 0)]
+    assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
+
+
+def test_only_rows_of_wanted_steps_are_chosen():
+    plays = plays_of(*TEAM)
+    keys, steps = plays.row_keys(["default"])
+    wanted_S = np.zeros(plays.batch.n_steps, dtype=bool)
+    wanted_S[steps[1]] = True
+    assert Rows.of(keys, steps, plays.batch).choose(meta(*keys), wanted_S).keys == [keys[1]]
+
+
+def test_a_row_without_a_step_is_refused_by_name():
+    plays = plays_of(*TEAM)
+    rows = Rows.of(*plays.row_keys(["default"]), plays.batch)
+    with pytest.raises(BatchError, match="row nobody_0_0"):
+        rows.choose(meta("nobody_0_0"), np.ones(plays.batch.n_steps, dtype=bool))
+
+
+def test_select_keeps_keys_and_tags_together():
+    rows = KVBatchMeta(keys=["a", "b", "c"], tags=[{"i": 0}, {"i": 1}, {"i": 2}], partition_id="train")
+    assert (select(rows, [2, 0]).keys, select(rows, [2, 0]).tags) == (["c", "a"], [{"i": 2}, {"i": 0}])
+
+
+def test_what_is_tagged_on_selected_rows_is_not_tagged_on_those_that_they_were_selected_from():
+    rows = KVBatchMeta(keys=["a", "b"], tags=[{"i": 0}, {"i": 1}], partition_id="train")
+    select(rows, [1]).tags[0]["i"] = 9
+    assert (rows.tags, len(select(rows, [1])), select(rows, [1]).size) == ([{"i": 0}, {"i": 1}], 1, 1)
+
+
+def scored(**scores) -> list[float]:
+    return token_rewards(batch_steps(step("x", scores, tokens=4))[0])
+
+
+def batch_steps(*specs):
+    return play("t", specs).steps
+
+
+def test_a_steps_reward_stands_at_its_last_token():
+    assert scored(f=0.25) == [0, 0, 0, 0.25]
+
+
+def test_a_reward_token_by_token_stays_where_it_was_given_and_sums_to_the_steps():
+    assert scored(f=Score((1.0, 0.0, 1.0, 0.0))) == [0.25, 0, 0.25, 0]
+
+
+def test_several_scores_are_weighted_and_rescaled_as_credit_has_it():
+    values = scored(f=Score(3.0, range=(1.0, 5.0), weight=3.0), g=Score((0.0, 1.0, 1.0, 0.0)), h=Score(1.0, weight=0.0))
+    assert sum(values) == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
+
+
+def test_a_step_whose_scoring_failed_has_no_reward():
+    assert scored(f=1.0, g="failed") == [0, 0, 0, 0]
+
+
+def test_each_output_of_a_play_keeps_its_own_reward_whatever_the_last_one_earned():
+    def made(token_rewards):
+        return StepOutput(
+            prompt_ids=[1],
+            response_ids=[2, 3],
+            response_mask=[1, 1],
+            response_logprobs=[-1.0, -1.0],
+            metrics={},
+            reward_score=0.0,
+            token_rewards=token_rewards,
+        )
+
+    outputs = [made([0.0, 0.25]), made([0.5, 0.5])]
+    for output in outputs:  # what verl does with the outputs of one play
+        output.reward_score = 9.0
+    columns = [output.as_dict() for output in outputs]
+    assert [c["rm_scores"].tolist() for c in columns] == [[0.0, 0.25], [0.5, 0.5]]
+    assert all("token_rewards" not in c for c in columns)
+    assert all(torch.equal(c["response_mask"], torch.tensor([1, 1])) for c in columns)

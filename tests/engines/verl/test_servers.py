@@ -1,0 +1,106 @@
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("verl")
+
+from ray.exceptions import ActorDiedError
+
+from creditflow.engines.verl import servers
+from creditflow.engines.verl.servers import LostServer, ServedPolicy, Servers
+from creditflow.errors import ConfigError, CreditflowError
+from creditflow.rollout import GenerationRequest
+
+EOS = 0
+
+
+class Fleet:
+    """Answers what it is told to, in order; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.asked = []
+
+    async def generate(self, request_id, *, prompt_ids, sampling_params):
+        self.asked.append((request_id, prompt_ids, sampling_params))
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def output(*ids, version=3, stop="completed", logprobs=...):
+    logprobs = [-1.0] * len(ids) if logprobs is ... else logprobs
+    return SimpleNamespace(
+        token_ids=list(ids), log_probs=logprobs, stop_reason=stop, extra_fields={"global_steps": version}
+    )
+
+
+def ask(fleet, temperature=1.0, max_tokens=4):
+    policy = ServedPolicy(fleet, chat=None, eos_ids=frozenset([EOS]), max_positions=64)
+    params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True}
+    play = Servers({"default": policy}, params, version=3, request_id="play")
+    request = GenerationRequest((1, 2), max_tokens, temperature, seed=(0,))
+    return asyncio.run(play.generate("default", request))
+
+
+def test_a_response_comes_with_its_log_probs_and_the_version_of_the_weights():
+    fleet = Fleet(output(5, 6, EOS))
+    generation = ask(fleet)
+    assert generation.response_ids == (5, 6, EOS)
+    assert generation.logprobs == (-1.0, -1.0, -1.0)
+    assert (generation.finish_reason, generation.version) == ("stop", 3)
+
+
+def test_the_play_goes_to_one_server_with_verls_sampling_and_the_calls_own_length():
+    fleet = Fleet(output(5, EOS))
+    ask(fleet, max_tokens=7)
+    params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True, "max_tokens": 7}
+    assert fleet.asked == [("play", [1, 2], params)]
+
+
+def test_a_greedy_call_is_greedy_whatever_the_batch_samples_with():
+    fleet = Fleet(output(5, EOS))
+    ask(fleet, temperature=0.0)
+    params = fleet.asked[0][2]
+    assert (params["temperature"], params["top_p"], params["top_k"]) == (0.0, 1.0, -1)
+
+
+@pytest.mark.parametrize(("ids", "reason"), [((5, 6, 7, 8), "length"), ((5, 6, 7, EOS), "stop")])
+def test_a_response_is_cut_off_where_it_fills_its_room_without_an_end(ids, reason):
+    assert ask(Fleet(output(*ids))).finish_reason == reason
+
+
+def test_another_temperature_than_the_runs_is_a_mistake_of_the_recipe():
+    with pytest.raises(ConfigError, match=r"temperature 0\.5"):
+        ask(Fleet(), temperature=0.5)
+
+
+@pytest.mark.parametrize("version", [None, 2])
+def test_a_server_with_other_weights_fails_the_play(version):
+    with pytest.raises(LostServer, match=f"version {version}, expected 3"):
+        ask(Fleet(output(5, version=version)))
+
+
+def test_an_aborted_call_fails_the_play():
+    with pytest.raises(LostServer, match="aborted"):
+        ask(Fleet(output(stop="aborted")))
+
+
+def test_missing_log_probs_fail_the_play_rather_than_train_on_nothing():
+    with pytest.raises(CreditflowError, match="expected 2 log-probabilities"):
+        ask(Fleet(output(5, EOS, logprobs=None)))
+
+
+def test_a_call_whose_server_died_is_made_again(monkeypatch):
+    monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
+    fleet = Fleet(ActorDiedError(), output(5, EOS))
+    assert ask(fleet).response_ids == (5, EOS)
+    assert len(fleet.asked) == 2
+
+
+def test_a_call_whose_servers_die_every_time_fails_the_play(monkeypatch):
+    monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
+    with pytest.raises(LostServer, match="3 times"):
+        ask(Fleet(*(ActorDiedError() for _ in range(servers.ATTEMPTS))))

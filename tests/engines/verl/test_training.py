@@ -1,0 +1,159 @@
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("verl_cpu")
+
+import torch
+
+from creditflow.config import load_recipe
+from creditflow.credit import assign, make_threshold
+from creditflow.engines.local.policy import Policy
+from tests.engines.verl.runs import CHAIN, TOY, Run, run
+
+pytestmark = pytest.mark.usefixtures("verl_ray")
+
+TASKS, PLAYS, STEPS, BEFORE = 8, 8, 13, 9
+SMALL = (
+    "recipe.train_tasks=256",
+    "recipe.val_tasks=8",
+    f"data.train_batch_size={TASKS}",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    f"actor_rollout_ref.rollout.n={PLAYS}",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # packed rows attend to all of theirs on a CPU
+)
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Thirteen steps of the arithmetic team on two ranks, the last four after a resume."""
+    folder = tmp_path_factory.mktemp("chain") / "run"
+    run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
+    return run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={STEPS}", n_ranks=2)
+
+
+def test_rollout_and_actor_compute_the_same_log_probs_at_every_step(chain: Run):
+    largest = chain.series("training/rollout_probs_diff_max")  # of some 50,000 tokens; without weight sync, above 1e-3
+    assert np.median(largest) < 1e-5
+    assert largest.max() < 1e-4
+
+
+@pytest.mark.slow
+def test_not_one_token_of_the_run_differs_by_more_than_asked(chain: Run):
+    assert chain.series("training/rollout_probs_diff_max").max() < 1e-5
+
+
+def test_every_step_has_a_gradient(chain: Run):
+    assert (chain.series("actor/grad_norm") > 0).all()
+
+
+def test_the_reward_rises(chain: Run):
+    errors = chain.series("reward/step_error_rate")  # of some 900 steps each: hardly any noise
+    assert errors[-4:].mean() < errors[:2].mean() - 0.04
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(chain: Run):
+    assert [row["step"] for row in chain.metrics] == [0, *range(1, STEPS + 1)]
+    assert [path.name for path in chain.steps] == [f"{step:06d}.parquet" for step in range(1, STEPS + 1)]
+    later = {chain.batch(step).tasks[0].text for step in range(BEFORE + 1, STEPS + 1)}
+    earlier = {task.text for step in range(1, BEFORE + 1) for task in chain.batch(step).tasks}
+    assert not later & earlier  # the data went on, too
+    assert (chain.folder / "evaluation.json").exists()
+
+
+def test_every_play_of_every_task_is_in_the_step_files(chain: Run):
+    for step in range(1, STEPS + 1):
+        batch = chain.batch(step)
+        assert batch.n_trajectories == TASKS * PLAYS
+        assert np.bincount(batch.group_of_trajectory).tolist() == [PLAYS] * TASKS
+        assert batch.agent_names == ("planner", "executor", "verifier")
+        assert set(batch.policy_version.tolist()) == {step - 1}
+        lengths = np.bincount(batch.trajectory_of_step)
+        assert lengths.min() < lengths.max()  # plays differ in length
+
+
+def test_the_rows_that_verl_trains_on_are_the_sampled_steps(chain: Run):
+    for row, step in zip(chain.metrics[1:], range(1, STEPS + 1), strict=True):
+        batch = chain.batch(step)
+        tokens = batch.prompt_ids.size + batch.response_ids.size
+        assert row["rollout/tokens"] == tokens
+        assert row["rollout/lost_frac"] == 0
+
+
+def test_what_is_recorded_is_what_the_credit_core_makes_of_the_recorded_plays(chain: Run):
+    config = load_recipe(CHAIN, SMALL).config
+    for step in (1, BEFORE, STEPS):
+        batch = chain.batch(step)
+        made = assign(batch, config.algorithm, threshold=make_threshold(0.5, config.team.agents))
+        file = pq.read_table(chain.folder / f"steps/{step:06d}.parquet")
+        assert file["advantage"].to_numpy().tolist() == made.advantage_S.tolist()
+        assert file["credit"].to_numpy().tolist() == made.credit_S.tolist()
+
+
+def test_scores_come_step_by_step_and_are_not_the_last_steps(chain: Run):
+    batch = chain.batch(1)
+    assert batch.scored.any(axis=1).all()
+    assert len(np.unique(batch.scores[batch.scored])) > 2
+    assert not np.isnan(batch.outcome).any()
+
+
+def test_the_saved_model_is_a_folder_that_anyone_can_load(chain: Run):
+    policy = Policy.load(chain.folder / f"checkpoints/global_step_{STEPS}/actor/huggingface", torch.device("cpu"))
+    assert policy.encode([{"role": "user", "content": "1+1"}])[1]
+
+
+def test_two_policies_are_trained_each_on_its_own_agents_steps(tmp_path: Path):
+    made = run(
+        TOY,
+        tmp_path / "run",
+        "policies.first.model.path=tiny",
+        "policies.second.model.path=tiny",
+        "team.agents.writer.policy=first",
+        "team.agents.critic.policy=second",
+        "trainer.total_training_steps=2",
+        n_ranks=2,
+    )
+    batch = made.batch(2)
+    assert batch.policy_names == ("first", "second")
+    for name in ("first", "second"):
+        assert (made.series(f"{name}/actor/grad_norm") > 0).all()
+        assert made.series(f"{name}/training/rollout_probs_diff_max").max() < 1e-5
+    folder = made.folder / "checkpoints/global_step_2"
+    weights = [
+        Policy.load(path / "actor/huggingface", torch.device("cpu")).model.state_dict()
+        for path in (folder, folder / "policies/second")
+    ]
+    assert weights[0].keys() == weights[1].keys()
+    assert any(not torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.slow
+def test_gae_trains_a_critic_beside_the_policy(tmp_path: Path):
+    made = run(
+        TOY, tmp_path / "run", "algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.save_freq=1"
+    )
+    assert (made.series("critic/grad_norm") > 0).all()
+    assert (made.series("actor/grad_norm") > 0).all()
+    assert made.series("critic/vf_loss")[-1] != made.series("critic/vf_loss")[0]
+
+
+@pytest.mark.slow
+def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
+    made = run(
+        TOY,
+        tmp_path / "run",
+        "trainer.total_training_steps=6",
+        "recipe.tasks=3",
+        verl=("algorithm.filter_groups.enable=true",),
+    )
+    assert sum(row.get("training/filter_groups/evicted_samples", 0) for row in made.metrics) > 0
+    for step in range(1, 7):
+        batch = made.batch(step)
+        assert batch.n_trajectories == 8
+        assert not np.isnan(batch.outcome).any()
+        for group in range(len(batch.group_names)):
+            assert len(set(batch.outcome[batch.group_of_trajectory == group])) > 1

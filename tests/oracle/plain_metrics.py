@@ -1,0 +1,118 @@
+"""Metrics of trajectories, one object after the other: slow, obvious, and sharing no code with `creditflow.monitor`."""
+
+from collections import defaultdict
+from itertools import combinations
+
+RIGHT = 1.0 - 1e-9
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def rescaled(score, step=None):
+    """To [0, 1] from its range; where it came token by token, its mean over the sampled tokens if there are any."""
+    value = score.value
+    if isinstance(value, tuple):
+        sampled = [v for v, m in zip(value, step.response_mask, strict=True) if m]
+        value = mean(sampled or value)
+    low, high = score.range
+    return (value - low) / (high - low)
+
+
+def ok_scores(step):
+    return [score for score in step.scores.values() if score.status == "ok"]
+
+
+def sub_reward(step):
+    """The weighted mean of the step's scores; where all weigh 0, their plain mean; None without any."""
+    scores = ok_scores(step)
+    if not scores:
+        return None
+    weights = [score.weight for score in scores]
+    if not any(weights):
+        weights = [1.0] * len(scores)
+    return sum(rescaled(s, step) * w for s, w in zip(scores, weights, strict=True)) / sum(weights)
+
+
+def is_wrong(step):
+    """Whether any of its scores is short of the maximum; None without any."""
+    return any(rescaled(score, step) < RIGHT for score in ok_scores(step)) if ok_scores(step) else None
+
+
+def rollout_metrics(trajectories):
+    n = len(trajectories)
+    steps = [step for t in trajectories for step in t.steps]
+    return {
+        "rollout/steps_per_trajectory": len(steps) / n,
+        "rollout/response_tokens": sum(len(step.response_ids) for step in steps),
+        "rollout/tokens": sum(len(step.response_ids) + len(step.prompt_ids) for step in steps),
+        "rollout/failed_frac": sum(t.status == "failed" for t in trajectories) / n,
+        "rollout/truncated_frac": sum(t.status == "truncated" for t in trajectories) / n,
+        "rollout/agent_error_frac": sum("agent_error" in t.info for t in trajectories) / n,
+    }
+
+
+def sub_reward_metrics(trajectories):
+    steps_of = defaultdict(list)
+    for trajectory in trajectories:
+        for step in trajectory.steps:
+            if ok_scores(step):
+                steps_of[step.agent].append(step)
+    metrics = {}
+    for agent, steps in steps_of.items():
+        values = [sub_reward(step) for step in steps]
+        metrics[f"reward/sub_reward/{agent}"] = mean(values)
+        metrics[f"reward/sub_reward_var/{agent}"] = mean([(value - mean(values)) ** 2 for value in values])
+        metrics[f"reward/step_error_rate/{agent}"] = mean([is_wrong(step) for step in steps])
+        for stratum in {step.stratum for step in steps} - {None}:
+            of_stratum = [sub_reward(step) for step in steps if step.stratum == stratum]
+            metrics[f"reward/sub_reward/{agent}/{stratum}"] = mean(of_stratum)
+    if steps_of:
+        metrics["reward/step_error_rate"] = mean([is_wrong(step) for steps in steps_of.values() for step in steps])
+    return metrics
+
+
+def passes(trajectory):
+    outcome = trajectory.outcome
+    return outcome is not None and outcome.status == "ok" and rescaled(outcome) >= RIGHT
+
+
+def plays_by_task(trajectories):
+    plays = defaultdict(list)
+    for trajectory in trajectories:
+        plays[trajectory.uid].append(trajectory)
+    return list(plays.values())
+
+
+def evaluation_metrics(trajectories, n):
+    passed = [[passes(play) for play in plays] for plays in plays_by_task(trajectories)]
+    metrics = {"pass_at_1": mean([mean(plays) for plays in passed])}
+    for k in sorted({2**i for i in range(1, 11) if 2**i < n} | {n}) if n > 1 else []:
+        metrics[f"pass_at_{k}"] = mean([share_of_draws(plays, k) for plays in passed])
+    ok = [rescaled(t.outcome) for t in trajectories if t.outcome is not None and t.outcome.status == "ok"]
+    if ok:
+        metrics["outcome_mean"] = mean(ok)
+    metrics["unscored_frac"] = 1 - len(ok) / len(trajectories)
+    return metrics | {key.removeprefix("reward/"): v for key, v in sub_reward_metrics(trajectories).items()}
+
+
+def share_of_draws(plays, k):
+    """Of the draws of k plays, the share with a pass; all of them where fewer than k plays did not pass."""
+    if len(plays) - sum(plays) < k:
+        return 1.0
+    return mean([any(draw) for draw in combinations(plays, k)])
+
+
+def evaluation(sampled, greedy, n):
+    """(metrics, sampled, greedy, step_errors) as `Evaluation` has them."""
+    metrics, of_greedy = evaluation_metrics(sampled, n), evaluation_metrics(greedy, 1)
+    for key in ("pass_at_1", "step_error_rate"):
+        if key in of_greedy:
+            metrics[f"{key}_greedy"] = of_greedy[key]
+    errors = []
+    for plays in plays_by_task(sampled):
+        wrong = [is_wrong(step) for play in plays for step in play.steps if ok_scores(step)]
+        errors.append((sum(wrong), len(wrong)))
+    shares = [[mean([passes(play) for play in plays]) for plays in plays_by_task(all)] for all in (sampled, greedy)]
+    return metrics, *shares, errors

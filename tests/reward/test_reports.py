@@ -1,0 +1,98 @@
+"""Reports of many scorings, in many processes perhaps, as one."""
+
+import json
+import math
+
+import pytest
+
+from creditflow.errors import TooManyFailedScores
+from creditflow.reward.manager import FunctionReport, ScoringReport, expect_few_failures
+
+
+def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
+    reasons = more.pop("reasons", (f"{name}, step t.0: broken",) if failed else ())
+    return FunctionReport(name, level, matched, failed, mean if matched > failed else math.nan, 1.5, reasons, **more)
+
+
+def merged(*functions):
+    (one,) = ScoringReport.merge([ScoringReport((f,), 1.0) for f in functions]).functions
+    return one
+
+
+def test_counts_and_seconds_add_up_and_means_are_weighted_by_what_was_scored():
+    one = merged(
+        function(matched=4, failed=2, mean=1.0, timeouts=1, calls=3, cached=2),
+        function(matched=1, mean=0.25, calls=1),
+        function(matched=3, failed=3),
+    )
+    assert (one.matched, one.failed, one.timeouts, one.calls, one.cached) == (8, 5, 1, 4, 2)
+    assert one.seconds == 4.5
+    assert one.mean == 0.75
+    assert math.isnan(merged(function(failed=4), function(failed=4)).mean)
+
+
+def test_functions_are_told_apart_by_name_and_level_in_the_order_in_which_they_came():
+    reports = [
+        ScoringReport((function("f"), function("out", level="outcome")), 1.0),
+        ScoringReport((), 0.0),
+        ScoringReport((function("g"), function("f"), function("out", level="outcome")), 2.0),
+    ]
+    report = ScoringReport.merge(reports)
+    assert [(f.name, f.level, f.matched) for f in report.functions] == [
+        ("f", "step", 8), ("out", "outcome", 8), ("g", "step", 4),
+    ]  # fmt: skip
+    assert report.seconds == 3.0
+    assert ScoringReport.merge([]) == ScoringReport((), 0.0)
+    assert ScoringReport.merge([report]) == report
+
+
+def test_of_the_distinct_reasons_the_first_are_kept_wherever_they_were_seen():
+    seen = [
+        "f, step a.0: slow",
+        "f, step b.0: slow",
+        "f, step b.1: gone: 503",
+        "f, trajectory c: no",
+        "f, step c.0: odd",
+    ]
+    one = merged(*(function(failed=1, reasons=(reason,)) for reason in seen))
+    assert one.reasons == ("f, step a.0: slow", "f, step b.1: gone: 503", "f, trajectory c: no")
+
+
+def test_what_functions_counted_adds_up_but_for_maxima_and_shares():
+    one = merged(
+        function(matched=1, counted={"requests": 2.0, "latency_max_s": 0.5, "clipped": 1.0, "part/cut_prompts": 0.0}),
+        function(matched=3, counted={"requests": 3.0, "latency_max_s": 2.0, "clipped": 0.2, "own_frac": 0.5}),
+        function(matched=0, counted={"requests": 0.0, "clipped": 0.0}),
+    )
+    assert one.counted == pytest.approx(
+        {"requests": 5.0, "latency_max_s": 2.0, "clipped": 0.4, "part/cut_prompts": 0.0, "own_frac": 0.5}
+    )
+
+
+def test_a_merged_report_has_the_metrics_of_one():
+    report = ScoringReport.merge([ScoringReport((function(failed=1, calls=2),), 2.0)] * 2)
+    metrics = report.metrics()
+    assert metrics["reward/failed_frac"] == 0.25
+    assert metrics["reward/f/latency_s"] == 0.75
+    assert metrics["timing/reward_s"] == 4.0
+
+
+def test_a_report_travels_as_json():
+    report = ScoringReport((function(failed=4, counted={"requests": 2.0}), function("g")), 0.25)
+    text = report.to_json()
+    json.loads(text)
+    again = ScoringReport.from_json(text)
+    assert again.functions[1:] == report.functions[1:]
+    assert repr(again) == repr(report)  # NaN is not equal to itself
+
+
+def test_too_many_failures_are_refused_with_the_first_reasons():
+    report = ScoringReport((function(matched=10, failed=2), function("out", 10, 1, level="outcome")), 1.0)
+    expect_few_failures(report, 0.2)
+    with pytest.raises(
+        TooManyFailedScores, match=r"3 of 20 scores failed, more than reward\.max_failed_frac=0\.1 .*broken"
+    ):
+        expect_few_failures(report, 0.1)
+    alone = ScoringReport((function(matched=90), function("out", 10, 3, level="outcome")), 1.0)
+    with pytest.raises(TooManyFailedScores, match="3 of 10 outcomes failed"):
+        expect_few_failures(alone, 0.2)

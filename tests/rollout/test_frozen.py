@@ -1,0 +1,411 @@
+"""A frozen model behind an endpoint, asked over real HTTP on the loopback."""
+
+import asyncio
+import json
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.errors import EndpointError, PromptTooLong
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Play, Scheduler, Team, play_all
+from creditflow.rollout.endpoint import Endpoint
+from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
+from tests.reward.judge_server import Answer, Answers, JudgeServer, Request
+from tests.rollout.test_play import EchoClient
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def model(url: str, **more: Any) -> FrozenModel:
+    options: dict[str, Any] = {
+        "model": "big", "api_key_env": None, "body": {}, "max_concurrency": 256, "request_timeout": 5.0, "retries": 2,
+        "backoff": 0.001, "give_up_after": 30.0, "patient": True,
+    }  # fmt: skip
+    return FrozenModel(Endpoint(url=url, **{**options, **more}))
+
+
+async def said(client: FrozenModel, messages: Sequence[dict[str, Any]] = HELLO, max_tokens: int = 8) -> ChatReply:
+    try:
+        return await client.chat(messages, max_tokens=max_tokens, temperature=0.7, seed=(1, 2))
+    finally:
+        await client.aclose()
+
+
+def ask(answers: Answers, **more: Any) -> tuple[ChatReply, JudgeServer]:
+    with JudgeServer(answers) as server:
+        return asyncio.run(said(model(server.url, **more))), server
+
+
+def refused(answers: Answers, **more: Any) -> tuple[EndpointError, JudgeServer]:
+    with JudgeServer(answers) as server:
+        with pytest.raises(EndpointError) as caught:
+            asyncio.run(said(model(server.url, **more)))
+        return caught.value, server
+
+
+def completion(**more: Any) -> Answer:
+    """An answer that is JSON, and says what the test wants."""
+    choice = {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop", **more}
+    return Answer(body=json.dumps({"choices": [choice]}).encode())
+
+
+# ---- one call
+
+
+def test_a_call_sends_the_conversation_and_brings_text_and_the_servers_counts() -> None:
+    reply, server = ask(Answer("Yes.", usage=(21, 3)))
+    assert reply == ChatReply("Yes.", "stop", 21, 3)
+    (request,) = server.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["authorization"] == "Bearer none"
+    assert request.body.pop("seed") in range(1 << 31)
+    assert request.body == {"model": "big", "messages": HELLO, "max_tokens": 8, "temperature": 0.7}
+
+
+def test_the_same_call_sends_the_same_seed_and_another_one_another() -> None:
+    async def three(client: FrozenModel) -> None:
+        for key in ((1, 2), (1, 2), (1, 3)):
+            await client.chat(HELLO, max_tokens=8, temperature=1.0, seed=key)
+        await client.aclose()
+
+    with JudgeServer(Answer()) as server:
+        asyncio.run(three(model(server.url)))
+    first, again, other = (request.body["seed"] for request in server.requests)
+    assert first == again != other
+
+
+def test_the_recipes_own_fields_go_before_ours_and_null_takes_one_out() -> None:
+    body = {"top_p": 0.9, "seed": None, "max_tokens": None, "max_completion_tokens": 50}
+    _, server = ask(Answer(), body=body, headers={"X-Title": "mine"})
+    sent = server.requests[0]
+    assert sent.body == {
+        "model": "big", "messages": HELLO, "temperature": 0.7, "top_p": 0.9, "max_completion_tokens": 50,
+    }  # fmt: skip
+    assert sent.headers["x-title"] == "mine"
+
+
+def test_a_key_comes_from_its_variable_and_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "a-very-secret-key")
+    echo: Callable[[Request], Answer] = lambda request: Answer(request.headers["authorization"], status=401)  # noqa: E731
+    error, server = refused(echo, api_key_env="MY_KEY")
+    assert server.requests[0].headers["authorization"] == "Bearer a-very-secret-key"
+    assert "status 401" in str(error)
+    assert "secret" not in str(error)
+
+
+def test_a_key_that_is_gone_where_the_agent_plays_is_that_plays_failure() -> None:
+    error, server = refused(Answer(), api_key_env="NO_SUCH_VARIABLE_HERE")
+    assert "NO_SUCH_VARIABLE_HERE is not set" in str(error)
+    assert not server.requests
+
+
+def test_a_reply_that_was_cut_off_says_so() -> None:
+    reply, _ = ask(Answer("and then", finish_reason="length"))
+    assert reply.finish_reason == "length"
+    thought, _ = ask(completion(message={"content": None}, finish_reason="length"))
+    assert (thought.text, thought.finish_reason) == ("", "length")
+
+
+def test_a_server_that_counts_nothing_leaves_no_counts() -> None:
+    reply, _ = ask(Answer("hi", usage=None))
+    assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
+
+
+# ---- what a server may do
+
+
+@pytest.mark.parametrize("failure", [Answer(status=500), Answer(status=503), Answer(hang_up=True)])
+def test_a_failure_of_the_moment_is_tried_again_and_then_told(failure: Answer) -> None:
+    reply, _ = ask([failure, failure, Answer("at last")])
+    assert reply.text == "at last"
+    error, server = refused(failure)
+    assert str(error).startswith(server.url)
+    assert str(error).endswith("(3 tries)")
+    assert len(server.requests) == 3
+
+
+def test_rate_limits_are_waited_for_as_long_as_the_server_says_and_are_no_retries() -> None:
+    limited = Answer(status=429, headers={"Retry-After": "0.05"})
+    started = time.monotonic()
+    reply, server = ask([*[limited] * 8, Answer("at last")], retries=0)
+    assert reply.text == "at last"
+    assert len(server.requests) == 9
+    assert time.monotonic() - started >= 8 * 0.05
+
+
+def test_a_wait_beyond_the_bound_is_not_begun() -> None:
+    error, server = refused(Answer(status=429, headers={"Retry-After": "3600"}))
+    assert "status 429 (1 try)" in str(error)
+    assert len(server.requests) == 1
+
+
+def test_a_model_that_does_not_answer_in_time_is_told_as_such() -> None:
+    for slow in (Answer(delay=float("inf")), Answer(drip=0.05)):
+        error, _ = refused(slow, request_timeout=0.15, retries=1)
+        assert error.timed_out
+        assert "no answer within 0.15 s (2 tries)" in str(error)
+
+
+def test_an_endless_answer_is_left() -> None:
+    error, server = refused(Answer(body=b" " * 100_000, endless=True))
+    assert "more than 2000000 bytes" in str(error)
+    assert server.hung_up.wait(5)
+    assert server.sent_without_end < 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer(body=b"<html>busy</html>"), "no JSON"),
+        (Answer(body=b"[" * 100_000), "no JSON"),
+        (Answer(body=b"[]"), "no chat completion"),
+        (Answer(body=b'{"choices": []}'), "no chat completion"),
+        (Answer(body=b'{"choices": [{"message": "hi"}]}'), "no chat completion"),
+        (completion(message={"content": None}), "without text"),
+        (completion(message={"content": ["hi"]}), "without text"),
+        (completion(finish_reason="content_filter"), "content filter"),
+        (Answer(body=b"\x1f\x8b", headers={"Content-Encoding": "gzip"}), "compressed"),
+        (Answer(status=302, headers={"Location": "http://127.0.0.1:9/other"}), "a redirect, which is not followed"),
+        (Answer("no such model", status=404), "status 404"),
+    ],
+)
+def test_what_is_no_reply_is_never_taken_for_one(answer: Answer, why: str) -> None:
+    error, server = refused(answer)
+    assert why in str(error)
+    assert len(server.requests) == 1
+
+
+def test_a_text_beyond_what_was_asked_for_is_cut_off() -> None:
+    reply, _ = ask(Answer("x" * 100_000))
+    assert len(reply.text) == 8 * CHARACTERS_PER_TOKEN
+    assert reply.finish_reason == "length"
+
+
+def test_halves_of_surrogate_pairs_do_not_reach_a_file() -> None:
+    reply, _ = ask(Answer(body=b'{"choices": [{"message": {"content": "a\\ud800b"}}]}'))
+    assert reply.text == "a?b"
+
+
+def test_what_a_server_says_where_it_refuses_is_shown_in_short_and_cannot_write_to_a_terminal() -> None:
+    error, _ = refused(Answer("bad\x1b[31m request\n" + "x" * 5000, status=400))
+    assert str(error).isprintable()
+    assert len(str(error)) < 300
+
+
+TOO_LONG = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (4900 in the messages).",
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "the request exceeds the available context size, try increasing it",
+    "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000",
+    "prompt is too long: 5000 tokens > 4096 maximum",
+]
+
+
+@pytest.mark.parametrize("words", TOO_LONG)
+def test_no_room_for_the_prompt_is_no_failure_of_the_endpoint(words: str) -> None:
+    with JudgeServer(Answer(words, status=400)) as server, pytest.raises(PromptTooLong, match="does not fit: http://"):
+        asyncio.run(said(model(server.url)))
+    assert len(server.requests) == 1
+
+
+def test_no_room_for_the_prompt_may_be_told_by_a_code_alone() -> None:
+    body = json.dumps({"error": {"message": "no", "code": "context_length_exceeded"}}).encode()
+    with JudgeServer(Answer(body=body, status=400)) as server, pytest.raises(PromptTooLong):
+        asyncio.run(said(model(server.url)))
+
+
+# ---- many calls
+
+
+def test_no_more_requests_are_in_flight_than_allowed() -> None:
+    async def many(client: FrozenModel) -> None:
+        await asyncio.gather(*(client.chat(HELLO, max_tokens=4, temperature=1.0, seed=(k,)) for k in range(60)))
+        await client.aclose()
+
+    with JudgeServer(Answer(delay=0.01)) as server:
+        asyncio.run(many(model(server.url, max_concurrency=7)))
+    assert 1 < server.most_in_flight <= 7
+    assert len(server.requests) == 60
+
+
+def test_what_it_cost_is_counted_until_asked_for() -> None:
+    with JudgeServer([Answer(status=500), Answer(usage=(10, 2))]) as server:
+        client = model(server.url)
+        asyncio.run(said(client))
+    metrics = client.metrics()
+    assert (metrics["requests"], metrics["retries"], metrics["answered"]) == (2, 1, 1)
+    assert (metrics["prompt_tokens"], metrics["completion_tokens"]) == (10, 2)
+    assert client.metrics()["requests"] == 0
+
+
+def test_a_client_travels_between_processes_and_event_loops() -> None:
+    with JudgeServer(Answer("hi")) as server:
+        client = model(server.url)
+        asyncio.run(said(client))
+        asyncio.run(said(client))
+        assert asyncio.run(said(pickle.loads(pickle.dumps(client)))).text == "hi"
+
+
+# ---- in a play
+
+
+AGENTS = {"writer": AgentSpec(system="Write."), "critic": AgentSpec(system="Judge.", policy="big")}
+
+
+async def solve(task: Task, team: Team) -> str:
+    draft = await team.writer(f"say {task.text}")
+    verdict = await team.critic(f"Is {draft} good?", max_tokens=16, info={"about": draft.text})
+    return await team.writer(f"say {verdict}-then")
+
+
+def played(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory], JudgeServer]:
+    async def main(url: str) -> list[Trajectory]:
+        client = model(url, **more)
+        tasks = [Task("test", ({"role": "user", "content": f"word{k}"},), None) for k in range(n)]
+        plays = [Play(task, f"u{k}", f"t{k}", (k,)) for k, task in enumerate(tasks)]
+        try:
+            scheduler = Scheduler({"default": EchoClient(), "big": client})
+            return await play_all(plays, solve, AGENTS, scheduler, Sampling())
+        finally:
+            await client.aclose()
+
+    with JudgeServer(answers) as server:
+        return asyncio.run(main(server.url)), server
+
+
+def test_a_step_of_a_frozen_model_has_text_and_parents_but_no_tokens() -> None:
+    (trajectory,), server = played(Answer("Yes", usage=(9, 1)))
+    assert [(step.agent, step.response) for step in trajectory.steps] == [
+        ("writer", "word0"), ("critic", "Yes"), ("writer", "Yes-then"),
+    ]  # fmt: skip
+    step = trajectory.steps[1]
+    assert (step.policy, step.policy_version, step.parents, step.temperature) == ("big", 0, (0,), 1.0)
+    assert step.prompt == "[system]\nJudge.\n\n[user]\nIs word0 good?"
+    assert step.prompt_ids == step.response_ids == step.response_mask == step.logprobs == ()
+    assert step.info == {"prompt_tokens": 9, "completion_tokens": 1, "about": "word0"}
+    assert server.requests[0].body["messages"] == [
+        {"role": "system", "content": "Judge."}, {"role": "user", "content": "Is word0 good?"},
+    ]  # fmt: skip
+    assert server.requests[0].body["max_tokens"] == 16
+    assert trajectory.steps[2].response_ids
+
+
+def test_steps_without_tokens_survive_columns_and_files(tmp_path: Any) -> None:
+    trajectories, _ = played(Answer("Oui \u00e9\u2603"), n=3)
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    assert batch.to_trajectories() == trajectories
+    batch.write_parquet(tmp_path / "steps.parquet")
+    assert TrajectoryBatch.read_parquet(tmp_path / "steps.parquet").to_trajectories() == trajectories
+
+
+def test_one_play_that_gets_no_reply_fails_and_the_others_go_on() -> None:
+    def answer(request: Request) -> Answer:
+        return Answer(status=500) if "word1" in request.text else Answer("Yes")
+
+    trajectories, _ = played(answer, n=3, retries=1)
+    assert [trajectory.status for trajectory in trajectories] == ["ok", "failed", "ok"]
+    assert trajectories[1].info["error"].startswith("EndpointError: http://127.0.0.1")
+    assert trajectories[1].info["error"].endswith("status 500 (2 tries)")
+    assert len(trajectories[1].steps) == 1
+
+
+def test_a_prompt_without_room_ends_its_play_as_truncated() -> None:
+    (trajectory,), _ = played(Answer(TOO_LONG[0], status=400))
+    assert trajectory.status == "truncated"
+    assert trajectory.info["truncated"].startswith("critic's prompt does not fit: http://127.0.0.1")
+    assert trajectory.info["ended_early"].startswith("trajectory t0: critic's prompt does not fit")
+    assert len(trajectory.steps) == 1
+
+
+def test_a_reply_cut_at_its_limit_marks_the_play_truncated_and_it_goes_on() -> None:
+    (trajectory,), _ = played(Answer("Ye", finish_reason="length"))
+    assert trajectory.status == "truncated"
+    assert trajectory.info["truncated"] == "critic was cut off at 16 tokens"
+    assert trajectory.steps[1].info["finish_reason"] == "length"
+    assert trajectory.answer == "Ye-then"
+
+
+def test_plays_wait_for_a_frozen_model_together() -> None:
+    _, server = played(Answer("Yes", delay=0.3), n=20)
+    assert server.most_in_flight > 10
+
+
+def test_a_call_that_waits_for_a_frozen_model_ends_with_its_play() -> None:
+    async def abandoned(task: Task, team: Team) -> str:
+        asyncio.get_running_loop().create_task(team.critic("slow?"))
+        await asyncio.sleep(0.1)
+        raise ZeroDivisionError("first")
+
+    async def main(url: str) -> Trajectory:
+        client = model(url, request_timeout=60.0)
+        play = Play(Task("test", (), None), "u", "t", (0,))
+        scheduler = Scheduler({"default": EchoClient(), "big": client})
+        (trajectory,) = await play_all([play], abandoned, AGENTS, scheduler, Sampling())
+        await client.aclose()
+        return trajectory
+
+    started = time.monotonic()
+    with JudgeServer(Answer(delay=float("inf"))) as server:
+        trajectory = asyncio.run(main(server.url))
+    assert trajectory.info["error"] == "ZeroDivisionError: first"
+    assert trajectory.steps == []
+    assert time.monotonic() - started < 30
+
+
+# ---- in a recipe
+
+
+def test_a_recipes_endpoint_is_reached_as_it_says(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from creditflow.parts import build_parts
+
+    monkeypatch.setenv("MY_KEY", "abc")
+    (tmp_path / "toy.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    with JudgeServer(Answer("hi")) as server:
+        overrides = [f"policies.big.endpoint.base_url={server.url}/", "policies.big.endpoint.extra_body={top_p: 0.5}"]
+        parts = build_parts(load_recipe(tmp_path / "toy.yaml", overrides))
+        assert asyncio.run(said(parts.chat_clients["big"])).text == "hi"
+    assert parts.agents["critic"] == AgentSpec("Judge.", "big")
+    assert parts.trained_policies == {"default": ("writer",)}
+    (request,) = server.requests
+    assert request.headers["authorization"] == "Bearer abc"
+    assert (request.body["model"], request.body["top_p"]) == ("org/big-model", 0.5)
+    assert parts.endpoint_metrics()["endpoint/big/requests"] == 1
+
+
+PLAY = """
+from creditflow import Task, outcome
+
+def tasks(split, recipe):
+    return [Task("toy", ({"role": "user", "content": str(k)},), k) for k in range(4)]
+
+async def solve(task, team):
+    return await team.writer(task.text)
+
+@outcome
+def right(trajectory):
+    return 1.0
+"""
+
+RECIPE = """
+data: {train_files: "toy.py:tasks", train_batch_size: 2}
+actor_rollout_ref: {model: {path: tiny}, actor: {ppo_mini_batch_size: 2}}
+policies:
+  default: {}
+  big: {model: {path: org/big-model}, endpoint: {base_url: "http://127.0.0.1:9/v1", api_key_env: MY_KEY}}
+team:
+  workflow: toy.py:solve
+  agents: {writer: {}, critic: {system: Judge., policy: big}}
+reward: {functions: [{fn: "toy.py:right"}]}
+"""

@@ -1,0 +1,79 @@
+"""Steps of a frozen model in credit: they are scored, they pass credit on, and no trained step is measured by them."""
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.groups import LEVELS
+from creditflow.credit.linter import lint
+from creditflow.monitor import rollout_metrics
+from creditflow.trajectory import TrajectoryBatch
+from tests.builders import batch_of, play, step
+
+FROZEN = {"policy": "far", "tokens": 0}
+
+
+def team_of_two(frozen_scores: list[float], tokens: int = 3) -> TrajectoryBatch:
+    """Four plays of two tasks: a trained writer, a frozen critic, the writer again."""
+    return batch_of(
+        *(
+            play(
+                f"t{k}",
+                [
+                    step("writer", 0.1 * k, tokens=tokens + k),
+                    step("critic", frozen_scores[k], **FROZEN),
+                    step("writer", 0.9 - 0.2 * k, tokens=tokens),
+                ],
+                outcome=float(k % 2),
+                task=f"q{k // 2}",
+            )
+            for k in range(4)
+        )
+    )
+
+
+WAYS = [
+    (name, group_by, baseline)
+    for name in ADVANTAGE_ESTIMATORS.names()
+    for group_by in LEVELS
+    for baseline in ("group", "shrunk")
+    if not ADVANTAGE_ESTIMATORS[name].critic
+    and (baseline == "group" or (group_by != "task" and ADVANTAGE_ESTIMATORS[name].grouped))
+]
+
+
+@pytest.mark.parametrize(("estimator", "group_by", "baseline"), WAYS)
+def test_what_a_frozen_step_earns_is_in_no_trained_steps_baseline(estimator: str, group_by: str, baseline: str) -> None:
+    options = CreditOptions(adv_estimator=estimator, group_by=group_by, baseline=baseline, propagation="none")
+    one, other = (assign(team_of_two(scores), options) for scores in ([0.0, 0.1, 0.2, 0.3], [1.0, 0.0, 0.7, 0.2]))
+    frozen_S = np.array(one.batch.policy_names)[one.batch.policy_of_step] == "far"
+    assert not np.array_equal(one.credit_S[frozen_S], other.credit_S[frozen_S])
+    np.testing.assert_array_equal(one.token_advantages(), other.token_advantages())
+    np.testing.assert_array_equal(one.advantage_S[~frozen_S], other.advantage_S[~frozen_S])
+    assert np.isfinite(one.advantage_S).all()
+    assert np.abs(one.advantage_S[~frozen_S]).max() > 0
+    groups = one.group_S[one.group_S >= 0], frozen_S[one.group_S >= 0]
+    assert not set(groups[0][groups[1]]) & set(groups[0][~groups[1]])
+
+
+@pytest.mark.parametrize("granularity", ["trajectory", "agent", "step", "token_level"])
+def test_a_frozen_step_hands_credit_on_through_its_gate(granularity: str) -> None:
+    options = CreditOptions(propagation="threshold", outcome_to="answer", decomp_granularity=granularity)
+    open_, closed = (assign(team_of_two([score] * 4), options) for score in (0.9, 0.1))
+    first_S = np.flatnonzero(open_.batch.index_of_step == 0)
+    if granularity != "trajectory":
+        assert (open_.received_S[first_S] != 0).all()
+        assert (closed.received_S[first_S] == 0).all()
+    assert len(open_.token_advantages()) == len(open_.batch.response_ids)
+    assert np.isfinite(open_.token_advantages()).all()
+
+
+def test_a_batch_of_frozen_steps_alone_has_nothing_to_train_and_says_no_nonsense() -> None:
+    batch = batch_of(play("a", [step("critic", 0.2, **FROZEN)], 1.0), play("b", [step("critic", 0.8, **FROZEN)], 0.0))
+    assignment = assign(batch, CreditOptions())
+    assert assignment.token_advantages().size == 0
+    assert all(np.isfinite(value) for value in assignment.metrics().values())
+    lint(assignment)
+    metrics = rollout_metrics(batch)
+    assert metrics["rollout/response_tokens"] == metrics["rollout/tokens"] == 0

@@ -1,0 +1,166 @@
+"""Which policies a recipe may name, and who acts through them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
+from creditflow.engines.local.trainer import model_folder, trained_policy
+from creditflow.errors import ConfigError
+from creditflow.parts import build_parts
+from tests.rollout.test_frozen import PLAY, RECIPE
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "toy.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    return tmp_path / "toy.yaml"
+
+
+def with_policies(file: Path, **sections: object) -> Path:
+    """The recipe with other `policies` and `agents`."""
+    recipe = OmegaConf.load(file)
+    del recipe["policies"]
+    recipe["team"]["agents"] = sections.pop("agents")
+    OmegaConf.save(OmegaConf.merge(recipe, sections), file)
+    return file
+
+
+SERVED = {"endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
+
+
+def test_without_policies_there_is_one_that_is_trained(file: Path) -> None:
+    recipe = load_recipe(with_policies(file, agents={"writer": {}, "critic": {"system": "Judge."}}))
+    assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
+    assert trained_policies(recipe.config) == ("default",)
+    assert trained_policy(recipe.config) == "default"
+    assert model_of(recipe.config, "default") == ("tiny", "actor_rollout_ref.model.path")
+    assert build_parts(recipe).trained_policies == {"default": ("writer", "critic")}
+
+
+def test_agents_share_policies_and_a_policy_has_the_runs_model_or_its_own(file: Path) -> None:
+    agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "one"}, "d": {"policy": "far"}}
+    policies = {"one": None, "two": {"model": {"path": "other"}}, "far": SERVED}
+    config = load_recipe(with_policies(file, agents=agents, policies=policies)).config
+    assert policies_in_use(config) == {"one": ("a", "c"), "two": ("b",), "far": ("d",)}
+    assert trained_policies(config) == ("one", "two")
+    assert model_of(config, "one") == ("tiny", "actor_rollout_ref.model.path")
+    assert model_of(config, "two") == ("other", "policies.two.model.path")
+
+
+def test_an_address_alone_is_an_endpoint_and_overrides_merge_into_it(file: Path) -> None:
+    policies = {"default": {}, "far": {"endpoint": "http://127.0.0.1:9/v1", "model": {"path": "org/m"}}}
+    file = with_policies(file, agents={"a": {}, "b": {"policy": "far"}}, policies=policies)
+    config = load_recipe(file, ["policies.far.endpoint.timeout=5"]).config
+    assert config.policies["far"].endpoint is not None
+    assert config.policies["far"].endpoint.base_url == "http://127.0.0.1:9/v1"
+    assert config.policies["far"].endpoint.timeout == 5
+    OmegaConf.save(OmegaConf.merge(OmegaConf.load(file), {"policies": {"far": {"endpoint": SERVED["endpoint"]}}}), file)
+    config = load_recipe(file, ["policies.far.endpoint=http://127.0.0.2:9/v1", "policies.far.model.path=m"]).config
+    assert config.policies["far"].endpoint == EndpointConfig("http://127.0.0.2:9/v1", "m")
+    given = ["policies.far.endpoint=http://127.0.0.2:9/v1", "policies.far.endpoint.timeout=7"]
+    for overrides in (given, given[::-1]):
+        endpoint = load_recipe(file, [*overrides, "policies.far.model.path=m"]).config.policies["far"].endpoint
+        assert endpoint == EndpointConfig("http://127.0.0.2:9/v1", "m", timeout=7)
+    assert load_recipe(file, ["policies.far.endpoint=null"]).config.policies["far"].trained
+
+
+def test_a_recipe_with_policies_survives_its_kept_forms(file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(file, ["policies.big.endpoint.extra_body={top_p: 0.5}"])
+    assert recipe_of_dict(json.loads(json.dumps(recipe.to_dict())), recipe.name, recipe.folder) == recipe
+    (tmp_path / "again.yaml").write_text(recipe.to_yaml())
+    assert load_recipe(tmp_path / "again.yaml").config.policies == recipe.config.policies
+
+
+BOTH = {"a": {}, "b": {"policy": "far"}}
+
+
+@pytest.mark.parametrize(
+    ("agents", "policies", "message"),
+    [
+        ({"a": {"policy": "defualt"}}, {}, r"team.agents.a.policy: 'defualt' is no policy .*did you mean 'default'"),
+        ({"a": {}}, {"solver": {}}, r"team.agents.a.policy: 'default' is no policy of the recipe; there is solver"),
+        (
+            BOTH,
+            {"default": {}, "far": {}, "fat": {}},
+            r"policies.fat: no agent acts through it \(did you mean 'far'\?\)",
+        ),
+        ({"a": {"policy": "far"}}, {"far": SERVED}, r"policies: expected one at least that is trained; far is frozen"),
+        ({"a": {}}, {"default": {"trainable": False}}, r"policies: expected one at least that is trained"),
+        (
+            BOTH,
+            {"default": {}, "far": {**SERVED, "trainable": True}},
+            r"policies.far.trainable: a model behind an endp",
+        ),
+        (
+            BOTH,
+            {"default": {}, "far": {"endpoint": {"base_url": "http://h/v1"}}},
+            r"far.endpoint.model: expected the m",
+        ),
+        (BOTH, {"default": {}, "far": {**SERVED, "model": {"path": "n"}}}, r"endpoint.model: .* got 'm' and 'n'"),
+        (BOTH, {"default": {}, "far": {"endpoint": {"url": "http://h"}}}, r"unknown key 'policies.far.endpoint.url'"),
+        (
+            BOTH,
+            {"default": {}, "far": {"endpiont": {}}},
+            r"'policies.far.endpiont' \(did you mean 'policies.far.endpoint'",
+        ),
+        (BOTH, {"default": {}, "far": {"endpoint": 7}}, r"policies.far.endpoint: expected a mapping of options, got 7"),
+    ],
+)
+def test_policies_that_do_not_fit_the_team_are_refused(
+    file: Path, agents: dict[str, object], policies: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(with_policies(file, agents=agents, policies=policies))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("base_url=127.0.0.1:8000", r"policies.big.endpoint.base_url: expected an address such as"),
+        ("base_url=http://me:pw@host/v1", r"base_url: expected an address without user"),
+        ("base_url='http://[::1/v1'", r"base_url: expected an address such as"),
+        ("api_key_env=sk-abcdefghijklmnopqrstuvwxyz", r"api_key_env: expected the name of an environment variable"),
+        ("timeout=0", r"policies.big.endpoint.timeout: expected a number above 0"),
+        ("timeout=soon", r"policies.big.endpoint.timeout: "),
+        ("give_up_after=.inf", r"policies.big.endpoint.give_up_after: expected a number above 0"),
+        ("max_in_flight=0", r"policies.big.endpoint.max_in_flight: expected a number above 0"),
+        ("max_retries=-1", r"policies.big.endpoint.max_retries: expected a number of at least 0"),
+        ("headers={Authorization: Bearer x}", r"headers.Authorization: is not to be set here; a key goes into"),
+        ("headers={api-key: x}", r"headers.api-key: is not to be set here"),
+        ("headers={X-Mine: é}", r"headers: 'X-Mine' cannot be sent"),
+        ("headers={X-Mine: sk-abcdefghijklmnopqrstuvwxyz}", r"headers.X-Mine: this looks like a key"),
+        ("extra_body={messages: []}", r"extra_body.messages: is not to be changed here"),
+        ("extra_body={top_p: .nan}", r"extra_body.top_p: cannot be sent as JSON"),
+        ("extra_body={user: sk-abcdefghijklmnopqrstuvwxyz}", r"extra_body.user: this looks like a key"),
+    ],
+)
+def test_an_endpoint_that_cannot_be_asked_is_refused_by_name(file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(file, [f"policies.big.endpoint.{override}"])
+    assert "abcdefghij" not in str(caught.value)
+
+
+def test_a_key_is_asked_for_where_plays_are_to_begin(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    recipe = load_recipe(file)  # a kept run can be read where its key is not
+    with pytest.raises(ConfigError, match=r"policies.big.endpoint: api_key_env: .* MY_KEY is not set"):
+        build_parts(recipe)
+
+
+def test_the_local_engine_trains_one_policy(file: Path) -> None:
+    policies = {"default": {}, "far": {}}
+    recipe = load_recipe(with_policies(file, agents=BOTH, policies=policies))
+    with pytest.raises(ConfigError, match=r"the local engine trains one policy, and default, far are trained; use"):
+        model_folder(recipe)
+
+
+def test_the_local_engine_holds_no_frozen_model_of_its_own(file: Path) -> None:
+    policies = {"default": {}, "far": {"trainable": False, "model": {"path": "tiny"}}}
+    recipe = load_recipe(with_policies(file, agents=BOTH, policies=policies))
+    with pytest.raises(ConfigError, match=r"policies.far.trainable: false, but .* as policies.far.endpoint"):
+        model_folder(recipe)

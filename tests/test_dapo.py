@@ -1,0 +1,66 @@
+"""The recipe dapo_32b against DAPO's published reward (arXiv 2503.14476, equations 7 and 13), worked out by hand."""
+
+import asyncio
+import statistics
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.credit import assign
+from creditflow.loading import load_object
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Task, TrajectoryBatch
+from tests.builders import Scripted
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+QUESTION = Task("math_dapo", ({"role": "user", "content": "What is 33 + 1? End with Answer: $Answer"},), "34")
+
+
+def of_recipe(name):
+    return load_object(f"dapo.py:{name}", RECIPES, "test")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("So it is 34.\nAnswer: 34", "#### 34"),
+        ("Answer: 3\nNo.\nanswer:\\frac{1}{2} ", "#### \\frac{1}{2}"),
+        ("ANSWER : $34$\n", "#### $34$"),
+        ("it is 34", ""),
+        ("Answer:", ""),
+        ("Answer: 34" + " thinking" * 50, ""),
+    ],
+)
+def test_the_answer_is_what_follows_the_last_answer_colon_near_the_end(text, expected):
+    assert of_recipe("answer_in")(text) == expected
+
+
+def test_credit_is_dapos_reward_and_the_advantage_is_grpos():
+    recipe = load_recipe(RECIPES / "dapo_32b.yaml")
+    said = {
+        b"1": (b"", b"Answer: 34"),
+        b"2": (b"x" * 17408, b"Answer: 34"),
+        b"3": (b"x" * 20470, b"Answer: 35"),
+        b"4": (b"", b"no idea"),
+    }
+    rewards = [1.0, 1 - 1034 / 4096, -1 - 4096 / 4096, -1.0]  # 16,384 tokens are free, 10 are the answer's
+
+    counter = iter(said.values())
+    model = Scripted(lambda prompt: b"".join(next(counter)))
+    functions = load_reward_functions(recipe.config.reward.functions, RECIPES, ["solver"])
+    plays = [Play(QUESTION, "u", f"u-{n}", (n,)) for n in range(4)]
+    sampling = Sampling(max_tokens=20480, max_prompt_tokens=2048)
+    trajectories = asyncio.run(
+        play_all(plays, of_recipe("solve"), {"solver": AgentSpec()}, Scheduler({"default": model}, 1), sampling)
+    )
+    asyncio.run(RewardManager(functions, 0.0).score(trajectories))
+    assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+
+    mean, spread = statistics.mean(rewards), statistics.stdev(rewards)
+    assert [trajectory.outcome.value for trajectory in trajectories] == [1.0, 1.0, 0.0, 0.0]
+    constant = assignment.credit_S - rewards
+    assert constant.tolist() == pytest.approx([constant[0]] * 4)
+    assert assignment.advantage_S.tolist() == pytest.approx([(r - mean) / (spread + 1e-6) for r in rewards], rel=1e-9)

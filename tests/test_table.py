@@ -1,0 +1,394 @@
+"""A batch that travels as bytes, or through a table, is the batch that it was."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+
+from creditflow.credit import Assignment, assign
+from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
+from creditflow.table import Column, batch_of, pack, schema, table_of, unpack
+from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
+from tests.builders import play, step
+from tests.credit.strategies import fixed, situations
+from tests.strategies import assert_same, plays
+
+TOKENS = {"tokens": 2, "prompt_ids": (1, 2, 3)}
+
+
+def team(id: str = "t", task: str = "q0") -> Trajectory:
+    """Three steps of two agents, of whom the first has two scores and the second one that failed."""
+    return play(
+        id,
+        [
+            step("a", {"f": 0.5, "g": Score((1.0, 0.0), weight=0.0)}, **TOKENS),
+            step("b", "failed", **TOKENS),
+            step("a", parents=(0, 1), **TOKENS, stratum="right"),
+        ],
+        outcome=1.0,
+        task=task,
+        answer_steps=(1, 2),
+    )
+
+
+def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
+    return batch_of(unpack(map(pack, trajectories)))
+
+
+# ---- nothing is lost -----------------------------------------------------------------------------------------------
+
+
+@settings(fixed, max_examples=40)
+@given(plays())
+def test_a_batch_is_the_same_made_of_trajectories_of_their_table_or_of_their_messages(played):
+    batch = TrajectoryBatch.from_trajectories(played)
+    for other in (
+        batch_of(table_of(played)),
+        batch_of(table_of(batch)),
+        sent(played),
+        batch_of(unpack([pack(played)])),
+    ):
+        assert_same(other, batch)
+        assert other.to_trajectories() == played
+
+
+@settings(fixed, max_examples=40)
+@given(plays())
+def test_messages_and_the_table_hold_the_same_rows(played):
+    whole = table_of(played).to_pylist()
+    assert unpack([memoryview(pack(played))]).to_pylist() == whole
+    apart = unpack(map(pack, played)).to_pylist()
+    for row in (*whole, *apart):  # in which order a step's scores are told is its message's choice
+        lists = [row.pop(f"score_{name}") or [] for name in ("names", "values", "status", "weights")]
+        row["scores as numbers"] = sorted(zip(*lists, strict=True), key=str)
+    assert apart == whole
+
+
+@fixed
+@given(situations())
+def test_credit_is_the_same_to_the_bit_wherever_the_batch_came_from(situation):
+    trajectories, options, values = situation
+    values = None if values is None else np.array(values)
+
+    def assigned(batch: TrajectoryBatch) -> Assignment | str:
+        try:
+            return assign(batch, options, values_T=values)
+        except CreditflowError as error:
+            return f"{type(error)}: {error}"
+
+    here, there = assigned(TrajectoryBatch.from_trajectories(trajectories)), assigned(sent(trajectories))
+    if isinstance(here, str) or isinstance(there, str):
+        assert here == there
+        return
+    for field in fields(Assignment):
+        mine, its = getattr(here, field.name), getattr(there, field.name)
+        if isinstance(mine, np.ndarray):
+            assert (mine.dtype, mine.tobytes()) == (its.dtype, its.tobytes()), field.name
+    assert here.token_advantages().tobytes() == there.token_advantages().tobytes()
+    assert repr(here.metrics()) == repr(there.metrics())
+
+
+def test_scores_that_are_no_number_failed_or_of_nobody_come_back_as_they_were():
+    one = team()
+    one.steps[0].scores["f"] = Score(float("nan"), (-1.0, 1.0), 2.0, "timeout", "too slow", 3.5, "v")
+    one.steps[1].scores = {"h": Score(float("nan"))}
+    batch, again = TrajectoryBatch.from_trajectories([one]), sent([one])
+    assert repr(tuple(again.raw_scores)) == repr(batch.raw_scores)
+    for name in ("scores", "score_status", "score_weights"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(batch, name))
+
+
+def test_nothing_at_all_is_a_batch_too():
+    for batch in (sent([]), batch_of(table_of([])), batch_of(unpack([pack([])]))):
+        assert_same(batch, TrajectoryBatch.from_trajectories([]))
+
+
+@pytest.mark.parametrize("places", [(0,), (2,), (0, 1, 2, 3), (1, 3)])
+def test_trajectories_without_steps_lie_anywhere(places):
+    played = [team("0"), team("1"), team("2"), team("3")]
+    for n in places:
+        played[n] = replace(played[n], steps=[], answer_steps=())
+    assert sent(played).to_trajectories() == played
+
+
+def test_tables_joined_are_a_batch_of_all_their_plays(tmp_path: Path) -> None:
+    parts = [[team("a"), play("b", [])], [], [team("c", "q1")], [play("d", [], task="q0")]]
+    joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
+    assert_same(joined, TrajectoryBatch.from_trajectories([trajectory for part in parts for trajectory in part]))
+    joined.write_parquet(tmp_path / "b.parquet")
+    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), joined)
+
+
+def test_a_batch_of_a_table_can_be_pickled_and_then_knows_its_columns_alone():
+    batch = sent([team(), play("u", [])])
+    again = pickle.loads(pickle.dumps(batch))
+    assert_same(again, batch)
+    assert again.table is None
+
+
+def test_many_messages_become_few_chunks_and_tokens_one():
+    played = [team(str(n)) for n in range(200)]
+    long = replace(played[0], steps=[replace(played[0].steps[0], prompt="x" * 10_000_000)], answer_steps=(0,))
+    played[0] = replace(long)
+    table = unpack(map(pack, played))
+    assert table.column("prompt").num_chunks == 2
+    assert table.column("prompt_ids").num_chunks == 1
+    assert batch_of(table).to_trajectories() == played
+
+
+def test_what_is_said_of_a_trajectory_is_held_once():
+    one = team()
+    one.task.extra_info["tests"] = "x" * 100_000
+    assert table_of([replace(one, steps=one.steps), team("u")]).nbytes < 130_000
+    assert len(unpack([pack(one)]).column("task").chunk(0).dictionary) == 1
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_message_is_refused_wherever_the_damage_is():
+    whole = pack(team())
+    for at in range(0, len(whole), 7):
+        torn = bytearray(whole)
+        torn[at] ^= 0x10
+        with pytest.raises(
+            BatchError, match=r"message 1 of packed trajectories: its \d+ bytes do not fit their checksum"
+        ):
+            unpack([whole, bytes(torn)])
+    for end in (0, 3, 11, 12, len(whole) - 1):
+        with pytest.raises(BatchError, match="do not fit their checksum"):
+            unpack([whole[:end]])
+
+
+def column(table: pa.Table, name: str, values: list[object]) -> pa.Table:
+    place = table.column_names.index(name)
+    return table.set_column(place, name, pa.array(values, table.schema.field(name).type))
+
+
+PARTS: list[tuple[str, list[object], str]] = [
+    ("trajectory_id", ["t", "t", None, "u"], "row 2: expected a trajectory_id, got none"),
+    ("trajectory_id", ["t", "u", "t", "u"], "trajectory t: ids must be unique and rows lie together"),
+    ("uid", [None] * 4, "trajectory t: expected a uid, got none"),
+    ("status", ["odd"] * 4, "column status: expected one of ok, failed, truncated, got odd"),
+    ("answer_steps", [[2, 1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (2, 1)"),
+    ("answer_steps", [[1, 3]] * 4, "trajectory t: answer steps must rise and be of its 3, got (1, 3)"),
+    ("answer_steps", [[-1]] * 4, "trajectory t: answer steps must rise and be of its 3, got (-1,)"),
+    ("index", [0, 2, 1, None], "expected index 1, its place in the trajectory, got 2"),
+    ("index", [0, 0, 2, None], "trajectory t: ids must be unique and rows lie together, but it begins twice"),
+    ("index", [0, None, 2, None], "expected a value in column index, got none"),
+    ("step_id", ["t.0", "t.1", None, None], "trajectory t: expected a step_id for each of its steps, got none for one"),
+    ("agent", ["a", "b", None, None], "step t.2 of trajectory t: expected a value in column agent, got none"),
+    ("parents", [[], [0], [0, 2], None], "step t.2 of trajectory t: parents must come before it (0 to 1), got (0, 2)"),
+    ("parents", [[], [-1], [0], None], "step t.1 of trajectory t: parents must come before it (0 to 0), got (-1,)"),
+    ("parents", [[], [0], [1, 1], None], "step t.2 of trajectory t: a parent stands twice in (1, 1)"),
+    ("parents", [[], None, [0], None], "step t.1 of trajectory t: expected a value in column parents, got none"),
+    ("response_mask", [[1, 1], [1], [1, 1], None], "step t.1 of trajectory t: expected a mask and a log-probability "
+     "for each of 2 response tokens, got 1 and 2"),
+    ("logprobs", [[-1.0] * 2, [-1.0] * 2, [], None], "step t.2 of trajectory t: expected a mask and"),
+    ("logprobs", [[-1.0] * 2, [None, -1.0], [-1.0] * 2, None], "step t.1 of trajectory t: expected numbers in"),
+    ("ref_logprobs", [[], [-1.0], [], None], "for each of 2 response tokens, got 1 values, 0 of them NaN"),
+    ("ref_logprobs", [[], [-1.0, float("nan")], [], None], "step t.1 of trajectory t: expected no reference "
+     "log-probabilities, or a number for each of 2 response tokens, got 2 values, 1 of them NaN"),
+    ("score_values", [[0.5], [None], [], None], "expected 2 values in column score_values, got 1"),
+    ("score_names", [["f", "f"], ["f"], [], None], "step t.0 of trajectory t: expected 2 scores of different names"),
+    ("score_status", [[1, 1], [9], [], None], "step t.1 of trajectory t: expected 1 scores of different names"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "values", "message"), PARTS)
+def test_columns_that_contradict_one_another_are_refused_by_name(name: str, values: list[object], message: str) -> None:
+    table = plain(table_of([team(), play("u", [])]))
+    assert batch_of(table).n_steps == 3
+    with pytest.raises(BatchError) as raised:
+        batch_of(column(table, name, values))
+    assert message in str(raised.value)
+
+
+def test_what_stands_in_the_row_of_a_trajectory_without_steps_is_no_step():
+    table = plain(table_of([team(), play("u", [])]))
+    for name, value in {
+        "prompt_ids": [1],
+        "ref_logprobs": [0.5],
+        "parents": [0],
+        "score_names": ["f"],
+        "turn": 1,
+    }.items():
+        values = table.column(name).to_pylist()
+        assert_same(batch_of(column(table, name, [*values[:-1], value])), batch_of(table))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """As others would write it: no dictionaries."""
+    return table.cast(schema())
+
+
+def test_a_table_without_a_column_or_with_one_of_another_type_is_refused():
+    table = table_of([team()])
+    with pytest.raises(BatchError, match="expected the columns of a trajectory batch, missing agent, uid"):
+        batch_of(table.drop_columns(["uid", "agent"]))
+    with pytest.raises(BatchError, match="column turn: expected int64, got string"):
+        batch_of(table.set_column(table.column_names.index("turn"), "turn", pa.array(["x"] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.info.update(it=object()), "trajectory t: expected what can be written as JSON"),
+        (lambda t: t.steps[1].info.update(it={1, 2}), "step t.1: expected what can be written as JSON"),
+        (lambda t: setattr(t.steps[1], "prompt", "\ud800"), "step 't.1': expected text that UTF-8 can hold"),
+        (lambda t: setattr(t.steps[1], "prompt_ids", (2**31,)), "column prompt_ids: expected whole numbers of 32 bits"),
+        (lambda t: setattr(t.steps[1], "index", 0), "expected index 1, its place in the trajectory, got 0"),
+        (lambda t: setattr(t, "outcome", Score((0.5,))), "expected one number as outcome"),
+    ],
+)
+def test_trajectories_that_no_table_can_hold_are_refused_when_they_are_packed(
+    spoil: Callable[[Trajectory], Any], message: str
+) -> None:
+    trajectory = team()
+    spoil(trajectory)
+    with pytest.raises(BatchError) as raised:
+        pack(trajectory)
+    assert message in str(raised.value)
+
+
+# ---- columns that are decoded when asked for -----------------------------------------------------------------------
+
+
+def test_a_column_is_a_sequence_like_the_tuple_of_its_values():
+    values = ("a", None, "cé", "")
+    column = Column(pa.chunked_array([["a", None], [], ["cé", ""]], pa.string()))
+    assert column == values
+    assert values == column
+    assert column != ("a",)
+    assert column != "a"
+    assert tuple(column) == values
+    assert [column[0], column[2], column[-1], column[np.int64(1)]] == ["a", "cé", "", None]
+    assert column[1:] == values[1:]
+    assert column.index("cé") == 2
+    assert "x" not in column
+    for at in (4, -5):
+        with pytest.raises(IndexError):
+            column[at]
+
+
+def test_what_a_column_decodes_it_decodes_once_and_only_where_it_is_looked_at():
+    decoded: list[str] = []
+
+    def decode(text: str) -> dict[str, str]:
+        decoded.append(text)
+        return {"text": text}
+
+    column = Column(pa.chunked_array([["a", "b", "c"]]), decode)
+    column[1]["more"] = "x"
+    assert column[1] == {"text": "b", "more": "x"}
+    assert decoded == ["b"]
+    assert [value["text"] for value in column] == ["a", "b", "c"]
+    assert decoded == ["b", "a", "c"]
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_of_a_table_is_written_as_the_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = sent([team(), play("u", []), team("v")])
+    monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
+    monkeypatch.setattr(Column, "_at", None)
+    batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
+    monkeypatch.undo()
+    assert pq.read_table(tmp_path / "b.parquet").column("advantage").to_pylist() == [0, 1, 2, None, 3, 4, 5]
+    assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), batch)
+
+
+def test_a_batch_whose_columns_were_replaced_is_written_with_the_new_ones(tmp_path: Path) -> None:
+    batch = replace(sent([team()]), prompts=("x", "y", "z"))
+    assert batch.table is None
+    batch.write_parquet(tmp_path / "b.parquet")
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
+
+
+def test_a_file_is_the_same_whichever_way_its_batch_was_made(tmp_path: Path) -> None:
+    played = [team(), play("u", []), team("v", "q1")]
+    TrajectoryBatch.from_trajectories(played).write_parquet(tmp_path / "here.parquet")
+    sent(played).write_parquet(tmp_path / "there.parquet")
+    here, there = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "there"))
+    assert here.schema == there.schema
+    assert here.to_pylist() == there.to_pylist()
+    assert here.schema.field("task").type == pa.string()  # for readers that know no dictionaries
+
+
+def test_a_long_task_stands_in_a_file_once_however_many_steps_have_it(tmp_path: Path) -> None:
+    played = [team(str(n)) for n in range(30)]
+    for n, trajectory in enumerate(played):
+        trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
+    TrajectoryBatch.from_trajectories(played).write_parquet(tmp_path / "b.parquet")
+    columns = pq.read_metadata(tmp_path / "b.parquet").row_group(0)
+    (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
+    assert task.total_uncompressed_size < 1.1 * 100_000 * len("".join(map(str, range(30))))
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == played
+
+
+def test_a_file_tells_its_scores_as_numbers(tmp_path: Path) -> None:
+    TrajectoryBatch.from_trajectories([team()]).write_parquet(tmp_path / "b.parquet")
+    rows = pq.read_table(tmp_path / "b.parquet").to_pylist()
+    assert [row["score_names"] for row in rows] == [["f", "g"], ["f"], []]
+    assert [row["score_values"] for row in rows] == [[0.5, 0.5], [None], []]
+    assert [row["score_status"] for row in rows] == [[1, 1], [2], []]
+    assert [row["score_weights"] for row in rows] == [[1.0, 0.0], [1.0], []]
+
+
+def test_a_file_from_before_there_were_scores_as_numbers_and_reference_logprobs_still_loads(tmp_path: Path) -> None:
+    played = [team(), play("u", []), team("v", "q1")]
+    for trajectory in played:
+        for made in trajectory.steps:
+            made.ref_logprobs = ()
+    played[0].steps[0].response_mask = (1, 0)
+    table = plain(table_of(played)).drop_columns(
+        ["ref_logprobs", "score_names", "score_values", "score_status", "score_weights"]
+    )
+    for name in ("prompt_ids", "response_ids"):
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, table.column(name).cast(pa.list_(pa.int64())))
+    pq.write_table(table, tmp_path / "old.parquet")
+    batch = TrajectoryBatch.read_parquet(tmp_path / "old.parquet")
+    assert_same(batch, TrajectoryBatch.from_trajectories(played))
+    batch.write_parquet(tmp_path / "new.parquet")
+    assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
+
+
+def test_what_cannot_be_decoded_is_refused_when_it_is_looked_at() -> None:
+    table = plain(table_of([team()]))
+    spoilt = batch_of(column(table, "scores", ["{}", "{", '{"f": {"value": 1.0}}']))
+    assert spoilt.raw_scores[0] == {}
+    for at in (1, 2):
+        with pytest.raises(BatchError, match=f"column scores, entry {at}: "):
+            spoilt.raw_scores[at]
+    with pytest.raises(BatchError, match="column task, entry 0: "):
+        batch_of(column(table, "task", ["[]"] * 3)).tasks[0]
+
+
+def test_an_older_file_with_a_score_of_no_range_is_refused() -> None:
+    table = plain(table_of([team()])).drop_columns(["score_values"])
+    told = '{"f": {"value": 0.5, "range": [1.0, 1.0], "weight": 1.0, "status": "ok"}}'
+    with pytest.raises(ScoreRangeError, match=r"step t\.1, score f: expected a range of finite numbers"):
+        batch_of(column(table, "scores", ["{}", told, "{}"]))
+
+
+def test_a_file_whose_columns_contradict_one_another_is_refused_with_its_name(tmp_path: Path) -> None:
+    pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
+    with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
+        TrajectoryBatch.read_parquet(tmp_path / "odd.parquet")
+
+
+def test_the_nouns_need_no_arrow() -> None:
+    code = "import sys, creditflow.trajectory; print('pyarrow' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
