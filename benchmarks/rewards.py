@@ -124,11 +124,11 @@ def _judged(calls: int) -> list[Figure]:
         )
         (function,) = load_reward_functions([entry], Path(), ())
         manager = RewardManager([function], 0.0, max_in_flight=in_flight, cache_size=0)
-        plays = [_play(str(i), [f"response {i}"]) for i in range(n)]
+        plays = [play_of(str(i), [f"response {i}"]) for i in range(n)]
 
         async def score() -> float:
             async with manager.open():
-                await manager.score([_play("first", ["warm"])])
+                await manager.score([play_of("first", ["warm"])])
                 return (await manager.score(plays)).seconds
 
         return asyncio.run(score())
@@ -148,16 +148,21 @@ def _judged(calls: int) -> list[Figure]:
 # ---- math_verify ---------------------------------------------------------------------------------------------------
 
 
-def _verified(calls: int, repeats: int) -> list[Figure]:
+def math_plays(calls: int) -> tuple[tuple[RewardFunction, ...], list[Trajectory]]:
+    """`math_verify` as outcome, and as many plays whose answers it has to work on, and finds equal."""
     pairs = [json.loads(line) for line in PAIRS.read_text().splitlines()]
     pairs = [pair for pair in pairs if pair["equal"] and "\\" in pair["answer"]]  # what the library has to work on
     entry = RewardFunctionConfig(fn="math_verify", timeout=20.0, cache=False)
-    functions = load_reward_functions([entry], Path(), ())
     plays = []
     for i in range(calls):
         pair = pairs[i % len(pairs)]
         task = Task("benchmark", ({"role": "user", "content": "?"},), pair["truth"])
         plays.append(Trajectory(str(i), str(i), task, answer=pair["answer"]))
+    return load_reward_functions([entry], Path(), ()), plays
+
+
+def _verified(calls: int, repeats: int) -> list[Figure]:
+    functions, plays = math_plays(calls)
 
     def run(backend: Backend | None) -> Callable[[], object]:
         manager = RewardManager(functions, 1.0, backend=backend)
@@ -212,9 +217,9 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
     for flight in in_flight:
         backend = make_backend("ray", [function], BackendOptions(num_workers=min(4, flight), max_in_flight=flight))
         manager = RewardManager([function], backend=backend)
-        started = _seconds(lambda manager=manager: asyncio.run(manager.score([_play("first", ["warm"] * 8)])))
+        started = _seconds(lambda manager=manager: asyncio.run(manager.score([play_of("first", ["warm"] * 8)])))
         n = max(40, 20 * flight)
-        plays = [_play(str(i), ["said"] * 20) for i in range(n // 20)]
+        plays = [play_of(str(i), ["said"] * 20) for i in range(n // 20)]
         seconds = _seconds(lambda manager=manager, plays=plays: asyncio.run(manager.score(plays)))
         table.append({"in_flight": flight, "calls_per_s": n / seconds, "start_s": started})
         manager.close()
@@ -235,13 +240,13 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
 
 def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
     function = RewardFunction("works", "step", works)
-    plays = [_play(str(i), ["said"] * 20) for i in range(50)]
+    plays = [play_of(str(i), ["said"] * 20) for i in range(50)]
     alone = _seconds(lambda: asyncio.run(RewardManager([function]).score(plays)))
     table = []
     for n_actors in actors:
         backend = make_backend("ray", [function], BackendOptions(num_workers=n_actors))
         manager = RewardManager([function], backend=backend)
-        warm = [_play(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
+        warm = [play_of(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
         started = _seconds(lambda manager=manager, warm=warm: asyncio.run(manager.score(warm)))
         seconds = median(_seconds(lambda manager=manager: asyncio.run(manager.score(plays))) for _ in range(3))
         table.append({"actors": n_actors, "calls_per_s": 1000 / seconds, "ratio": alone / seconds, "start_s": started})
@@ -255,7 +260,8 @@ def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]
     return [Figure(f"2 ms of work, {best['actors']:.0f} Ray actors / one process", best["ratio"], unit="x")], table
 
 
-def _play(name: str, responses: Sequence[str]) -> Trajectory:
+def play_of(name: str, responses: Sequence[str]) -> Trajectory:
+    """A play of one agent that says one after the other."""
     task = Task("benchmark", ({"role": "user", "content": "What is 48 + 24?"},), "72")
     steps = [
         Step(f"{name}/{i}", name, i, "solver", i, (i - 1,) if i else (), task.text, response)

@@ -1,0 +1,683 @@
+"""What a training step on verl costs beside the models: `python -m benchmarks.verl [--quick]`.
+
+Both sides run by turns in one run; figures are medians of the turns' ratios. About six minutes on two cores.
+
+* The driver's part of 122,880 steps, from packed plays to advantages in rows, metrics and the step file, against verl's
+  `compute_grpo_outcome_advantage` on as many padded rows.
+  Beside it, its trainer's own `_compute_advantage` on rows of many steps, which gives that function last rows only. In
+  the place of TransferQueue stands a dictionary of this process, on both sides.
+* Bytes of a step: packed with its play, and as verl's row; the memory that the driver's part takes at its largest.
+* Rewards inside a Ray actor that scores plays as they come in, as an agent-loop worker does, against the same calls
+  one after the other in an actor.
+* Rates of the parts that one process does for all: a real TransferQueue on this machine, its polling, balancing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import math
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import NonTensorStack, TensorDict
+from transfer_queue import KVBatchMeta
+from transfer_queue.utils.serial_utils import encode
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+
+from benchmarks.record import Figure, show, write
+from benchmarks.rewards import WAIT_S, math_plays, play_of, waits
+from creditflow.credit import CreditOptions, assign, make_threshold
+from creditflow.engines.verl import plays as plays_module
+from creditflow.engines.verl import rows as rows_module
+from creditflow.engines.verl.agent_loop import step_output
+from creditflow.engines.verl.player import Scorer
+from creditflow.engines.verl.plays import PlayRecord, partition, take
+from creditflow.engines.verl.rows import Rows, throw_away
+from creditflow.engines.verl.trainer import CreditflowTrainer, trained_by
+from creditflow.ledger import RunFolder
+from creditflow.reward import RewardFunction, RewardManager, ScoringReport
+from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.manager import FunctionReport
+from creditflow.trajectory import Score, Step, Task, Trajectory
+
+TASKS, PLAYS, STEPS = 1024, 4, 30
+PROMPT, RESPONSE = (100, 200), (20, 60)
+"""Tokens, from .. to."""
+PACKAGES = ("creditflow", "verl", "TransferQueue", "ray", "torch", "tensordict", "numpy", "pyarrow", "numba")
+OPTIONS = CreditOptions(propagation="threshold", adv_estimator="grpo")
+POLICY = "default"
+AT_ONCE = 16
+"""Plays that are put at a time."""
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/verl.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help="an eighth of the tasks, fewer calls and repeats; writes nothing"
+    )
+    quick = parser.parse_args().quick
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+    tasks = TASKS // 8 if quick else TASKS
+    _report(f"{tasks * PLAYS * STEPS:,} steps of {tasks * PLAYS:,} plays are made")
+    queue, figures = made(tasks)
+    figures += _driver(queue, repeats=3 if quick else 7)
+    figures += _balancing(queue, repeats=1 if quick else 3)
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        figures += _verified(600 if quick else 2_000, repeats=2 if quick else 5)
+        figures += _waiting(1_000 if quick else 4_000, repeats=1 if quick else 3)
+        figures += _queue(queue, plays=64 if quick else 1024, repeats=1 if quick else 5)
+    finally:
+        ray.shutdown()
+    missed = show(figures)
+    if not quick:
+        write("verl", figures, PACKAGES, {"torch_threads": torch.get_num_threads()})
+    return int(missed)
+
+
+def _report(text: str) -> None:
+    print(text, flush=True)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    gc.collect()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _ratios(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(slower, faster, strict=True)]
+
+
+# ---- plays ---------------------------------------------------------------------------------------------------------
+
+
+class Words:
+    """Text and tokens of a language of few common words and many rare ones; one word a token."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        letters = np.array(list("etaoinshrdlucmfw"))
+        sizes = self.rng.integers(1, 8, 4096)
+        self.texts = ["".join(self.rng.choice(letters, size)) for size in sizes]
+        weight = 1 / (10 + np.arange(len(self.texts)))
+        self.cumulated = np.cumsum(weight / weight.sum())
+
+    def some(self, count: int) -> list[int]:
+        """That many tokens."""
+        found = np.searchsorted(self.cumulated, self.rng.random(count))
+        return np.minimum(found, len(self.texts) - 1).tolist()
+
+    def text(self, ids: Sequence[int]) -> str:
+        return " ".join([self.texts[i] for i in ids])
+
+
+def trajectory_of(words: Words, system: list[int], question: list[int], group: int, session: int) -> Trajectory:
+    """A scored play: planner, executors and a verifier in a row. Each prompt holds what was said last, most of it."""
+    rng, uid = words.rng, f"0-1-{group}"
+    name = f"{uid}-{session}"
+    task = Task("synthetic", ({"role": "user", "content": words.text(question)},), str(group))
+    right = rng.random() < 0.5
+    values = np.clip(np.round(8 * ((0.7 if right else 0.45) + rng.normal(0.0, 0.25, STEPS))) / 8, 0.0, 1.0)
+    said, steps = question, list[Step]()
+    for i in range(STEPS):
+        agent = "planner" if i == 0 else "verifier" if i == STEPS - 1 else "executor"
+        length, room = (int(rng.integers(low, high + 1)) for low, high in (RESPONSE, PROMPT))
+        said = (system + question + said)[-room:] if len(said) > room // 2 else said
+        prompt = (system + question + words.some(max(0, room - len(system + question + said))) + said)[:room]
+        response = words.some(length)
+        logprobs = (-rng.exponential(0.3, length)).astype(np.float32).tolist()
+        scores = {
+            "checked": Score(float(values[i]), seconds=0.001 * rng.random(), version="5f0c1e7a"),
+            "in_form": Score(1.0, weight=0.1, seconds=0.0001 * rng.random(), version="91d2b3c4"),
+        }
+        steps.append(
+            Step(
+                f"{name}/{i}", name, i, agent, max(0, i - 1) if agent == "executor" else 0, (i - 1,) if i else (),
+                words.text(prompt), words.text(response), tuple(prompt), tuple(response), (1,) * length,
+                tuple(logprobs), scores=scores,
+            )
+        )  # fmt: skip
+        said = response
+    outcome = Score(float(right), seconds=0.003, version="c0ffee00")
+    return Trajectory(name, uid, task, steps, (STEPS - 1,), steps[-1].response, outcome)
+
+
+def report_of(trajectory: Trajectory) -> ScoringReport:
+    """What scoring the play alone would have said."""
+    functions = [FunctionReport("answer", "outcome", 1, 0, 0.5, 0.003, (), calls=1)]
+    for name in trajectory.steps[0].scores:
+        functions.append(FunctionReport(name, "step", STEPS, 0, 0.7, 0.02, (), calls=STEPS))
+    return ScoringReport(tuple(functions), 0.05)
+
+
+class Dictionary:
+    """Stands for `transfer_queue` where what it costs is not asked: plays and columns of this process."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.tags: dict[str, dict[str, Any]] = {}
+        self.payloads: list[torch.Tensor] = []
+        self.columns: dict[str, torch.Tensor | NonTensorStack] = {}
+        self.written: TensorDict | None = None
+        self.rows = KVBatchMeta(partition_id="train")
+
+    async def async_kv_put(self, key: str, partition_id: str, fields: Any, tag: dict[str, Any]) -> None:
+        self.keys.append(key)
+        self.tags[key] = tag
+        self.payloads.append(fields["play"])
+
+    def kv_list(self, partition_id: str) -> dict[str, dict[str, Any]]:
+        return {partition_id: self.tags}
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        if partition_id == "train":
+            known = {name: self.columns[name] for name in select_fields if name in self.columns}
+            return TensorDict(known, batch_size=len(keys))
+        place = {key: i for i, key in enumerate(self.keys)}
+        return {"play": SimpleNamespace(unbind=lambda: [self.payloads[place[key]] for key in keys])}
+
+    def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        pass
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict) -> KVBatchMeta:
+        self.written = fields
+        return self.rows
+
+
+@contextmanager
+def instead_of_queue(queue: Any, *modules: Any) -> Iterator[None]:
+    """For `modules`, `queue` is TransferQueue meanwhile."""
+    for module in modules:
+        module.tq = queue
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.tq = tq
+
+
+class Measured:
+    """Stands for `transfer_queue` in an agent-loop worker: how large the rows are that it is given."""
+
+    def __init__(self) -> None:
+        self.tensors = self.encoded = self.rows = 0
+        self.tags: list[dict[str, Any]] = []
+
+    async def async_kv_batch_put(self, keys: list[str], fields: TensorDict, tags: Any, partition_id: str) -> None:
+        values = [value for value in fields.values() if isinstance(value, torch.Tensor)]
+        self.tensors += sum(v.values().nbytes if v.is_nested else v.nbytes for v in values)
+        self.encoded += sum(memoryview(frame).nbytes for frame in encode(dict(fields.items())))
+        self.rows += len(keys)
+        self.tags += tags
+
+
+async def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _positions(input_ids: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.arange(input_ids.shape[-1]).unsqueeze(0)
+
+
+WORKER = SimpleNamespace(
+    _compute_score=_nothing,
+    _compute_teacher_logprobs=_nothing,
+    _compute_multi_modal_inputs=lambda *_: {},
+    _compute_position_ids=_positions,
+)
+"""What verl's agent-loop worker is to the making of rows, for a model of text."""
+
+
+async def put_rows(trajectory: Trajectory, uid: str, session: int) -> None:
+    """verl's rows of a play, made and put by its own worker's code."""
+    outputs = [step_output(trajectory, step, 1.0) for step in trajectory.steps]
+    worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    place = {"uid": uid, "session_id": session, "global_steps": 1, "index": 0}
+    await worker._agent_loop_postprocess(WORKER, outputs, False, **place)
+
+
+def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
+    """Plays of `tasks` tasks as their workers left them, with verl's rows of them; and what they take."""
+    words, queue = Words(), Dictionary()
+    system = words.some(50)
+    lengths, packing = list[int](), list[float]()
+    measured, tags = Measured(), list[dict[str, Any]]()
+    for group in range(tasks):
+        question, uid = words.some(30), uuid.UUID(bytes=words.rng.bytes(16), version=4).hex
+        for session in range(PLAYS):
+            trajectory = trajectory_of(words, system, question, group, session)
+            start = time.perf_counter()
+            record = PlayRecord.of(trajectory, report_of(trajectory), (group, session))
+            packing.append(time.perf_counter() - start)
+            with instead_of_queue(queue, plays_module):
+                asyncio.run(record.put(f"{uid}_{session}", partition(validate=False)))
+            lengths += [len(step.response_ids) for step in trajectory.steps]
+            tags += [_tag(step) for step in trajectory.steps]
+            queue.rows.keys += [f"{uid}_{session}_{i}" for i in range(STEPS)]
+            if session == group % PLAYS and group < 32:
+                with instead_of_queue(measured, agent_loop_tq):
+                    asyncio.run(put_rows(trajectory, uid, session))
+                assert measured.tags[-STEPS:] == tags[-STEPS:]
+    queue.rows.tags = tags
+    queue.columns = _columns(queue, np.array(lengths))
+    packed = sum(payload.numel() for payload in queue.payloads)
+    n_plays, n_steps = len(queue.payloads), len(lengths)
+    return queue, [
+        Figure("a play, packed", packed / n_plays / 1e3, unit="kB"),
+        Figure("a step in its play, packed", packed / n_steps, unit="bytes"),
+        Figure("a step as verl's row, tensors", measured.tensors / measured.rows, unit="bytes"),
+        Figure("a step as verl's row, as TransferQueue encodes it", measured.encoded / measured.rows, unit="bytes"),
+        Figure("packed steps, of verl's rows as encoded", packed / n_steps / (measured.encoded / measured.rows)),
+        Figure("packing a play, in the worker", median(packing) * 1e3, unit="ms"),
+    ]
+
+
+def _tag(step: Step) -> dict[str, Any]:
+    """Of a row, as verl's worker puts it."""
+    prompt, response = len(step.prompt_ids), len(step.response_ids)
+    versions = {"global_steps": 1, "min_global_steps": 0, "max_global_steps": 0}
+    return {
+        "status": "success", "prompt_len": prompt, "response_len": response, "seq_len": prompt + response, **versions
+    }  # fmt: skip
+
+
+def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor | NonTensorStack]:
+    """verl's columns of the rows, as its trainer gets them: jagged, a reward at the last token."""
+    offsets, n = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), int(lengths.sum())
+    rng = np.random.default_rng(0)
+    rewards = np.zeros(n, dtype=np.float32)
+    of_play = rng.random(len(queue.payloads)) < 0.5
+    rewards[offsets[1:].numpy() - 1] = np.repeat(of_play, STEPS)
+    logprobs = -rng.exponential(0.3, n).astype(np.float32)
+    flat = {"response_mask": np.ones(n, dtype=np.int64), "rm_scores": rewards}
+    flat |= {"rollout_log_probs": logprobs, "old_log_probs": logprobs}
+    bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}  # or padding is as wide as all tokens
+    jagged = partial(torch.nested.nested_tensor_from_jagged, offsets=offsets, **bounds)
+    columns = {name: jagged(torch.from_numpy(values)) for name, values in flat.items()}
+    return {"uid": NonTensorStack(*["".join(key.split("_")[0]) for key in queue.rows.keys]), **columns}
+
+
+# ---- the driver ----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds of the parts of one run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start
+
+
+class TimedFolder(RunFolder):
+    """A run's folder that says what writing the step file took."""
+
+    clock: Clock
+
+    def write_steps(self, *args: Any) -> None:
+        with self.clock.part("step file"):
+            super().write_steps(*args)
+
+
+PARTS = ("taking plays", "assign", "rows", "columns", "metrics", "step file")
+
+
+def drive(queue: Dictionary, path: Path) -> Clock:
+    """Our part of a training step: `CreditflowTrainer._step_once` without what verl's workers do in it."""
+    clock, n = Clock(), len(queue.payloads)
+    (path / "steps").mkdir(parents=True, exist_ok=True)
+    folder = TimedFolder(path)
+    folder.clock = clock
+    run = SimpleNamespace(folder=folder, global_steps=1, threshold=make_threshold(OPTIONS.propagation_threshold))
+    processor = time.process_time()
+    with clock.part("whole"), instead_of_queue(queue, plays_module, rows_module):
+        with clock.part("taking plays"):
+            plays = take(partition(validate=False), n, {key.split("_")[0] for key in queue.rows.keys})
+            plays.expect_few_failures(0.1)
+        with clock.part("assign"):
+            assignment = assign(plays.batch, OPTIONS, threshold=run.threshold)
+        with clock.part("rows"):
+            columns = Rows.of(*plays.row_keys([POLICY]), plays.batch)
+            columns.expect_all(queue.rows)
+            trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
+            throw_away(queue.rows, keep=trained.keys)
+        with clock.part("columns"):
+            run.threshold.update(assignment.observed())
+            columns.put(trained, assignment)
+        with clock.part("recording"):
+            CreditflowTrainer._record(run, plays, assignment)
+    clock.seconds["processor"] = time.process_time() - processor
+    clock.seconds["metrics"] = clock.seconds["recording"] - clock.seconds["step file"]
+    _check(queue, assignment, run._own_metrics)
+    return clock
+
+
+def _check(queue: Dictionary, assignment: Any, metrics: Mapping[str, float]) -> None:
+    if not 0.2 < metrics["propagation/pass_rate"] < 0.8:
+        raise RuntimeError(f"{metrics['propagation/pass_rate']:.0%} of the gates are open: that tries no threshold")
+    assert queue.written is not None
+    assert queue.written["advantages"].values().shape == assignment.batch.response_ids.shape
+
+
+class VerlRows:
+    """What verl's trainer is given of the same steps."""
+
+    def __init__(self, queue: Dictionary) -> None:
+        self.queue = queue
+        tensors = {name: queue.columns[name] for name in ("rm_scores", "response_mask")}
+        padded = TensorDict(tensors, batch_size=len(queue.rows)).to_padded_tensor()
+        self.rewards, self.mask = padded["rm_scores"], padded["response_mask"]
+        self.uid = np.array(queue.columns["uid"].tolist(), dtype=object)
+        algorithm = {
+            "use_kl_in_reward": False, "rollout_correction": None, "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0,
+            "norm_adv_by_std_in_grpo": True,
+        }  # fmt: skip
+        config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": PLAYS}}})
+        self.trainer = SimpleNamespace(config=config)
+
+    def grpo(self) -> None:
+        """Its function on all rows."""
+        core_algos.compute_grpo_outcome_advantage(self.rewards, self.mask, self.uid)
+
+    def whole(self) -> None:
+        """Its trainer's method: rows fetched and padded, advantages of last rows, spread and put."""
+        with instead_of_queue(self.queue, trainer_base):
+            trainer_base.PPOTrainer._compute_advantage(self.trainer, self.queue.rows, {})
+
+
+def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
+    n_plays, n_steps = len(queue.payloads), len(queue.rows)
+    _report(f"the driver's part of {n_steps:,} steps, {repeats} turns")
+    theirs = VerlRows(queue)
+    clocks, taken = list[Clock](), defaultdict[str, list[float]](list)
+    with tempfile.TemporaryDirectory() as folder:
+        assign(first_plays(queue, folder), OPTIONS)  # compiled before memory is measured
+        memory = _grown(lambda: drive(queue, Path(folder)))
+        for turn in range(-1, repeats):
+            runs = (theirs.grpo, lambda: clocks.append(drive(queue, Path(folder))), theirs.whole)
+            for name, run in zip(("grpo", "ours", "whole"), runs, strict=True):
+                seconds = _seconds(run)
+                if turn >= 0:
+                    taken[name].append(seconds)
+        written = (Path(folder) / "steps" / "000001.parquet").stat().st_size
+    ours = {name: [clock.seconds[name] for clock in clocks[1:]] for name in ("whole", "processor", *PARTS)}
+    credit = [a + b for a, b in zip(ours["assign"], ours["columns"], strict=True)]
+    rest = [whole - file for whole, file in zip(ours["whole"], ours["step file"], strict=True)]
+    return [
+        Figure.of("driver, ours", ours["whole"], unit="s"),
+        *(Figure.of(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
+        Figure.of("driver, ours: processor time", ours["processor"], unit="s"),
+        Figure.of("verl's grpo on every row", taken["grpo"], unit="s"),
+        Figure.of("verl's _compute_advantage on last rows, fetched, padded, spread, put", taken["whole"], unit="s"),
+        Figure.of("verl's grpo on every row / driver, ours", _ratios(taken["grpo"], ours["whole"]), 1.0, unit="x"),
+        Figure.of("verl's grpo on every row / the same without the step file", _ratios(taken["grpo"], rest), unit="x"),
+        Figure.of("verl's grpo on every row / assign and columns", _ratios(taken["grpo"], credit), unit="x"),
+        Figure.of("verl's _compute_advantage / driver, ours", _ratios(taken["whole"], ours["whole"]), unit="x"),
+        Figure.of("verl's _compute_advantage / assign and columns", _ratios(taken["whole"], credit), unit="x"),
+        Figure.of("propagation (the whole of assign)", [s * 1e3 for s in ours["assign"]], 100, at_most=True, unit="ms"),
+        Figure.of("driver, plays/s", [n_plays / s for s in ours["whole"]]),
+        Figure.of("driver, steps/s", [n_steps / s for s in ours["whole"]]),
+        Figure("memory, driver's part at its largest", memory / 1e6, unit="MB"),
+        Figure("step file", written / 1e6, unit="MB"),
+    ]
+
+
+def first_plays(queue: Dictionary, folder: str) -> Any:
+    """A small batch of the same plays."""
+    few = Dictionary()
+    few.keys, few.payloads = queue.keys[:8], queue.payloads[:8]
+    few.tags = {key: queue.tags[key] for key in few.keys}
+    few.rows = KVBatchMeta(keys=queue.rows.keys[: 8 * STEPS], tags=queue.rows.tags[: 8 * STEPS], partition_id="train")
+    with instead_of_queue(few, plays_module):
+        return take(partition(validate=False), 8).batch
+
+
+def _grown(run: Callable[[], object]) -> int:
+    """Bytes by which the process is larger, at its largest, than before."""
+    gc.collect()
+    pa.default_memory_pool().release_unused()
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    run()
+    return _resident("VmHWM") - before
+
+
+def _resident(what: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+    return 1024 * int(line.split()[1])
+
+
+def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:
+    """verl's own: rows over ranks, before anything is computed of them."""
+    workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in queue.rows.tags]))
+    figures = []
+    for ranks in (8, 64):
+        seconds = [
+            _seconds(lambda ranks=ranks: get_seqlen_balanced_partitions(workloads, ranks, equal_size=True))
+            for _ in range(repeats)
+        ]
+        figures.append(Figure.of(f"verl's balancing over {ranks} ranks", seconds, unit="s"))
+    return figures
+
+
+# ---- rewards in an agent-loop worker -------------------------------------------------------------------------------
+
+
+class RewardWorker:
+    """What an agent-loop worker does with plays that have ended: an actor with a loop, rewards on a backend."""
+
+    def __init__(self, what: str, backend: str, workers: int, in_flight: int) -> None:
+        functions = (RewardFunction("waits", "step", waits, is_async=True),) if what == "waits" else math_plays(0)[0]
+        options = BackendOptions(num_workers=workers, max_in_flight=in_flight)
+        made = make_backend(backend, functions, options)
+        self.manager = RewardManager(functions, 1.0, backend=made, max_in_flight=in_flight, cache_size=0)
+        self.scorer = Scorer(self.manager)
+
+    async def seconds(self, plays: list[Trajectory]) -> float:
+        """That scoring `plays` takes, which come in one by one, faster than they can be scored."""
+        start = time.perf_counter()
+        scorings = []
+        for play in plays:
+            scorings.append(asyncio.create_task(self.scorer.score(play)))
+            await asyncio.sleep(0)
+        report = ScoringReport.merge(await asyncio.gather(*scorings))
+        seconds = time.perf_counter() - start
+        (function,) = report.functions
+        if function.failed or not math.isclose(function.mean, 1.0) or function.calls != function.matched:
+            raise RuntimeError(f"not what was to be measured: {function}")
+        return seconds
+
+    async def close(self) -> None:
+        await self.manager.aclose()
+
+
+class Alone:
+    """The same without a backend, one call after the other. No async actor: `math_verify` wants the main thread."""
+
+    def __init__(self, what: str, *options: Any) -> None:
+        self.worker = RewardWorker(what, *options)
+
+    def seconds(self, plays: list[Trajectory]) -> float:
+        return asyncio.run(self.worker.seconds(plays))
+
+    def close(self) -> None:
+        asyncio.run(self.worker.close())
+
+
+def _scored(
+    what: str, sides: Mapping[str, tuple[str, int, int]], plays: Sequence[Trajectory], warm: int, repeats: int
+) -> dict[str, list[float]]:
+    """Seconds in which a worker with each backend scores `plays`, by turns, after its first `warm` ones."""
+    workers = {
+        name: ray.remote(Alone if options[0] == "inline" else RewardWorker).remote(what, *options)
+        for name, options in sides.items()
+    }
+    for worker in workers.values():
+        ray.get(worker.seconds.remote(plays[:warm]))  # imports, start-up
+    taken: dict[str, list[float]] = {name: [] for name in workers}
+    for _ in range(repeats):
+        for name, worker in workers.items():
+            taken[name].append(ray.get(worker.seconds.remote(plays)))
+    for worker in workers.values():
+        ray.get(worker.close.remote())
+        ray.kill(worker)
+    return taken
+
+
+def _verified(calls: int, repeats: int) -> list[Figure]:
+    _report(f"{calls:,} math_verify calls in an agent-loop worker")
+    sides = {"alone": ("inline", 1, 1), "process": ("process", 2, 256), "ray": ("ray", 2, 256)}
+    taken = _scored("math_verify", sides, math_plays(calls)[1], 64, repeats)
+    figures = [Figure.of("math_verify calls/s of one core", [calls / s for s in taken["alone"]])]
+    for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
+        ratios = _ratios(taken["alone"], taken[name])
+        figures.append(
+            Figure.of(f"in a worker: {calls} math_verify calls, {what} / one after the other", ratios, 1.6, unit="x")
+        )
+        figures.append(Figure.of(f"math_verify calls/s, {what}", [calls / s for s in taken[name]]))
+    return figures
+
+
+def _waiting(calls: int, repeats: int) -> list[Figure]:
+    _report(f"{calls:,} calls that wait {WAIT_S * 1e3:.0f} ms, 200 in flight, in an agent-loop worker")
+    alone, sides = ("inline", 1, 1), {"process": ("process", 2, 200), "ray": ("ray", 4, 200)}
+    plays = [play_of(str(i), ["said"] * 20) for i in range(calls // 20)]
+    (one_by_one,) = _scored("waits", {"alone": alone}, plays[:2], 1, 1)["alone"]
+    taken = _scored("waits", sides, plays, 2, repeats)
+    figures = []
+    for name, what in {"process": "its own loop", "ray": "four async Ray actors"}.items():
+        ratios = [one_by_one / 40 * calls / s for s in taken[name]]
+        figures.append(
+            Figure.of(f"in a worker: 200 waiting calls on {what} / one after the other", ratios, 50, unit="x")
+        )
+    return figures
+
+
+# ---- TransferQueue -------------------------------------------------------------------------------------------------
+
+
+def _queue(queue: Dictionary, plays: int, repeats: int) -> list[Figure]:
+    """A real one, with two storage units, on this machine."""
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}))
+    try:
+        return [*_through(queue, plays, repeats), *_polled(queue, repeats)]
+    finally:
+        tq.close()
+
+
+def _through(queue: Dictionary, n_plays: int, repeats: int) -> list[Figure]:
+    _report(f"{n_plays:,} plays through TransferQueue")
+    where, keys = partition(validate=False), queue.keys[:n_plays]
+    payloads = queue.payloads[:n_plays]
+    megabytes = sum(payload.numel() for payload in payloads) / 1e6
+    puts, gets, takes = list[float](), list[float](), list[float]()
+    for turn in range(-1, repeats):
+        put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
+        get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["play"]))
+        taken = _seconds(lambda: _taken(where, n_plays))
+        if turn >= 0:
+            puts, gets, takes = [*puts, put], [*gets, get], [*takes, taken]
+    return [
+        Figure.of(f"plays/s put by one worker, {AT_ONCE} at a time", [n_plays / s for s in puts]),
+        Figure.of("the same, in bytes", [megabytes / s for s in puts], unit="MB/s"),
+        Figure.of("plays/s fetched by the driver", [n_plays / s for s in gets]),
+        Figure.of("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
+        Figure.of("plays/s listed, fetched, unpacked and cleared", [n_plays / s for s in takes]),
+        *_rows_through(queue, min(n_plays, 64)),
+    ]
+
+
+async def _put_all(queue: Dictionary, keys: Sequence[str], payloads: Sequence[torch.Tensor], where: str) -> None:
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def put(key: str, payload: torch.Tensor) -> None:
+        tag = queue.tags[key]
+        record = PlayRecord("played", play=payload.numpy().tobytes(), report=tag["report"], place=tag["place"])
+        async with limit:
+            await record.put(key, where)
+
+    await asyncio.gather(*(put(key, payload) for key, payload in zip(keys, payloads, strict=True)))
+
+
+def _taken(where: str, n_plays: int) -> None:
+    assert take(where, n_plays).batch.n_trajectories == n_plays
+
+
+def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
+    """verl's rows of as many plays, made and put by its own code, one play after the other."""
+    words = Words(1)
+    system, question = words.some(50), words.some(30)
+    trajectories = [trajectory_of(words, system, question, 0, i) for i in range(n_plays)]
+
+    async def put_all() -> list[float]:
+        taken = []
+        for i, trajectory in enumerate(trajectories):
+            start = time.perf_counter()
+            await put_rows(trajectory, "rows", i)
+            taken.append((time.perf_counter() - start) * 1e3)
+        return taken
+
+    taken = asyncio.run(put_all())
+    tq.kv_clear(keys=[f"rows_{i}_{k}" for i in range(n_plays) for k in range(STEPS)], partition_id="train")
+    return [Figure.of(f"verl's {STEPS} rows of a play, made and put by one worker", taken, unit="ms")]
+
+
+def _polled(queue: Dictionary, repeats: int) -> list[Figure]:
+    """What verl's replay buffer asks again and again, when all rows and plays are there."""
+    rows, prompts = queue.rows, sorted({key.split("_")[0] for key in queue.rows.keys})
+    finished = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_batch_put(keys=rows.keys, partition_id="train", tags=rows.tags)
+    tq.kv_batch_put(keys=prompts, partition_id="train", tags=[finished] * len(prompts))
+    without = [_polling() for _ in range(repeats)]
+    plays = partition(validate=False)
+    tq.kv_batch_put(keys=queue.keys, partition_id=plays, tags=[queue.tags[key] for key in queue.keys])
+    figures = [Figure.of(f"verl's poll at {len(rows) + len(prompts):,} keys", without, unit="ms")]
+    n_keys = len(rows) + len(prompts) + len(queue.keys)
+    polls = [_polling() for _ in range(repeats)]
+    figures.append(Figure.of(f"verl's poll at {n_keys:,} keys, plays among them", polls, unit="ms"))
+    lists = [_seconds(tq.kv_list) * 1e3 for _ in range(repeats)]
+    figures.append(Figure.of(f"of it, kv_list of {n_keys:,} keys", lists, unit="ms"))
+    return figures
+
+
+def _polling() -> float:
+    buffer = SimpleNamespace(partitions=defaultdict(dict))
+    for name in ("pending_keys", "running_keys", "finished_keys", "failure_keys"):
+        setattr(buffer, name, defaultdict(set))
+    buffer.prompt_global_steps = defaultdict(dict)
+    seconds = _seconds(lambda: ReplayBuffer._sync_metadata_from_transfer_queue(buffer))
+    return seconds * 1e3
+
+
+if __name__ == "__main__":
+    sys.exit(main())
