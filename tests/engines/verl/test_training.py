@@ -15,13 +15,16 @@ from tests.engines.verl.runs import CHAIN, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
-TASKS, PLAYS, STEPS, BEFORE = 8, 8, 13, 9
+TASKS, PLAYS, STEPS, BEFORE = 8, 4, 12, 9
+EPOCH = 4
+"""Steps that play every task once. The third epoch holds the resume."""
 SMALL = (
-    "recipe.train_tasks=256",
+    f"recipe.train_tasks={EPOCH * TASKS}",
     "recipe.val_tasks=8",
     f"data.train_batch_size={TASKS}",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     f"actor_rollout_ref.rollout.n={PLAYS}",
+    "actor_rollout_ref.actor.optim.lr=3.0e-4",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # packed rows attend to all of theirs on a CPU
@@ -30,21 +33,14 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Thirteen steps of the arithmetic team on two ranks, the last four after a resume."""
+    """Twelve steps of the arithmetic team on two ranks, the last three after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
     run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
     return run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={STEPS}", n_ranks=2)
 
 
 def test_rollout_and_actor_compute_the_same_log_probs_at_every_step(chain: Run):
-    largest = chain.series("training/rollout_probs_diff_max")  # of some 50,000 tokens; without weight sync, above 1e-3
-    assert np.median(largest) < 1e-5
-    assert largest.max() < 1e-4
-
-
-@pytest.mark.slow
-def test_not_one_token_of_the_run_differs_by_more_than_asked(chain: Run):
-    assert chain.series("training/rollout_probs_diff_max").max() < 1e-5
+    assert chain.series("training/rollout_probs_diff_max").max() < 1e-5  # without weight sync, above 1e-3
 
 
 def test_every_step_has_a_gradient(chain: Run):
@@ -52,16 +48,16 @@ def test_every_step_has_a_gradient(chain: Run):
 
 
 def test_the_reward_rises(chain: Run):
-    errors = chain.series("reward/step_error_rate")  # of some 900 steps each: hardly any noise
-    assert errors[-4:].mean() < errors[:2].mean() - 0.04
+    errors = chain.series("reward/step_error_rate")  # an epoch: some 700 steps, of the same tasks each time
+    assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.03
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(chain: Run):
     assert [row["step"] for row in chain.metrics] == [0, *range(1, STEPS + 1)]
     assert [path.name for path in chain.steps] == [f"{step:06d}.parquet" for step in range(1, STEPS + 1)]
-    later = {chain.batch(step).tasks[0].text for step in range(BEFORE + 1, STEPS + 1)}
-    earlier = {task.text for step in range(1, BEFORE + 1) for task in chain.batch(step).tasks}
-    assert not later & earlier  # the data went on, too
+    for first in range(1, STEPS, EPOCH):  # the data went on, too: each task once an epoch, the last one's as well
+        of_epoch = [chain.batch(step) for step in range(first, first + EPOCH)]
+        assert len({task.text for batch in of_epoch for task in batch.tasks}) == EPOCH * TASKS
     assert (chain.folder / "evaluation.json").exists()
 
 

@@ -252,6 +252,36 @@ def test_a_server_that_is_killed_comes_back_with_the_weights_of_its_folder(verl_
     ray.kill(server)
 
 
+def test_all_that_a_forked_worker_has_imported_beforehand_is_installed():
+    import importlib
+
+    from verl_cpu.forks import MODULES
+
+    for module in MODULES:
+        importlib.import_module(module)
+
+
+def test_a_worker_whose_fork_server_dies_before_it_forks_becomes_the_worker_itself(tmp_path):
+    import socket
+    import subprocess
+    import sys
+
+    import verl_cpu.forks
+
+    launcher = Path(verl_cpu.forks.__file__).with_name("fork_worker.py")
+    worker = tmp_path / "worker.py"
+    worker.write_text("print('it works')")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "forks"))
+        listening.listen()
+        launched = subprocess.Popen(
+            [sys.executable, "-I", "-S", launcher, tmp_path / "forks", worker], stdout=subprocess.PIPE, text=True
+        )
+        connection, _ = listening.accept()
+        connection.close()
+    assert launched.communicate(timeout=60) == ("it works\n", None)
+
+
 def test_verl_never_chooses_the_platform_by_itself():
     from verl_cpu.platform import PlatformCPU
 

@@ -10,6 +10,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partialmethod
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import open_dict
 from ray.exceptions import RayActorError
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import ResourcePoolManager
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -32,6 +35,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from creditflow.credit import Assignment, Observed, assign, make_threshold
@@ -120,10 +124,19 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: Any, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
     ) -> KVBatchMeta:
-        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        # As verl does it, but for a list where it asks a tensor for each number, which takes it seven times as long.
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        multiple = self._get_required_batch_multiple(max(workers._dispatch_info["actor"]) + 1)
+        batch = upsample_batch_to_divisible_size(batch, multiple, self.tokenizer.eos_token_id)
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        work = calculate_workload(lengths).tolist()
+        partitions = get_seqlen_balanced_partitions(work, k_partitions=self._n_ranks, equal_size=True)
+        metrics.update(log_seqlen_unbalance(lengths.tolist(), partitions, logging_prefix))
         # Every rank cuts its rows into mini-batches from the front. Dealt out in turn, padding, which comes last, falls
         # on all of them: a mini-batch of nothing else would have no token to average over.
-        dealt = np.arange(len(batch)).reshape(self._n_ranks, -1, self._n_updates).transpose(0, 2, 1)
+        dealt = np.array(partitions).reshape(self._n_ranks, -1, self._n_updates).transpose(0, 2, 1)
         batch.reorder(dealt.ravel().tolist())
         return batch
 
@@ -410,12 +423,14 @@ class CreditflowTrainer(PolicyTrainer):
             for trainer in updated:
                 part = columns.put(trained[trainer.policy], assignment)
                 trained[trainer.policy] = trainer.correct_rollout(part, metrics)
-        for trainer in updated:
-            said = {}
-            trainer.update(trained[trainer.policy], said, timing_raw, self.global_steps)
-            metrics.update(self._named(trainer, said))
-        with marked_timer("ledger", timing_raw):
-            self._record(plays, assignment)
+        with ThreadPoolExecutor(1, "ledger") as beside:  # what is recorded is known: no device waits for a file
+            recording = beside.submit(self._record, plays, assignment)
+            for trainer in updated:
+                said = {}
+                trainer.update(trained[trainer.policy], said, timing_raw, self.global_steps)
+                metrics.update(self._named(trainer, said))
+            with marked_timer("ledger", timing_raw):
+                recording.result()
         if not updated:
             raise CreditflowError(
                 f"training step {self.global_steps}: no step of {batch.n_trajectories} plays can be trained on: each "

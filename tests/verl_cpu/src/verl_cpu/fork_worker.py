@@ -10,13 +10,17 @@ import sys
 from pathlib import Path
 
 path, *argv = sys.argv[1:]
+asked = {"argv": argv, "environ": dict(os.environ), "cwd": str(Path.cwd())}
 connection = socket.socket(socket.AF_UNIX)
 try:
     connection.connect(path)
+    socket.send_fds(connection, [b"f"], [0, 1, 2])
+    connection.sendall(json.dumps(asked).encode())
+    connection.shutdown(socket.SHUT_WR)
+    forked = connection.recv(1) != b""
 except OSError as error:
     print(f"a worker starts without a fork: {error}", file=sys.stderr)
+    forked = False
+if not forked:
     os.execv(sys.executable, [sys.executable, *argv])
-socket.send_fds(connection, [b"f"], [0, 1, 2])
-connection.sendall(json.dumps({"argv": argv, "environ": dict(os.environ), "cwd": str(Path.cwd())}).encode())
-connection.shutdown(socket.SHUT_WR)
 connection.recv(1)

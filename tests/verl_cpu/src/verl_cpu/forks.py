@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-_MODULES = [
+MODULES = [
     *("torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"),
-    *("tensordict", "torchdata.stateful_dataloader", "accelerate", "peft", "scipy.optimize", "sympy"),
+    *("tensordict", "torchdata.stateful_dataloader", "accelerate", "peft", "sympy"),
     *("transformers", "transformers.image_processing_utils", "transformers.modeling_utils"),
     *("transformers.processing_utils", "transformers.models.auto.modeling_auto"),
     *("transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2"),
@@ -67,7 +67,7 @@ def forking() -> Iterator[dict[str, str]]:
 
 def serve(listening: socket.socket) -> None:
     """Fork a worker for everyone who asks, until standard input ends: with the process that holds it, at the latest."""
-    for module in _MODULES:
+    for module in MODULES:
         importlib.import_module(module)
     n_threads = len(list(Path("/proc/self/task").iterdir()))
     if n_threads > 1 or "ray" in sys.modules:
@@ -91,6 +91,7 @@ def _become_worker(connection: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     asked = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
+    connection.sendall(b"f")  # the launched process knows now that it need not become the worker itself
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
