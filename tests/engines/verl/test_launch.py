@@ -267,6 +267,12 @@ def test_a_checkpoint_that_is_named_must_be_the_runs(cluster, tmp_path):
             [],
             "reward.functions: one of them reads the reference's log-probs",
         ),
+        (
+            ["reward.functions=[{fn: exact_match}, {fn: judge, args: {policy: default, rubric: Right or wrong}}]"],
+            [],
+            "reward.functions: judge judges by a policy of the run",
+        ),
+        (["reward.backend=inline"], [], "reward.backend: inline"),
         (["actor_rollout_ref.model.path=toy.py:nothing"], [], "has no 'nothing'"),
         ([], ["trainer.use_v1=false"], "trainer.use_v1: "),
     ],

@@ -83,9 +83,10 @@ def test_a_server_with_other_weights_fails_the_play(version):
         ask(Fleet(output(5, version=version)))
 
 
-def test_an_aborted_call_fails_the_play():
+@pytest.mark.parametrize("word", ["aborted", "abort"])
+def test_an_aborted_call_fails_the_play(word):
     with pytest.raises(LostServer, match="aborted"):
-        ask(Fleet(output(stop="aborted")))
+        ask(Fleet(output(stop=word)))
 
 
 def test_missing_log_probs_fail_the_play_rather_than_train_on_nothing():

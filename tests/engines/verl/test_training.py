@@ -40,7 +40,26 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def test_rollout_and_actor_compute_the_same_log_probs_at_every_step(chain: Run):
-    assert chain.series("training/rollout_probs_diff_max").max() < 1e-5  # without weight sync, above 1e-3
+    assert chain.series("training/rollout_probs_diff_mean").max() < 1e-6
+    largest = chain.series("training/rollout_probs_diff_max")  # of some 2,000 tokens; without weight sync, above 1e-3
+    assert np.median(largest) < 1e-5
+    assert largest.max() < 1e-4  # in float32 single tokens differ by some 1e-5, however they are computed: see below
+
+
+def test_what_single_tokens_differ_by_is_the_rounding_of_float32(chain: Run):
+    policy = Policy.load(chain.folder / f"checkpoints/global_step_{BEFORE}/actor/huggingface", torch.device("cpu"))
+    batch = chain.batch(BEFORE + 1)  # sampled with those weights, after the resume
+    here = []
+    for step in range(batch.n_steps):
+        prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
+        response = batch.response_ids[batch.token_offsets[step] : batch.token_offsets[step + 1]]
+        with torch.no_grad():
+            logits = policy.model(torch.from_numpy(np.concatenate([prompt, response]))[None].long()).logits[0]
+        of_response = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()
+        here.append(of_response[np.arange(len(response)), response])
+    in_one_process = np.abs(np.exp(np.concatenate(here)) - np.exp(batch.logprobs)).max()
+    assert 0 < in_one_process < 1e-4
+    assert chain.series("training/rollout_probs_diff_max")[BEFORE] < 4 * in_one_process
 
 
 def test_every_step_has_a_gradient(chain: Run):

@@ -31,6 +31,8 @@ from creditflow.errors import ConfigError, CreditflowError, InputError, first_li
 from creditflow.ledger import RunFolder
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Bar, Reporter
+from creditflow.reward.judge import Judge
+from creditflow.reward.registry import leaves
 
 _POLL_S = 0.5
 """How often the run's folder is looked at."""
@@ -51,7 +53,7 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     config = _checked(recipe, verl_overrides, reporter)
     run = carried(config)
     parts = build_parts(run.recipe)
-    _expect_no_reference(parts)
+    _expect_rewards(parts)
     _expect_machine(config)
     total = total_steps(config, len(parts.train_tasks))
     begun = _begun(config, run.run_folder, total)
@@ -73,11 +75,23 @@ def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) 
 # Before anything is started
 
 
-def _expect_no_reference(parts: Parts) -> None:
+def _expect_rewards(parts: Parts) -> None:
+    """Raises ConfigError where the agent-loop workers could not score."""
     if needs_reference(parts):
         raise ConfigError(
             "reward.functions: one of them reads the reference's log-probs (needs_reference), which --engine verl "
             "computes after scoring; use --engine local, or actor_rollout_ref.actor.use_kl_loss in its place"
+        )
+    for function in leaves(parts.rewards.functions):
+        if isinstance(function.instance, Judge) and function.instance.policy is not None:
+            raise ConfigError(
+                f"reward.functions: {function.name} judges by a policy of the run, which --engine verl samples for "
+                "plays alone; serve the judge, and name its address as endpoint"
+            )
+    if parts.recipe.config.reward.backend == "inline":
+        raise ConfigError(
+            "reward.backend: inline calls functions in the process that plays hundreds at once, and each would stop "
+            "them all; with --engine verl expected process or ray"
         )
 
 

@@ -14,7 +14,7 @@ from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.trajectory import Message
 
 ATTEMPTS = 3
-"""Of a call whose server died under it: a fleet has others, and Ray may bring the dead one back."""
+"""Of a call whose server died under it: they go to the same one, which Ray may bring back."""
 _PAUSE_S = 0.5
 
 
@@ -41,7 +41,7 @@ class ServedPolicy:
     eos_ids: frozenset[int]
     max_positions: int
     version: int = 0
-    """Of the weights that its servers hold; set before each batch of plays."""
+    """Never moves: which version gave a response, the servers say with each (`Generation.version`)."""
 
     @property
     def tokenizer(self) -> Any:
@@ -78,7 +78,7 @@ class Servers:
         served = self.clients[policy]
         assert isinstance(served, ServedPolicy)
         output = await self._ask(served.client, request)
-        if output.stop_reason == "aborted":
+        if output.stop_reason in ("aborted", "abort"):  # vLLM's word, and SGLang's
             raise LostServer(f"policy {policy}: the server aborted the call")
         version = output.extra_fields.get("global_steps")
         if version != self.version:
