@@ -602,12 +602,17 @@ def test_without_verl_the_extra_is_named(monkeypatch):
         expect_verl()
 
 
-@pytest.mark.parametrize("found", ["0.8.0", "0.10.1", "1.0.0"])
+@pytest.mark.parametrize("found", ["0.8.0", "0.9.0", "0.9.1.dev0", "0.10.0.dev0", "0.10.1", "1.0.0"])
 def test_a_version_of_verl_that_does_not_fit_is_refused_with_those_that_do(monkeypatch, found):
     monkeypatch.setattr(configuration.importlib.metadata, "version", lambda name: found)
 
-    with pytest.raises(ConfigError, match=f"verl {found} is installed, and verl>=0.9,<0.10 fits"):
+    with pytest.raises(ConfigError, match=f"verl {found} is installed, and verl>=0.9.1,<0.10 fits"):
         expect_verl()
+
+
+def test_a_later_version_of_the_same_series_fits_even_before_its_release(monkeypatch):
+    monkeypatch.setattr(configuration.importlib.metadata, "version", lambda name: "0.9.2.dev0")
+    expect_verl()
 
 
 # What is printed

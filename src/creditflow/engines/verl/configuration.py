@@ -30,7 +30,7 @@ from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
-FITS = "verl>=0.9,<0.10"
+FITS = ">=0.9.1,<0.10"
 _INSTALL = "pip install 'creditflow[verl]'"
 
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
@@ -336,8 +336,10 @@ def expect_verl() -> None:
         found = importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(f"--engine verl: verl is not installed; {_INSTALL}") from None
-    if found.split(".")[:2] != ["0", "9"]:
-        raise ConfigError(f"--engine verl: verl {found} is installed, and {FITS} fits; {_INSTALL}")
+    from packaging.specifiers import SpecifierSet
+
+    if not SpecifierSet(FITS).contains(found, prereleases=True):
+        raise ConfigError(f"--engine verl: verl {found} is installed, and verl{FITS} fits; {_INSTALL}")
     try:
         with quiet():
             import transfer_queue  # noqa: F401

@@ -113,9 +113,8 @@ def _expect_machine(config: DictConfig) -> None:
         )
     server = config.actor_rollout_ref.rollout.name
     if server in ("vllm", "sglang") and importlib.util.find_spec(server) is None:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.name: {server} is not installed; pip install 'verl[{server}]', or name another"
-        )
+        how = "pip install 'verl[vllm]>=0.9.1'" if server == "vllm" else "see verl's documentation"
+        raise ConfigError(f"actor_rollout_ref.rollout.name: {server} is not installed; {how}, or name another")
 
 
 def total_steps(config: DictConfig, n_tasks: int) -> int:

@@ -342,13 +342,15 @@ class CreditflowTrainer(PolicyTrainer):
             self._sync_weights(self.global_steps)
 
     def on_sample_end(self) -> None:
-        super().on_sample_end()
-        for partner in self.partners:
-            partner.checkpoint_manager.sleep_replicas()
+        with servers_there():
+            super().on_sample_end()
+            for partner in self.partners:
+                partner.checkpoint_manager.sleep_replicas()
 
     def _sync_weights(self, version: int) -> None:
-        for trainer in self.trainers:
-            trainer.checkpoint_manager.update_weights(version)
+        with servers_there():
+            for trainer in self.trainers:
+                trainer.checkpoint_manager.update_weights(version)
 
     def _checkpoint(self) -> Path:
         return Path(self.config.trainer.default_local_dir).absolute() / f"global_step_{self.global_steps}"
@@ -460,13 +462,7 @@ class CreditflowTrainer(PolicyTrainer):
                 break
             metrics["rollout/replayed_plays"] = float(plays.expected)
             throw_away(rows, keep=())
-            try:
-                self._sync_weights(self.global_steps - 1)
-            except RayActorError as error:
-                raise CreditflowError(
-                    f"rollout servers died, and do not come back: {first_line(error)}; run the same command again to "
-                    "go on from the last checkpoint"
-                ) from error
+            self._sync_weights(self.global_steps - 1)
             self._submit_again()
         plays.expect_few_failures(limits.max_failed_frac)
         try:
@@ -606,6 +602,18 @@ def servers_named(backend: str, policy: str) -> Iterator[None]:
         yield
     finally:
         RolloutReplicaRegistry.register(backend, lambda: plain)
+
+
+@contextmanager
+def servers_there() -> Iterator[None]:
+    """Raises CreditflowError where a rollout server died meanwhile, for good."""
+    try:
+        yield
+    except RayActorError as error:
+        raise CreditflowError(
+            f"rollout servers died, and do not come back: {first_line(error)}; run the same command again to go on "
+            "from the last checkpoint"
+        ) from error
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -5,10 +5,12 @@ import pytest
 
 pytest.importorskip("verl")
 
+from ray.exceptions import ActorDiedError
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from creditflow.engines.verl.trainer import PolicyTrainer
+from creditflow.engines.verl.trainer import CreditflowTrainer, PolicyTrainer
+from creditflow.errors import CreditflowError
 
 
 def trainer(cls: type, ranks: int, updates: int) -> SimpleNamespace:
@@ -64,3 +66,12 @@ def test_no_mini_batch_is_padding_alone(ranks, updates, monkeypatch):
     size = len(dealt) // (ranks * updates)
     for first in range(0, len(dealt), size):  # a rank's rows are cut into mini-batches from the front
         assert any(key.startswith("row") for key in dealt[first : first + size])
+
+
+def test_servers_that_died_for_good_end_the_run_with_what_to_do():
+    def died(version):
+        raise ActorDiedError()
+
+    run = SimpleNamespace(trainers=[SimpleNamespace(checkpoint_manager=SimpleNamespace(update_weights=died))])
+    with pytest.raises(CreditflowError, match="do not come back: .*run the same command again"):
+        CreditflowTrainer._sync_weights(run, 3)
