@@ -73,5 +73,5 @@ def test_servers_that_died_for_good_end_the_run_with_what_to_do():
         raise ActorDiedError()
 
     run = SimpleNamespace(trainers=[SimpleNamespace(checkpoint_manager=SimpleNamespace(update_weights=died))])
-    with pytest.raises(CreditflowError, match="do not come back: .*run the same command again"):
+    with pytest.raises(CreditflowError, match=r"do not come back: .*run the same command again"):
         CreditflowTrainer._sync_weights(run, 3)
