@@ -28,7 +28,9 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -539,30 +541,54 @@ class Alone:
 
 
 def _scored(
-    what: str, sides: Mapping[str, tuple[str, int, int]], plays: Sequence[Trajectory], warm: int, repeats: int
+    what: str, sides: Mapping[str, Side], plays: Sequence[Trajectory], warm: int, repeats: int
 ) -> dict[str, list[float]]:
-    """Seconds in which a worker with each backend scores `plays`, by turns, after its first `warm` ones."""
+    """Seconds in which the workers of each side score `plays`, by turns, after their first `warm` ones."""
     workers = {
-        name: ray.remote(Alone if options[0] == "inline" else RewardWorker).remote(what, *options)
-        for name, options in sides.items()
+        name: [
+            ray.remote(Alone if side.backend == "inline" else RewardWorker).remote(
+                what, side.backend, side.workers, side.in_flight
+            )
+            for _ in range(side.actors)
+        ]
+        for name, side in sides.items()
     }
-    for worker in workers.values():
+    for worker in chain(*workers.values()):
         ray.get(worker.seconds.remote(plays[:warm]))  # imports, start-up
     taken: dict[str, list[float]] = {name: [] for name in workers}
     for _ in range(repeats):
-        for name, worker in workers.items():
-            taken[name].append(ray.get(worker.seconds.remote(plays)))
-    for worker in workers.values():
+        for name, of_side in workers.items():
+            dealt = [worker.seconds.remote(plays[i :: len(of_side)]) for i, worker in enumerate(of_side)]
+            taken[name].append(max(ray.get(dealt)))
+    for worker in chain(*workers.values()):
         ray.get(worker.close.remote())
         ray.kill(worker)
     return taken
 
 
+@dataclass(frozen=True)
+class Side:
+    """How plays are scored: by `actors` that share them, each with a backend."""
+
+    backend: str
+    workers: int = 1
+    in_flight: int = 1
+    actors: int = 1
+
+
 def _verified(calls: int, repeats: int) -> list[Figure]:
     _report(f"{calls:,} math_verify calls in an agent-loop worker")
-    sides = {"alone": ("inline", 1, 1), "process": ("process", 2, 256), "ray": ("ray", 2, 256)}
+    sides = {
+        "alone": Side("inline"),
+        "both": Side("inline", actors=2),  # nothing is shared out: what two cores of this machine are worth
+        "process": Side("process", 2, 256),
+        "ray": Side("ray", 2, 256),
+    }
     taken = _scored("math_verify", sides, math_plays(calls)[1], 64, repeats)
-    figures = [Figure.of("math_verify calls/s of one core", [calls / s for s in taken["alone"]])]
+    figures = [
+        Figure.of("math_verify calls/s of one core", [calls / s for s in taken["alone"]]),
+        Figure.of("two actors with half of the calls each / one", _ratios(taken["alone"], taken["both"]), unit="x"),
+    ]
     for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
         ratios = _ratios(taken["alone"], taken[name])
         figures.append(
@@ -574,7 +600,7 @@ def _verified(calls: int, repeats: int) -> list[Figure]:
 
 def _waiting(calls: int, repeats: int) -> list[Figure]:
     _report(f"{calls:,} calls that wait {WAIT_S * 1e3:.0f} ms, 200 in flight, in an agent-loop worker")
-    alone, sides = ("inline", 1, 1), {"process": ("process", 2, 200), "ray": ("ray", 4, 200)}
+    alone, sides = Side("inline"), {"process": Side("process", 2, 200), "ray": Side("ray", 4, 200)}
     plays = [play_of(str(i), ["said"] * 20) for i in range(calls // 20)]
     (one_by_one,) = _scored("waits", {"alone": alone}, plays[:2], 1, 1)["alone"]
     taken = _scored("waits", sides, plays, 2, repeats)
