@@ -708,6 +708,10 @@ _REPEATED = {
 """Columns of few different values. For the others to look for repetitions costs more than it saves."""
 
 
+_SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
+"""Columns of numbers whose high bytes are alike: byte by byte they are a fifth smaller, and written faster."""
+
+
 def write(batch: TrajectoryBatch, path: Path | str, step_columns: Mapping[str, NDArray[Any]] | None = None) -> None:
     """See `TrajectoryBatch.write_parquet`."""
     table, step_columns = table_of(batch), step_columns or {}
@@ -724,7 +728,7 @@ def write(batch: TrajectoryBatch, path: Path | str, step_columns: Mapping[str, N
         compression="zstd",  # a third smaller than lz4, for a fifth more time
         use_dictionary=[leaf[name] for name in leaf if name in _REPEATED or name in step_columns],
         dictionary_pagesize_limit=1 << 30,  # a long task stays where it stands once
-        column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in ("logprobs", "ref_logprobs")},
+        column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in _SPLIT},
         write_statistics=False,
         store_schema=False,  # other readers need not know that texts were dictionaries here
     )
