@@ -77,45 +77,55 @@ def cannot_score(step, trajectory):
 QUICK = ("trainer.total_training_steps=3", "trainer.val_before_train=false", "data.val_max_samples=1")
 
 
-@pytest.fixture
-def recipe(tmp_path: Path):
-    """The toy recipe with another workflow, and with a further reward function."""
-    shutil.copy(TOYS / "toy.py", tmp_path)
-    shutil.copy(TOYS / "toy.yaml", tmp_path)
-    text = FAULTS.format(mark=str(tmp_path)).replace("import toy_workflow as toy\n", "")
-    (tmp_path / "faults.py").write_text((TOYS / "toy.py").read_text() + text.replace("toy.solve", "solve"))
+def recipes_in(folder: Path):
+    """Makes the toy recipe in `folder` with another workflow, and with a further reward function."""
+    shutil.copy(TOYS / "toy.py", folder)
+    shutil.copy(TOYS / "toy.yaml", folder)
+    text = FAULTS.format(mark=str(folder)).replace("import toy_workflow as toy\n", "")
+    (folder / "faults.py").write_text((TOYS / "toy.py").read_text() + text.replace("toy.solve", "solve"))
 
     def make(workflow: str = "toy.py:solve", reward: str | None = None, **more) -> Path:
-        functions = yaml.safe_load((tmp_path / "toy.yaml").read_text())["reward"]["functions"]
+        functions = yaml.safe_load((folder / "toy.yaml").read_text())["reward"]["functions"]
         if reward is not None:
             functions.append({"fn": f"faults.py:{reward}", "agent_match": "writer"})
         changes = {"team": {"workflow": workflow}, "reward": {"functions": functions, "num_workers": 2, **more}}
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({"extends": "toy.yaml", **changes}))
-        return tmp_path / "recipe.yaml"
+        (folder / "recipe.yaml").write_text(yaml.safe_dump({"extends": "toy.yaml", **changes}))
+        return folder / "recipe.yaml"
 
     return make
 
 
-@pytest.mark.usefixtures("verl_ray")
-def test_a_reward_worker_that_is_killed_costs_no_score(recipe, tmp_path: Path):
-    made = run(recipe(reward="kills_its_worker_once"), tmp_path / "run", *QUICK)
-    assert (tmp_path / "worker").exists()
-    assert made.series("reward/failed_frac").tolist() == [0, 0, 0]
-    assert made.series("reward/kills_its_worker_once/mean").tolist() == [0.5, 0.5, 0.5]
+@pytest.fixture
+def recipe(tmp_path: Path):
+    return recipes_in(tmp_path)
 
 
-@pytest.mark.usefixtures("verl_ray")
-def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(recipe, tmp_path: Path):
-    made = run(recipe("faults.py:solve_nine_of_ten"), tmp_path / "run", *QUICK, "actor_rollout_ref.rollout.n=10")
-    assert made.series("rollout/failed_frac").tolist() == [0.1, 0.1, 0.1]
-    assert (made.series("actor/grad_norm") > 0).all()
-    batch = made.batch(1)
+@pytest.fixture(scope="module")
+def faulty(verl_ray, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run in which every tenth play raises, and a reward worker is killed."""
+    folder = tmp_path_factory.mktemp("faulty")
+    recipe = recipes_in(folder)("faults.py:solve_nine_of_ten", reward="kills_its_worker_once")
+    made = run(recipe, folder / "run", *QUICK, "actor_rollout_ref.rollout.n=10")
+    assert (folder / "worker").exists()
+    return made
+
+
+def test_a_reward_worker_that_is_killed_costs_no_score(faulty: Run):
+    assert faulty.series("reward/failed_frac").tolist() == [0, 0, 0]
+    assert faulty.series("reward/kills_its_worker_once/mean").tolist() == [0.5, 0.5, 0.5]
+
+
+def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(faulty: Run):
+    assert faulty.series("rollout/failed_frac").tolist() == [0.1, 0.1, 0.1]
+    assert (faulty.series("actor/grad_norm") > 0).all()
+    batch = faulty.batch(1)
     assert batch.n_trajectories == 20
     assert [info.get("error") for info in batch.trajectory_info].count("RuntimeError: the tenth play") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-@pytest.mark.parametrize("workflow", ["kill_the_server", pytest.param("kill_the_server_early", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workflow", ["kill_the_server", "kill_the_server_early"])
 def test_a_rollout_server_that_is_killed_loses_no_more_than_its_plays(recipe, tmp_path: Path, workflow):
     made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
     assert (tmp_path / "server").exists()

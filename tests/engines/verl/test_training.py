@@ -15,7 +15,7 @@ from tests.engines.verl.runs import CHAIN, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
-TASKS, PLAYS, STEPS, BEFORE = 8, 4, 12, 9
+TASKS, PLAYS, STEPS, BEFORE = 8, 3, 12, 9
 EPOCH = 4
 """Steps that play every task once. The third epoch holds the resume."""
 SMALL = (
@@ -41,7 +41,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_rollout_and_actor_compute_the_same_log_probs_at_every_step(chain: Run):
     assert chain.series("training/rollout_probs_diff_mean").max() < 1e-6
-    largest = chain.series("training/rollout_probs_diff_max")  # of some 2,000 tokens; without weight sync, above 1e-3
+    largest = chain.series("training/rollout_probs_diff_max")  # of some 1,500 tokens; without weight sync, above 1e-3
     assert np.median(largest) < 1e-5
     assert largest.max() < 1e-4  # in float32 single tokens differ by some 1e-5, however they are computed: see below
 
@@ -67,8 +67,8 @@ def test_every_step_has_a_gradient(chain: Run):
 
 
 def test_the_reward_rises(chain: Run):
-    errors = chain.series("reward/step_error_rate")  # an epoch: some 700 steps, of the same tasks each time
-    assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.03
+    errors = chain.series("reward/step_error_rate")  # an epoch: some 500 steps, of the same tasks each time
+    assert errors[-EPOCH:].mean() < errors[:EPOCH].mean() - 0.01
 
 
 def test_a_resumed_run_goes_on_where_it_stopped(chain: Run):

@@ -71,6 +71,7 @@ def train(folder: Path, *overrides: str, n_ranks: int = 1) -> list[dict[str, flo
     return [json.loads(line)["data"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_verl_trains_on_a_cpu_and_its_rollout_server_has_the_weights_of_its_trainer(verl_ray, tmp_path):
     steps = train(tmp_path)
     assert [step["training/global_step"] for step in steps] == [1, 2, 3]
