@@ -5,7 +5,6 @@ Exit codes: 0 done; 1 it failed; 2 the input is wrong; 130 interrupted.
 
 from __future__ import annotations
 
-import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from creditflow.errors import CreditflowError, InputError
+from creditflow.errors import CreditflowError, InputError, says_disk_full
 
 if TYPE_CHECKING:
     from creditflow.progress import Reporter
@@ -37,7 +36,7 @@ class _Commands(TyperGroup):
             print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
             raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not says_disk_full(error):
                 raise
             where = f": {error.filename}" if error.filename else ""
             print(f"error: the disk is full{where}; finished files are whole", file=sys.stderr)

@@ -4,6 +4,7 @@ Every message names what it is about (an id, a key, a file), what was expected a
 """
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -93,6 +94,11 @@ class EndpointError(CreditflowError):
 def first_line(error: BaseException) -> str:
     """What an error says, in one line; its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def says_disk_full(error: BaseException) -> bool:
+    """Whether an error is that of a write for which there was no room."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -450,15 +450,20 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def check_body(body: Mapping[str, Any]) -> None:
-    """Fields of every request: none that is ours, all fit for JSON."""
+    """Fields of every request: none that is ours or a secret, all fit for JSON."""
     refuse_secrets({f"extra_body.{name}": value for name, value in body.items()})
-    for name, value in body.items():
+    check_fields("extra_body", body)
+
+
+def check_fields(key: str, fields: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming it under `key`, for a field of a request that is ours or not fit for JSON."""
+    for name, value in fields.items():
         if name in _OUR_FIELDS:
-            raise ValueError(f"extra_body.{name}: is not to be changed here")
+            raise ValueError(f"{key}.{name}: is not to be changed here")
         try:
             json.dumps(value, allow_nan=False, sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"extra_body.{name}: cannot be sent as JSON: {first_line(error)}") from error
+            raise ValueError(f"{key}.{name}: cannot be sent as JSON: {first_line(error)}") from error
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:

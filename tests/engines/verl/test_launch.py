@@ -1,5 +1,6 @@
 """How a run on verl is started, shown and ended. What verl does in between is a stand-in here, but in one slow test."""
 
+import errno
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from rich.console import Console
 from creditflow.config import load_recipe
 from creditflow.engines.verl.launch import Tail, launch, total_steps
 from creditflow.engines.verl.recipe import carried
-from creditflow.errors import ConfigError, CreditflowError, InputError
+from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.ledger import RunFolder
 from creditflow.progress import Reporter
 from tests.reward.processes import alive, until
@@ -333,6 +334,17 @@ def test_an_error_of_ours_comes_through_any_number_of_processes(cluster, tmp_pat
     with pytest.raises(ConfigError, match=r"^data\.x: wrong$"):
         start(tmp_path / "run")
     assert cluster.ended == ["Ray"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_full_disk_is_told_as_one_however_many_processes_away(cluster, tmp_path, times):
+    full = OSError(errno.ENOSPC, "No space left on device", "steps/000001.parquet")
+    cluster.work = raising(remote(full, times))
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        start(tmp_path / "run")
+    assert says_disk_full(caught.value)
+    assert not isinstance(caught.value, ray.exceptions.RayTaskError)
 
 
 def test_an_error_of_others_keeps_its_traceback(cluster, tmp_path):

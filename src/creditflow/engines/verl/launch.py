@@ -27,7 +27,7 @@ from creditflow.config import Recipe, model_of, trained_policies
 from creditflow.engines.local.trainer import model_folder, needs_reference, run_path, status_line, warn_of_unreached
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
-from creditflow.errors import ConfigError, CreditflowError, InputError, first_line
+from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
 from creditflow.ledger import RunFolder
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Bar, Reporter
@@ -246,7 +246,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
             run_ppo(config, task_runner_class=runner)
     except RayTaskError as error:
         cause = _cause(error)
-        if isinstance(cause, CreditflowError):
+        if isinstance(cause, CreditflowError) or says_disk_full(cause):
             raise cause from None
         raise
     except RayActorError as error:

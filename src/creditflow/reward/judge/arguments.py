@@ -5,13 +5,11 @@ It must not know a trajectory, nor open a connection. Each function raises Value
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.errors import first_line
 from creditflow.reward.judge import verdict
 from creditflow.reward.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
 from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, VerdictError
@@ -19,8 +17,6 @@ from creditflow.rollout import endpoint as endpoints
 
 _HUGE = 1e300
 """Whole numbers may be beyond what a float holds."""
-_OUR_FIELDS = ("messages", "model", "stream", "n")
-"""Fields of a request that are not the recipe's to change: a verdict is read from one whole reply."""
 
 
 def refuse_secrets(args: Mapping[str, Any]) -> None:
@@ -156,14 +152,9 @@ def body_of(
         body["response_format"] = {"type": "json_object"}
     if request is not None and not isinstance(request, Mapping):
         raise ValueError(f"request: expected fields with their values, got {request!r}")
-    for name, value in (request or {}).items():
-        if name in _OUR_FIELDS:
-            raise ValueError(f"request.{name}: is not to be changed here")
-        try:
-            json.dumps(value, allow_nan=False, sort_keys=True)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"request.{name}: cannot be sent as JSON: {first_line(error)}") from error
-        body[str(name)] = value
+    request = request or {}
+    endpoints.check_fields("request", request)
+    body |= {str(name): value for name, value in request.items()}
     return {name: value for name, value in body.items() if value is not None}
 
 
