@@ -1,11 +1,14 @@
+import array
 import asyncio
 import ctypes
+import fcntl
 import functools
 import os
 import signal
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from creditflow.errors import RewardError
-from creditflow.reward import RewardFunction, RewardManager
+from creditflow.reward import RewardFunction, RewardManager, pool
 from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.pool import WorkerPool
@@ -122,7 +125,7 @@ def score(functions, plays, n_workers=2, **kwargs):
 def expect_each_bad_one_to_fail_alone(play):
     for name, (_, status, reason) in BAD.items():
         scores = [step.scores[name] for step in play.steps]
-        assert [one.status for one in scores] == ["ok", status, "ok"], name
+        assert [one.status for one in scores] == ["ok", status, "ok"], (name, [one.reason for one in scores])
         assert scores[1].reason.startswith(reason), name
         assert [scores[0].value, scores[2].value] == [0.25, 0.25]
 
@@ -309,6 +312,33 @@ def test_what_functions_print_is_shown_but_not_without_end(capfd):
     assert "seen 0" in shown
     assert "printed more than is shown" in shown
     assert len(shown) < 5_000
+
+
+def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
+    """However late the pool looks: here, only when the worker has printed half of what can wait."""
+
+    def prints(step, trajectory):
+        if step.index == 2:
+            write_for_ever()
+        return 0.5
+
+    def filled(one):
+        waiting = array.array("i", [0])
+        fcntl.ioctl(one.output, termios.FIONREAD, waiting)
+        return waiting[0] >= 1 << 15  # a pipe takes 64 KiB, less where writes are of odd sizes
+
+    look = WorkerPool._wait
+
+    def look_late(workers):
+        look(workers)
+        until(lambda: all(one.errand is None or filled(one) for one in workers._workers))
+
+    monkeypatch.setattr(WorkerPool, "_wait", look_late)
+    monkeypatch.setattr(pool, "BATCH", (3, 3))  # all of them travel together
+    monkeypatch.setattr(pool, "MAX_PRINTED", 1 << 14)
+    play = a_play()
+    score([RewardFunction("f", "step", prints)], [play], n_workers=1)
+    assert [step.scores["f"].status for step in play.steps] == ["ok", "ok", "failed"]
 
 
 def test_functions_of_a_recipes_file_are_found_by_their_workers(tmp_path):

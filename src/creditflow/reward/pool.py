@@ -285,17 +285,20 @@ class WorkerPool:
     def _attend(self, one: _Worker, job: _Job) -> None:
         """Take what it answered and printed; end it where it must not go on."""
         one.channel.flush()
+        # Output first, then answers: a worker is ahead of what is known of it, and what it printed in a later call must
+        # not count as an earlier one's. What no answer has followed is the present call's own, or a pipe's content of
+        # the one before.
+        self._show(one.read_output())
         try:
             for message in one.channel.messages():
-                self._show(one.read_output())
                 if not self._take(one, job, message):
                     return
         except TooLong:
             return self._kill(one, job, f"its answer is larger than {MAX_ANSWER >> 20} MiB")
-        self._show(one.read_output())
         if one.printed > MAX_PRINTED:
-            return self._kill(one, job, _PRINTED_TOO_MUCH)
+            return self._kill(one, job, f"printed more than {MAX_PRINTED >> 20} MiB")
         if one.channel.ended or (not one.free and one.process.poll() is not None):
+            self._show(one.read_output())  # its last words
             return self._died(one, job)
         if time.monotonic() > one.deadline and not one.free:
             self._late(one, job)
@@ -325,9 +328,6 @@ class WorkerPool:
         return True
 
     def _take_answer(self, one: _Worker, errand: _Errand, job: _Job, message: bytes) -> bool:
-        if one.printed > MAX_PRINTED:
-            self._kill(one, job, _PRINTED_TOO_MUCH)
-            return False
         number, _, answer = message.partition(b" ")
         try:
             if number != b"%d" % errand.at:
@@ -410,9 +410,6 @@ class WorkerPool:
         self._shown += len(output)
         more = "" if self._shown <= _SHOWN_OUTPUT else "\n(reward functions printed more than is shown)\n"
         print(text, end=more, file=sys.stderr, flush=True)
-
-
-_PRINTED_TOO_MUCH = f"printed more than {MAX_PRINTED >> 20} MiB"
 
 
 def batch_size(n_calls: int, n_workers: int) -> int:
