@@ -236,11 +236,9 @@ def f(x):
 
 
 def test_a_slow_program_fails_what_there_is_no_time_for(bubblewrap):
-    start = time.monotonic()
     value, reason = score(block("def f(x):\n    while True: pass"), TESTS, seconds=0.5, total_seconds=0.2)
     assert value == 0.0
     assert reason.startswith("passed 0/3 [0 0 0]")
-    assert time.monotonic() - start < 5
     verdicts = run_tests(boxes.bubblewrap(wall_s=0.5), "while True: pass", read_tests(TESTS), total_seconds=0.2)
     assert [verdict.reason for verdict in verdicts[1:]] == ["not run: 0.2 s were over"] * 2
 

@@ -270,7 +270,7 @@ def test_the_longest_reply_is_read_in_linear_time(style, part):
     for text in (f"{reply}\nScore: 7", f"Score{reply}\nScore: 7", f"{reply}Score"):
         with suppress(VerdictError):
             verdict.read(text, TEN, style)
-    assert time.perf_counter() - start < 3  # squared, it would be minutes
+    assert time.perf_counter() - start < 60  # squared, it would be minutes
 
 
 # ---- questions

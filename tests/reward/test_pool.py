@@ -4,6 +4,7 @@ import ctypes
 import fcntl
 import functools
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,6 +15,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from creditflow.errors import RewardError
 from creditflow.reward import RewardFunction, RewardManager, pool
@@ -341,6 +344,16 @@ def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
     assert [step.scores["f"].status for step in play.steps] == ["ok", "ok", "failed"]
 
 
+@given(st.integers(0, 5_000), st.integers(1, 20))
+def test_batches_hold_every_call_once_in_order_and_shrink_towards_the_end(n_calls, n_workers):
+    parts = list(pool.batches(range(n_calls), n_workers))
+    assert [number for part in parts for number in part] == list(range(n_calls))
+    sizes = [len(part) for part in parts]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(1 <= size <= pool.BATCH[1] for size in sizes)
+    assert len(parts) >= min(n_calls, n_workers)
+
+
 def test_functions_of_a_recipes_file_are_found_by_their_workers(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from pathlib import Path\n"
@@ -522,12 +535,22 @@ def test_a_worker_that_ends_by_an_exception_is_not_said_to_have_been_killed():
     assert play.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
 
 
-def test_what_waits_behind_hanging_calls_is_shared_out_again():
-    functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000), timeout=1.0)]
-    play = a_play("t", "p" * 8)
-    report = score(functions, [play], n_workers=4)
-    assert report.functions[0].timeouts == 8
-    assert report.seconds < 0.6 * 8  # one after the other they would take 8
+def test_what_waits_behind_a_hanging_call_is_shared_out_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "BATCH", (8, 8))  # all travel together, to one worker, with the hanging one first
+    meeting = [tmp_path / str(i) for i in (1, 3, 5, 7)]
+
+    def meets(step, trajectory):
+        (tmp_path / str(step.index)).touch()
+        while step.index % 2 and not all(one.exists() for one in meeting):
+            time.sleep(0.01)
+        return 1.0
+
+    functions = [
+        RewardFunction("hangs", "step", lambda *_: time.sleep(1000), agent_match=re.compile("h"), timeout=0.5),
+        RewardFunction("meets", "step", meets, agent_match=re.compile("p"), timeout=60.0),
+    ]
+    report = score(functions, [a_play("t", "h" + "p" * 7)], n_workers=4)
+    assert [(f.timeouts, f.failed) for f in report.functions] == [(1, 1), (0, 0)]
 
 
 def test_a_pool_that_is_closed_during_a_scoring_ends_it():

@@ -55,7 +55,10 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     is no outcome function, R contributes nothing.
     """
     status_N = batch.status_of_trajectory
-    unscored_N = np.array([s is not None and s.status != "ok" for s in batch.outcome_scores], dtype=np.bool_)
+    unscored_N = np.isnan(batch.outcome)
+    for n in np.flatnonzero(unscored_N).tolist():  # only these are asked for: a batch from a table decodes each score by itself
+        score = batch.outcome_scores[n]
+        unscored_N[n] = score is not None and score.status != "ok"
     truncated_N = status_N == _TRUNCATED
     masked_N = (status_N == _FAILED) | unscored_N | (truncated_N & options.mask_truncated)
     known_N = (np.isfinite(batch.outcome) | truncated_N) & ~masked_N

@@ -19,7 +19,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -177,7 +177,7 @@ class WorkerPool:
             return []
         if self._driver is None:
             self._driver = ThreadPoolExecutor(1, thread_name_prefix="creditflow-rewards")
-        job = _Job(calls, _errands(range(len(calls)), batch_size(len(calls), self.n_workers)), answered)
+        job = _Job(calls, _errands(batches(range(len(calls)), self.n_workers)), answered)
         try:
             return await asyncio.wrap_future(self._driver.submit(self._drive, job))
         finally:
@@ -280,7 +280,7 @@ class WorkerPool:
         if len(errand.numbers) == 1:
             job.answer(errand.numbers[0], Returned(error=why))
         else:
-            job.queue.extendleft(_errands(errand.numbers, 1))
+            job.queue.extendleft(_errands([number] for number in errand.numbers))
 
     def _attend(self, one: _Worker, job: _Job) -> None:
         """Take what it answered and printed; end it where it must not go on."""
@@ -389,7 +389,7 @@ class WorkerPool:
         """What is left goes to other workers, and first: results are waited for in order."""
         if errand.numbers:
             size = -(-len(errand.numbers) // self.n_workers)
-            job.queue.extendleft(reversed(_errands(errand.numbers, size)))
+            job.queue.extendleft(reversed(_errands(in_parts(errand.numbers, size))))
 
     def _cannot_start(self, job: _Job, why: str) -> None:
         self._failed_starts += 1
@@ -412,17 +412,31 @@ class WorkerPool:
         print(text, end=more, file=sys.stderr, flush=True)
 
 
-def batch_size(n_calls: int, n_workers: int) -> int:
-    """How many of so many calls travel together: many, for what it costs to send them; few, to end at the same time."""
+def batches(numbers: Sequence[int], n_workers: int) -> Iterator[Sequence[int]]:
+    """`numbers` in the parts that travel together.
+
+    Large ones, for what it costs to send them; smaller ones towards the end, so that all workers end at the same time
+    ("guided self-scheduling", Polychronopoulos and Kuck 1987). Where there are few, they may be long ones, and every
+    worker gets some.
+    """
     smallest, largest = BATCH
-    if n_calls < smallest * n_workers:  # few calls: they may be long ones, so every worker gets some
-        return max(1, n_calls // (2 * n_workers))
-    return max(smallest, min(largest, n_calls // (8 * n_workers)))
+    if len(numbers) < smallest * n_workers:
+        smallest = largest = max(1, len(numbers) // (2 * n_workers))
+    at = 0
+    while at < len(numbers):
+        size = max(smallest, min(largest, (len(numbers) - at) // (4 * n_workers)))
+        yield numbers[at : at + size]
+        at += size
 
 
-def _errands(numbers: Sequence[int] | deque[int], size: int) -> deque[_Errand]:
+def in_parts(numbers: Sequence[int] | deque[int], size: int) -> list[list[int]]:
+    """`numbers` in parts of `size`, the last one perhaps smaller."""
     every = list(numbers)
-    return deque(_Errand(deque(every[i : i + size])) for i in range(0, len(every), size))
+    return [every[i : i + size] for i in range(0, len(every), size)]
+
+
+def _errands(parts: Iterable[Sequence[int]]) -> deque[_Errand]:
+    return deque(_Errand(deque(part)) for part in parts)
 
 
 def _end_all(workers: list[_Worker]) -> None:

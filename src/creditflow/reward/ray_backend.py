@@ -18,7 +18,7 @@ from typing import Any
 from creditflow.errors import ConfigError, first_line
 from creditflow.reward.calls import Answered, Call, Returned
 from creditflow.reward.here import run_on_loop, together
-from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batch_size
+from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batches, in_parts
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.wire import (
     CannotTravel,
@@ -232,8 +232,8 @@ class RayBackend:
 
     def _parcels(self, calls: Sequence[Call], is_async: bool) -> deque[_Parcel]:
         numbers = [i for i, call in enumerate(calls) if call.function.is_async is is_async]
-        size = self._async_batch if is_async else batch_size(len(numbers), self.n_actors)
-        return deque(_Parcel(numbers[i : i + size], is_async) for i in range(0, len(numbers), size))
+        parts = in_parts(numbers, self._async_batch) if is_async else batches(numbers, self.n_actors)
+        return deque(_Parcel(list(part), is_async) for part in parts)
 
     async def _carry(self, queue: deque[_Parcel], run: _Run) -> None:
         while queue:

