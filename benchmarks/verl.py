@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import logging
 import math
 import os
 import sys
@@ -84,6 +85,7 @@ def main() -> int:
     )
     quick = parser.parse_args().quick
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # at every call: "only two cores"
 
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * PLAYS * STEPS:,} steps of {tasks * PLAYS:,} plays are made")
