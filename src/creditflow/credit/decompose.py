@@ -56,7 +56,8 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
     """
     status_N = batch.status_of_trajectory
     unscored_N = np.isnan(batch.outcome)
-    for n in np.flatnonzero(unscored_N).tolist():  # only these are asked for: a batch from a table decodes each score by itself
+    # Only these are asked for: a batch from a table decodes each score by itself.
+    for n in np.flatnonzero(unscored_N).tolist():
         score = batch.outcome_scores[n]
         unscored_N[n] = score is not None and score.status != "ok"
     truncated_N = status_N == _TRUNCATED
