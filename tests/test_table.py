@@ -200,6 +200,7 @@ PARTS: list[tuple[str, list[object], str]] = [
      "log-probabilities, or a number for each of 2 response tokens, got 2 values, 1 of them NaN"),
     ("score_values", [[0.5], [None], [], None], "expected 2 values in column score_values, got 1"),
     ("score_names", [["f", "f"], ["f"], [], None], "step t.0 of trajectory t: expected 2 scores of different names"),
+    ("score_names", [["f", "g"], [None], [], None], "step t.1 of trajectory t: expected names in column score_names"),
     ("score_status", [[1, 1], [9], [], None], "step t.1 of trajectory t: expected 1 scores of different names"),
 ]  # fmt: skip
 
@@ -386,6 +387,44 @@ def test_a_file_whose_columns_contradict_one_another_is_refused_with_its_name(tm
     pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
     with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
         TrajectoryBatch.read_parquet(tmp_path / "odd.parquet")
+
+
+def test_an_outcome_whose_scoring_failed_is_none() -> None:
+    table = plain(table_of([team()]))
+    failed = '{"value":1.0,"range":[0.0,1.0],"status":"failed","reason":"away \\"status\\": \\"ok\\""}'
+    for outcome, score in ((1.0, failed), (1.0, failed.replace('","', '", "').replace('":"', '": "'))):
+        odd = column(column(table, "outcome", [outcome] * 3), "outcome_score", [score] * 3)
+        with pytest.raises(BatchError, match=r"trajectory t: an outcome of 1\.0, but its scoring has status failed"):
+            batch_of(odd)
+    none = column(column(table, "outcome", [None] * 3), "outcome_score", [failed] * 3)
+    assert np.isnan(batch_of(none).outcome).all()
+    ok = '{"value":1.0,"range":[0,1],"status":"ok"}'  # as another writer would have it
+    spaced = column(column(table, "outcome", [1.0] * 3), "outcome_score", [ok] * 3)
+    assert batch_of(spaced).outcome.tolist() == [1.0]
+
+
+@pytest.mark.parametrize(
+    "told",
+    ['{"f": {"value": 0.5, "range": [0, 1], "status": "bogus"}}', '{"f": {"value": "x", "range": [0, 1]}}',
+     '{"f": {"value": 0.5, "range": [0, 1, 2]}}', '{"f": {"value": 0.5, "range": ["a", "b"]}}'],
+)  # fmt: skip
+def test_a_score_that_is_none_in_an_older_table_is_refused(told: str) -> None:
+    table = plain(table_of([team()])).drop_columns(["score_names", "score_values", "score_status", "score_weights"])
+    with pytest.raises(BatchError, match="score"):
+        batch_of(column(table, "scores", ["{}", told, "{}"]))
+
+
+def test_json_that_is_too_deep_is_refused() -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    batch = batch_of(column(plain(table_of([team()])), "step_info", ["{}", f'{{"a": {deep}}}', "{}"]))
+    with pytest.raises(BatchError, match="column step_info, entry 1"):
+        batch.step_info[1]
+
+
+def test_a_column_that_a_batch_has_already_is_not_written_beside_it(tmp_path: Path) -> None:
+    batch = TrajectoryBatch.from_trajectories([team()])
+    with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
+        batch.write_parquet(tmp_path / "odd.parquet", {"turn": np.zeros(3)})
 
 
 def test_the_nouns_need_no_arrow() -> None:

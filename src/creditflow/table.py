@@ -129,7 +129,7 @@ class Column(Sequence[T]):
         if i not in self._made:
             try:
                 self._made[i] = self._decode(self._values[i].as_py())
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise BatchError(f"column {self._name}, entry {i}: {first_line(error)}") from error
         return self._made[i]
 
@@ -386,7 +386,10 @@ def _known(table: pa.Table) -> pa.Table:
     present = set(table.column_names)
     if missing := sorted(set(schema().names) - _CAME_LATER - present):
         raise BatchError(f"expected the columns of a trajectory batch, missing {', '.join(missing)}")
-    later = _from_before(table) if _CAME_LATER - present else {}
+    try:
+        later = _from_before(table) if _CAME_LATER - present else {}
+    except (ValueError, TypeError, KeyError) as error:  # a status, a range or a value that no score has
+        raise BatchError(f"column scores: {first_line(error)}") from error
     columns = []
     for field in schema():
         column = table.column(field.name) if field.name in present else later[field.name]
@@ -477,11 +480,15 @@ class _Steps:
     def numbers(self, name: str, *, optional: bool = False) -> tuple[Ints, NDArray[Any]]:
         """The same, as an array; a value that is missing is NaN if it may be."""
         lengths_S, values = self.lists(name)
-        if values.null_count and not optional:
+        if not optional:
+            self.refuse_nulls(name, lengths_S, values, "numbers")
+        return lengths_S, values.to_numpy(zero_copy_only=False)
+
+    def refuse_nulls(self, name: str, lengths_S: Ints, values: pa.Array, what: str) -> None:
+        if values.null_count:
             at = _first(values.is_null().to_numpy(False))
             step_S = np.arange(self.n) == np.searchsorted(np.cumsum(lengths_S), at, side="right")
-            self.refuse(step_S, lambda s: f"expected numbers in column {name}, got none at one place")
-        return lengths_S, values.to_numpy(zero_copy_only=False)
+            self.refuse(step_S, lambda s: f"expected {what} in column {name}, got none at one place")
 
     def refuse(self, wrong_S: Bools, why: Callable[[int], str]) -> None:
         if wrong_S.any():
@@ -497,6 +504,7 @@ def _trajectory_columns(plays: pa.Table) -> dict[str, Any]:
             raise BatchError(f"trajectory {plays.column('trajectory_id')[wrong]}: expected a {name}, got none")
     group_of_trajectory, group_names = _codes(plays.column("uid"))
     status_of_trajectory, statuses = _codes(plays.column("status"))
+    _expect_outcomes_ok(plays)
     if unknown := set(statuses) - set(TRAJECTORY_STATUSES):
         raise BatchError(f"column status: expected one of {', '.join(TRAJECTORY_STATUSES)}, got {unknown.pop()}")
     known = [TRAJECTORY_STATUSES.index(status) for status in statuses if status in TRAJECTORY_STATUSES]
@@ -584,8 +592,26 @@ def _answers(plays: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
     return is_answer
 
 
+def _expect_outcomes_ok(plays: pa.Table) -> None:
+    """Raises BatchError where an outcome has a number although its scoring failed.
+
+    Only what does not say `ok` as our own writer says it is decoded: no text within JSON can hold those quotes.
+    """
+    scores = plays.column("outcome_score")
+    says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
+    odd_N = plays.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
+    decoded = Column(scores, _outcome_of_json, "outcome_score")
+    for n in np.flatnonzero(odd_N).tolist():
+        if (score := decoded[n]) is not None and score.status != "ok":
+            raise BatchError(
+                f"trajectory {plays.column('trajectory_id')[n]}: an outcome of {plays.column('outcome')[n]}, but its "
+                f"scoring has status {score.status}"
+            )
+
+
 def _score_columns(steps: _Steps) -> dict[str, Any]:
     scores_S, names = steps.lists("score_names")
+    steps.refuse_nulls("score_names", scores_S, names, "names")
     code_X, score_names = _codes(names)
     given = {}
     for name in ("score_values", "score_status", "score_weights"):
@@ -718,6 +744,8 @@ def write(batch: TrajectoryBatch, path: Path | str, step_columns: Mapping[str, N
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
     for name, values in step_columns.items():
+        if name in schema().names:
+            raise BatchError(f"column {name}: a trajectory batch has one of that name already")
         if len(values) != batch.n_steps:
             raise BatchError(f"column {name}: expected {batch.n_steps} values, one per step, got {len(values)}")
         table = table.append_column(name, _take(pa.array(values), step_of_row))

@@ -12,6 +12,7 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -523,6 +524,28 @@ def test_closing_the_output_costs_no_score():
     play = a_play()
     score([RewardFunction("f", "step", closes)], [play], n_workers=1)
     assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
+
+
+def test_a_function_that_forks_without_end_leaves_nothing_behind(tmp_path):
+    """Each child in a session of its own, while the worker is being ended."""
+
+    def forks(step, trajectory):
+        while True:
+            subprocess.Popen(["sleep", f"1000.{os.getppid()}"], start_new_session=True)
+
+    mark = f"1000.{os.getpid()}"
+    functions = [RewardFunction("f", "step", forks, timeout=0.3)]
+    report = score(functions, [a_play("t", "pppp")], n_workers=1)
+    assert report.functions[0].timeouts == 4
+    left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(file)]
+    assert left == []
+
+
+def _text(file):
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def test_a_worker_that_ends_by_an_exception_is_not_said_to_have_been_killed():

@@ -3,12 +3,14 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 
 import pytest
 
 from creditflow.errors import ConfigError
 from creditflow.reward import RewardFunction, RewardManager, ray_backend, reward
 from creditflow.reward.backends import BackendOptions, make_backend
+from creditflow.reward.calls import Returned
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.ray_backend import RayBackend
 from tests.reward.plays import a_play
@@ -45,6 +47,16 @@ def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_no_actor
     pids = [pid for group in pids_of(backend) for pid in group]
     manager.close()
     until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
+
+
+def test_a_call_that_was_given_up_and_comes_back_all_the_same_has_its_first_answer():
+    told = []
+    run = ray_backend._Run([None, None], lambda: told.append(1), {True: deque(), False: deque()})
+    run.answer(0, Returned(0.5))
+    run.give_up("its Ray actor cannot start")
+    run.answer(1, Returned(1.0))
+    assert [run.returned[i].error for i in (0, 1)] == ["", "its Ray actor cannot start"]
+    assert len(told) == 2
 
 
 def test_an_actor_killed_in_the_middle_costs_no_score(tmp_path):

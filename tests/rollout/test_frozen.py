@@ -104,6 +104,26 @@ def test_a_key_comes_from_its_variable_and_is_shown_nowhere(monkeypatch: pytest.
     assert "secret" not in str(error)
 
 
+@pytest.mark.parametrize("key", ["a-very-secret-key\n", "a very-secret-key", "a-very-secret-\u2026key"])
+def test_what_cannot_be_a_key_is_sent_nowhere_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MY_KEY", key)
+    error, server = refused(Answer(), api_key_env="MY_KEY")
+    assert "MY_KEY holds what no key has" in str(error)
+    assert not server.requests
+    told: BaseException | None = error
+    while told is not None:
+        assert "secret" not in str(told)
+        told = told.__cause__ or told.__context__
+
+
+@pytest.mark.parametrize("charset", ["hex", "zlib", "bz2", "base64", "rot13", "no-such", "utf-16"])
+def test_a_servers_word_for_its_alphabet_is_not_believed(charset: str) -> None:
+    reply, _ = ask(Answer("Yes.", headers={"Content-Type": f"application/json; charset={charset}"}))
+    assert reply.text == "Yes."
+    error, _ = refused(Answer("no", status=400, headers={"Content-Type": f"text/plain; charset={charset}"}))
+    assert "status 400" in str(error)
+
+
 def test_a_key_that_is_gone_where_the_agent_plays_is_that_plays_failure() -> None:
     error, server = refused(Answer(), api_key_env="NO_SUCH_VARIABLE_HERE")
     assert "NO_SUCH_VARIABLE_HERE is not set" in str(error)

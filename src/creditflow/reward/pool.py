@@ -103,10 +103,14 @@ class _Worker:
         return bytes(read)
 
     def end(self, *, patiently: bool = False) -> str:
-        """Kill it and whatever it started; returns how it had died, where it had. `patiently`: it is about to."""
+        """Kill it and whatever it started; returns how it had died, where it had. `patiently`: it is about to.
+
+        Of one that died by itself, what it had put into a session of its own lives on: nobody knows whose it is.
+        """
         if patiently:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAST_WORDS_S)
+        _kill(os.kill, self.process.pid, signal.SIGSTOP)  # it must start nothing while the others are looked for
         for pid in _descendants(self.process.pid):
             _kill(os.kill, pid)
         _kill(os.killpg, self.process.pid)

@@ -104,9 +104,10 @@ class _Run:
     failed_starts: int = 0
 
     def answer(self, number: int, returned: Returned) -> None:
-        assert number not in self.returned  # a call is answered once
-        self.returned[number] = returned
-        self.answered()
+        """The first answer counts: calls that were given up may come back all the same."""
+        if number not in self.returned:
+            self.returned[number] = returned
+            self.answered()
 
     def give_up(self, why: str) -> None:
         """Answer what is not answered yet, all at once."""
@@ -114,8 +115,7 @@ class _Run:
             queue.clear()
         self.suspects.clear()
         for number in range(len(self.calls)):
-            if number not in self.returned:
-                self.answer(number, Returned(error=why))
+            self.answer(number, Returned(error=why))
 
 
 class _CannotStart(Exception):
@@ -258,8 +258,7 @@ class RayBackend:
                     queue.extendleft(_Parcel([number], parcel.is_async) for number in parcel.numbers)
             except Unreadable as error:
                 for number in parcel.numbers:
-                    if number not in run.returned:
-                        run.answer(number, Returned(error=str(error)))
+                    run.answer(number, Returned(error=str(error)))
             finally:
                 actor.busy[parcel.is_async] -= 1
 

@@ -73,11 +73,16 @@ def to_json(value: Plain) -> Any:
 
 
 def of_json(value: Any) -> Plain:
-    """The value that `to_json` made this of. Raises KeyError or TypeError for what it has not made."""
+    """The value that `to_json` made this of. Raises KeyError, TypeError or OverflowError for what it has not made."""
     if isinstance(value, list):
         return tuple(of_json(one) for one in value)
     if not isinstance(value, dict):
+        if isinstance(value, int):
+            float(value)  # an OverflowError for one that is too large to be compared with a range
         return value
     if "other" in value:
         return Other(str(value["other"]))
-    return Score(**{name: of_json(field) for name, field in value["score"].items()})
+    score = Score(**{name: of_json(field) for name, field in value["score"].items()})
+    if not (isinstance(score.status, str) and isinstance(score.reason, str)):
+        raise TypeError("a score whose status or reason is no text")
+    return score

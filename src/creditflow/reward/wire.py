@@ -7,6 +7,7 @@ a worker may have touched what a model wrote, and its answer must not be able to
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from creditflow.errors import RewardError, first_line
 from creditflow.loading import loaded_files, offer_files
 from creditflow.reward.calls import Call, Returned
 from creditflow.reward.registry import RewardFunction
-from creditflow.reward.values import of_json, to_json
+from creditflow.reward.values import REASON_CHARACTERS, of_json, to_json
 from creditflow.trajectory import Trajectory
 
 
@@ -111,8 +112,10 @@ def unpack_returned(data: str | bytes) -> Returned:
     """What `pack_returned` packed. Raises Unreadable for anything else."""
     try:
         fields = json.loads(data)
-        return Returned(
-            of_json(fields["value"]), str(fields["error"]), float(fields["seconds"]), bool(fields["timed_out"])
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        seconds = float(fields["seconds"])
+        if not math.isfinite(seconds):
+            raise ValueError("seconds without end")
+        reason = str(fields["error"])[:REASON_CHARACTERS]
+        return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"its answer could not be read ({type(error).__name__})") from error

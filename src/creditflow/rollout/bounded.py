@@ -26,6 +26,7 @@ def bounded_to(most: int, library: Any) -> Callable[[Any], Awaitable[None]]:
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise AnswerRefused("answered with a compressed body, which was not asked for")
+        response.encoding = "utf-8"  # JSON's own; the server's word for it may be none that decodes text
         response.stream = stream_class(response.stream, most)
 
     return bound

@@ -35,6 +35,7 @@ _CALLS_PER_CLIENT = 16
 about the idle ones: at 256 in flight, one pool made 417 calls/s where eight made 625. (Its aiohttp transport is faster
 still, but takes a connection that was refused for one that timed out.)"""
 _NO_KEY = "none"
+_KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
 """Sent where no key is named: the client insists on one."""
 MAX_ANSWER_BYTES = 2_000_000
 """A longer answer is not read to its end. The longest reply that a judge reads for a verdict takes at most 600,000 (six
@@ -268,6 +269,8 @@ class Endpoint:
             raise EndpointError(
                 f"the environment variable {self.api_key_env} is not set where {self.url[:80]} is called"
             )
+        if not _KEY.fullmatch(key):  # never shown, not even in the error of a library that would refuse it
+            raise EndpointError(f"the environment variable {self.api_key_env} {_NO_SUCH_KEY}")
         return key
 
     async def _try(self, line: _Line, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
@@ -437,6 +440,8 @@ def expect_set(name: str | None, key: str = "api_key_env") -> None:
     """The variable is set."""
     if name is not None and not os.environ.get(name):
         raise ValueError(f"{key}: the environment variable {name} is not set")
+    if name is not None and not _KEY.fullmatch(os.environ[name]):
+        raise ValueError(f"{key}: the environment variable {name} {_NO_SUCH_KEY}")
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

@@ -544,6 +544,8 @@ def test_rows_that_do_not_fit_a_micro_batch_are_refused():
     assert "1028 tokens" in said
     composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
              f"{ACTOR}.ulysses_sequence_parallel_size=2")  # fmt: skip
+    composed("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=600", "--",
+             f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2")  # fmt: skip
 
 
 def test_devices_that_cannot_be_divided_into_rollout_servers_are_refused():

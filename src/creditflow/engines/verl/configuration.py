@@ -673,7 +673,10 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
             )
     actor, data = config.actor_rollout_ref.actor, config.data
     longest = data.max_prompt_length + data.max_response_length
-    room = actor.ppo_max_token_len_per_gpu * actor.get("ulysses_sequence_parallel_size", 1)
+    # Its old place, and the one that verl's engines read.
+    ulysses = "ulysses_sequence_parallel_size"
+    parallel = [section.get(ulysses, 1) for section in (actor, actor.get("fsdp_config", {}))]
+    room = actor.ppo_max_token_len_per_gpu * max(parallel)
     if actor.use_dynamic_bsz and longest > room:
         raise ConfigError(
             f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu: {actor.ppo_max_token_len_per_gpu}, which a row of "

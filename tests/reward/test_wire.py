@@ -1,0 +1,44 @@
+"""What a worker answers is a stranger's."""
+
+import json
+
+import pytest
+
+from creditflow.reward.calls import Returned
+from creditflow.reward.wire import Unreadable, pack_returned, unpack_returned
+from creditflow.trajectory import Score
+
+GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
+
+
+def test_an_answer_comes_back_as_it_was():
+    for returned in (
+        Returned(0.5, seconds=0.25),
+        Returned((0.5, 1.0)),
+        Returned(Score(0.5, range=(0.0, 2.0), reason="half")),
+        Returned(error="away", timed_out=True),
+    ):
+        assert unpack_returned(pack_returned(returned)) == returned
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seconds": 10**400},
+        {"seconds": float("nan")},
+        {"value": 10**400},
+        {"value": [10**400]},
+        {"value": {"score": {**GOOD["value"]["score"], "reason": 5}}},
+        {"value": {"score": {**GOOD["value"]["score"], "reason": {"other": "x"}}}},
+        {"value": {"score": {**GOOD["value"]["score"], "status": [1]}}},
+        {"value": {"score": 3}},
+        {"value": {}},
+    ],
+)
+def test_what_is_no_answer_is_unreadable_and_nothing_worse(changed):
+    with pytest.raises(Unreadable):
+        unpack_returned(json.dumps({**GOOD, **changed}))
+
+
+def test_a_reason_is_cut():
+    assert len(unpack_returned(json.dumps({**GOOD, "error": "x" * 1_000_000})).error) == 200
