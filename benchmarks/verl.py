@@ -1,7 +1,6 @@
 """What a training step on verl costs beside the models: `python -m benchmarks.verl [--quick]`.
 
-Both sides run by turns in one run; figures are medians of the turns' ratios. Ten to fifteen minutes on two
-cores.
+Both sides run by turns in one run; figures are medians of the turns' ratios. Ten to fifteen minutes on two cores.
 
 * The driver's part of 122,880 steps, from packed plays to advantages in rows, metrics and the step file, against what
   verl does of the same rows. Two of its sides: `compute_grpo_outcome_advantage`, a function of padded rows in memory,
