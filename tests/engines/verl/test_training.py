@@ -49,17 +49,20 @@ def test_rollout_and_actor_compute_the_same_log_probs_at_every_step(chain: Run):
 def test_what_single_tokens_differ_by_is_the_rounding_of_float32(chain: Run):
     policy = Policy.load(chain.folder / f"checkpoints/global_step_{BEFORE}/actor/huggingface", torch.device("cpu"))
     batch = chain.batch(BEFORE + 1)  # sampled with those weights, after the resume
-    here = []
+    here, largest = [], 0.0
     for step in range(batch.n_steps):
         prompt = batch.prompt_ids[batch.prompt_offsets[step] : batch.prompt_offsets[step + 1]]
         response = batch.response_ids[batch.token_offsets[step] : batch.token_offsets[step + 1]]
         with torch.no_grad():
             logits = policy.model(torch.from_numpy(np.concatenate([prompt, response]))[None].long()).logits[0]
+        largest = max(largest, float(logits.abs().max()))
         of_response = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()
         here.append(of_response[np.arange(len(response)), response])
     in_one_process = np.abs(np.exp(np.concatenate(here)) - np.exp(batch.logprobs)).max()
-    assert 0 < in_one_process < 1e-4
-    assert chain.series("training/rollout_probs_diff_max")[BEFORE] < 4 * in_one_process
+    # Logits are sums of many products: each carries some units in the last place, and a probability as many.
+    rounding = 32 * float(np.finfo(np.float32).eps) * largest
+    assert 0 < in_one_process < rounding
+    assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # as without weight sync
 
 
 def test_every_step_has_a_gradient(chain: Run):

@@ -1,5 +1,6 @@
 """Where a cgroup is looked for and what is written there, on folders that stand for the kernel's."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -12,6 +13,16 @@ from creditflow.reward.sandbox import Limits, SandboxError, cgroup
 from tests.reward.sandbox import boxes
 
 LIMITS = Limits(memory_mb=10, processes=7)
+
+
+def opened(parents: cgroup.Parents) -> cgroup.Group:
+    """A group that is made, or nothing."""
+    with contextlib.ExitStack() as stack:
+        group = parents.group()
+        stack.callback(group.close)
+        parents.fill(group)
+        stack.pop_all()
+    return group
 
 
 def v1(tmp_path):
@@ -69,7 +80,7 @@ def test_the_part_of_a_tree_that_is_mounted_is_what_counts(tmp_path):
 
 
 def test_a_group_of_version_1_has_the_limits_and_goes_when_closed(tmp_path, kernel):
-    group = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours").open()
+    group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
     memory, pids = group.folders
     with group.joined():
         assert [(folder / "tasks").read_text() for folder in group.folders] == ["0", "0"]
@@ -96,7 +107,7 @@ def test_a_group_whose_last_process_lingers_is_removed_a_moment_later(tmp_path, 
 
 
 def test_a_group_of_version_2_has_the_limits_under_a_folder_with_both_controllers(tmp_path, kernel):
-    group = cgroup.locate(v2(tmp_path, subtree="memory pids"), "0::/ours").open()
+    group = opened(cgroup.locate(v2(tmp_path, subtree="memory pids"), "0::/ours"))
     (folder,) = group.folders
     with group.joined():
         group.add(42)
@@ -154,7 +165,7 @@ def test_who_was_moved_aside_makes_groups_beside_itself(tmp_path, kernel):
 def test_a_group_that_cannot_be_made_is_an_error(tmp_path):
     parents = cgroup.Parents(1, tmp_path / "missing", None)
     with pytest.raises(SandboxError, match="could not be made"):
-        parents.open()
+        opened(parents)
 
 
 def test_groups_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
@@ -193,25 +204,25 @@ def test_groups_have_other_names_than_those_of_a_dead_namesake(tmp_path):
     parents = cgroup.Parents(2, tmp_path / "ours", None)
     for number in range(100):  # whatever a process of our number may have left
         (tmp_path / "ours" / f"{cgroup._owner()}-{os.getpid()}-{number}").mkdir()
-    names = {parents.open().folders[0].name for _ in range(20)}
+    names = {opened(parents).folders[0].name for _ in range(20)}
     assert len(names) == 20
 
 
 def test_a_group_that_is_half_made_is_removed_and_one_that_was_there_is_not(tmp_path, monkeypatch):
     (tmp_path / "memory").mkdir()
     with pytest.raises(SandboxError, match="could not be made"):
-        cgroup.Parents(1, tmp_path / "memory", tmp_path / "missing").open()
+        opened(cgroup.Parents(1, tmp_path / "memory", tmp_path / "missing"))
     assert list((tmp_path / "memory").iterdir()) == []
     monkeypatch.setattr(cgroup.secrets, "token_hex", lambda count: "same")
     parents = cgroup.Parents(2, tmp_path / "memory", None)
-    group = parents.open()
+    group = opened(parents)
     with pytest.raises(SandboxError, match="exists"):
-        parents.open()
+        opened(parents)
     assert group.folders[0].exists()
 
 
 def test_a_thread_that_cannot_leave_one_group_still_leaves_the_other(tmp_path, kernel):
-    group = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours").open()
+    group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
     memory, pids = (folder.parent / "tasks" for folder in group.folders)
     memory.unlink()
     memory.mkdir()

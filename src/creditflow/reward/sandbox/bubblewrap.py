@@ -142,8 +142,9 @@ class Bubblewrap(Box):
                 raise SandboxError(f"a run could not be prepared: {error}") from error
             group = None
             if self._parents is not None:
-                group = self._parents.open()
+                group = self._parents.group()
                 stack.callback(group.close)
+                self._parents.fill(group)
             # Pushed last, so that it comes first: a group cannot be removed before its processes are dead.
             stack.callback(box.launch.end)
             # Nothing but the start: what this thread allocates meanwhile is on the group's account.

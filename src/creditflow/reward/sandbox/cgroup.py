@@ -48,22 +48,23 @@ class Parents:
     pids: Path | None
     """None: version 2, where one folder has both; or version 1 without the pids hierarchy."""
 
-    def open(self) -> Group:
-        """A new group, without limits yet; to be closed. Raises SandboxError where it cannot be made."""
+    def group(self) -> Group:
+        """A group of which nothing is made yet: whoever has seen to its being closed lets `fill` make it.
+
+        An exception, which may come at any moment, leaves nothing behind so.
+        """
+        return Group(self.version, [])
+
+    def fill(self, group: Group) -> None:
+        """Make the group, without limits yet. Raises SandboxError where it cannot be made."""
         # Random, since a process that died may have had our number and have left its groups.
         name = f"{_owner()}-{os.getpid()}-{secrets.token_hex(8)}"
-        group = Group(self.version, [])
         try:
             for parent in (self.memory, self.pids):
                 if parent is not None:
                     group.make(parent / name)
         except OSError as error:
-            group.close()
             raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
-        except BaseException:
-            group.close()
-            raise
-        return group
 
     def sweep(self) -> None:
         """Remove the groups of processes that died before they could, and what is still in them."""
@@ -187,7 +188,8 @@ def find(choice: str = "auto") -> Parents:
         parents = _version_2(Path(choice))
     parents.sweep()
     try:
-        with contextlib.closing(parents.open()) as group:
+        with contextlib.closing(parents.group()) as group:
+            parents.fill(group)
             with group.joined():
                 pass
             group.limit(Limits())
