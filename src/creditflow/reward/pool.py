@@ -110,7 +110,7 @@ class _Worker:
         if patiently:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAST_WORDS_S)
-        _kill(os.kill, self.process.pid, signal.SIGSTOP)  # it must start nothing while the others are looked for
+        self.process.send_signal(signal.SIGSTOP)  # if it lives: it must start nothing while the others are looked for
         for pid in _descendants(self.process.pid):
             _kill(os.kill, pid)
         _kill(os.killpg, self.process.pid)

@@ -35,8 +35,8 @@ _CALLS_PER_CLIENT = 16
 about the idle ones: at 256 in flight, one pool made 417 calls/s where eight made 625. (Its aiohttp transport is faster
 still, but takes a connection that was refused for one that timed out.)"""
 _NO_KEY = "none"
-_KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
 """Sent where no key is named: the client insists on one."""
+_KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
 MAX_ANSWER_BYTES = 2_000_000
 """A longer answer is not read to its end. The longest reply that a judge reads for a verdict takes at most 600,000 (six
 for each of 100,000 characters, as JSON may write them)."""
