@@ -155,7 +155,7 @@ def test_an_unknown_section_names_the_nearest_known_one(recipe):
         ("reward.max_failed_frac=2", "reward.max_failed_frac: expected a share from 0 to 1"),
         ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
-        ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of kl"),
+        ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),
         ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 play of each task; grpo"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: 64 tasks, but .* is 16"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),

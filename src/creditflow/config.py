@@ -71,6 +71,16 @@ class OptimConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
 
 
+KL_LOSS_TYPES = ("k1", "k2", "k3", "abs", "kl", "mse", "low_var_kl")
+LOSS_AGG_MODES = (
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "traj-mean-step-mean",
+)
+
+
 @dataclass
 class ActorConfig:
     """How the policy is updated."""
@@ -84,12 +94,19 @@ class ActorConfig:
     clip_ratio: float = 0.2
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
+    clip_ratio_c: float = 3.0
+    """Dual clip: the loss of a token of negative advantage grows no further beyond this ratio."""
+    entropy_coeff: float = 0.0
+    """Of the entropy bonus."""
     loss_agg_mode: str = "token-mean"
-    """`token-mean`, `seq-mean-token-mean` or `seq-mean-token-sum`; a sequence is one step's response."""
+    """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
+    response) or `traj-mean-step-mean`."""
+    loss_scale_factor: float | None = None
+    """What `seq-mean-token-sum-norm` divides by."""
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
-    """`kl` (k1), `abs`, `mse` (k2) or `low_var_kl` (k3), as in verl."""
+    """`k1` (or `kl`), `abs`, `k2` (`mse`) or `k3` (`low_var_kl`), as in verl."""
     grad_clip: float = 1.0
 
 
@@ -579,10 +596,47 @@ def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
         raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
 
 
+def _validate_actor(actor: ActorConfig) -> None:
+    for key, value in {
+        "optim.lr": actor.optim.lr,
+        "ppo_mini_batch_size": actor.ppo_mini_batch_size,
+        "ppo_epochs": actor.ppo_epochs,
+        "ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
+        "grad_clip": actor.grad_clip,
+        "loss_scale_factor": 1 if actor.loss_scale_factor is None else actor.loss_scale_factor,
+    }.items():
+        _positive(f"actor_rollout_ref.actor.{key}", value)
+    for key, value in {
+        "optim.lr_warmup_steps": actor.optim.lr_warmup_steps,
+        "optim.weight_decay": actor.optim.weight_decay,
+        "kl_loss_coef": actor.kl_loss_coef,
+        "clip_ratio": actor.clip_ratio,
+        "clip_ratio_low": actor.clip_ratio_low or 0,
+        "clip_ratio_high": actor.clip_ratio_high or 0,
+        "entropy_coeff": actor.entropy_coeff,
+    }.items():
+        _positive(f"actor_rollout_ref.actor.{key}", value, zero=True)
+    if len(actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in actor.optim.betas):
+        raise ConfigError(
+            f"actor_rollout_ref.actor.optim.betas: expected two numbers in [0, 1), got {actor.optim.betas}"
+        )
+    if actor.clip_ratio_c <= 1:
+        raise ConfigError(f"actor_rollout_ref.actor.clip_ratio_c: expected more than 1, got {actor.clip_ratio_c}")
+    _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, KL_LOSS_TYPES)
+    _one_of("actor_rollout_ref.actor.loss_agg_mode", actor.loss_agg_mode, LOSS_AGG_MODES)
+    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+        raise ConfigError(
+            "actor_rollout_ref.actor.loss_scale_factor: seq-mean-token-sum-norm divides by it; expected a number, such "
+            "as data.max_response_length"
+        )
+    _one_of("actor_rollout_ref.actor.optim.lr_scheduler_type", actor.optim.lr_scheduler_type, ("constant", "cosine"))
+
+
 def _validate(config: Config) -> None:
     """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     config.algorithm.validate()
+    _validate_actor(actor)
     make_threshold(config.algorithm.propagation_threshold, config.team.agents)
     for key, value in {
         "data.train_batch_size": data.train_batch_size,
@@ -592,11 +646,6 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
         "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
-        "actor_rollout_ref.actor.optim.lr": actor.optim.lr,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": actor.ppo_mini_batch_size,
-        "actor_rollout_ref.actor.ppo_epochs": actor.ppo_epochs,
-        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
-        "actor_rollout_ref.actor.grad_clip": actor.grad_clip,
         "trainer.total_epochs": config.trainer.total_epochs,
         "reward.timeout": config.reward.timeout,
         "reward.max_in_flight": config.reward.max_in_flight,
@@ -604,22 +653,12 @@ def _validate(config: Config) -> None:
     }.items():
         _positive(key, value)
     for key, value in {
-        "actor_rollout_ref.actor.optim.lr_warmup_steps": actor.optim.lr_warmup_steps,
-        "actor_rollout_ref.actor.optim.weight_decay": actor.optim.weight_decay,
-        "actor_rollout_ref.actor.kl_loss_coef": actor.kl_loss_coef,
         "data.seed": data.seed,
-        "actor_rollout_ref.actor.clip_ratio": actor.clip_ratio,
-        "actor_rollout_ref.actor.clip_ratio_low": actor.clip_ratio_low or 0,
-        "actor_rollout_ref.actor.clip_ratio_high": actor.clip_ratio_high or 0,
         "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.val_kwargs.temperature,
         "trainer.num_threads": config.trainer.num_threads,
         "reward.cache_size": config.reward.cache_size,
     }.items():
         _positive(key, value, zero=True)
-    if len(actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in actor.optim.betas):
-        raise ConfigError(
-            f"actor_rollout_ref.actor.optim.betas: expected two numbers in [0, 1), got {actor.optim.betas}"
-        )
     if data.val_max_samples != -1 and data.val_max_samples < 1:
         raise ConfigError(f"data.val_max_samples: expected 1 or more, or -1 for all, got {data.val_max_samples}")
     for key, value in {
@@ -628,13 +667,6 @@ def _validate(config: Config) -> None:
     }.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"{key}: expected a share from 0 to 1, got {value}")
-    _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, ("kl", "abs", "mse", "low_var_kl"))
-    _one_of(
-        "actor_rollout_ref.actor.loss_agg_mode",
-        actor.loss_agg_mode,
-        ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum"),
-    )
-    _one_of("actor_rollout_ref.actor.optim.lr_scheduler_type", actor.optim.lr_scheduler_type, ("constant", "cosine"))
     _one_of("reward.backend", config.reward.backend, tuple(BACKENDS))
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":

@@ -1,14 +1,17 @@
 import copy
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from creditflow.config import ActorConfig, OptimConfig
-from creditflow.engines.local.actor import Actor, fill_reference_logprobs, response_logprobs
-from creditflow.engines.local.batching import bucket, pad
-from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
+from creditflow.config import KL_LOSS_TYPES, LOSS_AGG_MODES, ActorConfig, OptimConfig
+from creditflow.engines.local.actor import Actor, fill_reference_logprobs, token_logprobs
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
+from creditflow.engines.local.packing import micro_batches
 from creditflow.engines.local.policy import Policy
 from creditflow.rollout import GenerationRequest
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
@@ -35,6 +38,18 @@ def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] =
     return TrajectoryBatch.from_trajectories(trajectories)
 
 
+def several_steps(batch: TrajectoryBatch) -> TrajectoryBatch:
+    """The same steps, as plays of one to three steps."""
+    steps = [play.steps[0] for play in batch.to_trajectories()]
+    sizes, plays = (3, 1, 2), []
+    while steps:
+        n = min(len(steps), sizes[len(plays) % 3])
+        mine, steps = steps[:n], steps[n:]
+        made = [dataclasses.replace(one, trajectory_id=str(len(plays)), index=i, turn=i) for i, one in enumerate(mine)]
+        plays.append(Trajectory(id=str(len(plays)), uid=str(len(plays) // 2), task=Task("t", (), None), steps=made))
+    return TrajectoryBatch.from_trajectories(plays)
+
+
 @pytest.fixture
 def policy(word_model_folder: Path) -> Policy:
     return Policy.load(word_model_folder, torch.device("cpu"))
@@ -42,99 +57,128 @@ def policy(word_model_folder: Path) -> Policy:
 
 def test_training_forward_pass_gives_the_logprobs_of_sampling(policy: Policy) -> None:
     batch = sampled_batch(policy, temperatures=(1.0, 0.5, 1.3))
-    rows = pad(batch, np.arange(batch.n_steps), policy.pad_id, policy.device)
-    logprobs, _ = response_logprobs(policy, rows)
-    difference = ((logprobs - rows.old_logprobs) * rows.response_mask).abs().max()
-    assert difference < 1e-4
+    for packed in micro_batches(batch, np.arange(batch.n_steps), 30):
+        logprobs, _ = token_logprobs(policy.forward, packed, batch)
+        np.testing.assert_allclose(logprobs.detach(), batch.logprobs[packed.token_at], atol=1e-4)
 
 
-def test_buckets_hold_every_step_once_within_the_budget(policy: Policy) -> None:
-    batch = sampled_batch(policy, 60)
-    groups = bucket(batch, np.arange(60), max_tokens=50)
-    assert sorted(np.concatenate(groups).tolist()) == list(range(60))
-    for group in groups:
-        padded = np.diff(batch.prompt_offsets)[group].max() + np.diff(batch.token_offsets)[group].max()
-        assert len(group) == 1 or padded * len(group) <= 50
-
-
-def slow_loss(
-    policy: Policy,
-    batch: TrajectoryBatch,
-    advantage_T: np.ndarray,
-    trained: np.ndarray,
-    old: list[np.ndarray],
-    mode: str,
-) -> torch.Tensor:
-    """One row at a time, in float64, straight from the definition."""
-    per_step = []
-    for s in np.flatnonzero(trained):
+def slow_losses(policy: Policy, batch: TrajectoryBatch, advantage_T: np.ndarray, config: ActorConfig, reference: Any):
+    """Of each step, its tokens' losses: one row at a time, straight from the definitions, in the model's own type."""
+    for s in range(batch.n_steps):
+        tokens = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
         prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
-        response = batch.response_ids[batch.token_offsets[s] : batch.token_offsets[s + 1]]
+        response = torch.tensor(batch.response_ids[tokens], dtype=torch.long)
         ids = torch.tensor([[*prompt, *response]])
-        logits = policy.model(ids).logits[0, len(prompt) - 1 : -1]
-        logprob = torch.log_softmax(logits, -1)[torch.arange(len(response)), torch.tensor(response)]
-        ratio = torch.exp(logprob - torch.tensor(old[s]))
-        low, high = ratio.clamp(max=1.1), ratio.clamp(min=0.9)
-        a = torch.from_numpy(advantage_T[batch.token_offsets[s] : batch.token_offsets[s + 1]])
-        per_step.append(-torch.minimum(a * ratio, a * torch.where(a > 0, low, high)))
-    if mode == "token-mean":
-        return torch.cat(per_step).mean()
-    if mode == "seq-mean-token-mean":
-        return torch.stack([tokens.mean() for tokens in per_step]).mean()
-    return torch.stack([tokens.sum() for tokens in per_step]).mean()
+        T = batch.temperature_of_step[s] or 1.0
+        all_logprobs = torch.log_softmax(policy.model(ids).logits[0, len(prompt) - 1 : -1] / T, -1)
+        logprob = all_logprobs[torch.arange(len(response)), response]
+        with torch.no_grad():
+            ref_logprobs = torch.log_softmax(reference(ids).logits[0, len(prompt) - 1 : -1] / T, -1)
+            ref = ref_logprobs[torch.arange(len(response)), response]
+        losses = []
+        for t in range(len(response)):
+            a, ratio = advantage_T[tokens][t], torch.exp(logprob[t] - batch.logprobs[tokens][t])
+            surrogate = torch.minimum(
+                a * ratio, a * torch.clamp(ratio, 1 - config.clip_ratio_low, 1 + config.clip_ratio_high)
+            )
+            if a < 0:
+                surrogate = torch.maximum(surrogate, torch.tensor(config.clip_ratio_c * a))
+            gap = ref[t] - logprob[t]
+            kl = {"k1": -gap, "k2": gap**2 / 2, "k3": torch.exp(gap) - 1 - gap}[config.kl_loss_type]
+            entropy = -(all_logprobs[t].exp() * all_logprobs[t]).sum()
+            losses.append(-surrogate + config.kl_loss_coef * kl - config.entropy_coeff * entropy)
+        yield torch.stack(losses)[torch.tensor(batch.response_mask[tokens])]
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: ActorConfig) -> torch.Tensor:
+    """What each mode says in words."""
+    means, sums = ([step.mean() for step in per_step], [step.sum() for step in per_step])
+    plays = [[m for m, n in zip(means, trajectory_of, strict=True) if n == play] for play in sorted(set(trajectory_of))]
+    return {
+        "token-mean": lambda: torch.cat(per_step).mean(),
+        "seq-mean-token-mean": lambda: torch.stack(means).mean(),
+        "seq-mean-token-sum": lambda: torch.stack(sums).mean(),
+        "seq-mean-token-sum-norm": lambda: torch.stack(sums).mean() / 7.0,
+        "traj-mean-step-mean": lambda: torch.stack([torch.stack(play).mean() for play in plays]).mean(),
+    }[config.loss_agg_mode]()
+
+
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("budget", [20, 10_000])
-def test_gradient_equals_that_of_a_slow_loss_one_row_at_a_time(policy: Policy, mode: str, budget: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "kl", "use_kl", "entropy"),
+    [
+        *((mode, "k3", False, 0.0) for mode in LOSS_AGG_MODES),
+        *(("token-mean", kl, True, 0.0) for kl in ("k1", "k2", "k3")),
+        ("seq-mean-token-mean", "k3", True, 0.01),
+        ("token-mean", "k3", False, 0.01),
+    ],
+)
+def test_loss_and_gradient_equal_those_of_one_row_at_a_time(policy, mode, kl, use_kl, entropy, budget, packed) -> None:
     policy.model.double()
-    batch = sampled_batch(policy)
+    policy.forward = Forward(policy.model, packed)
+    batch = several_steps(sampled_batch(policy, 15, temperatures=(1.0, 0.7)))
     rng = np.random.default_rng(1)
     advantage, trained = rng.normal(size=len(batch.response_ids)), rng.random(batch.n_steps) < 0.8
-    # As if another policy had sampled, so that the clip is active on both sides.
-    off = rng.normal(scale=0.2, size=len(batch.logprobs))
-    batch.logprobs[:] += off
-    old = [batch.logprobs[batch.token_offsets[s] : batch.token_offsets[s + 1]] for s in range(batch.n_steps)]
-
-    slow = copy.deepcopy(policy.model)
-    slow_policy = copy.copy(policy)
-    slow_policy.model = slow
-    slow_loss(slow_policy, batch, advantage, trained, old, mode).backward()
-
+    advantage[np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets)) == 3] = 0.0  # of a step as a whole
+    # As if another policy had sampled, so that all three bounds are active.
+    batch.logprobs[:] += rng.normal(scale=0.8, size=len(batch.logprobs))
+    batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = ActorConfig(
-        optim=OptimConfig(lr=1e-12), clip_ratio=0.1, loss_agg_mode=mode, ppo_max_token_len_per_gpu=budget, grad_clip=1e9
-    )
-    Actor(policy, config).update(batch, advantage, trained, np.zeros(batch.n_steps, dtype=np.int64))
-    for (name, ours), theirs in zip(policy.model.named_parameters(), slow.parameters(), strict=True):
-        assert ours.grad is not None
-        assert theirs.grad is not None
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-6, msg=name)  # log-softmax is float32
+        optim=OptimConfig(lr=1e-12), clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=2.0, loss_agg_mode=mode,
+        loss_scale_factor=7.0, ppo_max_token_len_per_gpu=budget, grad_clip=1e9, use_kl_loss=use_kl, kl_loss_type=kl,
+        kl_loss_coef=0.3, entropy_coeff=entropy,
+    )  # fmt: skip
+    actor = Actor(policy, config)
+    with torch.no_grad():  # so that the reference is another policy
+        for weight in policy.model.parameters():
+            weight.add_(0.02 * torch.from_numpy(rng.normal(size=tuple(weight.shape))))
+    slow = copy.copy(policy)
+    slow.model = copy.deepcopy(policy.model)
+    told = dataclasses.replace(config, kl_loss_coef=config.kl_loss_coef if use_kl else 0.0)
+    reference = actor.reference.model if actor.reference else policy.model
+    rows = list(slow_losses(slow, batch, advantage, told, reference))
+    kept = [s for s in range(batch.n_steps) if trained[s] and len(rows[s])]
+    expected = slow_mean([rows[s] for s in kept], batch.trajectory_of_step[kept].tolist(), told)
+    expected.backward()
+
+    metrics = actor.update(batch, advantage, trained, np.zeros(batch.n_steps, dtype=np.int64))
+    assert metrics["actor/pg_clipfrac"] > 0.1
+    assert metrics["actor/pg_clipfrac_lower"] > 0
+    loss = metrics["actor/pg_loss"] + told.kl_loss_coef * metrics.get("actor/kl_loss", 0.0)
+    if not entropy:
+        assert loss == pytest.approx(expected.item(), rel=1e-8)
+    ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (policy.model, slow.model))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
 
 
-def test_masked_steps_leave_the_loss_and_its_denominator(policy: Policy) -> None:
-    weights = token_weights_for("seq-mean-token-mean", torch.tensor([4, 0, 2]))
-    torch.testing.assert_close(weights, torch.tensor([1 / 8, 0.0, 1 / 4], dtype=torch.float64))
+def test_masked_steps_leave_the_loss_and_its_denominator() -> None:
+    weights = token_weights("seq-mean-token-mean", np.array([4, 0, 2]), np.zeros(3, dtype=np.int64))
+    np.testing.assert_allclose(weights, [1 / 8, 0.0, 1 / 4])
 
 
 def test_clipping_stops_the_gradient_only_where_the_ratio_moved_too_far_already() -> None:
-    logprob = torch.log(torch.tensor([[1.5, 1.5, 0.5, 0.5]])).requires_grad_()
-    advantage = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
-    loss, clipped = policy_loss(logprob, torch.zeros(1, 4), advantage, torch.full((1, 4), 0.25), 0.2, 0.2)
-    loss.backward()
+    logprob = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 4.0])).requires_grad_()
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0])
+    loss, clipped, bounded = policy_loss(logprob, torch.zeros(5), advantage, Clip(0.2, 0.2, 3.0))
+    loss.sum().backward()
     assert logprob.grad is not None
-    assert (logprob.grad[0] == 0).tolist() == [True, False, False, True]
-    assert clipped.tolist() == [[True, False, False, True]]
+    assert (logprob.grad == 0).tolist() == [True, False, False, True, True]
+    assert clipped.tolist() == [True, False, False, True, False]
+    assert bounded.tolist() == [False, False, False, False, True]
 
 
 def test_kl_estimators_agree_with_their_definitions() -> None:
     logprob, reference = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
     ratio = torch.exp(reference - logprob)
     expected = {
-        "kl": logprob - reference,
+        "k1": logprob - reference,
         "abs": (logprob - reference).abs(),
-        "mse": (logprob - reference) ** 2 / 2,
-        "low_var_kl": ratio - 1 - (reference - logprob),
+        "k2": (logprob - reference) ** 2 / 2,
+        "k3": ratio - 1 - (reference - logprob),
     }
+    expected |= {"kl": expected["k1"], "mse": expected["k2"], "low_var_kl": expected["k3"]}
+    assert expected.keys() == set(KL_LOSS_TYPES) == KL_ESTIMATORS.keys()
     for name, value in expected.items():
         torch.testing.assert_close(KL_ESTIMATORS[name](logprob - reference), value)
 

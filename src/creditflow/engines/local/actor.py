@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from creditflow.config import ActorConfig, OptimConfig
-from creditflow.engines.local.batching import Rows, bucket, pad, token_rows
-from creditflow.engines.local.loss import KL_ESTIMATORS, policy_loss, token_weights_for
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
+from creditflow.engines.local.packing import Packed, micro_batches
 from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
 
-def response_logprobs(policy: Policy, rows: Rows) -> tuple[Tensor, Tensor]:
-    """[B, R] log-prob of each response token at its row's temperature, and the entropy there; float32."""
-    R = rows.response_ids.shape[1]
-    with policy.autocast():
-        out: Any = policy.model(
-            input_ids=rows.input_ids,
-            attention_mask=rows.attention_mask,
-            position_ids=rows.position_ids,
-            use_cache=False,
-            logits_to_keep=R + 1,
-        )
-    scaled = torch.log_softmax(out.logits[:, :-1].float() / rows.temperature[:, None, None], dim=-1)
-    logprobs = scaled.gather(2, rows.response_ids.unsqueeze(2)).squeeze(2)
-    with torch.no_grad():
-        entropy = -(scaled.exp() * scaled).sum(-1)
-    return logprobs, entropy
+def token_logprobs(forward: Forward, packed: Packed, batch: TrajectoryBatch) -> tuple[Tensor, Tensor]:
+    """[R] the log-prob of each response token at its step's temperature (at 1 where it was greedy), and the entropy."""
+    logits = forward(packed)
+    temperature_B = batch.temperature_of_step[packed.steps]
+    temperature = np.where(temperature_B > 0, temperature_B, 1.0)[packed.row_of_token]
+    token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(logits.device)
+    scaled = torch.log_softmax(logits / torch.from_numpy(temperature).to(logits)[:, None], dim=-1)
+    return scaled.gather(1, token_ids[:, None]).squeeze(1), -(scaled.exp() * scaled).sum(-1)
 
 
 @torch.no_grad()
 def fill_reference_logprobs(reference: Policy, trajectories: Sequence[Trajectory], max_tokens: int) -> None:
     """Set `ref_logprobs` of every step that has response tokens, in the plays that did not fail.
 
-    They are taken as those of training are: at the step's temperature (at 1 where it was greedy), token by token,
-    whatever the mask. `max_tokens`: of one micro-batch, padding included.
+    They are taken as those of training are, token by token, whatever the mask. `max_tokens`: of one micro-batch.
     """
     batch = TrajectoryBatch.from_trajectories([t for t in trajectories if t.status != "failed"])
     steps = [step for t in trajectories if t.status != "failed" for step in t.steps]
-    for micro in bucket(batch, np.flatnonzero(np.diff(batch.token_offsets)), max_tokens):
-        logprobs, _ = response_logprobs(reference, pad(batch, micro, reference.pad_id, reference.device))
-        for s, row in zip(micro.tolist(), logprobs.tolist(), strict=True):
-            steps[s].ref_logprobs = tuple(row[: len(steps[s].response_ids)])
+    for packed in micro_batches(batch, np.flatnonzero(np.diff(batch.token_offsets)), max_tokens):
+        logprobs, _ = token_logprobs(reference.forward, packed, batch)
+        ends = np.cumsum(np.diff(batch.token_offsets)[packed.steps])[:-1]
+        for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
+            steps[s].ref_logprobs = tuple(row.tolist())
 
 
 def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
@@ -76,8 +67,10 @@ class Actor:
         self.config = config
         self.reference: Policy | None = None
         if config.use_kl_loss or keep_reference:
-            self.reference = copy.copy(policy)
-            self.reference.model = copy.deepcopy(policy.model).requires_grad_(False)
+            self.reference = policy.frozen_copy()
+        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        self.clip = Clip(low, high, config.clip_ratio_c)
         optim = config.optim
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
@@ -107,36 +100,46 @@ class Actor:
     def _update_once(self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-        sampled = np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
-        weights = token_weights_for(config.loss_agg_mode, torch.from_numpy(sampled[steps]))
+        sampled_S = np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
         weight_S = np.zeros(batch.n_steps)
-        weight_S[steps] = weights.numpy()
-        steps = steps[sampled[steps] > 0]
+        weight_S[steps] = token_weights(
+            config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], config.loss_scale_factor
+        )
+        steps = steps[sampled_S[steps] > 0]
         if len(steps) == 0:
             return {}
-        low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-        high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+        weight_T = weight_S[step_of_token] * batch.response_mask
+        moves_S = np.bincount(step_of_token[(advantage_T != 0) & batch.response_mask], minlength=batch.n_steps) > 0
+        # Without a term of its own, a step whose advantage is 0 has no gradient: it counts, and costs nothing.
+        computed = steps if config.use_kl_loss or config.entropy_coeff else steps[moves_S[steps]]
+        # The loss's own averaging, scaled to sum to one over what is computed.
+        all_weight = float(weight_S[computed] @ sampled_S[computed]) or 1.0
 
-        totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "entropy", "ppo_kl", "kl_loss"), 0.0)
+        totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss"), 0.0)
         self.optimizer.zero_grad(set_to_none=True)
-        for micro in bucket(batch, steps, config.ppo_max_token_len_per_gpu):
-            rows = pad(batch, micro, policy.pad_id, policy.device)
-            logprobs, entropy = response_logprobs(policy, rows)
-            weight = torch.from_numpy(weight_S[micro]).to(logprobs)[:, None] * rows.response_mask
-            advantage = torch.from_numpy(token_rows(batch, micro, advantage_T)).to(logprobs)
-            loss, clipped = policy_loss(logprobs, rows.old_logprobs, advantage, weight, low, high)
+        for packed in micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
+            logprobs, entropy = token_logprobs(policy.forward, packed, batch)
+            weight, old, advantage = (
+                torch.from_numpy(np.asarray(column[packed.token_at], dtype=np.float64)).to(logprobs)
+                for column in (weight_T, np.where(batch.response_mask, batch.logprobs, 0.0), advantage_T)
+            )
+            token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip)
+            loss = (token_loss * weight).sum()
             totals["pg_loss"] += float(loss.detach())
             if config.use_kl_loss and self.reference is not None:
                 with torch.no_grad():
-                    reference, _ = response_logprobs(self.reference, rows)
+                    reference, _ = token_logprobs(self.reference.forward, packed, batch)
                 kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
                 totals["kl_loss"] += float(kl.detach())
                 loss = loss + config.kl_loss_coef * kl
+            if config.entropy_coeff:
+                loss = loss - config.entropy_coeff * (entropy * weight).sum()
             torch.autograd.backward(loss)
-            mean_weight = weight / float(weight_S @ sampled)  # the loss's own averaging, scaled to sum to one
-            totals["pg_clipfrac"] += float((clipped * mean_weight).sum())
-            totals["entropy"] += float((entropy * mean_weight).sum())
-            totals["ppo_kl"] += float(((rows.old_logprobs - logprobs.detach()) * mean_weight).sum())
+            share = weight / all_weight
+            totals["pg_clipfrac"] += float((clipped * share).sum())
+            totals["pg_clipfrac_lower"] += float((bounded * share).sum())
+            totals["entropy"] += float((entropy.detach() * share).sum())
+            totals["ppo_kl"] += float(((old - logprobs.detach()) * share).sum())
         norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip)
         finite = bool(torch.isfinite(norm))
         lr = self.optimizer.param_groups[0]["lr"]

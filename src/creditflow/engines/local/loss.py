@@ -1,70 +1,110 @@
-"""Policy losses over padded rows: B rows of R response tokens. Knows log-probs, advantages and masks; no model.
+"""Policy losses over response tokens. Knows log-probs, advantages and weights, in whatever shape; no model.
 
-Every loss is a sum of per-token terms times `token_weights`, which carry the averaging over the whole mini-batch, so
-that micro-batches may be cut anywhere without changing the gradient.
+Every loss is a sum of per-token terms times weights that carry the averaging over the whole mini-batch, so that
+micro-batches may be cut anywhere without changing the gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from creditflow.config import LOSS_AGG_MODES
 from creditflow.errors import ConfigError
+from creditflow.trajectory import Floats, Ints
+
+_FAR = 20.0
+"""Beyond a factor of exp(20) a ratio is taken as that, so that one outlier cannot overflow; verl does the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How far the ratio of new to old probability may move a token's loss."""
+
+    low: float = 0.2
+    """Below 1 - low a token of negative advantage has no gradient."""
+    high: float = 0.2
+    """Above 1 + high a token of positive advantage has none."""
+    dual: float | None = 3.0
+    """Above it a token of negative advantage has none (dual clip); None: there is no such bound."""
 
 
 def policy_loss(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    token_weights: Tensor,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Tensor, Tensor]:
-    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7), with DAPO's separate upper bound.
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip: Clip
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7) of each token.
 
-    All [B, R]. Returns the loss (a scalar), and where the clipped term was the larger [B, R].
+    With DAPO's separate upper bound (Yu et al. 2025, arXiv 2503.14476, eq. 8) and dual clip (Ye et al. 2020, arXiv
+    1912.09729, eq. 5). Returns the loss, where the clipped term was the larger, and where dual clip bounds it.
     """
-    ratio = torch.exp(logprobs - old_logprobs)
+    ratio = torch.exp((logprobs - old_logprobs).clamp(-_FAR, _FAR))
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = (torch.maximum(unclipped, clipped) * token_weights).sum()
-    return loss, clipped > unclipped
+    clipped = -advantages * ratio.clamp(1 - clip.low, 1 + clip.high)
+    loss = torch.maximum(unclipped, clipped)
+    bounded = torch.zeros_like(loss, dtype=torch.bool)
+    if clip.dual is not None:
+        bound = -advantages * clip.dual
+        bounded = (advantages < 0) & (loss > bound)
+        loss = torch.where(bounded, bound, loss)
+    return loss, clipped > unclipped, bounded
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
+    """Half the squared error of each token's value, clipped to `cliprange` around the old one as PPO's ratio is.
+
+    The larger of the two (Schulman et al.'s own implementation). Returns the loss, and where the clipped one is it.
+    """
+    near = old_values + (values - old_values).clamp(-cliprange, cliprange)
+    plain, clipped = (values - returns).square(), (near - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
 
 
 def _k3(difference: Tensor) -> Tensor:
     # Schulman's k3, of r = ref / policy: r - 1 - log r; clamped as verl does, so that one outlier cannot explode.
-    return (torch.expm1(-difference.clamp(-20, 20)) + difference.clamp(-20, 20)).clamp(-10, 10)
+    difference = difference.clamp(-_FAR, _FAR)
+    return (torch.expm1(-difference) + difference).clamp(-10, 10)
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
-    "kl": lambda difference: difference,
+    "k1": lambda difference: difference,
     "abs": torch.abs,
-    "mse": lambda difference: 0.5 * difference.square(),
-    "low_var_kl": _k3,
+    "k2": lambda difference: 0.5 * difference.square(),
+    "k3": _k3,
 }
-"""Per-token estimates of KL(policy || reference) from `logprob - reference logprob`, under verl's names."""
+"""Per-token estimates of KL(policy || reference) from `logprob - reference logprob` (Schulman 2020, "Approximating KL
+divergence"), under verl's short names, and its long ones:"""
+KL_ESTIMATORS |= {long: KL_ESTIMATORS[short] for long, short in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))}
 
 
-def token_weights_for(loss_agg_mode: str, n_trained_tokens_S: Tensor) -> Tensor:
-    """[S] the weight of each trained token of a step, given how many trained tokens each step has (0: masked out).
+def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor: float | None = None) -> Floats:
+    """[S] what each trained token of a step counts in the loss, by how many trained tokens each step has (0: none).
 
-    `token-mean`: every token of the mini-batch counts the same. `seq-mean-token-mean`: every step counts the same,
-    whatever its length. `seq-mean-token-sum`: steps are averaged, their tokens summed.
+    A sequence is a step's response. `token-mean`: every token of the mini-batch counts the same.
+    `seq-mean-token-mean`: every step counts the same, whatever its length. `seq-mean-token-sum`: steps are averaged,
+    their tokens summed; `-norm`: and divided by `scale_factor` (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
+    `traj-mean-step-mean`: every play counts the same, however many steps it took, and in it every step.
+    `trajectory_S`: [S] the play that each step is of.
     """
-    trained = n_trained_tokens_S > 0
-    n_steps = trained.sum().clamp(min=1)
-    lengths = n_trained_tokens_S.clamp(min=1).double()
-    if loss_agg_mode == "token-mean":
-        weights = torch.ones_like(lengths) / n_trained_tokens_S.sum().clamp(min=1)
-    elif loss_agg_mode == "seq-mean-token-mean":
-        weights = 1 / (lengths * n_steps)
-    elif loss_agg_mode == "seq-mean-token-sum":
-        weights = torch.ones_like(lengths) / n_steps
-    else:
-        raise ConfigError(
-            f"actor_rollout_ref.actor.loss_agg_mode: {loss_agg_mode!r}; expected token-mean, seq-mean-token-mean or "
-            "seq-mean-token-sum"
-        )
-    return weights * trained
+    trained_S = n_tokens_S > 0
+    n_steps = max(1, int(trained_S.sum()))
+    length_S = np.maximum(n_tokens_S, 1).astype(np.float64)
+    match mode:
+        case "token-mean":
+            weight_S = np.full(len(length_S), 1 / max(1, int(n_tokens_S.sum())))
+        case "seq-mean-token-mean":
+            weight_S = 1 / (length_S * n_steps)
+        case "seq-mean-token-sum":
+            weight_S = np.full(len(length_S), 1 / n_steps)
+        case "seq-mean-token-sum-norm":
+            assert scale_factor is not None  # the configuration sees to it
+            weight_S = np.full(len(length_S), 1 / (n_steps * scale_factor))
+        case "traj-mean-step-mean":
+            steps_N = np.bincount(trajectory_S[trained_S], minlength=int(trajectory_S.max(initial=0)) + 1)
+            weight_S = 1 / (length_S * np.maximum(steps_N, 1)[trajectory_S] * max(1, int((steps_N > 0).sum())))
+        case _:
+            raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: {mode!r}; expected one of {LOSS_AGG_MODES}")
+    return weight_S * trained_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from creditflow.engines.local import sampler
+from creditflow.engines.local.forward import Forward
 from creditflow.errors import ModelError
 from creditflow.huggingface import ChatTokenizer, load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -31,6 +33,7 @@ class Policy:
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self.model = model.to(device).eval()
+        self.forward = Forward(self.model)
         self.tokenizer = tokenizer
         self.device = device
         self.version = 0
@@ -54,6 +57,13 @@ class Policy:
         """A Hugging Face folder that anyone can load."""
         self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
+
+    def frozen_copy(self) -> Policy:
+        """The same policy as it is now, with weights of its own that nobody trains."""
+        other = copy.copy(self)
+        other.model = copy.deepcopy(self.model).requires_grad_(False)
+        other.forward = Forward(other.model, self.forward.packed)
+        return other
 
     def autocast(self) -> torch.autocast:
         """bf16 on CUDA; does nothing on the CPU."""

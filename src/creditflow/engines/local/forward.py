@@ -1,0 +1,106 @@
+"""Runs a model over packed steps: what it says at every response token.
+
+Packed where the model's attention allows it, which is found out by trying; else as rows padded on the right, group by
+group. The numbers are the same, up to rounding. Knows `Packed` and a Hugging Face model; no loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from creditflow.engines.local.attention import Layout, packing
+from creditflow.engines.local.packing import Packed, RowGroup
+
+_AGREE = 1e-4
+"""Packed and padded outputs are taken as the same where they differ by less than this, in units of their spread."""
+
+
+class Forward:
+    """The way over packed steps of one model. `packed`: None: packed if that gives the same numbers."""
+
+    def __init__(self, model: Any, packed: bool | None = None) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.packed = self._agrees() if packed is None else packed
+
+    def __call__(self, packed: Packed) -> Tensor:
+        """[R, V] the logits (of a value model: [R, 1] the values) at the token before each response token.
+
+        In bf16 autocast on CUDA, and returned in float32 at least.
+        """
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+            try:
+                logits = self._packed(packed) if self.packed else self._padded(packed)
+            except NotImplementedError:  # these rows are longer than the model's attention sees
+                logits = self._padded(packed)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def _packed(self, packed: Packed) -> Tensor:
+        predicting = self._tensor(packed.predicting)
+        layout = Layout.of(packed, self.device)
+        keep = {"logits_to_keep": predicting} if self._keeps else {}
+        with packing(self.model):
+            out = self.model(
+                input_ids=self._tensor(packed.input_ids)[None],
+                position_ids=self._tensor(packed.position_ids)[None],
+                use_cache=False,
+                packed_layout=layout,
+                **keep,
+            )
+        if not layout.asked:
+            raise NotImplementedError("this model attends in a way of its own, or not at all")
+        logits: Tensor = out.logits[0]
+        return logits if self._keeps else logits[predicting]
+
+    def _padded(self, packed: Packed) -> Tensor:
+        ids, outs = self._tensor(packed.input_ids), []
+        for group in packed.groups:
+            out = self.model(
+                input_ids=ids[self._tensor(group.at)],
+                attention_mask=self._tensor(group.inside.astype(np.int64)),
+                position_ids=torch.arange(group.at.shape[1], device=self.device)[None].expand(group.at.shape),
+                use_cache=False,
+            )
+            outs.append(out.logits.flatten(0, 1))
+        return torch.cat(outs)[self._tensor(packed.source[packed.predicting])]
+
+    def _tensor(self, column: Any) -> Tensor:
+        return torch.from_numpy(column).to(self.device)
+
+    @torch.no_grad()
+    def _agrees(self) -> bool:
+        """Whether two short rows of one prompt come out packed as they do padded."""
+        try:
+            packed, padded = self._packed(_TRIED), self._padded(_TRIED)
+        except (NotImplementedError, TypeError, ValueError, RuntimeError):
+            return False
+        return bool((packed - padded).abs().max() <= _AGREE * padded.std())
+
+
+def _tried() -> Packed:
+    """Prompts of 3 and 5 tokens; two responses to the first (3 and 2 tokens fed), one to the second (1)."""
+    rows = [[0, 1, 2, 8, 9, 10], [0, 1, 2, 11, 12], [3, 4, 5, 6, 7, 13]]
+    groups = []
+    for some in (rows[:2], rows[2:]):
+        width = max(map(len, some))
+        at = np.array([row + [0] * (width - len(row)) for row in some])
+        groups.append(RowGroup(at, np.array([[k < len(row) for k in range(width)] for row in some])))
+    return Packed(
+        steps=np.arange(3),
+        input_ids=np.arange(14) % 7,
+        position_ids=np.array([0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 5]),
+        groups=tuple(groups),
+        source=np.array([0, 1, 2, 12, 13, 14, 15, 16, 3, 4, 5, 9, 10, 17]),
+        predicting=np.array([2, 8, 9, 10, 2, 11, 12, 7, 13]),
+        row_of_token=np.array([0, 0, 0, 0, 1, 1, 1, 2, 2]),
+        token_at=np.arange(9),
+    )
+
+
+_TRIED = _tried()

@@ -1,0 +1,157 @@
+"""Cuts steps into micro-batches without padding: tokens one after the other, a prompt that steps share there once.
+
+Knows where tokens lie and which may see which; no model. Linear layers work on the [T] tokens; attention works on rows
+(see `attention.py`), which are gathered from them and padded in groups of similar length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from creditflow.trajectory import Bools, Ints, TrajectoryBatch
+
+_WASTE = 1.25
+"""Rows of one attention group differ in length by this factor at most, unless there are few of them."""
+_FEW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """b rows of at most L tokens, as attention sees them: a prompt and a response, one after the other."""
+
+    at: Ints
+    """[b, L] where in the micro-batch's T tokens each lies; beyond a row's end, anywhere."""
+    inside: Bools
+    """[b, L] False beyond the row's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """B steps with R response tokens, as T tokens of input."""
+
+    steps: Ints
+    """[B] indices in the batch."""
+    input_ids: Ints
+    """[T] the distinct prompts, then each response but for its last token, which nothing follows."""
+    position_ids: Ints
+    """[T] of each token in its own step."""
+    groups: tuple[RowGroup, ...]
+    """All rows, the B steps in some order."""
+    source: Ints
+    """[T] which entry of the groups' rows, one group after the other and flat, stands for each token."""
+    predicting: Ints
+    """[R] where in T the token lies that comes before each response token."""
+    row_of_token: Ints
+    """[R] index in `steps`."""
+    token_at: Ints
+    """[R] where the token lies in the batch's [T] columns."""
+
+
+def micro_batches(batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Iterator[Packed]:
+    """`steps` (indices; each with a prompt and a response) in parts of at most `max_tokens` tokens of input.
+
+    All parts are of about the same size. Steps of one prompt stay together where they fit; a single step that is longer
+    than `max_tokens` makes a part of its own.
+    """
+    if not len(steps):
+        return
+    prompts, responses = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
+    prompt_of = _same_prompts(batch, steps)
+    # Prompts by the length of their longest step, so that rows of a part are alike.
+    longest = np.zeros(prompt_of.max() + 1, dtype=np.int64)
+    np.maximum.at(longest, prompt_of, prompts + responses)
+    order = np.lexsort((responses, prompt_of, longest[prompt_of]))
+    first = np.ones(len(order), dtype=np.bool_)
+    first[1:] = prompt_of[order][1:] != prompt_of[order][:-1]
+    tokens = responses[order] - 1
+    total = int((tokens + prompts[order] * first).sum())
+    target = total / max(1, -(-total // max_tokens))
+    start, size = 0, 0
+    for k, i in enumerate(order):
+        fresh = size == 0 or first[k]
+        more = int(tokens[k] + prompts[i] * fresh)
+        if size and (size + more > max_tokens or (fresh and size >= target)):
+            yield pack(batch, steps[order[start:k]], prompt_of[order[start:k]])
+            start, size, more = k, 0, int(tokens[k] + prompts[i])
+        size += more
+    yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
+
+
+def pack(batch: TrajectoryBatch, steps: Ints, prompt_of: Ints) -> Packed:
+    """`steps` as one micro-batch. `prompt_of`: [B] the same number where the prompts are the same tokens."""
+    p_B, r_B = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
+    _, owner_of, prompt_of = np.unique(prompt_of, return_index=True, return_inverse=True)
+    owns_B = np.zeros(len(steps), dtype=np.bool_)
+    owns_B[owner_of] = True
+    prompt_lengths = p_B[owner_of]
+    prompt_start_B = (np.cumsum(prompt_lengths) - prompt_lengths)[prompt_of]
+    all_prompts = int(prompt_lengths.sum())
+    fed_B = r_B - 1
+    response_start_B = all_prompts + np.cumsum(fed_B) - fed_B
+    prompt_at = ragged(batch.prompt_offsets[steps[owner_of]], prompt_lengths)
+    fed_at = ragged(batch.token_offsets[steps], fed_B)
+    row_of_token = np.repeat(np.arange(len(steps)), r_B)
+    nth = ragged(np.zeros_like(r_B), r_B)
+    last_of_prompt = (prompt_start_B + p_B - 1)[row_of_token]
+    groups, source = _rows(p_B, fed_B, prompt_start_B, response_start_B, owns_B)
+    return Packed(
+        steps=steps,
+        input_ids=np.concatenate([batch.prompt_ids[prompt_at], batch.response_ids[fed_at]]).astype(np.int64),
+        position_ids=np.concatenate([ragged(np.zeros_like(prompt_lengths), prompt_lengths), ragged(p_B, fed_B)]),
+        groups=groups,
+        source=source,
+        predicting=np.where(nth == 0, last_of_prompt, response_start_B[row_of_token] + nth - 1),
+        row_of_token=row_of_token,
+        token_at=ragged(batch.token_offsets[steps], r_B),
+    )
+
+
+def _rows(
+    p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints, owns_B: Bools
+) -> tuple[tuple[RowGroup, ...], Ints]:
+    """The rows in groups of similar length, and for each token the entry of them that stands for it."""
+    length_B = p_B + fed_B
+    order = np.argsort(length_B, kind="stable")
+    source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
+    groups, start, before = [], 0, 0
+    for end in [*_cuts(length_B[order]), len(order)]:
+        rows = order[start:end]
+        column = np.arange(int(length_B[rows].max()))[None, :]
+        in_prompt = column < p_B[rows][:, None]
+        at = np.where(
+            in_prompt,
+            prompt_start_B[rows][:, None] + column,
+            response_start_B[rows][:, None] + column - p_B[rows][:, None],
+        )
+        inside = column < length_B[rows][:, None]
+        stands = inside & (~in_prompt | owns_B[rows][:, None])
+        source[at[stands]] = before + np.flatnonzero(stands.reshape(-1))
+        groups.append(RowGroup(np.where(inside, at, 0), inside))
+        start, before = end, before + at.size
+    return tuple(groups), source
+
+
+def _cuts(lengths: Ints) -> list[int]:
+    """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
+    cuts, start = [], 0
+    for k, length in enumerate(lengths.tolist()):
+        if k - start >= _FEW and length > _WASTE * lengths[start]:
+            cuts.append(k)
+            start = k
+    return cuts
+
+
+def _same_prompts(batch: TrajectoryBatch, steps: Ints) -> Ints:
+    """[B] a number for each distinct sequence of prompt tokens, in order of first appearance."""
+    ids, offsets, numbers = np.ascontiguousarray(batch.prompt_ids), batch.prompt_offsets, dict[bytes, int]()
+    keys = (ids[offsets[s] : offsets[s + 1]].tobytes() for s in steps.tolist())
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
+
+
+def ragged(starts: Ints, lengths: Ints) -> Ints:
+    """`starts[0], starts[0] + 1, ...` for `lengths[0]` numbers, then the same of the next."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)

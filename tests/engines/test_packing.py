@@ -1,0 +1,143 @@
+"""Packed steps against the same steps one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.engines.local.attention import Layout, packed_attention
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.packing import micro_batches
+from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+
+TOKENS = st.lists(st.integers(0, 49), min_size=1, max_size=9)
+PROMPTS = st.lists(TOKENS, min_size=1, max_size=4)
+
+
+def batch_of(rows: list[tuple[list[int], list[int]]]) -> TrajectoryBatch:
+    """One play whose steps have these prompts and responses."""
+    steps = [
+        Step(
+            id=f"t/{i}", trajectory_id="t", index=i, agent="a", turn=i, parents=(), prompt="", response="",
+            prompt_ids=tuple(prompt), response_ids=tuple(response), response_mask=(1,) * len(response),
+            logprobs=(-1.0,) * len(response),
+        )
+        for i, (prompt, response) in enumerate(rows)
+    ]  # fmt: skip
+    return TrajectoryBatch.from_trajectories([Trajectory(id="t", uid="u", task=Task("t", (), None), steps=steps)])
+
+
+@st.composite
+def batches(draw) -> TrajectoryBatch:
+    prompts = draw(PROMPTS)
+    return batch_of([(draw(st.sampled_from(prompts)), draw(TOKENS)) for _ in range(draw(st.integers(1, 12)))])
+
+
+@given(batches(), st.integers(1, 80))
+def test_every_response_token_is_predicted_once_by_the_token_before_it(batch: TrajectoryBatch, budget: int) -> None:
+    parts = list(micro_batches(batch, np.arange(batch.n_steps), budget))
+    assert sorted(np.concatenate([part.steps for part in parts]).tolist()) == list(range(batch.n_steps))
+    assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
+    for part in parts:
+        assert len(part.input_ids) <= budget or len(part.steps) == 1
+        prompts = {tuple(prompt_of(batch, s)) for s in part.steps}
+        fed = sum(len(response_of(batch, s)) - 1 for s in part.steps)
+        assert len(part.input_ids) == sum(map(len, prompts)) + fed  # a prompt that steps share is there once
+        flat_at = np.concatenate([group.at.reshape(-1) for group in part.groups])
+        assert (flat_at[part.source] == np.arange(len(part.input_ids))).all()
+        rows = []
+        for group in part.groups:
+            for at, inside in zip(group.at, group.inside, strict=True):
+                assert part.position_ids[at[inside]].tolist() == list(range(inside.sum()))
+                rows.append(part.input_ids[at[inside]].tolist())
+        assert sorted(rows) == sorted([*prompt_of(batch, s), *response_of(batch, s)[:-1]] for s in part.steps)
+        for k, at in enumerate(part.predicting.tolist()):
+            s = part.steps[part.row_of_token[k]]
+            nth = int(part.token_at[k] - batch.token_offsets[s])
+            seen = [*prompt_of(batch, s), *response_of(batch, s)[:nth]]
+            assert part.position_ids[at] == len(seen) - 1
+            assert part.input_ids[at] == seen[-1]
+
+
+def test_parts_are_of_about_the_same_size() -> None:
+    rng = np.random.default_rng(0)
+    rows = [(rng.integers(0, 50, rng.integers(1, 60)).tolist(), [1] * int(rng.integers(1, 200))) for _ in range(300)]
+    sizes = [len(part.input_ids) for part in micro_batches(batch_of(rows), np.arange(300), 10_000)]
+    assert max(sizes) <= 10_000
+    assert min(sizes) > 0.9 * max(sizes)
+
+
+def models() -> dict[str, Any]:
+    from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        MambaConfig,
+        MambaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen2ForTokenClassification,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )  # fmt: skip
+
+    small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": None,
+             "eos_token_id": 1}  # fmt: skip
+    dense = {**small, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    return {
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**dense)),
+        "qwen2 values": lambda: Qwen2ForTokenClassification(Qwen2Config(**dense, num_labels=1)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**dense)),
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
+                                                   eos_token_id=1)),
+        "mistral, window of 8": lambda: MistralForCausalLM(MistralConfig(**dense, sliding_window=8)),
+        "gemma2, soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**dense)),
+        "mamba, no attention": lambda: MambaForCausalLM(MambaConfig(**small)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "packs"),
+    [("qwen2", True), ("qwen2 values", True), ("qwen3", True), ("gpt2", True), ("mistral, window of 8", True),
+     ("gemma2, soft cap", False), ("mamba, no attention", False)],
+)  # fmt: skip
+def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, packs: bool) -> None:
+    torch.manual_seed(0)
+    model = models()[name]().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    forward = Forward(model)
+    assert forward.packed == packs
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(2, 50, n).tolist() for n in (1, 4, 7)]
+    batch = batch_of([(prompts[k % 3], rng.integers(2, 50, 1 + k % 5).tolist()) for k in range(14)])
+    for part in micro_batches(batch, np.arange(14), 40):
+        with torch.no_grad():
+            said = forward(part)
+            for b, s in enumerate(part.steps):
+                prompt, response = prompt_of(batch, s), response_of(batch, s)
+                alone = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+                torch.testing.assert_close(said[part.row_of_token == b], alone, atol=2e-5, rtol=1e-4)
+    assert model.config._attn_implementation != "creditflow_packed"
+
+
+def test_attention_that_cannot_be_packed_is_refused() -> None:
+    states = torch.zeros(1, 2, 3, 4)
+    layout = Layout((torch.zeros(1, 3, dtype=torch.long),), torch.arange(3))
+    for others in ({"packed_layout": None}, {"softcap": 5.0}, {"sliding_window": 2}, {"dropout": 0.1}):
+        with pytest.raises(NotImplementedError):
+            packed_attention(None, states, states, states, None, **{"packed_layout": layout, **others})
+
+
+def prompt_of(batch: TrajectoryBatch, s: int) -> list[int]:
+    return batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]].tolist()
+
+
+def response_of(batch: TrajectoryBatch, s: int) -> list[int]:
+    return batch.response_ids[batch.token_offsets[s] : batch.token_offsets[s + 1]].tolist()
