@@ -110,6 +110,31 @@ class ActorConfig:
     grad_clip: float = 1.0
 
 
+def _critics_optim() -> OptimConfig:
+    return OptimConfig(lr=1e-5)
+
+
+@dataclass
+class CriticConfig:
+    """The value model of an estimator that has one (`algorithm.adv_estimator: gae`), and how it is updated.
+
+    Its mini-batches are the actor's.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Default: the policy's own, with a new head that says 0."""
+    optim: OptimConfig = field(default_factory=_critics_optim)
+    ppo_epochs: int = 1
+    ppo_max_token_len_per_gpu: int = 32768
+    """Tokens of one micro-batch."""
+    cliprange_value: float = 0.5
+    """How far a value may move in one training step before its loss stops pulling."""
+    loss_agg_mode: str = "token-mean"
+    """As the actor's."""
+    loss_scale_factor: float | None = None
+    grad_clip: float = 1.0
+
+
 @dataclass
 class ValKwargs:
     """How an evaluation samples."""
@@ -270,6 +295,8 @@ class TrainerConfig:
     """`auto`, `cpu` or `cuda`."""
     num_threads: int = 0
     """torch threads; 0: torch's own choice."""
+    critic_warmup: int = 0
+    """Training steps at the beginning in which only the critic learns."""
 
 
 @dataclass
@@ -286,6 +313,7 @@ class Config:
 
     data: DataConfig = field(default_factory=DataConfig)
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict)

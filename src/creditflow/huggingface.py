@@ -20,10 +20,13 @@ _AUTO_CLASS: dict[Kind, str] = {
 }
 
 
-def load_folder(folder: Path | str, kind: Kind, key: str, dtype: Any = None) -> tuple[Any, Any]:
+def load_folder(
+    folder: Path | str, kind: Kind, key: str, dtype: Any = None, *, new_head: bool = False
+) -> tuple[Any, Any]:
     """The model and the tokenizer in `folder`; weights as `dtype` (default float32), on the CPU.
 
-    `key`: the option that names the folder, for the message. Raises ModelError that names what is missing: weights
+    `key`: the option that names the folder, for the message. `new_head`: of a token classifier, whose one output per
+    token is then 0 everywhere if the folder has no such weights. Raises ModelError that names what is missing: weights
     among them, for transformers fills in random ones (a causal LM read as a token classifier gets a random head).
     """
     import torch
@@ -48,9 +51,14 @@ def load_folder(folder: Path | str, kind: Kind, key: str, dtype: Any = None) -> 
             dtype=torch.float32 if dtype is None else dtype,
             use_safetensors=True,
             output_loading_info=True,
+            **({"num_labels": 1} if new_head else {}),
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise unusable(key, path, f"cannot be loaded: {first_line(error)}") from error
+    if new_head:
+        for name in [name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}.")]:
+            torch.nn.init.zeros_(model.get_parameter(name))
+            info["missing_keys"].remove(name)
     if missing := sorted(info["missing_keys"]):
         raise unusable(key, path, f"lacks weights of a {kind.replace('_', ' ')} model: {', '.join(missing[:3])}")
     embedded = model.get_input_embeddings().num_embeddings

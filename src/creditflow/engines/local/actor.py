@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.config import ActorConfig, OptimConfig
+from creditflow.config import ActorConfig
 from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
 from creditflow.engines.local.packing import Packed, micro_batches
 from creditflow.engines.local.policy import Policy
@@ -42,21 +42,6 @@ def fill_reference_logprobs(reference: Policy, trajectories: Sequence[Trajectory
             steps[s].ref_logprobs = tuple(row.tolist())
 
 
-def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
-    """The share of `optim.lr` at the k-th update, from 0: linear warm-up, then constant or half a cosine."""
-    warmup = optim.lr_warmup_steps
-
-    def factor(update: int) -> float:
-        if update < warmup:
-            return (update + 1) / (warmup + 1)
-        if optim.lr_scheduler_type == "constant" or total_updates is None:
-            return 1.0
-        done = (update - warmup) / max(1, total_updates - warmup)
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-    return factor
-
-
 class Actor:
     """A policy with its optimizer and, for the KL loss or where a reward function needs it, its frozen reference."""
 
@@ -71,14 +56,7 @@ class Actor:
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         self.clip = Clip(low, high, config.clip_ratio_c)
-        optim = config.optim
-        self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=optim.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            weight_decay=optim.weight_decay,
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
+        self.learner = Learner(policy.model.parameters(), config.optim, config.grad_clip, total_updates)
 
     def update(
         self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
@@ -88,19 +66,18 @@ class Actor:
         `advantage_T`: [T] what each response token gets; only sampled ones are read. `trained_S`: False leaves the
         step out of the loss and of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
-        updates = [
-            self._update_once(batch, advantage_T, np.flatnonzero(trained_S & (mini_batch_of_step == m)))
-            for _ in range(self.config.ppo_epochs)
-            for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
-        ]
-        done = [metrics for metrics in updates if metrics]
+        metrics = in_mini_batches(
+            lambda steps: self._update_once(batch, advantage_T, steps),
+            trained_S,
+            mini_batch_of_step,
+            self.config.ppo_epochs,
+        )
         self.policy.version += 1
-        return {key: float(np.mean([metrics[key] for metrics in done])) for key in (done[0] if done else {})}
+        return metrics
 
     def _update_once(self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints) -> dict[str, float]:
         config, policy = self.config, self.policy
-        step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
-        sampled_S = np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
+        step_of_token, sampled_S = sampled_tokens(batch)
         weight_S = np.zeros(batch.n_steps)
         weight_S[steps] = token_weights(
             config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], config.loss_scale_factor
@@ -116,13 +93,11 @@ class Actor:
         all_weight = float(weight_S[computed] @ sampled_S[computed]) or 1.0
 
         totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss"), 0.0)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.learner.begin()
+        old_T = np.where(batch.response_mask, batch.logprobs, 0.0)
         for packed in micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
             logprobs, entropy = token_logprobs(policy.forward, packed, batch)
-            weight, old, advantage = (
-                torch.from_numpy(np.asarray(column[packed.token_at], dtype=np.float64)).to(logprobs)
-                for column in (weight_T, np.where(batch.response_mask, batch.logprobs, 0.0), advantage_T)
-            )
+            weight, old, advantage = tensors_of((weight_T, old_T, advantage_T), packed.token_at, logprobs)
             token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip)
             loss = (token_loss * weight).sum()
             totals["pg_loss"] += float(loss.detach())
@@ -140,16 +115,7 @@ class Actor:
             totals["pg_clipfrac_lower"] += float((bounded * share).sum())
             totals["entropy"] += float((entropy.detach() * share).sum())
             totals["ppo_kl"] += float(((old - logprobs.detach()) * share).sum())
-        norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.grad_clip)
-        finite = bool(torch.isfinite(norm))
-        lr = self.optimizer.param_groups[0]["lr"]
-        if finite:
-            self.optimizer.step()
-            self.schedule.step()
-        else:  # one bad batch must not poison the weights; the skip is counted
-            self.optimizer.zero_grad(set_to_none=True)
-        metrics = {f"actor/{name}": value for name, value in totals.items()}
-        metrics |= {"actor/grad_norm": float(norm), "actor/lr": lr, "actor/skipped_updates": float(not finite)}
+        metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step()).items()}
         if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
         return metrics

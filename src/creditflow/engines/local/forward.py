@@ -34,19 +34,26 @@ class Forward:
 
         In bf16 autocast on CUDA, and returned in float32 at least.
         """
+        predicting = self._tensor(packed.predicting)
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
-            try:
-                logits = self._packed(packed) if self.packed else self._padded(packed)
-            except NotImplementedError:  # these rows are longer than the model's attention sees
-                logits = self._padded(packed)
+            logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _packed(self, packed: Packed) -> Tensor:
-        predicting = self._tensor(packed.predicting)
+    def _at(self, packed: Packed, predicting: Tensor) -> Tensor:
+        if self.packed:
+            try:
+                if self._keeps:
+                    return self._packed(self.model, packed, logits_to_keep=predicting)
+                return self._packed(self.model, packed)[predicting]
+            except NotImplementedError:  # these rows are longer than the window that the model attends to
+                pass
+        return self._padded(self.model, packed)[predicting]
+
+    def _packed(self, net: Any, packed: Packed, **keep: Tensor) -> Tensor:
+        """[T, ...] what `net` says of each token; of those in `logits_to_keep` alone, where that is given."""
         layout = Layout.of(packed, self.device)
-        keep = {"logits_to_keep": predicting} if self._keeps else {}
         with packing(self.model):
-            out = self.model(
+            out = net(
                 input_ids=self._tensor(packed.input_ids)[None],
                 position_ids=self._tensor(packed.position_ids)[None],
                 use_cache=False,
@@ -55,20 +62,21 @@ class Forward:
             )
         if not layout.asked:
             raise NotImplementedError("this model attends in a way of its own, or not at all")
-        logits: Tensor = out.logits[0]
-        return logits if self._keeps else logits[predicting]
+        said: Tensor = out[0][0]
+        return said
 
-    def _padded(self, packed: Packed) -> Tensor:
+    def _padded(self, net: Any, packed: Packed) -> Tensor:
+        """[T, ...] the same, row by row."""
         ids, outs = self._tensor(packed.input_ids), []
         for group in packed.groups:
-            out = self.model(
+            out = net(
                 input_ids=ids[self._tensor(group.at)],
                 attention_mask=self._tensor(group.inside.astype(np.int64)),
                 position_ids=torch.arange(group.at.shape[1], device=self.device)[None].expand(group.at.shape),
                 use_cache=False,
             )
-            outs.append(out.logits.flatten(0, 1))
-        return torch.cat(outs)[self._tensor(packed.source[packed.predicting])]
+            outs.append(out[0].flatten(0, 1))
+        return torch.cat(outs)[self._tensor(packed.source)]
 
     def _tensor(self, column: Any) -> Tensor:
         return torch.from_numpy(column).to(self.device)
@@ -76,8 +84,9 @@ class Forward:
     @torch.no_grad()
     def _agrees(self) -> bool:
         """Whether two short rows of one prompt come out packed as they do padded."""
+        backbone = self.model.base_model  # a head may be new, and say 0 of everything
         try:
-            packed, padded = self._packed(_TRIED), self._padded(_TRIED)
+            packed, padded = self._packed(backbone, _TRIED), self._padded(backbone, _TRIED)
         except (NotImplementedError, TypeError, ValueError, RuntimeError):
             return False
         return bool((packed - padded).abs().max() <= _AGREE * padded.std())

@@ -1,0 +1,106 @@
+"""A critic: says of every response token what its state is worth, and learns it from returns. Knows no policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from creditflow.config import CriticConfig
+from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.loss import token_weights, value_loss
+from creditflow.engines.local.packing import micro_batches
+from creditflow.huggingface import load_folder
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+
+
+class Critic:
+    """A value model with its optimizer: a backbone with one output per token, as transformers has it.
+
+    `total_updates`: over the run, for schedules that end with it.
+    """
+
+    def __init__(self, model: Any, config: CriticConfig, total_updates: int | None = None) -> None:
+        self.model = model.eval()
+        self.config = config
+        self.forward = Forward(model)
+        self.learner = Learner(model.parameters(), config.optim, config.grad_clip, total_updates)
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, key: str, device: torch.device, config: CriticConfig, updates: int | None = None
+    ) -> Critic:
+        """The model in a Hugging Face folder: one that was saved as a critic, or a language model with a new head.
+
+        A new head says 0 of everything: values start where nothing is known. Raises ModelError that names what is
+        missing.
+        """
+        model, _ = load_folder(folder, "token_classification", key, new_head=True)
+        return cls(model.to(device), config, updates)
+
+    @torch.no_grad()
+    def values(self, batch: TrajectoryBatch, wanted_S: Bools) -> Floats:
+        """[T] the value of the state before each response token of the steps that are `wanted_S`; NaN at others."""
+        values_T = np.full(len(batch.response_ids), np.nan)
+        steps = np.flatnonzero(wanted_S & (np.diff(batch.token_offsets) > 0))
+        for packed in micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
+            values_T[packed.token_at] = self.forward(packed)[:, 0].double().cpu().numpy()
+        return values_T
+
+    def update(
+        self, batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
+    ) -> dict[str, float]:
+        """One optimizer update per mini-batch and epoch; returns `critic/*` metrics, averaged over the updates.
+
+        `returns_T`: [T] what the values should have been; `values_T`: [T] what they were.
+        """
+        metrics = in_mini_batches(
+            lambda steps: self._update_once(batch, returns_T, values_T, steps),
+            trained_S,
+            mini_batch_of_step,
+            self.config.ppo_epochs,
+        )
+        return metrics | explained(batch, returns_T, values_T, trained_S)
+
+    def _update_once(
+        self, batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, steps: Ints
+    ) -> dict[str, float]:
+        step_of_token, sampled_S = sampled_tokens(batch)
+        steps = steps[sampled_S[steps] > 0]
+        if len(steps) == 0:
+            return {}
+        weight_S = np.zeros(batch.n_steps)
+        weight_S[steps] = token_weights(
+            self.config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], self.config.loss_scale_factor
+        )
+        weight_T = weight_S[step_of_token] * batch.response_mask
+        known_T = batch.response_mask  # others hold NaN, which no weight of 0 takes away
+        old_T, target_T = np.where(known_T, values_T, 0.0), np.where(known_T, returns_T, 0.0)
+        totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}
+        all_weight = float(weight_T.sum())
+        self.learner.begin()
+        for packed in micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
+            values = self.forward(packed)[:, 0]
+            weight, old, target = tensors_of((weight_T, old_T, target_T), packed.token_at, values)
+            token_loss, clipped = value_loss(values, old, target, self.config.cliprange_value)
+            loss = (token_loss * weight).sum()
+            torch.autograd.backward(loss)
+            totals["vf_loss"] += float(loss.detach())
+            totals["vf_clipfrac"] += float((clipped * weight).sum()) / all_weight
+            totals["vpred_mean"] += float((values.detach() * weight).sum()) / all_weight
+        return {f"critic/{name}": value for name, value in (totals | self.learner.step()).items()}
+
+
+def explained(batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools) -> dict[str, float]:
+    """`critic/vf_explained_var`: the share of the returns' variance that the values explain; 1 is all, 0 is none.
+
+    Over the tokens of trained steps, before the update. Nothing where the returns are all the same.
+    """
+    step_of_token, _ = sampled_tokens(batch)
+    over_T = trained_S[step_of_token] & batch.response_mask
+    returns, errors = returns_T[over_T], returns_T[over_T] - values_T[over_T]
+    variance = float(returns.var()) if returns.size else 0.0
+    return {} if variance <= 1e-12 else {"critic/vf_explained_var": 1.0 - float(errors.var()) / variance}

@@ -1,0 +1,86 @@
+"""Moves a model's weights along a gradient: optimizer, learning-rate schedule, clipping. Knows no loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from creditflow.config import OptimConfig
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+
+
+def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
+    """The share of `optim.lr` at the k-th update, from 0: linear warm-up, then constant or half a cosine."""
+    warmup = optim.lr_warmup_steps
+
+    def factor(update: int) -> float:
+        if update < warmup:
+            return (update + 1) / (warmup + 1)
+        if optim.lr_scheduler_type == "constant" or total_updates is None:
+            return 1.0
+        done = (update - warmup) / max(1, total_updates - warmup)
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+    return factor
+
+
+class Learner:
+    """AdamW over `parameters`. `total_updates`: over the run, for schedules that end with it."""
+
+    def __init__(
+        self, parameters: Iterable[Tensor], optim: OptimConfig, grad_clip: float, total_updates: int | None = None
+    ) -> None:
+        self.parameters = [weight for weight in parameters if weight.requires_grad]
+        self.grad_clip = grad_clip
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=optim.lr, betas=(optim.betas[0], optim.betas[1]), weight_decay=optim.weight_decay
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
+
+    def begin(self) -> None:
+        """Forget gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> dict[str, float]:
+        """One update along the gradients that were gathered; `grad_norm` (before clipping), `lr`, `skipped_updates`."""
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
+        finite = bool(torch.isfinite(norm))
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        if finite:
+            self.optimizer.step()
+            self.schedule.step()
+        else:  # one bad batch must not poison the weights; the skip is counted
+            self.begin()
+        return {"grad_norm": float(norm), "lr": lr, "skipped_updates": float(not finite)}
+
+
+def in_mini_batches(
+    update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
+) -> dict[str, float]:
+    """`update` of the trained steps of each mini-batch, `epochs` times over; its metrics, averaged over the updates."""
+    made = [
+        update(np.flatnonzero(trained_S & (mini_batch_of_step == m)))
+        for _ in range(epochs)
+        for m in range(int(mini_batch_of_step.max(initial=0)) + 1)
+    ]
+    return mean_of([metrics for metrics in made if metrics])
+
+
+def mean_of(made: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of the same metrics, several times."""
+    return {key: float(np.mean([metrics[key] for metrics in made])) for key in (made[0] if made else {})}
+
+
+def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
+    """([T] the step of each response token, [S] how many of a step's tokens the policy sampled)."""
+    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+    return step_of_token, np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
+
+
+def tensors_of(columns: Iterable[Floats], at: Ints, like: Tensor) -> list[Tensor]:
+    """[R] of each [T] column the entries `at`, of the kind and on the device of `like`."""
+    return [torch.from_numpy(np.asarray(column[at], dtype=np.float64)).to(like) for column in columns]

@@ -1,0 +1,125 @@
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from creditflow.config import CriticConfig, OptimConfig
+from creditflow.engines.local.critic import Critic, explained
+from creditflow.engines.local.loss import value_loss
+from creditflow.engines.local.policy import Policy
+from creditflow.errors import ModelError
+from creditflow.huggingface import load_folder
+from tests.engines.test_actor import sampled_batch, several_steps
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def batch(word_model_folder: Path):
+    return several_steps(sampled_batch(Policy.load(word_model_folder, CPU), 15))
+
+
+def test_a_new_critic_says_nothing_of_any_state_and_a_saved_one_what_it_said(
+    word_model_folder, batch, tmp_path
+) -> None:
+    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
+    everything = np.ones(batch.n_steps, dtype=np.bool_)
+    assert (critic.values(batch, everything) == 0).all()
+    with torch.no_grad():
+        for weight in critic.model.parameters():
+            weight.add_(torch.full_like(weight, 0.1).cumsum(0).sin())
+    critic.model.save_pretrained(tmp_path)
+    for file in Path(word_model_folder).glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    again = Critic.load(tmp_path, "critic.model.path", CPU, CriticConfig())
+    values = critic.values(batch, everything)
+    assert np.ptp(values) > 0
+    np.testing.assert_array_equal(again.values(batch, everything), values)
+
+
+def test_a_language_model_is_no_critic_where_no_new_head_is_asked_for(word_model_folder) -> None:
+    with pytest.raises(ModelError, match="lacks weights of a token classification model"):
+        load_folder(word_model_folder, "token_classification", "key")
+
+
+def test_values_of_steps_that_are_not_wanted_are_unknown(word_model_folder, batch) -> None:
+    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
+    wanted = np.arange(batch.n_steps) % 2 == 0
+    values = critic.values(batch, wanted)
+    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+    assert (np.isnan(values) == ~wanted[step_of_token]).all()
+
+
+@pytest.mark.parametrize("budget", [20, 10_000])
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, batch, mode, budget) -> None:
+    torch.manual_seed(0)
+    model, _ = load_folder(word_model_folder, "token_classification", "key", new_head=True)
+    for weight in model.double().parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    slow = copy.deepcopy(model)
+    rng = np.random.default_rng(0)
+    batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
+    config = CriticConfig(
+        optim=OptimConfig(lr=1e-12), cliprange_value=0.2, loss_agg_mode=mode, grad_clip=1e9,
+        ppo_max_token_len_per_gpu=budget,
+    )  # fmt: skip
+    critic = Critic(model, config)
+    trained = rng.random(batch.n_steps) < 0.8
+    returns = rng.normal(size=len(batch.response_ids))
+    old = np.where(
+        batch.response_mask, critic.values(batch, trained) + rng.normal(scale=0.4, size=len(returns)), np.nan
+    )
+
+    per_step = []
+    for s in np.flatnonzero(trained):
+        tokens = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
+        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+        ids = torch.tensor([[*prompt, *batch.response_ids[tokens]]])
+        value = slow(ids).logits[0, len(prompt) - 1 : -1, 0]
+        losses = []
+        for t in np.flatnonzero(batch.response_mask[tokens]):
+            before, target = old[tokens][t], returns[tokens][t]
+            near = torch.clamp(value[t], before - 0.2, before + 0.2)
+            losses.append(torch.maximum((value[t] - target) ** 2, (near - target) ** 2) / 2)
+        if losses:
+            per_step.append(torch.stack(losses))
+    means = [step.mean() for step in per_step]
+    expected = torch.cat(per_step).mean() if mode == "token-mean" else torch.stack(means).mean()
+    expected.backward()
+
+    metrics = critic.update(batch, returns, old, trained, np.zeros(batch.n_steps, dtype=np.int64))
+    assert metrics["critic/vf_loss"] == pytest.approx(expected.item(), rel=1e-8)
+    assert 0.1 < metrics["critic/vf_clipfrac"] < 0.9
+    ours, theirs = (torch.cat([w.grad.flatten() for w in m.parameters()]) for m in (model, slow))
+    assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
+
+
+def test_a_value_is_pulled_no_further_than_the_range_around_the_old_one() -> None:
+    values = torch.tensor([0.1, 0.9, -0.9]).requires_grad_()
+    loss, clipped = value_loss(values, torch.zeros(3), torch.ones(3), 0.5)
+    loss.sum().backward()
+    assert values.grad is not None
+    assert clipped.tolist() == [False, True, False]
+    assert (values.grad == 0).tolist() == [False, True, False]
+
+
+def test_explained_variance_is_one_for_true_values_and_nothing_where_returns_do_not_differ(batch) -> None:
+    rng = np.random.default_rng(0)
+    returns, trained = rng.normal(size=len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
+    assert explained(batch, returns, returns + 3.0, trained) == {"critic/vf_explained_var": pytest.approx(1.0)}
+    assert explained(batch, returns, np.zeros_like(returns), trained) == {"critic/vf_explained_var": pytest.approx(0.0)}
+    assert explained(batch, np.ones_like(returns), returns, trained) == {}
+
+
+def test_a_critic_learns_the_returns_it_is_shown(word_model_folder, batch) -> None:
+    config = CriticConfig(optim=OptimConfig(lr=3e-3), cliprange_value=10.0)
+    critic = Critic.load(word_model_folder, "critic.model.path", CPU, config)
+    everything = np.ones(batch.n_steps, dtype=np.bool_)
+    returns = (batch.response_ids % 3).astype(np.float64)
+    for _ in range(60):
+        values = critic.values(batch, everything)
+        metrics = critic.update(batch, returns, values, everything, np.zeros(batch.n_steps, dtype=np.int64))
+    assert metrics["critic/vf_explained_var"] > 0.5
