@@ -59,6 +59,20 @@ class ModelConfig:
 
 
 @dataclass
+class ActorModelConfig(ModelConfig):
+    """The model of every policy that names none, and what of a policy's model is trained."""
+
+    lora_rank: int = 0
+    """Train a LoRA adapter of this rank, and nothing else; 0: all weights."""
+    lora_alpha: float = 16
+    """What the adapter adds is scaled by lora_alpha / lora_rank."""
+    target_modules: Any = "all-linear"
+    """The modules that get one: a list of names as peft has them, or `all-linear`, all linear layers but the last."""
+    layers_to_transform: list[int] | None = None
+    """Of these layers only, from 0; default: of all."""
+
+
+@dataclass
 class OptimConfig:
     """AdamW, as torch has it."""
 
@@ -164,7 +178,7 @@ class RolloutConfig:
 class ActorRolloutRefConfig:
     """Model, update and rollout, together as in verl."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ActorModelConfig = field(default_factory=ActorModelConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
 
@@ -247,6 +261,10 @@ class PolicyConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Default: `actor_rollout_ref.model`."""
+    lora_rank: int | None = None
+    """Default: `actor_rollout_ref.model.lora_rank`. The rest of what an adapter is stands there, for all policies."""
+    optim: OptimConfig | None = None
+    """Default: `actor_rollout_ref.actor.optim`."""
     trainable: bool | None = None
     """Default: true, but false for a model behind an endpoint."""
     endpoint: EndpointConfig | None = None
@@ -625,18 +643,15 @@ def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _validate_actor(actor: ActorConfig) -> None:
+    _validate_optim("actor_rollout_ref.actor.optim", actor.optim)
     for key, value in {
-        "optim.lr": actor.optim.lr,
         "ppo_mini_batch_size": actor.ppo_mini_batch_size,
         "ppo_epochs": actor.ppo_epochs,
         "ppo_max_token_len_per_gpu": actor.ppo_max_token_len_per_gpu,
         "grad_clip": actor.grad_clip,
-        "loss_scale_factor": 1 if actor.loss_scale_factor is None else actor.loss_scale_factor,
     }.items():
         _positive(f"actor_rollout_ref.actor.{key}", value)
     for key, value in {
-        "optim.lr_warmup_steps": actor.optim.lr_warmup_steps,
-        "optim.weight_decay": actor.optim.weight_decay,
         "kl_loss_coef": actor.kl_loss_coef,
         "clip_ratio": actor.clip_ratio,
         "clip_ratio_low": actor.clip_ratio_low or 0,
@@ -644,20 +659,56 @@ def _validate_actor(actor: ActorConfig) -> None:
         "entropy_coeff": actor.entropy_coeff,
     }.items():
         _positive(f"actor_rollout_ref.actor.{key}", value, zero=True)
-    if len(actor.optim.betas) != 2 or not all(0 <= beta < 1 for beta in actor.optim.betas):
-        raise ConfigError(
-            f"actor_rollout_ref.actor.optim.betas: expected two numbers in [0, 1), got {actor.optim.betas}"
-        )
     if actor.clip_ratio_c <= 1:
         raise ConfigError(f"actor_rollout_ref.actor.clip_ratio_c: expected more than 1, got {actor.clip_ratio_c}")
     _one_of("actor_rollout_ref.actor.kl_loss_type", actor.kl_loss_type, KL_LOSS_TYPES)
-    _one_of("actor_rollout_ref.actor.loss_agg_mode", actor.loss_agg_mode, LOSS_AGG_MODES)
-    if actor.loss_agg_mode == "seq-mean-token-sum-norm" and actor.loss_scale_factor is None:
+    _validate_averaging("actor_rollout_ref.actor", actor)
+
+
+def _validate_averaging(section: str, config: ActorConfig | CriticConfig) -> None:
+    _one_of(f"{section}.loss_agg_mode", config.loss_agg_mode, LOSS_AGG_MODES)
+    _positive(f"{section}.loss_scale_factor", 1 if config.loss_scale_factor is None else config.loss_scale_factor)
+    if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_scale_factor is None:
         raise ConfigError(
-            "actor_rollout_ref.actor.loss_scale_factor: seq-mean-token-sum-norm divides by it; expected a number, such "
-            "as data.max_response_length"
+            f"{section}.loss_scale_factor: seq-mean-token-sum-norm divides by it; expected a number, such as "
+            "data.max_response_length"
         )
-    _one_of("actor_rollout_ref.actor.optim.lr_scheduler_type", actor.optim.lr_scheduler_type, ("constant", "cosine"))
+
+
+def _validate_critic(critic: CriticConfig) -> None:
+    _validate_optim("critic.optim", critic.optim)
+    for key, value in {
+        "ppo_epochs": critic.ppo_epochs,
+        "ppo_max_token_len_per_gpu": critic.ppo_max_token_len_per_gpu,
+        "cliprange_value": critic.cliprange_value,
+        "grad_clip": critic.grad_clip,
+    }.items():
+        _positive(f"critic.{key}", value)
+    _validate_averaging("critic", critic)
+
+
+def _validate_optim(section: str, optim: OptimConfig) -> None:
+    _positive(f"{section}.lr", optim.lr)
+    _positive(f"{section}.lr_warmup_steps", optim.lr_warmup_steps, zero=True)
+    _positive(f"{section}.weight_decay", optim.weight_decay, zero=True)
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        raise ConfigError(f"{section}.betas: expected two numbers in [0, 1), got {optim.betas}")
+    _one_of(f"{section}.lr_scheduler_type", optim.lr_scheduler_type, ("constant", "cosine"))
+
+
+def _validate_lora(config: Config) -> None:
+    model, key = config.actor_rollout_ref.model, "actor_rollout_ref.model"
+    _positive(f"{key}.lora_rank", model.lora_rank, zero=True)
+    _positive(f"{key}.lora_alpha", model.lora_alpha)
+    names = model.target_modules
+    if names != "all-linear" and not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
+        raise ConfigError(f"{key}.target_modules: expected names of modules, or all-linear, got {names!r}")
+    if model.layers_to_transform is not None and not model.layers_to_transform:
+        raise ConfigError(f"{key}.layers_to_transform: expected numbers of layers, got none")
+    for name, policy in config.policies.items():
+        _positive(f"policies.{name}.lora_rank", policy.lora_rank or 0, zero=True)
+        if policy.optim is not None:
+            _validate_optim(f"policies.{name}.optim", policy.optim)
 
 
 def _validate(config: Config) -> None:
@@ -665,6 +716,8 @@ def _validate(config: Config) -> None:
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     config.algorithm.validate()
     _validate_actor(actor)
+    _validate_critic(config.critic)
+    _validate_lora(config)
     make_threshold(config.algorithm.propagation_threshold, config.team.agents)
     for key, value in {
         "data.train_batch_size": data.train_batch_size,
@@ -684,6 +737,7 @@ def _validate(config: Config) -> None:
         "data.seed": data.seed,
         "actor_rollout_ref.rollout.val_kwargs.temperature": rollout.val_kwargs.temperature,
         "trainer.num_threads": config.trainer.num_threads,
+        "trainer.critic_warmup": config.trainer.critic_warmup,
         "reward.cache_size": config.reward.cache_size,
     }.items():
         _positive(key, value, zero=True)
@@ -772,6 +826,18 @@ def trained_policies(config: Config) -> tuple[str, ...]:
         if config.policies
         else (DEFAULT_POLICY,)
     )
+
+
+def lora_rank_of(config: Config, policy: str) -> int:
+    """The rank of the adapter that is trained of a policy; 0: all its weights are."""
+    own = config.policies[policy].lora_rank if policy in config.policies else None
+    return config.actor_rollout_ref.model.lora_rank if own is None else own
+
+
+def optim_of(config: Config, policy: str) -> OptimConfig:
+    """How a policy's optimizer steps."""
+    own = config.policies[policy].optim if policy in config.policies else None
+    return own or config.actor_rollout_ref.actor.optim
 
 
 def model_of(config: Config, policy: str) -> tuple[Any, str]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.config import ActorConfig
+from creditflow.config import ActorConfig, OptimConfig
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
@@ -46,17 +46,23 @@ class Actor:
     """A policy with its optimizer and, for the KL loss or where a reward function needs it, its frozen reference."""
 
     def __init__(
-        self, policy: Policy, config: ActorConfig, total_updates: int | None = None, *, keep_reference: bool = False
+        self,
+        policy: Policy,
+        config: ActorConfig,
+        total_updates: int | None = None,
+        *,
+        optim: OptimConfig | None = None,
+        keep_reference: bool = False,
     ) -> None:
         self.policy = policy
         self.config = config
         self.reference: Policy | None = None
         if config.use_kl_loss or keep_reference:
-            self.reference = policy.frozen_copy()
+            self.reference = policy.reference()
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         self.clip = Clip(low, high, config.clip_ratio_c)
-        self.learner = Learner(policy.model.parameters(), config.optim, config.grad_clip, total_updates)
+        self.learner = Learner(policy.parameters, optim or config.optim, config.grad_clip, total_updates)
 
     def update(
         self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
@@ -96,14 +102,16 @@ class Actor:
         self.learner.begin()
         old_T = np.where(batch.response_mask, batch.logprobs, 0.0)
         for packed in micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
+            reference = None
+            if config.use_kl_loss and self.reference is not None:
+                with torch.no_grad():  # before the pass that is trained: they may be one model, with an adapter or not
+                    reference, _ = token_logprobs(self.reference.forward, packed, batch)
             logprobs, entropy = token_logprobs(policy.forward, packed, batch)
             weight, old, advantage = tensors_of((weight_T, old_T, advantage_T), packed.token_at, logprobs)
             token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip)
             loss = (token_loss * weight).sum()
             totals["pg_loss"] += float(loss.detach())
-            if config.use_kl_loss and self.reference is not None:
-                with torch.no_grad():
-                    reference, _ = token_logprobs(self.reference.forward, packed, batch)
+            if reference is not None:
                 kl = (KL_ESTIMATORS[config.kl_loss_type](logprobs - reference) * weight).sum()
                 totals["kl_loss"] += float(kl.detach())
                 loss = loss + config.kl_loss_coef * kl

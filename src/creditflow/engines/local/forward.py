@@ -7,6 +7,8 @@ group. The numbers are the same, up to rounding. Knows `Packed` and a Hugging Fa
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,16 @@ _AGREE = 1e-4
 
 
 class Forward:
-    """The way over packed steps of one model. `packed`: None: packed if that gives the same numbers."""
+    """The way over packed steps of one model. `packed`: None: packed if that gives the same numbers.
 
-    def __init__(self, model: Any, packed: bool | None = None) -> None:
+    `in_force`: entered around every pass; see `lora.Adapter`.
+    """
+
+    def __init__(
+        self, model: Any, packed: bool | None = None, in_force: Callable[[], AbstractContextManager[Any]] = nullcontext
+    ) -> None:
         self.model = model
+        self.in_force = in_force
         self.device = next(model.parameters()).device
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.packed = self._agrees() if packed is None else packed
@@ -35,7 +43,8 @@ class Forward:
         In bf16 autocast on CUDA, and returned in float32 at least.
         """
         predicting = self._tensor(packed.predicting)
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
+        with self.in_force(), half:
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -11,6 +11,7 @@ import torch
 
 from creditflow.engines.local import sampler
 from creditflow.engines.local.forward import Forward
+from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError
 from creditflow.huggingface import ChatTokenizer, load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -33,6 +34,8 @@ class Policy:
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self.model = model.to(device).eval()
+        self.adapter: Adapter | None = None
+        """Whose weights are the policy's own, if the model's are not."""
         self.forward = Forward(self.model)
         self.tokenizer = tokenizer
         self.device = device
@@ -53,14 +56,35 @@ class Policy:
             raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
         return cls(model, tokenizer, device)
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """The weights that are trained."""
+        return list(self.model.parameters()) if self.adapter is None else self.adapter.parameters
+
+    def with_adapter(self, adapter: Adapter) -> Policy:
+        """The same policy, with an adapter of its own over a model that it may share."""
+        other = copy.copy(self)
+        other.adapter = adapter
+        other.forward = Forward(self.model, self.forward.packed, adapter.in_force)
+        return other
+
     def save(self, folder: Path | str) -> None:
-        """A Hugging Face folder that anyone can load."""
-        self.model.save_pretrained(folder, safe_serialization=True)
+        """A Hugging Face folder that anyone can load; of a policy with an adapter, a folder of peft's."""
+        if self.adapter is not None:
+            self.adapter.save(folder)
+        else:
+            self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
-    def frozen_copy(self) -> Policy:
-        """The same policy as it is now, with weights of its own that nobody trains."""
+    def reference(self) -> Policy:
+        """The policy as it is now, which nobody trains: a copy, or the model without its adapter.
+
+        The latter is where training began, as an adapter changes nothing then.
+        """
         other = copy.copy(self)
+        if self.adapter is not None:
+            other.forward = Forward(self.model, self.forward.packed, self.adapter.out_of_force)
+            return other
         other.model = copy.deepcopy(self.model).requires_grad_(False)
         other.forward = Forward(other.model, self.forward.packed)
         return other
@@ -79,5 +103,5 @@ class Policy:
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response for each request, all decoded together."""
-        with self.autocast():
+        with self.forward.in_force(), self.autocast():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id)

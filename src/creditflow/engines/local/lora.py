@@ -1,0 +1,123 @@
+"""LoRA adapters over one base model, by peft: several policies may share the base. Knows no optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from creditflow.config import ActorModelConfig
+from creditflow.errors import ConfigError, ModelError, first_line
+
+_KEY = "actor_rollout_ref.model"
+
+
+class Adapter:
+    """One adapter of a base model. The base carries all of them, of which one is in force at a time."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self.model = model
+        """peft's wrapper around the base."""
+        self.name = name
+
+    @classmethod
+    def add(cls, base: Any, name: str, rank: int, config: ActorModelConfig, seed: int) -> Adapter:
+        """A new adapter `name` (a word) of `base`: a language model, or `model` of the adapter that it got before.
+
+        It changes nothing yet. `seed`: of its random half.
+
+        Raises ConfigError where the model has no such modules or layers.
+        """
+        _expect_peft()
+        from peft import LoraConfig, PeftModel, get_peft_model
+
+        lora = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=rank,
+            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
+            target_modules=linear_modules(base) if config.target_modules == "all-linear" else config.target_modules,
+            layers_to_transform=config.layers_to_transform,
+            lora_dropout=0.0,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                if isinstance(base, PeftModel):
+                    base.add_adapter(name, lora)
+                    return cls(base, name)
+                return cls(get_peft_model(base, lora, adapter_name=name), name)
+            except ValueError as error:
+                raise ConfigError(f"{_KEY}.{_what(config, base)}: {first_line(error)}; {_there_is(base)}") from error
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The adapter's weights, which are trained."""
+        with self.in_force():
+            return [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Inside, the base computes with this adapter."""
+        if self.model.active_adapters != [self.name]:
+            self.model.set_adapter(self.name)
+        yield
+
+    @contextmanager
+    def out_of_force(self) -> Iterator[None]:
+        """Inside, the base computes as it was before it had adapters."""
+        with self.model.disable_adapter():
+            yield
+
+    def save(self, folder: Path | str) -> None:
+        """A folder that `peft.PeftModel.from_pretrained(base, folder)` loads."""
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+
+        state = get_peft_model_state_dict(self.model, adapter_name=self.name)
+        save_file({name: weight.contiguous() for name, weight in state.items()}, f"{folder}/adapter_model.safetensors")
+        self.model.peft_config[self.name].save_pretrained(str(folder))
+
+    def load(self, folder: Path | str) -> None:
+        """Take over the weights that `save` wrote. Raises ModelError where they are those of another adapter."""
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        result: Any = set_peft_model_state_dict(
+            self.model, load_file(f"{folder}/adapter_model.safetensors"), adapter_name=self.name
+        )
+        if result.unexpected_keys:
+            raise ModelError(f"{folder}: holds another adapter: {', '.join(sorted(result.unexpected_keys)[:3])}")
+
+
+def _expect_peft() -> None:
+    try:
+        import peft  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"{_KEY}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
+
+
+def _what(config: ActorModelConfig, base: Any) -> str:
+    layers = config.layers_to_transform or []
+    n_layers = int(getattr(base.config, "num_hidden_layers", 0))
+    return "layers_to_transform" if any(not 0 <= layer < n_layers for layer in layers) else "target_modules"
+
+
+def _there_is(base: Any) -> str:
+    n_layers = getattr(base.config, "num_hidden_layers", "?")
+    return f"the model has {n_layers} layers, with linear modules {', '.join(linear_modules(base))}"
+
+
+def linear_modules(model: Any) -> list[str]:
+    """The names of a model's linear layers, as they repeat from layer to layer; without that which makes the logits."""
+    head = model.get_output_embeddings()
+    return sorted(
+        {
+            name.removesuffix(".base_layer").rpartition(".")[2]  # where one has an adapter, it stands beneath it
+            for name, part in model.named_modules()
+            if isinstance(part, torch.nn.Linear) and part is not head and ".lora_" not in name
+        }
+    )

@@ -1,0 +1,138 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from creditflow.config import ActorConfig, ActorModelConfig, OptimConfig
+from creditflow.engines.local.actor import Actor, token_logprobs
+from creditflow.engines.local.lora import Adapter
+from creditflow.engines.local.packing import micro_batches
+from creditflow.engines.local.policy import Policy
+from creditflow.errors import ConfigError, ModelError
+from tests.engines.test_actor import sampled_batch
+
+CPU = torch.device("cpu")
+
+
+def policies(folder: Path, names: str, **config) -> list[Policy]:
+    """One base, and a policy with an adapter of its own for each letter."""
+    base, made, model = Policy.load(folder, CPU), [], None
+    for seed, name in enumerate(names):
+        adapter = Adapter.add(model or base.model, f"policy_{name}", 4, ActorModelConfig(**config), seed)
+        model = adapter.model
+        made.append(base.with_adapter(adapter))
+    return made
+
+
+def update(policy: Policy, batch, lr: float = 0.01, **config) -> dict[str, float]:
+    actor = Actor(policy, ActorConfig(optim=OptimConfig(lr=lr), **config))
+    advantage = np.random.default_rng(0).normal(size=len(batch.response_ids))
+    everything = np.ones(batch.n_steps, dtype=np.bool_)
+    return actor.update(batch, advantage, everything, np.zeros(batch.n_steps, dtype=np.int64))
+
+
+def logprobs(policy: Policy, batch) -> torch.Tensor:
+    (packed,) = micro_batches(batch, np.arange(batch.n_steps), 10_000)
+    with torch.no_grad():
+        return token_logprobs(policy.forward, packed, batch)[0][torch.from_numpy(np.argsort(packed.token_at))]
+
+
+def test_an_adapter_changes_nothing_until_it_is_trained_and_then_only_its_own_policy(word_model_folder) -> None:
+    plain = Policy.load(word_model_folder, CPU)
+    batch = sampled_batch(plain)
+    a, b = policies(word_model_folder, "ab")
+    before = logprobs(plain, batch)
+    for policy in (a, b):
+        torch.testing.assert_close(logprobs(policy, batch), before, atol=0, rtol=0)
+    assert len(a.parameters) == 2 * 2 * 7  # two matrices for each of seven linear modules in each of two layers
+    weights = {name: weight.clone() for name, weight in a.model.named_parameters() if "lora" not in name}
+
+    assert update(a, batch)["actor/grad_norm"] > 0
+    assert (logprobs(a, batch) - before).abs().max() > 1e-3
+    torch.testing.assert_close(logprobs(b, batch), before, atol=0, rtol=0)
+    assert all(torch.equal(weight, dict(a.model.named_parameters())[name]) for name, weight in weights.items())
+    torch.testing.assert_close(logprobs(a.reference(), batch), before, atol=0, rtol=0)
+
+
+def test_generation_is_that_of_the_policys_own_adapter(word_model_folder) -> None:
+    batch = sampled_batch(Policy.load(word_model_folder, CPU))
+    a, b = policies(word_model_folder, "ab")
+    for _ in range(5):
+        update(a, batch, lr=0.05)
+    fresh = sampled_batch(b)
+    np.testing.assert_allclose(logprobs(b, fresh), fresh.logprobs, atol=1e-5)
+    own = sampled_batch(a)
+    np.testing.assert_allclose(logprobs(a, own), own.logprobs, atol=1e-5)
+    assert not np.array_equal(own.response_ids, fresh.response_ids)
+
+
+def test_the_kl_to_where_training_began_needs_no_second_model(word_model_folder) -> None:
+    batch = sampled_batch(Policy.load(word_model_folder, CPU))
+    (a,) = policies(word_model_folder, "a")
+    assert update(a, batch, use_kl_loss=True)["actor/kl_loss"] == 0
+    actor = Actor(a, ActorConfig(use_kl_loss=True))
+    assert actor.reference is not None
+    assert actor.reference.model is a.model
+    assert update(a, batch, use_kl_loss=True, kl_loss_coef=1.0)["actor/kl_loss"] > 0
+
+
+def test_gradients_are_those_of_the_adapter_alone(word_model_folder) -> None:
+    """Of W + BA: those of full training, by the chain rule."""
+    batch = sampled_batch(Policy.load(word_model_folder, CPU))
+    (a,) = policies(word_model_folder, "a", target_modules=["q_proj"], layers_to_transform=[1])
+    a.model.double()
+    A, B = a.parameters
+    with torch.no_grad():
+        B.normal_(std=0.1)
+    full = Policy.load(word_model_folder, CPU)
+    full.model.double()
+    scale = 16 / 4
+    weight = full.model.get_parameter("model.layers.1.self_attn.q_proj.weight")
+    with torch.no_grad():
+        weight.add_(scale * B @ A)
+    update(a, batch, lr=1e-12, grad_clip=1e9)
+    update(full, batch, lr=1e-12, grad_clip=1e9)
+    assert weight.grad is not None
+    torch.testing.assert_close(A.grad, scale * B.T @ weight.grad, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(B.grad, scale * weight.grad @ A.T, rtol=1e-8, atol=1e-12)
+
+
+def test_peft_loads_what_is_saved_and_so_do_we(word_model_folder, tmp_path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    batch = sampled_batch(Policy.load(word_model_folder, CPU))
+    a, b = policies(word_model_folder, "ab")
+    update(a, batch)
+    (tmp_path / "a").mkdir()
+    a.save(tmp_path / "a")
+    loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(word_model_folder), tmp_path / "a").eval()
+    ids = torch.tensor([[1, 2, 3, 4]])
+    with a.forward.in_force():
+        expected = a.model(ids).logits
+    torch.testing.assert_close(loaded(ids).logits, expected, rtol=0, atol=1e-6)
+    assert b.adapter is not None
+    b.adapter.load(tmp_path / "a")
+    torch.testing.assert_close(logprobs(b, batch), logprobs(a, batch), rtol=0, atol=0)
+
+
+def test_another_adapters_weights_are_refused(word_model_folder, tmp_path) -> None:
+    (a,) = policies(word_model_folder, "a")
+    a.save(tmp_path)
+    (b,) = policies(word_model_folder, "b", target_modules=["q_proj"])
+    assert b.adapter is not None
+    with pytest.raises(ModelError, match="holds another adapter"):
+        b.adapter.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"target_modules": ["query"]}, r"model.target_modules: .*linear modules .*q_proj"),
+        ({"layers_to_transform": [2]}, r"model.layers_to_transform: .*the model has 2 layers"),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused_with_what_it_has(word_model_folder, config, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        policies(word_model_folder, "a", **config)
