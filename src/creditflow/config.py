@@ -308,7 +308,14 @@ class TrainerConfig:
     test_freq: int = -1
     """Evaluate every so many training steps; -1: only at the end."""
     save_freq: int = -1
-    """Save the model every so many steps; -1: only at the end."""
+    """Write a checkpoint every so many steps; -1: only at the end."""
+    resume_mode: str = "auto"
+    """What becomes of a run that `default_local_dir` holds already: `auto`, it goes on from its newest whole
+    checkpoint; `disable`, it is an error; `resume_path`, it goes on from `resume_from_path`."""
+    resume_from_path: str | None = None
+    """A checkpoint of the run in `default_local_dir`. Options may then be others than the run began with."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Only so many of the newest checkpoints are kept; default: all."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     num_threads: int = 0
@@ -730,6 +737,7 @@ def _validate(config: Config) -> None:
         "trainer.total_epochs": config.trainer.total_epochs,
         "reward.timeout": config.reward.timeout,
         "reward.max_in_flight": config.reward.max_in_flight,
+        "trainer.max_actor_ckpt_to_keep": config.trainer.max_actor_ckpt_to_keep or 1,
         "reward.num_workers": 1 if config.reward.num_workers is None else config.reward.num_workers,
     }.items():
         _positive(key, value)
@@ -750,6 +758,12 @@ def _validate(config: Config) -> None:
         if not 0 <= value <= 1:
             raise ConfigError(f"{key}: expected a share from 0 to 1, got {value}")
     _one_of("reward.backend", config.reward.backend, tuple(BACKENDS))
+    _one_of("trainer.resume_mode", config.trainer.resume_mode, ("auto", "disable", "resume_path"))
+    if (config.trainer.resume_mode == "resume_path") != (config.trainer.resume_from_path is not None):
+        raise ConfigError(
+            "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
+            "otherwise"
+        )
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
         raise ConfigError(
@@ -811,6 +825,15 @@ def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig)
         check_body(endpoint.extra_body)
     except ValueError as error:
         raise ConfigError(f"{key}.endpoint.{error}") from error
+
+
+def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:
+    """The dotted names of the options that two configurations, as nested sections, do not have in common."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in before.keys() | now.keys():
+            yield from different_options(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
+    elif before != now:
+        yield path
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:

@@ -12,8 +12,8 @@ from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, assign
 from creditflow.credit.linter import lint
 from creditflow.credit.metrics import reach
-from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import expect_no_critic, load_policy, play, trained_policy
+from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.trainer import play
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -29,12 +29,12 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
-    expect_no_critic(recipe.config)
-    policy = load_policy(recipe)
+    crew = Crew.of(recipe, steps=1, keep_reference=False)
     console = results_console()
     console.print(recipe.to_yaml(), soft_wrap=True)
-    trajectories, report = asyncio.run(_play(parts, policy, tasks))
-    assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)
+    trajectories, report = asyncio.run(_play(parts, crew, tasks))
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    assignment = assign(batch, recipe.config.algorithm, values_T=crew.values(batch))
 
     n = recipe.config.actor_rollout_ref.rollout.n
     plays = f"{len(trajectories) // n} tasks x {n} plays"
@@ -70,10 +70,10 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     reporter.say("the recipe can be trained")
 
 
-async def _play(parts: Parts, policy: Policy, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
+async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
     config = parts.recipe.config.actor_rollout_ref.rollout
-    trajectories = await play(parts, policy, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
-    async with parts.rewards.open({trained_policy(parts.recipe.config): policy}):
+    trajectories = await play(parts, crew, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
+    async with parts.rewards.open(crew.policies):
         report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
     parts.label(trajectories)
     return trajectories, report

@@ -17,9 +17,10 @@ from typing import Any
 
 from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary, without_entry
 from creditflow.comparison.jobs import Job, run_jobs
-from creditflow.config import Recipe, load_recipe
+from creditflow.config import Recipe, load_recipe, trained_policies
+from creditflow.engines.local.crew import model_folder
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.trainer import model_folder, run_path, task_batches
+from creditflow.engines.local.trainer import run_path, task_batches
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.files import make_folder, write_whole
 from creditflow.ledger import RunFolder
@@ -171,9 +172,10 @@ def _plan(
                 steps[arm.name] = len(task_batches(len(parts.train_tasks), resolved.config))
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
-                if (model := model_folder(resolved)) not in models:
-                    Policy.load(model, pick_device(resolved.config.trainer.device))
-                    models.add(model)
+                for name in trained_policies(resolved.config):
+                    if (model := model_folder(resolved, name)) not in models:
+                        Policy.load(model, pick_device(resolved.config.trainer.device))
+                        models.add(model)
             before = folder / "before" / f"seed{seed}-{_fingerprint(resolved)}.json"
             runs.append(Run(arm, seed, resolved, settings, target, before, steps[arm.name]))
     return runs

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from creditflow.config import load_recipe
-from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import load_policy, trained_policy, validate
+from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.trainer import validate
 from creditflow.errors import InputError
 from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
@@ -22,12 +22,12 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     """Print what the recipe's model reaches, and write it to `json_file` if there is one."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, training=False)
-    policy = load_policy(recipe)
+    crew = Crew.to_play(recipe)
     if json_file is not None:
         if json_file.is_dir():
             raise InputError(f"--json: {json_file} is a folder")
         make_folder(json_file.parent, "--json")  # or say now that it cannot be, not after the evaluation
-    evaluation = asyncio.run(_evaluate(parts, policy, reporter))
+    evaluation = asyncio.run(_evaluate(parts, crew, reporter))
     if json_file is not None:
         RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
     kwargs = recipe.config.actor_rollout_ref.rollout.val_kwargs
@@ -37,6 +37,6 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     show(results_console(), title, evaluation_table(evaluation))
 
 
-async def _evaluate(parts: Parts, policy: Policy, reporter: Reporter) -> Evaluation:
-    async with parts.rewards.open({trained_policy(parts.recipe.config): policy}):
-        return await validate(parts, policy, reporter, "evaluation")
+async def _evaluate(parts: Parts, crew: Crew, reporter: Reporter) -> Evaluation:
+    async with parts.rewards.open(crew.policies):
+        return await validate(parts, crew, reporter, "evaluation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -28,18 +28,26 @@ def token_logprobs(forward: Forward, packed: Packed, batch: TrajectoryBatch) -> 
 
 
 @torch.no_grad()
-def fill_reference_logprobs(reference: Policy, trajectories: Sequence[Trajectory], max_tokens: int) -> None:
+def fill_reference_logprobs(
+    references: Mapping[str, Policy], trajectories: Sequence[Trajectory], max_tokens: int
+) -> None:
     """Set `ref_logprobs` of every step that has response tokens, in the plays that did not fail.
 
-    They are taken as those of training are, token by token, whatever the mask. `max_tokens`: of one micro-batch.
+    `references`: by policy. They are taken as those of training are, token by token, whatever the mask.
+    `max_tokens`: of one micro-batch.
     """
     batch = TrajectoryBatch.from_trajectories([t for t in trajectories if t.status != "failed"])
     steps = [step for t in trajectories if t.status != "failed" for step in t.steps]
-    for packed in micro_batches(batch, np.flatnonzero(np.diff(batch.token_offsets)), max_tokens):
-        logprobs, _ = token_logprobs(reference.forward, packed, batch)
-        ends = np.cumsum(np.diff(batch.token_offsets)[packed.steps])[:-1]
-        for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
-            steps[s].ref_logprobs = tuple(row.tolist())
+    lengths_S = np.diff(batch.token_offsets)
+    for place, name in enumerate(batch.policy_names):
+        if name not in references:
+            continue
+        own = np.flatnonzero((lengths_S > 0) & (batch.policy_of_step == place))
+        for packed in micro_batches(batch, own, max_tokens):
+            logprobs, _ = token_logprobs(references[name].forward, packed, batch)
+            ends = np.cumsum(lengths_S[packed.steps])[:-1]
+            for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
+                steps[s].ref_logprobs = tuple(row.tolist())
 
 
 class Actor:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from creditflow.config import OptimConfig
+from creditflow.errors import ModelError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
@@ -56,6 +60,34 @@ class Learner:
         else:  # one bad batch must not poison the weights; the skip is counted
             self.begin()
         return {"grad_norm": float(norm), "lr": lr, "skipped_updates": float(not finite)}
+
+    def save(self, file: Path) -> None:
+        """Write what the next update depends on beside the weights themselves."""
+        state = self.optimizer.state_dict()["state"]
+        tensors = {f"{i}.{name}": value for i, of_weight in state.items() for name, value in of_weight.items()}
+        save_file(tensors, file, {"updates": str(self.schedule.last_epoch)})
+
+    def load(self, file: Path) -> None:
+        """Go on from what `save` wrote. Raises ModelError where it is of other weights."""
+        with safe_open(file, "pt") as saved:
+            updates = int(saved.metadata()["updates"])
+            state: dict[int, dict[str, Tensor]] = {}
+            for key in saved.keys():  # noqa: SIM118  # it is no mapping
+                i, _, name = key.partition(".")
+                state.setdefault(int(i), {})[name] = saved.get_tensor(key)
+        fits = all(
+            i < len(self.parameters) and tensors["exp_avg"].shape == self.parameters[i].shape
+            for i, tensors in state.items()
+        )
+        if not fits or (updates and len(state) != len(self.parameters)):
+            raise ModelError(f"{file}: an optimizer of other weights than these {len(self.parameters)}")
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.schedule.last_epoch = updates
+        for group, base, factor in zip(
+            self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * factor(updates)
 
 
 def in_mini_batches(

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import json
 import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import torch
-from safetensors import SafetensorError
 
-from creditflow.config import Config, Recipe, model_of, trained_policies
+from creditflow.config import Config, Recipe, different_options
 from creditflow.credit import Observed, Threshold, assign, make_threshold
-from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.engines.local.actor import Actor, fill_reference_logprobs
-from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores
-from creditflow.files import make_whole
+from creditflow.engines.local import checkpoint
+from creditflow.engines.local.actor import fill_reference_logprobs
+from creditflow.engines.local.crew import Crew
+from creditflow.errors import ConfigError, CreditflowError, InputError, TooManyFailedScores
 from creditflow.ledger import RunFolder
-from creditflow.loading import is_reference, load_object
 from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -39,69 +34,86 @@ _TRAIN, _VAL = 0, 1
 """First part of a play's random key."""
 
 
-def load_policy(recipe: Recipe) -> Policy:
-    """The model that the recipe names, on the device that it names."""
-    return Policy.load(model_folder(recipe), pick_device(recipe.config.trainer.device))
-
-
-def model_folder(recipe: Recipe) -> Path:
-    """The trained policy's model as a folder: made first, if it is `tiny` or a function that makes one."""
-    path, key = model_of(recipe.config, trained_policy(recipe.config))
-    if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
-        torch.set_num_threads(recipe.config.trainer.num_threads)
-    if path is None:
-        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got nothing")
-    if path == "tiny":
-        return tiny_byte_model()
-    if is_reference(path):
-        return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
-    if not isinstance(path, str):
-        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {path!r}")
-    return Path(path)
-
-
-def trained_policy(config: Config) -> str:
-    """The name of the policy that is trained; raises ConfigError where the recipe names what cannot be held here."""
-    trained = trained_policies(config)
-    if len(trained) > 1:
-        raise ConfigError(
-            f"policies: the local engine trains one policy, and {', '.join(trained)} are trained; use --engine verl, "
-            "or let the others answer behind an endpoint"
-        )
-    for name, policy in config.policies.items():
-        if name not in trained and policy.endpoint is None:
-            raise ConfigError(
-                f"policies.{name}.trainable: false, but the local engine holds the model that it trains and no other; "
-                f"serve this one, and name its address as policies.{name}.endpoint"
-            )
-    return trained[0]
-
-
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
-    """Train as the recipe says; returns the run's folder. Bad input raises before anything is written."""
+    """Train as the recipe says, or go on with it; returns the run's folder. Bad input raises before anything is
+    written.
+    """
     parts = build_parts(recipe)
-    config = recipe.config
-    expect_no_critic(config)
-    policy = load_policy(recipe)
-    batches = task_batches(len(parts.train_tasks), config)
-    update = config.actor_rollout_ref.actor
-    updates_per_step = math.ceil(config.data.train_batch_size / update.ppo_mini_batch_size) * update.ppo_epochs
-    total_updates = len(batches) * updates_per_step
-    actor = Actor(policy, update, total_updates, keep_reference=needs_reference(parts))
-    folder = RunFolder.create(run_path(recipe), run_facts(recipe, policy), recipe.to_yaml())
-    reporter.say(f"run folder: {folder.path}")
-    asyncio.run(_with_rewards(parts, actor, batches, folder, reporter))
-    return folder
+    batches = task_batches(len(parts.train_tasks), recipe.config)
+    path = run_path(recipe)
+    expect_to_go_on(recipe, path, len(batches))
+    crew = Crew.of(recipe, len(batches), keep_reference=needs_reference(parts))
+    threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
+    run = begin(recipe, path, crew, threshold, reporter)
+    asyncio.run(_with_rewards(run, parts, batches, reporter))
+    return run.folder
 
 
-def expect_no_critic(config: Config) -> None:
-    """Raises ConfigError where the recipe asks for an estimator that this engine cannot serve."""
-    name = config.algorithm.adv_estimator
-    if ADVANTAGE_ESTIMATORS[name].critic:
-        others = ", ".join(other for other in ADVANTAGE_ESTIMATORS.names() if not ADVANTAGE_ESTIMATORS[other].critic)
-        raise ConfigError(
-            f"algorithm.adv_estimator: {name} needs a critic, and the local engine trains none; use {others}"
-        )
+@dataclass(slots=True)
+class Run:
+    """What lives as long as a run."""
+
+    folder: RunFolder
+    crew: Crew
+    threshold: Threshold
+    done: int
+    """Training steps that are behind it."""
+
+
+def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter: Reporter) -> Run:
+    """A new run in `path`, or the one that is there, as it was at its newest whole checkpoint."""
+    if not (path / "run.json").exists():
+        folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
+        reporter.say(f"run folder: {folder.path}")
+        return Run(folder, crew, threshold, 0)
+    folder = RunFolder.open(path)
+    named = recipe.config.trainer.resume_from_path
+    if named is not None:
+        found = checkpoint.step_of(path, named)
+        state = checkpoint.load(path, found, crew)
+    else:
+        found, state = checkpoint.newest(path, crew, reporter.say) or (0, {})
+    if state:
+        threshold.load_state_dict(state["threshold"])
+    folder.rewind(found if state else -1)
+    reporter.say(f"run folder: {folder.path}, goes on after step {found}")
+    return Run(folder, crew, threshold, found)
+
+
+def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
+    """Raises InputError where `path` holds a run that `recipe` cannot go on with."""
+    trainer = recipe.config.trainer
+    if not (path / "run.json").exists():
+        if trainer.resume_mode == "resume_path":
+            raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
+        return
+    holds = f"trainer.default_local_dir: {path} holds a run"
+    if trainer.resume_mode == "disable":
+        raise InputError(f"{holds} already, and trainer.resume_mode is disable; name another folder")
+    facts = json.loads((path / "run.json").read_text())
+    if facts.get("engine") != "local":
+        raise InputError(f"{holds} of --engine {facts.get('engine')}; name another folder")
+    if trainer.resume_mode == "auto":
+        now = json.loads(json.dumps(recipe.to_dict()))
+        if changed := sorted(set(different_options(facts["config"], now)) - MAY_CHANGE):
+            raise InputError(
+                f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
+                "trainer.resume_mode=resume_path"
+            )
+        if (path / "evaluation.json").exists() and steps in checkpoint.saved_steps(path)[:1]:
+            raise InputError(
+                f"{holds} that is finished, at step {steps}; name another folder, or raise trainer.total_training_steps"
+            )
+
+
+MAY_CHANGE = {
+    f"trainer.{name}"
+    for name in (
+        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq"),
+        *("resume_mode", "resume_from_path", "max_actor_ckpt_to_keep"),
+    )
+}
+"""Options that a run may go on with after another value."""
 
 
 def needs_reference(parts: Parts) -> bool:
@@ -109,37 +121,38 @@ def needs_reference(parts: Parts) -> bool:
     return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))
 
 
-async def _with_rewards(
-    parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter
-) -> None:
-    async with parts.rewards.open({trained_policy(parts.recipe.config): actor.policy}):
-        await _train(parts, actor, batches, folder, reporter)
+async def _with_rewards(run: Run, parts: Parts, batches: Sequence[Ints], reporter: Reporter) -> None:
+    async with parts.rewards.open(run.crew.policies):
+        await _train(run, parts, batches, reporter)
 
 
-async def _train(parts: Parts, actor: Actor, batches: Sequence[Ints], folder: RunFolder, reporter: Reporter) -> None:
-    trainer = parts.recipe.config.trainer
-    threshold = make_threshold(parts.recipe.config.algorithm.propagation_threshold, parts.agents)
+async def _train(run: Run, parts: Parts, batches: Sequence[Ints], reporter: Reporter) -> None:
+    trainer, folder, crew = parts.recipe.config.trainer, run.folder, run.crew
     evaluation: Evaluation | None = None
-    if trainer.val_before_train:
-        evaluation = await validate(parts, actor.policy, reporter, "before training", actor.reference)
+    if trainer.val_before_train and run.done == 0:
+        evaluation = await validate(parts, crew, reporter, "before training")
         folder.append_metrics(0, val_metrics(evaluation))
+    if run.done == len(batches) and not (folder.path / "evaluation.json").exists():  # it was killed just before
+        evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
     with reporter.bar("train", len(batches)) as bar:
-        for step, batch in enumerate(batches, start=1):
+        bar.advance(run.done)
+        for step, batch in list(enumerate(batches, start=1))[run.done :]:
             tasks = [parts.train_tasks[i] for i in batch]
-            metrics = await train_step(step, tasks, parts, actor, threshold, folder, note=bar.note)
+            metrics = await train_step(step, tasks, parts, run, note=bar.note)
             if step == 1:
                 warn_of_unreached(metrics, parts, reporter)
             last = step == len(batches)
-            if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
-                save_model(actor.policy, folder, step)
             bar.advance(status=status_line(metrics))
             try:
                 if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
-                    evaluation = await validate(parts, actor.policy, reporter, f"after step {step}", actor.reference)
+                    evaluation = await validate(parts, crew, reporter, f"after step {step}")
                     metrics |= val_metrics(evaluation)
-                    threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+                    run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
             finally:  # an evaluation may fail, and must lose neither the model nor the step
                 folder.append_metrics(step, metrics)
+                if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
+                    state = {"threshold": run.threshold.state_dict()}
+                    checkpoint.save(folder.path, step, crew, state, trainer.max_actor_ckpt_to_keep)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
 
@@ -158,19 +171,17 @@ async def train_step(
     step: int,
     tasks: Sequence[Task],
     parts: Parts,
-    actor: Actor,
-    threshold: Threshold,
-    folder: RunFolder,
+    run: Run,
     note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, float]:
     """One training step: play the tasks, score, assign credit, update, record. `note`: told what is being done."""
-    config, timing = parts.recipe.config, Stopwatch()
+    config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
     n = config.actor_rollout_ref.rollout.n
     parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
     with timing("rollout"):
         note(f"playing {len(tasks) * n} times")
         temperature = parts.sampling.temperature
-        trajectories = await play(parts, actor.policy, tasks, n, temperature, (_TRAIN, step), actor.reference)
+        trajectories = await play(parts, crew, tasks, n, temperature, (_TRAIN, step))
     with timing("reward"):
         parts.label(trajectories)
         try:
@@ -178,21 +189,30 @@ async def train_step(
                 trajectories, progress=lambda done, wanted: note(f"scoring {done}/{wanted}")
             )
         except TooManyFailedScores:
-            folder.write_steps(step, TrajectoryBatch.from_trajectories(trajectories))  # the evidence
+            run.folder.write_steps(step, TrajectoryBatch.from_trajectories(trajectories))  # the evidence
             raise
     with timing("propagation"):
         batch = TrajectoryBatch.from_trajectories(trajectories)
-        assignment = assign(batch, config.algorithm, threshold=threshold)
-        threshold.update(assignment.observed())
+    with timing("values"):
+        values_T = crew.values(batch)
+    with timing("propagation"):
+        assignment = assign(batch, config.algorithm, values_T=values_T, threshold=run.threshold)
+        run.threshold.update(assignment.observed())
     with timing("update"):
         note("updating")
         mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
         mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
-        own_S = np.array(batch.policy_names)[batch.policy_of_step] == trained_policy(config)
-        trained_S = assignment.trained_S & own_S
-        update = actor.update(batch, assignment.token_advantages(), trained_S, mini_batch_of_step)
+        update = crew.update(
+            batch,
+            assignment.token_advantages(),
+            assignment.returns_T,
+            values_T,
+            assignment.trained_S,
+            mini_batch_of_step,
+            critics_only=step <= config.trainer.critic_warmup,
+        )
     with timing("ledger"):
-        folder.write_steps(step, batch, assignment)
+        run.folder.write_steps(step, batch, assignment)
     played = evaluation_metrics(batch, n=1)
     return {
         "train/pass_at_1": played["pass_at_1"],
@@ -200,7 +220,7 @@ async def train_step(
         **parts.endpoint_metrics(),
         **report.metrics(),
         **sub_reward_metrics(batch),
-        **threshold.metrics(),
+        **run.threshold.metrics(),
         **assignment.metrics(),
         **update,
         **timing.metrics(),
@@ -208,21 +228,14 @@ async def train_step(
 
 
 async def play(
-    parts: Parts,
-    policy: Policy,
-    tasks: Sequence[Task],
-    n: int,
-    temperature: float,
-    key: tuple[int, ...],
-    reference: Policy | None = None,
+    parts: Parts, crew: Crew, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
 ) -> list[Trajectory]:
     """`n` plays of each task, all live together. Same key and seed: the same plays.
 
-    Where a reward function needs them, the plays come with the log-probs of `reference`. Without one, where nothing is
-    trained, the policy is its own: functions find it where it started.
+    Where a reward function needs them, the plays come with log-probs of where each policy's training began.
     """
     config = parts.recipe.config
-    clients: dict[str, ModelClient | ChatClient] = {trained_policy(config): policy, **parts.chat_clients}
+    clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
     scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
     prefix = "-".join(map(str, key))
     plays = [
@@ -237,9 +250,9 @@ async def play(
         for client in parts.chat_clients.values():
             await client.aclose()
     _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
+    crew.freeze(trajectories)
     if needs_reference(parts):
-        max_tokens = config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-        fill_reference_logprobs(reference or policy, trajectories, max_tokens)
+        fill_reference_logprobs(crew.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
     return trajectories
 
 
@@ -256,25 +269,21 @@ def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) ->
         raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
 
 
-async def validate(
-    parts: Parts, policy: Policy, reporter: Reporter, when: str, reference: Policy | None = None
-) -> Evaluation:
-    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily. `reference`: as for `play`."""
+async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str) -> Evaluation:
+    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
     kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
-    sampled = await evaluation_plays(parts, policy, n, temperature, reference)
-    greedy = await evaluation_plays(parts, policy, 1, 0.0, reference) if temperature > 0 else sampled
+    sampled = await evaluation_plays(parts, crew, n, temperature)
+    greedy = await evaluation_plays(parts, crew, 1, 0.0) if temperature > 0 else sampled
     evaluation = Evaluation.of(TrajectoryBatch.from_trajectories(sampled), TrajectoryBatch.from_trajectories(greedy), n)
     reporter.say(f"{when}: {status_line(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
     return evaluation
 
 
-async def evaluation_plays(
-    parts: Parts, policy: Policy, n: int, temperature: float, reference: Policy | None = None
-) -> list[Trajectory]:
-    """`n` scored plays of each validation task. `reference`: as for `play`."""
+async def evaluation_plays(parts: Parts, crew: Crew, n: int, temperature: float) -> list[Trajectory]:
+    """`n` scored plays of each validation task."""
     # The same plays at every evaluation of a run and in every run: differences come from the policy.
-    trajectories = await play(parts, policy, parts.val_tasks, n, temperature, (_VAL,), reference)
+    trajectories = await play(parts, crew, parts.val_tasks, n, temperature, (_VAL,))
     await parts.rewards.score(trajectories)
     parts.label(trajectories)
     return trajectories
@@ -301,16 +310,6 @@ def task_batches(n_tasks: int, config: Config) -> list[Ints]:
     return batches[:steps]
 
 
-def save_model(policy: Policy, folder: RunFolder, step: int) -> Path:
-    """`checkpoints/global_step_N`: a Hugging Face folder. Raises CreditflowError or OSError if it cannot be written."""
-    target = folder.path / "checkpoints" / f"global_step_{step}"
-    try:
-        make_whole(target, policy.save)
-    except SafetensorError as error:  # a full disk above all; it is no OSError there
-        raise CreditflowError(f"{target}: the model cannot be saved: {error}") from error
-    return target
-
-
 def run_path(recipe: Recipe) -> Path:
     """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
     named = recipe.config.trainer.default_local_dir
@@ -321,17 +320,17 @@ def run_path(recipe: Recipe) -> Path:
     return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
 
 
-def run_facts(recipe: Recipe, policy: Policy) -> dict[str, object]:
+def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
     """What `run.json` says: configuration, versions, seed, machine."""
     return {
         "recipe": recipe.name,
         "engine": "local",
         "seed": recipe.config.data.seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": str(policy.device),
+        "device": str(next(iter(crew.policies.values())).device),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
-        "parameters": sum(p.numel() for p in policy.model.parameters()),
+        "parameters": sum(weight.numel() for actor in crew.actors.values() for weight in actor.policy.parameters),
         "config": recipe.to_dict(),
     }
 

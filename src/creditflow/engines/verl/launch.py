@@ -23,8 +23,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from creditflow.config import Recipe, model_of, trained_policies
-from creditflow.engines.local.trainer import model_folder, needs_reference, run_path, status_line, warn_of_unreached
+from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
+from creditflow.engines.local.crew import model_folder
+from creditflow.engines.local.trainer import needs_reference, run_path, status_line, warn_of_unreached
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
@@ -70,6 +71,9 @@ def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) 
     for warning in validate(config):
         reporter.say(f"warning: {warning}")
     return config
+
+
+_MAY_CHANGE = {"trainer.default_local_dir", "trainer.total_training_steps"}
 
 
 # Before anything is started
@@ -135,7 +139,7 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
         if model_of(recipe.config, name)[1] == _MODEL:
             own.model.path = path
         else:
-            changed.policies[name] = replace(changed.policies[name], model=replace(own.model, path=path))
+            changed.policies[name] = replace(changed.policies[name], model=ModelConfig(path=path))
     config[KEY] = carry(replace(recipe, config=changed).absolute(), carried(config).run_folder)
     OmegaConf.update(config, _MODEL, next(iter(made.values())) if len(made) == 1 else own.model.path)
 
@@ -144,8 +148,7 @@ def _bring_model(recipe: Recipe, policy: str) -> str:
     path, _ = model_of(recipe.config, policy)
     if "://" in path:
         return str(path)  # verl fetches it
-    alone = replace(recipe.config.actor_rollout_ref, model=replace(recipe.config.actor_rollout_ref.model, path=path))
-    folder = model_folder(replace(recipe, config=replace(recipe.config, actor_rollout_ref=alone, policies={})))
+    folder = model_folder(recipe, policy)
     return str(folder.resolve() if folder.exists() else folder)  # what is no folder is a name on the hub
 
 
@@ -198,7 +201,8 @@ def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | No
         folder = RunFolder.open(path)
         reporter.say(f"run folder: {folder.path}, goes on after step {begun}")
         before = json.loads((path / "run.json").read_text())["config"]
-        if changed := sorted(_different(before, json.loads(json.dumps(recipe.to_dict())))):
+        now = json.loads(json.dumps(recipe.to_dict()))
+        if changed := sorted(set(different_options(before, now)) - _MAY_CHANGE):
             reporter.say(f"warning: not as the run began: {', '.join(changed)}")
     folder.write_text("verl.yaml", as_yaml(config))
     return folder
@@ -216,14 +220,6 @@ def run_facts(recipe: Recipe) -> dict[str, object]:
         "versions": {name: version(name) for name in packages},
         "config": recipe.to_dict(),
     }
-
-
-def _different(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in before.keys() | now.keys():
-            yield from _different(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
-    elif before != now and path not in ("trainer.default_local_dir", "trainer.total_training_steps"):
-        yield path
 
 
 # While it runs

@@ -1,0 +1,154 @@
+"""Checkpoints: folders that appear whole or not at all, and say of themselves whether they still are.
+
+`global_step_N` is the policy's Hugging Face folder (of several policies: a folder for each), with `state/` in it: what
+else the next training step depends on. Plays and the order of the data follow from the seed and the step's number, so
+that no generator has a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from creditflow.engines.local.crew import Crew
+from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
+from creditflow.files import make_whole
+
+_STATE = "state"
+_MANIFEST = "trainer.json"
+
+
+def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int | None = None) -> Path:
+    """Write `checkpoints/global_step_N`, and remove the oldest beyond `keep`. `state`: whatever JSON can hold.
+
+    Raises CreditflowError or OSError where it cannot be written; the ones before are as they were.
+    """
+    target = folder_of(run, step)
+    shutil.rmtree(target, ignore_errors=True)  # of a run that was rewound
+    try:
+        make_whole(target, lambda folder: _fill(folder, step, crew, state))
+    except SafetensorError as error:  # a full disk above all; it is no OSError there
+        raise CreditflowError(f"{target}: the checkpoint cannot be written: {error}") from error
+    for old in saved_steps(run)[keep:] if keep else ():
+        shutil.rmtree(folder_of(run, old))
+    return target
+
+
+def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None:
+    own = folder / _STATE
+    own.mkdir()
+    for name, actor in crew.actors.items():
+        weights = folder if len(crew.actors) == 1 else folder / name
+        weights.mkdir(exist_ok=True)
+        actor.policy.save(weights)
+        actor.learner.save(own / f"{name}.safetensors")
+    for name, critic in crew.critics.items():
+        critic.model.save_pretrained(own / f"critic-{name}", safe_serialization=True)
+        critic.learner.save(own / f"critic-{name}.safetensors")
+    versions = {name: actor.policy.version for name, actor in crew.actors.items()}
+    sums = {str(file.relative_to(folder)): _sum(file) for file in sorted(folder.rglob("*")) if file.is_file()}
+    manifest = {"step": step, "versions": versions, "state": state, "sha256": sums}
+    (own / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
+    """Go on from `checkpoints/global_step_N`: weights, optimizers, critics; returns what was given as `state`.
+
+    Raises DataError where a file of it is missing or not as it was written, which is looked at before any is taken;
+    ConfigError where it is of other models than the recipe's.
+    """
+    folder = folder_of(run, step)
+    manifest = _manifest(folder)
+    for name, expected in manifest["sha256"].items():
+        if not (folder / name).is_file() or _sum(folder / name) != expected:
+            raise DataError(f"{folder}: {name} is not as it was written")
+    if manifest["versions"].keys() != crew.actors.keys():
+        there, here = ", ".join(manifest["versions"]), ", ".join(crew.actors)
+        raise ConfigError(f"policies: {folder} holds {there}, and the recipe trains {here}")
+    own = folder / _STATE
+    try:
+        for name, actor in crew.actors.items():
+            weights = folder if len(crew.actors) == 1 else folder / name
+            if actor.policy.adapter is not None:
+                actor.policy.adapter.load(weights)
+            else:
+                _load_weights(actor.policy.model, weights)
+            actor.policy.version = manifest["versions"][name]
+            actor.learner.load(own / f"{name}.safetensors")
+        for name, critic in crew.critics.items():
+            _load_weights(critic.model, own / f"critic-{name}")
+            critic.learner.load(own / f"critic-{name}.safetensors")
+    except (OSError, SafetensorError, RuntimeError, ModelError) as error:
+        raise ConfigError(f"{folder}: is not of this recipe's models: {first_line(error)}") from error
+    state: dict[str, Any] = manifest["state"]
+    return state
+
+
+def _load_weights(model: Any, folder: Path) -> None:
+    """In place, so that optimizers keep their weights. Raises RuntimeError where they do not fit."""
+    saved: dict[str, Any] = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        saved |= load_file(file)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    missing = {name for name, _ in model.named_parameters()} - saved.keys() - tied
+    if missing:
+        raise RuntimeError(f"it lacks {', '.join(sorted(missing)[:3])}")
+    model.load_state_dict(saved, strict=False)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((folder / _STATE / _MANIFEST).read_text())
+        if not {"step", "versions", "state", "sha256"} <= manifest.keys():
+            raise ValueError("it lacks parts")
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{folder}: {_STATE}/{_MANIFEST} cannot be read: {first_line(error)}") from error
+    return dict(manifest)
+
+
+def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint of a training step lies."""
+    return run / "checkpoints" / f"global_step_{step}"
+
+
+def saved_steps(run: Path) -> list[int]:
+    """The training steps that there are checkpoints of, the newest first."""
+    found = (re.fullmatch("global_step_([0-9]+)", path.name) for path in (run / "checkpoints").glob("global_step_*"))
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+def step_of(run: Path, named: str) -> int:
+    """The training step of the checkpoint that is named; raises ConfigError where it is none of `run`'s."""
+    found = re.fullmatch("global_step_([0-9]+)", Path(named).name)
+    if found is None or Path(named).absolute() != folder_of(run, int(found[1])).absolute() or not Path(named).is_dir():
+        raise ConfigError(
+            f"trainer.resume_from_path: expected {folder_of(run, 0).with_name('global_step_<number>')}, got {named!r}; "
+            "to begin from another run's weights, name them as actor_rollout_ref.model.path"
+        )
+    return int(found[1])
+
+
+def newest(run: Path, crew: Crew, say: Callable[[str], None]) -> tuple[int, dict[str, Any]] | None:
+    """Go on from the newest checkpoint that is whole; its step and state. None where there is none.
+
+    Those that are not are said to be.
+    """
+    for step in saved_steps(run):
+        try:
+            return step, load(run, step, crew)
+        except DataError as error:
+            say(f"warning: {error}; the one before it is tried")
+    return None
+
+
+def _sum(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

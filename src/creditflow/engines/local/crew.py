@@ -1,0 +1,167 @@
+"""Who acts and who learns in a run of this engine: policies, their actors and critics. Knows no play and no reward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from creditflow.config import Recipe, lora_rank_of, model_of, optim_of, policies_in_use, trained_policies
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.critic import Critic
+from creditflow.engines.local.lora import Adapter
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import ConfigError
+from creditflow.loading import is_reference, load_object
+from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+
+
+def model_folder(recipe: Recipe, policy: str) -> Path:
+    """A policy's model as a folder: made first, if it is `tiny` or a function that makes one."""
+    return _folder(recipe, *model_of(recipe.config, policy))
+
+
+def _folder(recipe: Recipe, path: Any, key: str) -> Path:
+    if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
+        torch.set_num_threads(recipe.config.trainer.num_threads)
+    if path == "tiny":
+        return tiny_byte_model()
+    if is_reference(path):
+        return Path(load_object(path, recipe.folder, key)(recipe.config.recipe))
+    if not isinstance(path, str):
+        got = "nothing" if path is None else repr(path)
+        raise ConfigError(f"{key}: expected a Hugging Face folder, `tiny` or `file.py:function`, got {got}")
+    return Path(path)
+
+
+def load_policies(recipe: Recipe) -> dict[str, Policy]:
+    """The policies of the recipe that are not behind an endpoint, on the device that it names.
+
+    Those that are trained as adapters share a base with others of the same model, and so do frozen ones.
+    """
+    config = recipe.config
+    device, shared, adapters = pick_device(config.trainer.device), dict[Path, Policy](), dict[Path, Adapter]()
+    policies = dict[str, Policy]()
+    trained = trained_policies(config)
+    for place, name in enumerate(policies_in_use(config)):
+        if name in config.policies and config.policies[name].endpoint is not None:
+            continue
+        folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
+        if name in trained and not rank:
+            policies[name] = Policy.load(folder, device)
+            continue
+        base = shared.setdefault(folder, shared.get(folder) or Policy.load(folder, device))
+        if name not in trained:
+            policies[name] = base.reference() if folder in adapters else base
+            continue
+        under = adapters[folder].model if folder in adapters else base.model
+        seed, lora = config.data.seed + place, config.actor_rollout_ref.model
+        adapters[folder] = Adapter.add(under, f"policy_{place}", rank, lora, seed)
+        policies[name] = base.with_adapter(adapters[folder])
+    return policies
+
+
+@dataclass(frozen=True)
+class Crew:
+    """The policies by name, and for each that is trained an actor and, if the estimator has one, a critic."""
+
+    policies: dict[str, Policy]
+    actors: dict[str, Actor]
+    critics: dict[str, Critic]
+
+    @classmethod
+    def of(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> Crew:
+        """What a recipe of `steps` training steps needs. `keep_reference`: whether a reward function reads it.
+
+        Raises ConfigError and ModelError, before anything is written.
+        """
+        config, policies = recipe.config, load_policies(recipe)
+        section = config.actor_rollout_ref.actor
+        mini_batches = math.ceil(config.data.train_batch_size / section.ppo_mini_batch_size)
+        learning = steps - min(steps, config.trainer.critic_warmup)
+        actors, critics = dict[str, Actor](), dict[str, Critic]()
+        for name in trained_policies(config):
+            actors[name] = Actor(
+                policies[name],
+                section,
+                learning * mini_batches * section.ppo_epochs,
+                optim=optim_of(config, name),
+                keep_reference=keep_reference,
+            )
+            if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+                folder, key = model_folder(recipe, name), model_of(config, name)[1]
+                if config.critic.model.path is not None:
+                    key = "critic.model.path"
+                    folder = _folder(recipe, config.critic.model.path, key)
+                updates = steps * mini_batches * config.critic.ppo_epochs
+                critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
+        return cls(policies, actors, critics)
+
+    @classmethod
+    def to_play(cls, recipe: Recipe) -> Crew:
+        """The policies alone, where nothing is trained."""
+        return cls(load_policies(recipe), {}, {})
+
+    @property
+    def references(self) -> dict[str, Policy]:
+        """Where each policy's training began; a policy that is not trained is its own."""
+        kept = {name: actor.reference for name, actor in self.actors.items()}
+        return {name: kept.get(name) or policy for name, policy in self.policies.items()}
+
+    def freeze(self, trajectories: Sequence[Trajectory]) -> None:
+        """Of steps by a policy that others stand beside as trained, no token counts as sampled by one that learns."""
+        for step in (step for trajectory in trajectories for step in trajectory.steps):
+            if self.actors and step.policy in self.policies and step.policy not in self.actors:
+                step.response_mask = (0,) * len(step.response_ids)
+
+    def steps_of(self, batch: TrajectoryBatch, name: str) -> Bools:
+        """[S] the steps through which a policy acted."""
+        return np.asarray(np.array(batch.policy_names)[batch.policy_of_step] == name)
+
+    def values(self, batch: TrajectoryBatch) -> Floats | None:
+        """[T] each critic's values of its own policy's steps; None where there is no critic."""
+        if not self.critics:
+            return None
+        values_T = np.full(len(batch.response_ids), np.nan)
+        for name, critic in self.critics.items():
+            own_T = critic.values(batch, self.steps_of(batch, name))
+            values_T = np.where(np.isnan(own_T), values_T, own_T)
+        return values_T
+
+    def update(
+        self,
+        batch: TrajectoryBatch,
+        advantage_T: Floats,
+        returns_T: Floats | None,
+        values_T: Floats | None,
+        trained_S: Bools,
+        mini_batch_of_step: Ints,
+        *,
+        critics_only: bool = False,
+    ) -> dict[str, float]:
+        """Each policy and critic learns from its own steps; metrics stand under the policy's name if there are several.
+
+        `trained_S`: see `Actor.update`.
+        """
+        metrics: dict[str, float] = {}
+        for name, actor in self.actors.items():
+            own_S = trained_S & self.steps_of(batch, name)
+            own: dict[str, float] = {}
+            if name in self.critics:
+                assert returns_T is not None
+                assert values_T is not None
+                own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
+            if not critics_only:
+                own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step)
+            metrics |= self._named(name, own)
+        return metrics
+
+    def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        return dict(metrics) if len(self.actors) == 1 else {f"{policy}/{key}": value for key, value in metrics.items()}
