@@ -1,7 +1,6 @@
 """Whole runs on a model of a dozen words: everything is real, only small."""
 
 import asyncio
-import copy
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,9 @@ import torch
 
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.engines.local.actor import Actor
+from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import evaluation_plays, load_policy, task_batches, train
+from creditflow.engines.local.trainer import evaluation_plays, task_batches, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.parts import build_parts
@@ -178,7 +178,7 @@ def test_when_no_prompt_fits_the_run_says_so(recipe_file: Path) -> None:
 def test_a_folder_that_holds_a_run_is_not_written_over(recipe_file: Path) -> None:
     run(recipe_file, "run", "trainer.total_training_steps=1", "trainer.val_before_train=false")
     with pytest.raises(InputError, match="holds a run already"):
-        run(recipe_file, "run")
+        run(recipe_file, "run", "trainer.resume_mode=disable")
 
 
 def test_a_model_folder_without_tokenizer_is_refused_by_name(recipe_file: Path, word_model_folder: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_measure_of_weight_0_that_needs_the_reference_changes_no_training(reci
 def test_where_nothing_is_trained_the_policy_is_its_own_reference(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, [WITH_KL])
     parts = build_parts(recipe)
-    played = asyncio.run(evaluation_plays(parts, load_policy(recipe), n=2, temperature=1.0))
+    played = asyncio.run(evaluation_plays(parts, Crew.to_play(recipe), n=2, temperature=1.0))
     scores = [step.scores["kl"] for trajectory in played for step in trajectory.steps]
     assert len(scores) == 8 * 2 * 2
     assert all(score.status == "ok" for score in scores)
@@ -319,8 +319,8 @@ def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy
     advantage_T = np.linspace(-1.0, 1.0, len(batch.response_ids))
     updated = []
     for trained_S in (own_S, np.ones_like(own_S)):
-        policy = copy.copy(byte_policy)
-        policy.model = copy.deepcopy(byte_policy.model)
+        policy = byte_policy.reference()
+        policy.model.requires_grad_(True)
         for mode in ("token-mean", "seq-mean-token-mean"):
             actor = Actor(policy, ActorConfig(loss_agg_mode=mode))
             assert actor.update(batch, advantage_T, trained_S, np.zeros(batch.n_steps, dtype=np.int64))

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
-from creditflow.engines.local.trainer import model_folder, trained_policy
+from creditflow.engines.local.crew import load_policies, model_folder
 from creditflow.errors import ConfigError
 from creditflow.parts import build_parts
 from tests.rollout.test_frozen import PLAY, RECIPE
@@ -36,7 +36,6 @@ def test_without_policies_there_is_one_that_is_trained(file: Path) -> None:
     recipe = load_recipe(with_policies(file, agents={"writer": {}, "critic": {"system": "Judge."}}))
     assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
     assert trained_policies(recipe.config) == ("default",)
-    assert trained_policy(recipe.config) == "default"
     assert model_of(recipe.config, "default") == ("tiny", "actor_rollout_ref.model.path")
     assert build_parts(recipe).trained_policies == {"default": ("writer", "critic")}
 
@@ -152,15 +151,26 @@ def test_a_key_is_asked_for_where_plays_are_to_begin(file: Path, monkeypatch: py
         build_parts(recipe)
 
 
-def test_the_local_engine_trains_one_policy(file: Path) -> None:
-    policies = {"default": {}, "far": {}}
-    recipe = load_recipe(with_policies(file, agents=BOTH, policies=policies))
-    with pytest.raises(ConfigError, match=r"the local engine trains one policy, and default, far are trained; use"):
-        model_folder(recipe)
+def test_each_policy_of_this_engine_has_its_own_weights_and_one_behind_an_endpoint_has_none(file: Path) -> None:
+    agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "still"}, "d": {"policy": "far"}}
+    policies = {"one": {}, "two": {}, "still": {"trainable": False}, "far": SERVED}
+    loaded = load_policies(load_recipe(with_policies(file, agents=agents, policies=policies)))
+    assert list(loaded) == ["one", "two", "still"]
+    assert len({id(policy.model) for policy in loaded.values()}) == 3
 
 
-def test_the_local_engine_holds_no_frozen_model_of_its_own(file: Path) -> None:
-    policies = {"default": {}, "far": {"trainable": False, "model": {"path": "tiny"}}}
-    recipe = load_recipe(with_policies(file, agents=BOTH, policies=policies))
-    with pytest.raises(ConfigError, match=r"policies.far.trainable: false, but .* as policies.far.endpoint"):
-        model_folder(recipe)
+def test_policies_that_are_trained_as_adapters_share_a_base_with_those_that_are_not_trained(file: Path) -> None:
+    agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "still"}, "d": {"policy": "full"}}
+    policies = {"one": {}, "two": {"lora_rank": 2}, "still": {"trainable": False}, "full": {"lora_rank": 0}}
+    file = with_policies(file, agents=agents, policies=policies)
+    loaded = load_policies(load_recipe(file, ["actor_rollout_ref.model.lora_rank=4"]))
+    assert loaded["one"].model is loaded["two"].model is loaded["still"].model
+    assert loaded["full"].model is not loaded["one"].model
+    ranks = {name: {min(w.shape) for w in loaded[name].parameters} for name in ("one", "two")}
+    assert ranks == {"one": {4}, "two": {2}}
+
+
+def test_a_model_that_is_no_folder_is_refused_by_its_key(file: Path) -> None:
+    recipe = load_recipe(with_policies(file, agents=BOTH, policies={"default": {}, "far": {"model": {"path": 3}}}))
+    with pytest.raises(ConfigError, match=r"policies.far.model.path: expected a Hugging Face folder, .* got 3"):
+        model_folder(recipe, "far")

@@ -74,6 +74,9 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
         there, here = ", ".join(manifest["versions"]), ", ".join(crew.actors)
         raise ConfigError(f"policies: {folder} holds {there}, and the recipe trains {here}")
     own = folder / _STATE
+    for name in crew.critics:
+        if not (own / f"critic-{name}").is_dir():
+            raise ConfigError(f"algorithm.adv_estimator: {folder}: has no critic of {name}")
     try:
         for name, actor in crew.actors.items():
             weights = folder if len(crew.actors) == 1 else folder / name

@@ -44,28 +44,32 @@ def _folder(recipe: Recipe, path: Any, key: str) -> Path:
 def load_policies(recipe: Recipe) -> dict[str, Policy]:
     """The policies of the recipe that are not behind an endpoint, on the device that it names.
 
-    Those that are trained as adapters share a base with others of the same model, and so do frozen ones.
+    Those that are trained as adapters share a base with others of the same model, and so do those that are not trained.
     """
     config = recipe.config
-    device, shared, adapters = pick_device(config.trainer.device), dict[Path, Policy](), dict[Path, Adapter]()
-    policies = dict[str, Policy]()
+    lora, device = config.actor_rollout_ref.model, pick_device(config.trainer.device)
+    names = [
+        name
+        for name in policies_in_use(config)
+        if name not in config.policies or config.policies[name].endpoint is None
+    ]
     trained = trained_policies(config)
-    for place, name in enumerate(policies_in_use(config)):
-        if name in config.policies and config.policies[name].endpoint is not None:
-            continue
+    policies, bases, adapted = dict[str, Policy](), dict[Path, Policy](), dict[Path, Policy]()
+    for place, name in enumerate(sorted(names, key=lambda name: name not in trained)):  # frozen ones last
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
         if name in trained and not rank:
             policies[name] = Policy.load(folder, device)
             continue
-        base = shared.setdefault(folder, shared.get(folder) or Policy.load(folder, device))
-        if name not in trained:
-            policies[name] = base.reference() if folder in adapters else base
-            continue
-        under = adapters[folder].model if folder in adapters else base.model
-        seed, lora = config.data.seed + place, config.actor_rollout_ref.model
-        adapters[folder] = Adapter.add(under, f"policy_{place}", rank, lora, seed)
-        policies[name] = base.with_adapter(adapters[folder])
-    return policies
+        if folder not in bases:
+            bases[folder] = Policy.load(folder, device)
+        if name in trained:
+            before = adapted[folder].adapter if folder in adapted else None
+            under = bases[folder].model if before is None else before.model
+            adapter = Adapter.add(under, f"policy_{place}", rank, lora, config.data.seed + place)
+            policies[name] = adapted[folder] = bases[folder].with_adapter(adapter)
+        else:
+            policies[name] = adapted[folder].reference() if folder in adapted else bases[folder]
+    return {name: policies[name] for name in names}
 
 
 @dataclass(frozen=True)

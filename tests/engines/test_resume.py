@@ -1,0 +1,224 @@
+"""Runs that are stopped and gone on with, against runs that were not."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from creditflow.config import load_recipe
+from creditflow.engines.local import checkpoint, trainer
+from creditflow.errors import ConfigError, InputError
+from creditflow.ledger.run_folder import read_metrics
+from tests.engines.test_trainer import PLAY, RECIPE, run
+
+EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
+KINDS = {
+    "one policy": (),
+    "a critic": ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "trainer.critic_warmup=1"),
+    "two policies, one with an adapter": (
+        "policies={one: {}, two: {lora_rank: 2, optim: {lr: 0.02}}}",
+        "team.agents.writer.policy=one",
+        "team.agents.editor.policy=two",
+    ),
+    "a threshold that moves": (
+        "algorithm.propagation_threshold={kind: quantile}",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+    ),
+}
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
+    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return tmp_path / "toy.yaml"
+
+
+class Stopped(Exception):
+    pass
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
+    """A run that breaks in the update that follows step `after`."""
+    from creditflow.engines.local.crew import Crew
+
+    update, seen = Crew.update, []
+
+    def breaks(self, *args, **kwargs):
+        seen.append(1)
+        if len(seen) > after:
+            raise Stopped
+        return update(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Crew, "update", breaks)
+        with pytest.raises(Stopped):
+            run(recipe_file, folder, *overrides)
+
+
+def without_clock(path: Path) -> list[dict]:
+    return [{k: v for k, v in row.items() if "timing/" not in k and "latency" not in k} for row in read_metrics(path)]
+
+
+def expect_the_same(one: Path, two: Path) -> None:
+    assert without_clock(one) == without_clock(two)
+    for file in sorted((one / "steps").iterdir()):
+        assert file.read_bytes() == (two / "steps" / file.name).read_bytes(), file.name
+    assert (one / "evaluation.json").read_bytes() == (two / "evaluation.json").read_bytes()
+    weights = sorted((one / "checkpoints" / "global_step_4").rglob("*.safetensors"))
+    assert weights
+    for file in weights:
+        assert file.read_bytes() == (two / file.relative_to(one)).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_gone_on_with_is_the_run_that_was_never_stopped(recipe_file, monkeypatch, kind) -> None:
+    settings = (*EVERY_STEP, *KINDS[kind])
+    whole = run(recipe_file, "whole", *settings)
+    stopped(monkeypatch, recipe_file, "stopped", 2, *settings)
+    assert read_metrics(recipe_file.parent / "stopped")[-1]["step"] == 2
+    expect_the_same(whole, run(recipe_file, "stopped", *settings))
+
+
+def test_without_a_checkpoint_a_run_begins_again(recipe_file, monkeypatch) -> None:
+    whole = run(recipe_file, "whole", *EVERY_STEP)
+    stopped(monkeypatch, recipe_file, "stopped", 0, *EVERY_STEP)
+    expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP))
+
+
+def test_a_run_that_was_stopped_in_its_last_evaluation_gets_it(recipe_file) -> None:
+    whole = run(recipe_file, "whole", *EVERY_STEP)
+    shutil.copytree(whole, recipe_file.parent / "stopped")
+    (recipe_file.parent / "stopped" / "evaluation.json").unlink()
+    expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP))
+
+
+@pytest.mark.parametrize(
+    "file", ["model.safetensors", "state/default.safetensors", "state/trainer.json", "config.json"]
+)
+@pytest.mark.parametrize("damage", ["torn", "gone", "a bit"])
+def test_from_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
+    recipe_file, monkeypatch, capsys, file, damage
+) -> None:
+    stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
+    damaged = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / file
+    content = damaged.read_bytes()
+    half = len(content) // 2
+    match damage:
+        case "torn":
+            damaged.write_bytes(content[:half])
+        case "gone":
+            damaged.unlink()
+        case "a bit":
+            damaged.write_bytes(content[:half] + bytes([content[half] ^ 128]) + content[half + 1 :])
+    capsys.readouterr()
+    path = run(recipe_file, "run", *EVERY_STEP)
+    said = "".join(capsys.readouterr())
+    assert "global_step_2" in said
+    assert file.rpartition("/")[2] in said
+    assert "goes on after step 1" in said
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
+    checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written anew
+
+
+def test_only_so_many_checkpoints_are_kept(recipe_file) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP, "trainer.max_actor_ckpt_to_keep=2")
+    assert checkpoint.saved_steps(path) == [4, 3]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(recipe_file, monkeypatch) -> None:
+    from creditflow.engines.local.policy import Policy
+
+    save = Policy.save
+
+    def full(self, folder):
+        save(self, folder)
+        if self.version == 2:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Policy, "save", full)
+        with pytest.raises(OSError, match="No space left"):
+            run(recipe_file, "run", *EVERY_STEP)
+    path = recipe_file.parent / "run"
+    assert checkpoint.saved_steps(path) == [1]
+    assert [one.name for one in (path / "checkpoints").iterdir()] == ["global_step_1"]
+    expect_the_same(run(recipe_file, "whole", *EVERY_STEP), run(recipe_file, "run", *EVERY_STEP))
+
+
+def test_a_checkpoint_is_a_hugging_face_folder_of_each_policy(recipe_file) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    path = run(recipe_file, "run", *KINDS["two policies, one with an adapter"]) / "checkpoints" / "global_step_3"
+    full = AutoModelForCausalLM.from_pretrained(path / "one")
+    base = AutoModelForCausalLM.from_pretrained(load_recipe(recipe_file).config.actor_rollout_ref.model.path)
+    adapted = PeftModel.from_pretrained(base, path / "two")
+    ids = torch.tensor([[1, 2, 3]])
+    assert not torch.equal(full(ids).logits, adapted(ids).logits)
+
+
+def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
+    rows = read_metrics(run(recipe_file, "run", *KINDS["two policies, one with an adapter"]))
+    for row in rows[1:]:
+        assert row["one/actor/grad_norm"] > 0
+        assert row["two/actor/grad_norm"] > 0
+        assert row["two/actor/lr"] == 2 * row["one/actor/lr"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm.gamma=0.5",), "began with another algorithm.gamma"),
+        (("trainer.resume_mode=disable",), "holds a run already, and trainer.resume_mode is disable"),
+        ((), "holds a run that is finished, at step 4"),
+        (("trainer.resume_mode=resume_path", "trainer.resume_from_path=nowhere"), "expected .*global_step_<number>"),
+        (
+            ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT", *KINDS["a critic"]),
+            "CHECKPOINT: has no critic of default",
+        ),
+        (
+            (
+                *("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT"),
+                *KINDS["two policies, one with an adapter"],
+            ),
+            "holds default, and the recipe trains one, two",
+        ),
+        (
+            (
+                "trainer.resume_mode=resume_path",
+                "trainer.resume_from_path=CHECKPOINT",
+                "actor_rollout_ref.model.path=tiny",
+            ),
+            "is not of this recipe's models",
+        ),
+    ],
+)
+def test_what_a_run_cannot_go_on_from_is_refused(recipe_file, overrides, message) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP)
+    there = f"{path}/checkpoints/global_step_3"
+    with pytest.raises((InputError, ConfigError), match=message.replace("CHECKPOINT", there)):
+        run(recipe_file, "run", *EVERY_STEP, *(override.replace("CHECKPOINT", there) for override in overrides))
+    assert checkpoint.saved_steps(path) == [4, 3, 2, 1]
+    assert len(read_metrics(path)) == 5
+
+
+def test_a_run_goes_on_from_the_checkpoint_that_is_named_with_other_options(recipe_file) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP)
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}/checkpoints/global_step_2")
+    run(recipe_file, "run", *EVERY_STEP, *named, "actor_rollout_ref.actor.optim.lr=0.001")
+    rows = read_metrics(path)
+    assert [row["actor/lr"] for row in rows[1:]] == [0.01, 0.01, 0.001, 0.001]
+    assert json.loads((path / "run.json").read_text())["seed"] == 0
+
+
+def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file) -> None:
+    run(recipe_file, "run", *EVERY_STEP[:2], "trainer.total_training_steps=2")
+    longer = run(recipe_file, "run", *EVERY_STEP)
+    whole = run(recipe_file, "whole", *EVERY_STEP)
+    for step in (1, 2, 3, 4):
+        file = f"steps/00000{step}.parquet"
+        assert (longer / file).read_bytes() == (whole / file).read_bytes()
