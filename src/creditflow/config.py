@@ -184,6 +184,16 @@ class ActorRolloutRefConfig:
 
 
 @dataclass
+class FilterGroupsConfig:
+    """Dynamic sampling: tasks that teach nothing are replaced by others."""
+
+    enable: bool = False
+    """Leave out tasks whose plays all come to the same outcome."""
+    max_num_gen_batches: int = 10
+    """Batches of tasks that are played for one training step, at most."""
+
+
+@dataclass
 class AlgorithmConfig(CreditOptions):
     """The options of credit (`creditflow.credit.CreditOptions`), with what else is said in their section."""
 
@@ -197,6 +207,7 @@ class AlgorithmConfig(CreditOptions):
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
     strata: str | None = None
     """`file.py:function` of a step that returns a label (from the prompt alone) or None."""
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
 
 
 @dataclass
@@ -734,6 +745,7 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
         "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
+        "algorithm.filter_groups.max_num_gen_batches": config.algorithm.filter_groups.max_num_gen_batches,
         "trainer.total_epochs": config.trainer.total_epochs,
         "reward.timeout": config.reward.timeout,
         "reward.max_in_flight": config.reward.max_in_flight,

@@ -22,6 +22,7 @@ KINDS = {
         "team.agents.writer.policy=one",
         "team.agents.editor.policy=two",
     ),
+    "dynamic sampling": ("algorithm.filter_groups.enable=true",),
     "a threshold that moves": (
         "algorithm.propagation_threshold={kind: quantile}",
         "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",

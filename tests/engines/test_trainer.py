@@ -11,8 +11,9 @@ import torch
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.plays import tasks_at, total_steps
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import evaluation_plays, task_batches, train
+from creditflow.engines.local.trainer import evaluation_plays, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.parts import build_parts
@@ -235,11 +236,47 @@ def test_where_nothing_is_trained_the_policy_is_its_own_reference(recipe_file: P
 
 def test_each_epoch_takes_every_task_once_in_an_order_of_its_own(recipe_file: Path) -> None:
     config = load_recipe(recipe_file, ["trainer.total_training_steps=null", "trainer.total_epochs=2"]).config
-    batches = task_batches(8, config)
-    assert [len(batch) for batch in batches] == [4, 4, 4, 4]
-    first, second = np.concatenate(batches[:2]), np.concatenate(batches[2:])
+    assert total_steps(8, config) == total_steps(9, config) == 4
+    first, second = tasks_at(0, 8, 8, config), tasks_at(8, 8, 8, config)
     assert sorted(first) == sorted(second) == list(range(8))
-    assert list(first) != list(second)
+    assert first != second
+    assert tasks_at(6, 4, 8, config) == first[6:] + second[:2]
+    of_nine = tasks_at(0, 8, 9, config)
+    assert len(set(of_nine)) == 8
+
+
+def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for play in TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
+        assert play.outcome is not None
+        found.setdefault(play.uid, []).append(float(play.outcome.value))
+    return found
+
+
+DYNAMIC = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=40")
+
+
+def test_dynamic_sampling_replaces_tasks_whose_plays_all_come_to_the_same(recipe_file: Path) -> None:
+    plain, filtered = run(recipe_file, "plain"), run(recipe_file, "filtered", *DYNAMIC)
+    assert any(len(set(values)) == 1 for values in outcomes_of(plain, 1).values())
+    rows = read_metrics(filtered)
+    for step in (1, 2, 3):
+        groups = outcomes_of(filtered, step)
+        assert [len(values) for values in groups.values()] == [8] * 4
+        assert all(len(set(values)) == 2 for values in groups.values())
+        assert rows[step]["rollout/gen_batches"] >= 1
+    assert max(row["rollout/gen_batches"] for row in rows[1:]) > 1
+    assert rows[1]["rollout/filtered_frac"] > 0
+    first = rows[1]["train/pass_at_1"]  # of all that was played
+    assert first != pytest.approx(np.mean([value for values in outcomes_of(filtered, 1).values() for value in values]))
+
+
+def test_dynamic_sampling_gives_up_where_no_task_tells_anything(recipe_file: Path) -> None:
+    play = recipe_file.parent / "play.py"
+    play.write_text(play.read_text().replace('return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0"))
+    rows = read_metrics(run(recipe_file, "run", *DYNAMIC[:1], "algorithm.filter_groups.max_num_gen_batches=3"))
+    assert [row["rollout/gen_batches"] for row in rows[1:]] == [3, 3, 3]
+    assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
 
 
 # ---- an agent that acts through a frozen model

@@ -13,7 +13,7 @@ from creditflow.credit import Assignment, assign
 from creditflow.credit.linter import lint
 from creditflow.credit.metrics import reach
 from creditflow.engines.local.crew import Crew
-from creditflow.engines.local.trainer import play
+from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter

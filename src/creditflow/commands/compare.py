@@ -19,8 +19,9 @@ from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary, withou
 from creditflow.comparison.jobs import Job, run_jobs
 from creditflow.config import Recipe, load_recipe, trained_policies
 from creditflow.engines.local.crew import model_folder
+from creditflow.engines.local.plays import total_steps
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.trainer import run_path, task_batches
+from creditflow.engines.local.trainer import run_path
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.files import make_folder, write_whole
 from creditflow.ledger import RunFolder
@@ -169,7 +170,7 @@ def _plan(
                         f"compare: {arm.name} is evaluated on other tasks than {arms[0].name}, "
                         "so that they cannot be compared task by task"
                     )
-                steps[arm.name] = len(task_batches(len(parts.train_tasks), resolved.config))
+                steps[arm.name] = total_steps(len(parts.train_tasks), resolved.config)
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 for name in trained_policies(resolved.config):

@@ -6,32 +6,28 @@ import asyncio
 import json
 import os
 import platform
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from creditflow.config import Config, Recipe, different_options
+from creditflow.config import Recipe, different_options
 from creditflow.credit import Observed, Threshold, assign, make_threshold
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.actor import fill_reference_logprobs
 from creditflow.engines.local.crew import Crew
-from creditflow.errors import ConfigError, CreditflowError, InputError, TooManyFailedScores
+from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
+from creditflow.errors import ConfigError, InputError
 from creditflow.ledger import RunFolder
-from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.monitor import Evaluation, rollout_metrics, sub_reward_metrics
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
-from creditflow.reward.registry import leaves
-from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_all
-from creditflow.trajectory import Ints, Task, Trajectory, TrajectoryBatch
+from creditflow.trajectory import Trajectory, TrajectoryBatch
 
-_TRAIN, _VAL = 0, 1
-"""First part of a play's random key."""
+_VAL = 1
+"""First part of a play's random key, where training has 0."""
 
 
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
@@ -39,13 +35,13 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     written.
     """
     parts = build_parts(recipe)
-    batches = task_batches(len(parts.train_tasks), recipe.config)
+    steps = total_steps(len(parts.train_tasks), recipe.config)
     path = run_path(recipe)
-    expect_to_go_on(recipe, path, len(batches))
-    crew = Crew.of(recipe, len(batches), keep_reference=needs_reference(parts))
+    expect_to_go_on(recipe, path, steps)
+    crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts))
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, reporter)
-    asyncio.run(_with_rewards(run, parts, batches, reporter))
+    asyncio.run(_with_rewards(run, parts, steps, reporter))
     return run.folder
 
 
@@ -56,8 +52,10 @@ class Run:
     folder: RunFolder
     crew: Crew
     threshold: Threshold
-    done: int
+    done: int = 0
     """Training steps that are behind it."""
+    tasks_taken: int = 0
+    """Where it is in the order of the tasks."""
 
 
 def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter: Reporter) -> Run:
@@ -65,7 +63,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
     if not (path / "run.json").exists():
         folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
         reporter.say(f"run folder: {folder.path}")
-        return Run(folder, crew, threshold, 0)
+        return Run(folder, crew, threshold)
     folder = RunFolder.open(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
@@ -77,7 +75,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
         threshold.load_state_dict(state["threshold"])
     folder.rewind(found if state else -1)
     reporter.say(f"run folder: {folder.path}, goes on after step {found}")
-    return Run(folder, crew, threshold, found)
+    return Run(folder, crew, threshold, found, state.get("tasks_taken", 0))
 
 
 def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
@@ -116,32 +114,26 @@ MAY_CHANGE = {
 """Options that a run may go on with after another value."""
 
 
-def needs_reference(parts: Parts) -> bool:
-    """Whether a reward function of the recipe reads `step.ref_logprobs`; it says so by `needs_reference = True`."""
-    return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))
-
-
-async def _with_rewards(run: Run, parts: Parts, batches: Sequence[Ints], reporter: Reporter) -> None:
+async def _with_rewards(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
     async with parts.rewards.open(run.crew.policies):
-        await _train(run, parts, batches, reporter)
+        await _train(run, parts, steps, reporter)
 
 
-async def _train(run: Run, parts: Parts, batches: Sequence[Ints], reporter: Reporter) -> None:
+async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
     trainer, folder, crew = parts.recipe.config.trainer, run.folder, run.crew
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
         folder.append_metrics(0, val_metrics(evaluation))
-    if run.done == len(batches) and not (folder.path / "evaluation.json").exists():  # it was killed just before
+    if run.done == steps and not (folder.path / "evaluation.json").exists():  # it was killed just before
         evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
-    with reporter.bar("train", len(batches)) as bar:
+    with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
-        for step, batch in list(enumerate(batches, start=1))[run.done :]:
-            tasks = [parts.train_tasks[i] for i in batch]
-            metrics = await train_step(step, tasks, parts, run, note=bar.note)
+        for step in range(run.done + 1, steps + 1):
+            metrics = await train_step(step, parts, run, note=bar.note)
             if step == 1:
                 warn_of_unreached(metrics, parts, reporter)
-            last = step == len(batches)
+            last = step == steps
             bar.advance(status=status_line(metrics))
             try:
                 if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
@@ -151,7 +143,7 @@ async def _train(run: Run, parts: Parts, batches: Sequence[Ints], reporter: Repo
             finally:  # an evaluation may fail, and must lose neither the model nor the step
                 folder.append_metrics(step, metrics)
                 if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
-                    state = {"threshold": run.threshold.state_dict()}
+                    state = {"threshold": run.threshold.state_dict(), "tasks_taken": run.tasks_taken}
                     checkpoint.save(folder.path, step, crew, state, trainer.max_actor_ckpt_to_keep)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
@@ -168,31 +160,18 @@ def warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Repo
 
 
 async def train_step(
-    step: int,
-    tasks: Sequence[Task],
-    parts: Parts,
-    run: Run,
-    note: Callable[[str], None] = lambda _: None,
+    step: int, parts: Parts, run: Run, note: Callable[[str], None] = lambda _: None
 ) -> dict[str, float]:
-    """One training step: play the tasks, score, assign credit, update, record. `note`: told what is being done."""
+    """One training step: play tasks, score, assign credit, update, record. `note`: told what is being done."""
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
-    n = config.actor_rollout_ref.rollout.n
     parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
-    with timing("rollout"):
-        note(f"playing {len(tasks) * n} times")
-        temperature = parts.sampling.temperature
-        trajectories = await play(parts, crew, tasks, n, temperature, (_TRAIN, step))
-    with timing("reward"):
-        parts.label(trajectories)
-        try:
-            report = await parts.rewards.score(
-                trajectories, progress=lambda done, wanted: note(f"scoring {done}/{wanted}")
-            )
-        except TooManyFailedScores:
-            run.folder.write_steps(step, TrajectoryBatch.from_trajectories(trajectories))  # the evidence
-            raise
-    with timing("propagation"):
-        batch = TrajectoryBatch.from_trajectories(trajectories)
+    try:
+        gathered = await gather(step, parts, crew, run.tasks_taken, timing, note)
+    except UnscoredPlays as error:
+        run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
+        raise error.cause from None
+    run.tasks_taken = gathered.tasks_taken
+    batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     with timing("values"):
         values_T = crew.values(batch)
     with timing("propagation"):
@@ -200,8 +179,8 @@ async def train_step(
         run.threshold.update(assignment.observed())
     with timing("update"):
         note("updating")
-        mini_batch_of_task = np.arange(len(tasks)) // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        mini_batch_of_step = np.repeat(mini_batch_of_task, n)[batch.trajectory_of_step]
+        nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
+        mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
         update = crew.update(
             batch,
             assignment.token_advantages(),
@@ -213,60 +192,17 @@ async def train_step(
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    played = evaluation_metrics(batch, n=1)
     return {
-        "train/pass_at_1": played["pass_at_1"],
+        **gathered.metrics,
         **rollout_metrics(batch),
         **parts.endpoint_metrics(),
-        **report.metrics(),
+        **gathered.report.metrics(),
         **sub_reward_metrics(batch),
         **run.threshold.metrics(),
         **assignment.metrics(),
         **update,
         **timing.metrics(),
     }
-
-
-async def play(
-    parts: Parts, crew: Crew, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
-) -> list[Trajectory]:
-    """`n` plays of each task, all live together. Same key and seed: the same plays.
-
-    Where a reward function needs them, the plays come with log-probs of where each policy's training began.
-    """
-    config = parts.recipe.config
-    clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
-    scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
-    prefix = "-".join(map(str, key))
-    plays = [
-        Play(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
-        for t, task in enumerate(tasks)
-        for k in range(n)
-    ]
-    sampling = replace(parts.sampling, temperature=temperature)
-    try:
-        trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
-    finally:
-        for client in parts.chat_clients.values():
-            await client.aclose()
-    _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
-    crew.freeze(trajectories)
-    if needs_reference(parts):
-        fill_reference_logprobs(crew.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
-    return trajectories
-
-
-def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
-    failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
-    if len(failed) > max_failed_frac * len(trajectories):
-        raise CreditflowError(
-            f"{len(failed)} of {len(trajectories)} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
-            f"{max_failed_frac:g} allows; the first: {failed[0]}"
-        )
-    if not any(trajectory.steps for trajectory in trajectories):
-        info = trajectories[0].info
-        why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"
-        raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
 
 
 async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str) -> Evaluation:
@@ -294,22 +230,6 @@ def val_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {f"val/{key}": value for key, value in evaluation.metrics.items()}
 
 
-def task_batches(n_tasks: int, config: Config) -> list[Ints]:
-    """The tasks of every training step: each epoch a new order, what does not fill a batch left out of it."""
-    size, steps = config.data.train_batch_size, config.trainer.total_training_steps
-    per_epoch = n_tasks // size
-    if steps is None:
-        steps = per_epoch * config.trainer.total_epochs
-    batches: list[Ints] = []
-    epoch = 0
-    while len(batches) < steps:
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, epoch))))
-        order = rng.permutation(n_tasks) if config.data.shuffle else np.arange(n_tasks)
-        batches += list(order[: per_epoch * size].reshape(per_epoch, size))
-        epoch += 1
-    return batches[:steps]
-
-
 def run_path(recipe: Recipe) -> Path:
     """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
     named = recipe.config.trainer.default_local_dir
@@ -333,25 +253,6 @@ def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
         "parameters": sum(weight.numel() for actor in crew.actors.values() for weight in actor.policy.parameters),
         "config": recipe.to_dict(),
     }
-
-
-class Stopwatch:
-    """Seconds by name."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
-        start = time.perf_counter()
-        yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-
-    def metrics(self) -> dict[str, float]:
-        """`timing/<name>_s`, and their sum as `timing/step_s`."""
-        metrics = {f"timing/{name}_s": seconds for name, seconds in self._seconds.items()}
-        return metrics | {"timing/step_s": sum(self._seconds.values())}
 
 
 def status_line(metrics: Mapping[str, float]) -> str:

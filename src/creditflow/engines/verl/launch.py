@@ -25,7 +25,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
 from creditflow.engines.local.crew import model_folder
-from creditflow.engines.local.trainer import needs_reference, run_path, status_line, warn_of_unreached
+from creditflow.engines.local.plays import needs_reference
+from creditflow.engines.local.trainer import run_path, status_line, warn_of_unreached
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full

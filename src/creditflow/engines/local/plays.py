@@ -1,0 +1,190 @@
+"""Plays tasks with the policies of this machine, and scores them: a training step's, refilled where groups tell
+nothing, or an evaluation's. Knows no credit and no update.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from creditflow.config import Config
+from creditflow.engines.local.actor import fill_reference_logprobs
+from creditflow.engines.local.crew import Crew
+from creditflow.errors import CreditflowError, TooManyFailedScores
+from creditflow.monitor import evaluation_metrics
+from creditflow.parts import Parts
+from creditflow.reward import ScoringReport
+from creditflow.reward.registry import leaves
+from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_all
+from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
+
+TRAIN = 0
+"""First part of a play's random key; others have other numbers."""
+
+
+class UnscoredPlays(Exception):
+    """Too many scores failed; with the plays, which show why."""
+
+    def __init__(self, cause: TooManyFailedScores, trajectories: Sequence[Trajectory]) -> None:
+        super().__init__(str(cause))
+        self.cause, self.trajectories = cause, trajectories
+
+
+class Stopwatch:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def metrics(self) -> dict[str, float]:
+        """`timing/<name>_s`, and their sum as `timing/step_s`."""
+        metrics = {f"timing/{name}_s": seconds for name, seconds in self._seconds.items()}
+        return metrics | {"timing/step_s": sum(self._seconds.values())}
+
+
+def total_steps(n_tasks: int, config: Config) -> int:
+    """Training steps of a run over so many tasks; what does not fill a batch is left out of an epoch."""
+    per_epoch = n_tasks // config.data.train_batch_size
+    steps = config.trainer.total_training_steps
+    return per_epoch * config.trainer.total_epochs if steps is None else steps
+
+
+def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[int]:
+    """The `count` tasks that follow on the first `position` ones of a run: each epoch has an order of its own."""
+    size = config.data.train_batch_size
+    per_epoch = n_tasks // size * size
+    found: list[int] = []
+    while len(found) < count:
+        epoch, begin = divmod(position + len(found), per_epoch)
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((config.data.seed, epoch))))
+        order = rng.permutation(n_tasks) if config.data.shuffle else np.arange(n_tasks)
+        found += order[begin:per_epoch][: count - len(found)].tolist()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The scored plays of one training step."""
+
+    trajectories: list[Trajectory]
+    """Task by task, `rollout.n` of each."""
+    report: ScoringReport
+    metrics: dict[str, float]
+    tasks_taken: int
+    """Where the run is in the order of its tasks."""
+
+
+async def gather(
+    step: int, parts: Parts, crew: Crew, tasks_taken: int, timing: Stopwatch, note: Callable[[str], None]
+) -> Gathered:
+    """Plays of a training step's tasks, scored.
+
+    With `algorithm.filter_groups`, tasks whose plays all came to the same outcome are left out, and others are played
+    in their place (dynamic sampling; DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or
+    so many were tried as are allowed; then the batch is what there is, or, if that is nothing, the last ones tried.
+
+    Raises UnscoredPlays, and CreditflowError where too many plays failed.
+    """
+    config = parts.recipe.config
+    size, n, filtering = (
+        config.data.train_batch_size,
+        config.actor_rollout_ref.rollout.n,
+        config.algorithm.filter_groups,
+    )
+    kept: list[Trajectory] = []
+    played: list[Trajectory] = []
+    reports: list[ScoringReport] = []
+    rounds = 0
+    while True:
+        key = (TRAIN, step) if rounds == 0 else (TRAIN, step, rounds)
+        tasks = [parts.train_tasks[i] for i in tasks_at(tasks_taken, size, len(parts.train_tasks), config)]
+        tasks_taken += size
+        with timing("rollout"):
+            note(f"playing {len(tasks) * n} times" + (f", {len(kept) // n} of {size} tasks found" if rounds else ""))
+            some = await play(parts, crew, tasks, n, parts.sampling.temperature, key)
+        with timing("reward"):
+            parts.label(some)
+            try:
+                reports.append(
+                    await parts.rewards.score(some, progress=lambda done, wanted: note(f"scoring {done}/{wanted}"))
+                )
+            except TooManyFailedScores as error:
+                raise UnscoredPlays(error, some) from error
+        rounds += 1
+        played += some
+        groups = [some[i : i + n] for i in range(0, len(some), n)]
+        telling = [group for group in groups if not filtering.enable or outcomes_differ(group)]
+        kept += [trajectory for group in telling for trajectory in group]
+        if len(kept) >= size * n or rounds == filtering.max_num_gen_batches or not filtering.enable:
+            break
+    metrics = {"train/pass_at_1": evaluation_metrics(TrajectoryBatch.from_trajectories(played), n=1)["pass_at_1"]}
+    if filtering.enable:
+        metrics["rollout/gen_batches"] = rounds
+        metrics["rollout/filtered_frac"] = 1 - len(kept) / len(played)
+    return Gathered(kept[: size * n] or some, ScoringReport.merge(reports), metrics, tasks_taken)
+
+
+def outcomes_differ(group: Sequence[Trajectory]) -> bool:
+    """Whether the plays of one task tell anything by their outcomes; those without one do not count."""
+    scores = [play.outcome for play in group if play.outcome is not None and play.outcome.status == "ok"]
+    values = [score.rescaled for score in scores]
+    return len(values) > 1 and not math.isclose(min(values), max(values), abs_tol=1e-9)
+
+
+async def play(
+    parts: Parts, crew: Crew, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
+) -> list[Trajectory]:
+    """`n` plays of each task, all live together. Same key and seed: the same plays.
+
+    Where a reward function needs them, the plays come with log-probs of where each policy's training began.
+    """
+    config = parts.recipe.config
+    clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
+    scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
+    prefix = "-".join(map(str, key))
+    plays = [
+        Play(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
+        for t, task in enumerate(tasks)
+        for k in range(n)
+    ]
+    sampling = replace(parts.sampling, temperature=temperature)
+    try:
+        trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
+    finally:
+        for client in parts.chat_clients.values():
+            await client.aclose()
+    _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
+    crew.freeze(trajectories)
+    if needs_reference(parts):
+        fill_reference_logprobs(crew.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+    return trajectories
+
+
+def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
+    failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
+    if len(failed) > max_failed_frac * len(trajectories):
+        raise CreditflowError(
+            f"{len(failed)} of {len(trajectories)} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
+            f"{max_failed_frac:g} allows; the first: {failed[0]}"
+        )
+    if not any(trajectory.steps for trajectory in trajectories):
+        info = trajectories[0].info
+        why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"
+        raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
+
+
+def needs_reference(parts: Parts) -> bool:
+    """Whether a reward function of the recipe reads `step.ref_logprobs`; it says so by `needs_reference = True`."""
+    return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))
