@@ -3,13 +3,14 @@
 # make test-all     the slow ones too
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
+# make benchmarks   install what benchmarks compare with
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint sandbox constraints clean
+.PHONY: demo test test-all lint sandbox benchmarks constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -56,6 +57,9 @@ sandbox:
 		echo "To have it: sudo apt-get install $(SANDBOX), or your system's package of bubblewrap and libseccomp." >&2; \
 	fi
 
+benchmarks: $(STAMPS)/test
+	$(INSTALL) -e '.[benchmarks]'
+
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -80,7 +84,7 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report,judge,ray,sandbox,verl,test,dev]'
+	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,verl,test,dev]'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 

@@ -64,7 +64,7 @@ class ActorModelConfig(ModelConfig):
 
     lora_rank: int = 0
     """Train a LoRA adapter of this rank, and nothing else; 0: all weights."""
-    lora_alpha: float = 16
+    lora_alpha: int = 16
     """What the adapter adds is scaled by lora_alpha / lora_rank."""
     target_modules: Any = "all-linear"
     """The modules that get one: a list of names as peft has them, or `all-linear`, all linear layers but the last."""
@@ -115,7 +115,7 @@ class ActorConfig:
     loss_agg_mode: str = "token-mean"
     """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
     response) or `traj-mean-step-mean`."""
-    loss_scale_factor: float | None = None
+    loss_scale_factor: int | None = None
     """What `seq-mean-token-sum-norm` divides by."""
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
@@ -145,7 +145,7 @@ class CriticConfig:
     """How far a value may move in one training step before its loss stops pulling."""
     loss_agg_mode: str = "token-mean"
     """As the actor's."""
-    loss_scale_factor: float | None = None
+    loss_scale_factor: int | None = None
     grad_clip: float = 1.0
 
 

@@ -17,6 +17,7 @@ from creditflow.engines.verl import configuration
 from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
 from creditflow.engines.verl.launch import dry_run
 from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.policies import policy_configs
 from creditflow.errors import ConfigError
 from creditflow.progress import Reporter
 
@@ -79,20 +80,27 @@ def test_every_option_of_the_same_name_is_in_verls_files():
 
 
 OTHER_VALUES = {
+    "actor_rollout_ref.model.lora_alpha": 24,
+    "actor_rollout_ref.model.target_modules": ["q_proj"],
+    "critic.ppo_epochs": 2,
+    "critic.ppo_max_token_len_per_gpu": 888,
+    "critic.cliprange_value": 0.25,
+    "critic.loss_agg_mode": "seq-mean-token-mean",
+    "critic.loss_scale_factor": 44,
     "data.train_batch_size": 6,
     "data.val_max_samples": 3,
     "data.max_prompt_length": 77,
     "data.max_response_length": 33,
     "data.shuffle": False,
     "data.seed": 5,
-    f"{ACTOR}.optim.lr": 0.5,
-    f"{ACTOR}.optim.weight_decay": 0.25,
-    f"{ACTOR}.optim.betas": [0.5, 0.75],
     f"{ACTOR}.ppo_mini_batch_size": 3,
     f"{ACTOR}.ppo_epochs": 4,
     f"{ACTOR}.ppo_max_token_len_per_gpu": 999,
     f"{ACTOR}.clip_ratio": 0.125,
+    f"{ACTOR}.clip_ratio_c": 5.5,
+    f"{ACTOR}.entropy_coeff": 0.03125,
     f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum",
+    f"{ACTOR}.loss_scale_factor": 55,
     f"{ACTOR}.use_kl_loss": True,
     f"{ACTOR}.kl_loss_coef": 0.75,
     f"{ACTOR}.kl_loss_type": "mse",
@@ -104,8 +112,13 @@ OTHER_VALUES = {
     f"{ROLLOUT}.val_kwargs.temperature": 0.375,
     f"{ROLLOUT}.val_kwargs.do_sample": False,
     "algorithm.norm_adv_by_std_in_grpo": False,
+    "algorithm.filter_groups.enable": True,
     "trainer.total_training_steps": 9,
     "trainer.val_before_train": False,
+    "trainer.resume_mode": "resume_path",
+    "trainer.resume_from_path": "there",
+    "trainer.max_actor_ckpt_to_keep": 2,
+    "trainer.critic_warmup": 5,
 }
 
 
@@ -124,6 +137,17 @@ def test_every_option_of_the_same_name_arrives():
         (f"{ACTOR}.clip_ratio_high=0.28", {f"{ACTOR}.clip_ratio_low": 0.2, f"{ACTOR}.clip_ratio_high": 0.28}),
         (f"{ACTOR}.grad_clip=0.5", {f"{ACTOR}.optim.clip_grad": 0.5}),
         (f"{ACTOR}.optim.lr_scheduler_type=cosine", {f"{ACTOR}.optim.lr_scheduler_type": "cosine"}),
+        (f"{ACTOR}.optim.lr=0.5", {f"{ACTOR}.optim.lr": 0.5, "critic.optim.lr": 1e-5}),
+        (f"{ACTOR}.optim.weight_decay=0.25", {f"{ACTOR}.optim.weight_decay": 0.25}),
+        (f"{ACTOR}.optim.betas=[0.5,0.75]", {f"{ACTOR}.optim.betas": [0.5, 0.75]}),
+        ("critic.optim.lr=0.5", {f"{ACTOR}.optim.lr": 1e-3, "critic.optim.lr": 0.5}),
+        ("critic.optim.betas=[0.5,0.75]", {"critic.optim.betas": [0.5, 0.75]}),
+        ("critic.grad_clip=0.5", {"critic.optim.clip_grad": 0.5}),
+        ("critic.model.path=other", {"critic.model.path": "other"}),
+        ("actor_rollout_ref.model.path=other", {"critic.model.path": "other"}),
+        ("actor_rollout_ref.model.lora_rank=8", {"actor_rollout_ref.model.lora_rank": 8}),
+        ("policies.policy.lora_rank=4", {"actor_rollout_ref.model.lora_rank": 4}),
+        ("policies.policy.optim.lr=0.5", {f"{ACTOR}.optim.lr": 0.5}),
         ("algorithm.gamma_token=0.9", {"algorithm.gamma": 0.9}),
         ("algorithm.lam_token=0.8", {"algorithm.lam": 0.8}),
         ("algorithm.gamma=0.5", {"algorithm.gamma": 1.0}),
@@ -154,6 +178,43 @@ def test_warm_up_counts_updates_here_and_training_steps_in_verl():
     config = composed(*settings, f"{ACTOR}.optim.lr_warmup_steps=13")
 
     assert select(config, f"{ACTOR}.optim.lr_warmup_steps") == 3
+
+
+SEVERAL = (
+    "policies.first.model.path=/one",
+    "policies.second.model.path=/two",
+    "team.agents.writer.policy=first",
+    "team.agents.critic.policy=second",
+    "verl.trainer.n_gpus_per_node=2",
+)
+
+
+def test_of_several_policies_each_has_its_own_adapter_and_optimizer():
+    own = ("policies.first.lora_rank=4", "policies.second.optim={lr: 0.5, lr_warmup_steps: 3}", f"{ACTOR}.ppo_epochs=2")
+    recipe = load_recipe(TOY, ["trainer.device=auto", *SEVERAL, *own])
+
+    first, second = policy_configs(compose(recipe, (), RUN), recipe.config).values()
+
+    assert [c.actor_rollout_ref.model.path for c in (first, second)] == ["/one", "/two"]
+    assert [c.critic.model.path for c in (first, second)] == ["/one", "/two"]
+    assert [c.actor_rollout_ref.model.lora_rank for c in (first, second)] == [4, 0]
+    assert [c.actor_rollout_ref.actor.optim.lr for c in (first, second)] == [1e-3, 0.5]
+    assert second.actor_rollout_ref.actor.optim.lr_warmup_steps == 2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "actor_rollout_ref.model.layers_to_transform=[0]",
+        "algorithm.filter_groups.max_num_gen_batches=3",
+        f"{ACTOR}.loss_agg_mode=traj-mean-step-mean",
+        "critic.loss_agg_mode=traj-mean-step-mean",
+    ],
+)
+def test_what_only_the_embedded_engine_has_is_refused_by_its_name(given):
+    key, _, value = given.partition("=")
+
+    assert refused(given).startswith(f"{key}: {value}, which is for --engine local")
 
 
 def test_only_at_the_end_is_a_period_that_no_run_reaches():

@@ -28,6 +28,14 @@ def model_folder(recipe: Recipe, policy: str) -> Path:
     return _folder(recipe, *model_of(recipe.config, policy))
 
 
+def critic_folder(recipe: Recipe, policy: str) -> tuple[Path, str]:
+    """The model that a policy's critic begins as, made first if need be, and the key that says so."""
+    own, key = recipe.config.critic.model.path, "critic.model.path"
+    if own is None:
+        own, key = model_of(recipe.config, policy)
+    return _folder(recipe, own, key), key
+
+
 def _folder(recipe: Recipe, path: Any, key: str) -> Path:
     if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
         torch.set_num_threads(recipe.config.trainer.num_threads)
@@ -100,10 +108,7 @@ class Crew:
                 keep_reference=keep_reference,
             )
             if ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
-                folder, key = model_folder(recipe, name), model_of(config, name)[1]
-                if config.critic.model.path is not None:
-                    key = "critic.model.path"
-                    folder = _folder(recipe, config.critic.model.path, key)
+                folder, key = critic_folder(recipe, name)
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
         return cls(policies, actors, critics)

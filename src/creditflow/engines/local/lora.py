@@ -38,7 +38,7 @@ class Adapter:
         lora = LoraConfig(
             task_type="CAUSAL_LM",
             r=rank,
-            lora_alpha=config.lora_alpha,  # type: ignore[arg-type]  # peft takes any number
+            lora_alpha=config.lora_alpha,
             target_modules=linear_modules(base) if config.target_modules == "all-linear" else config.target_modules,
             layers_to_transform=config.layers_to_transform,
             lora_dropout=0.0,

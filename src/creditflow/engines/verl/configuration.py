@@ -24,9 +24,19 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from creditflow.config import Config, Recipe, model_of, trained_policies, with_options
+from creditflow.config import (
+    Config,
+    FilterGroupsConfig,
+    OptimConfig,
+    Recipe,
+    lora_rank_of,
+    model_of,
+    optim_of,
+    trained_policies,
+    with_options,
+)
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.engines.verl.policies import policy_configs
+from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line
 
@@ -42,20 +52,27 @@ _ONLY_AT_THE_END = 2**31 - 1
 # What an option of the recipe is called in verl
 
 _SAME = (
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.target_modules",
+    "critic.ppo_epochs",
+    "critic.ppo_max_token_len_per_gpu",
+    "critic.cliprange_value",
+    "critic.loss_agg_mode",
+    "critic.loss_scale_factor",
     "data.train_batch_size",
     "data.val_max_samples",
     "data.max_prompt_length",
     "data.max_response_length",
     "data.shuffle",
     "data.seed",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.optim.weight_decay",
-    "actor_rollout_ref.actor.optim.betas",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.clip_ratio_c",
+    "actor_rollout_ref.actor.entropy_coeff",
     "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.loss_scale_factor",
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.actor.kl_loss_coef",
     "actor_rollout_ref.actor.kl_loss_type",
@@ -67,8 +84,13 @@ _SAME = (
     "actor_rollout_ref.rollout.val_kwargs.temperature",
     "actor_rollout_ref.rollout.val_kwargs.do_sample",
     "algorithm.norm_adv_by_std_in_grpo",
+    "algorithm.filter_groups.enable",
     "trainer.total_training_steps",
     "trainer.val_before_train",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.critic_warmup",
 )
 """Options that verl has under the same name, with the same meaning."""
 
@@ -89,15 +111,28 @@ def _model(config: Config) -> Any:
     return model_of(config, trained[0])[0] if len(trained) == 1 else config.actor_rollout_ref.model.path
 
 
-def _either(first: float | None, second: float) -> float:
+def _either(first: Any, second: Any) -> Any:
     return second if first is None else first
 
 
-def _warm_up(config: Config) -> int:
-    """Training steps: verl moves the learning rate once a step, the recipe counts updates."""
-    actor = config.actor_rollout_ref.actor
-    updates = math.ceil(config.data.train_batch_size / actor.ppo_mini_batch_size) * actor.ppo_epochs
-    return math.ceil(actor.optim.lr_warmup_steps / updates)
+def _of_the_one(config: Config) -> str:
+    """The policy that is trained; of several, none: each gets its own later."""
+    trained = trained_policies(config)
+    return trained[0] if len(trained) == 1 else ""
+
+
+def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: Callable[[Config], int]) -> Any:
+    """verl's options of the optimizer in `section`, which is updated `epochs` times with each mini-batch."""
+
+    def value(name: str) -> Callable[[Config], Any]:
+        return lambda c: optim_values(optim_of(c), c, epochs(c))[name]
+
+    options = {
+        f"{section}.optim.{name}": _Other((f"{section}.optim.{name}",), value(name))
+        for name in ("lr", "weight_decay", "betas", "lr_warmup_steps")
+    }
+    name = f"{section}.optim.lr_scheduler_type"
+    return options | {name: _Other((name,), value("lr_scheduler_type"), elsewhere=f"{section}.optim.lr_decay_style")}
 
 
 def _epochs(config: Config) -> int:
@@ -124,13 +159,18 @@ _OTHERWISE: dict[str, _Other] = {
     "actor_rollout_ref.actor.optim.clip_grad": _Other(
         ("actor_rollout_ref.actor.grad_clip",), lambda c: c.actor_rollout_ref.actor.grad_clip
     ),
-    "actor_rollout_ref.actor.optim.lr_warmup_steps": _Other(
-        ("actor_rollout_ref.actor.optim.lr_warmup_steps",), _warm_up
+    "critic.optim.clip_grad": _Other(("critic.grad_clip",), lambda c: c.critic.grad_clip),
+    **_optimizer(
+        "actor_rollout_ref.actor",
+        lambda c: optim_of(c, _of_the_one(c)),
+        lambda c: c.actor_rollout_ref.actor.ppo_epochs,
     ),
-    "actor_rollout_ref.actor.optim.lr_scheduler_type": _Other(
-        ("actor_rollout_ref.actor.optim.lr_scheduler_type",),
-        lambda c: c.actor_rollout_ref.actor.optim.lr_scheduler_type,
-        elsewhere="actor_rollout_ref.actor.optim.lr_decay_style",
+    **_optimizer("critic", lambda c: c.critic.optim, lambda c: c.critic.ppo_epochs),
+    "actor_rollout_ref.model.lora_rank": _Other(
+        ("actor_rollout_ref.model.lora_rank",), lambda c: lora_rank_of(c, _of_the_one(c))
+    ),
+    "critic.model.path": _Other(
+        ("critic.model.path",), lambda c: _either(c.critic.model.path, "${actor_rollout_ref.model.path}")
     ),
     "algorithm.gamma": _Other(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
     "algorithm.lam": _Other(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
@@ -163,12 +203,19 @@ OURS = (
 )
 """Sections and keys of the recipe that our own parts read, but for what stands above, or that are handed over below."""
 
-_WIDER = ("actor_rollout_ref.actor.loss_agg_mode", "actor_rollout_ref.actor.kl_loss_type")
+_WIDER = (
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.kl_loss_type",
+    "critic.loss_agg_mode",
+)
 """Options that have more values in verl than the recipe knows."""
 
 _BACK = (
     *(key for key in _SAME if key not in _WIDER),
+    *(f"actor_rollout_ref.actor.optim.{name}" for name in ("lr", "weight_decay", "betas")),
+    *(f"critic.optim.{name}" for name in ("lr", "weight_decay", "betas")),
     "actor_rollout_ref.model.path",
+    "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.actor.clip_ratio_low",
     "actor_rollout_ref.actor.clip_ratio_high",
     "trainer.total_epochs",
@@ -182,6 +229,24 @@ def mapped(config: Config) -> dict[str, Any]:
     """verl's keys and values, of everything in the recipe that verl has."""
     values = {key: _value(config, key) for key in _SAME}
     return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
+
+
+def _expect_known_to_verl(config: Config) -> None:
+    """Raises ConfigError for what only the embedded engine has."""
+    model, groups = config.actor_rollout_ref.model, config.algorithm.filter_groups
+    local = {
+        "actor_rollout_ref.model.layers_to_transform": model.layers_to_transform is not None,
+        "algorithm.filter_groups.max_num_gen_batches": (
+            groups.max_num_gen_batches != FilterGroupsConfig().max_num_gen_batches
+        ),
+        "actor_rollout_ref.actor.loss_agg_mode": config.actor_rollout_ref.actor.loss_agg_mode == _PER_PLAY,
+        "critic.loss_agg_mode": config.critic.loss_agg_mode == _PER_PLAY,
+    }
+    if found := next((key for key, wanted in local.items() if wanted), None):
+        raise ConfigError(f"{found}: {_value(config, found)}, which is for --engine local; verl has no such thing")
+
+
+_PER_PLAY = "traj-mean-step-mean"
 
 
 def _value(config: Config, key: str) -> Any:
@@ -209,7 +274,6 @@ def _fixed(run_folder: Path, name: str) -> dict[str, Any]:
             "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
         ),
         "algorithm.filter_groups.metric": "acc",
-        "critic.model.path": "${actor_rollout_ref.model.path}",
         "reward.num_workers": 1,  # verl's own; they have nothing to do
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "creditflow",
@@ -361,6 +425,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
             f"trainer.device: {recipe.config.trainer.device}, which is for --engine local; verl has the device of its "
             "platform: leave it auto"
         )
+    _expect_known_to_verl(recipe.config)
     wanted = _Wanted.of(recipe, verl_overrides)
     base, known = _files(wanted.config_name, wanted.choices)
     wanted.check(base, known)

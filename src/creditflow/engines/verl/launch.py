@@ -14,7 +14,7 @@ import platform
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
-from creditflow.engines.local.crew import model_folder
+from creditflow.engines.local.crew import critic_folder, model_folder
 from creditflow.engines.local.plays import needs_reference
 from creditflow.engines.local.trainer import run_path, status_line, warn_of_unreached
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
@@ -133,7 +133,10 @@ def total_steps(config: DictConfig, n_tasks: int) -> int:
 
 def _bring_models(config: DictConfig, recipe: Recipe) -> None:
     """Make the models that are made, and name them so that every process of the run finds them."""
-    made = {name: _bring_model(recipe, name) for name in trained_policies(recipe.config)}
+    trained = trained_policies(recipe.config)
+    made = {
+        name: _bring_model(model_of(recipe.config, name)[0], lambda: model_folder(recipe, name)) for name in trained
+    }
     own = replace(recipe.config.actor_rollout_ref, model=replace(recipe.config.actor_rollout_ref.model))
     changed = replace(recipe.config, actor_rollout_ref=own, policies=dict(recipe.config.policies))
     for name, path in made.items():
@@ -143,13 +146,14 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
             changed.policies[name] = replace(changed.policies[name], model=ModelConfig(path=path))
     config[KEY] = carry(replace(recipe, config=changed).absolute(), carried(config).run_folder)
     OmegaConf.update(config, _MODEL, next(iter(made.values())) if len(made) == 1 else own.model.path)
+    if (path := recipe.config.critic.model.path) is not None:
+        OmegaConf.update(config, "critic.model.path", _bring_model(path, lambda: critic_folder(recipe, trained[0])[0]))
 
 
-def _bring_model(recipe: Recipe, policy: str) -> str:
-    path, _ = model_of(recipe.config, policy)
-    if "://" in path:
+def _bring_model(path: Any, make: Callable[[], Path]) -> str:
+    if "://" in str(path):
         return str(path)  # verl fetches it
-    folder = model_folder(recipe, policy)
+    folder = make()
     return str(folder.resolve() if folder.exists() else folder)  # what is no folder is a name on the hub
 
 

@@ -110,7 +110,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         if self.use_critic:
             with marked_timer("update_critic", timing, color="pink"):
                 self._update_critic(rows, metrics=metrics)
-        if self.config.trainer.critic_warmup <= step:
+        if step > self.config.trainer.critic_warmup:  # so many steps; in verl's own trainers one fewer
             with marked_timer("update_actor", timing, color="red"):
                 self._update_actor(rows, metrics=metrics)
 
