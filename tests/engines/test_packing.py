@@ -1,7 +1,5 @@
 """Packed steps against the same steps one by one."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from creditflow.engines.local.attention import Layout, packed_attention
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
+from tests.engines.small_models import small_model
 
 TOKENS = st.lists(st.integers(0, 49), min_size=1, max_size=9)
 PROMPTS = st.lists(TOKENS, min_size=1, max_size=4)
@@ -70,48 +69,13 @@ def test_parts_are_of_about_the_same_size() -> None:
     assert min(sizes) > 0.9 * max(sizes)
 
 
-def models() -> dict[str, Any]:
-    from transformers import (
-        Gemma2Config,
-        Gemma2ForCausalLM,
-        GPT2Config,
-        GPT2LMHeadModel,
-        MambaConfig,
-        MambaForCausalLM,
-        MistralConfig,
-        MistralForCausalLM,
-        Qwen2Config,
-        Qwen2ForCausalLM,
-        Qwen2ForTokenClassification,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-    )  # fmt: skip
-
-    small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": None,
-             "eos_token_id": 1}  # fmt: skip
-    dense = {**small, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    return {
-        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**dense)),
-        "qwen2 values": lambda: Qwen2ForTokenClassification(Qwen2Config(**dense, num_labels=1)),
-        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**dense)),
-        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
-                                                   eos_token_id=1)),
-        "mistral, window of 8": lambda: MistralForCausalLM(MistralConfig(**dense, sliding_window=8)),
-        "gemma2, soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**dense)),
-        "mamba, no attention": lambda: MambaForCausalLM(MambaConfig(**small)),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("name", "packs"),
     [("qwen2", True), ("qwen2 values", True), ("qwen3", True), ("gpt2", True), ("mistral, window of 8", True),
      ("gemma2, soft cap", False), ("mamba, no attention", False)],
 )  # fmt: skip
 def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, packs: bool) -> None:
-    torch.manual_seed(0)
-    model = models()[name]().eval()
-    for weight in model.parameters():
-        torch.nn.init.normal_(weight, std=0.1)
+    model = small_model(name)
     forward = Forward(model)
     assert forward.packed == packs
     rng = np.random.default_rng(3)

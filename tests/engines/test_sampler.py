@@ -3,7 +3,9 @@ import pytest
 import torch
 
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.sampler import generate
 from creditflow.rollout import GenerationRequest
+from tests.engines.small_models import small_model
 
 PROMPTS = ["a", "what is 2 + 2?", "tell me a long story about a short word", "ü", "x" * 40]
 
@@ -31,6 +33,40 @@ def test_a_batch_of_unequal_prompts_gives_the_tokens_of_greedy_generation_one_by
     generations = byte_policy.generate(requests)
     for asked, generation in zip(requests, generations, strict=True):
         assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, 24)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "mistral, window of 8", "gemma2, soft cap"])
+def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_alone(name: str) -> None:
+    model = small_model(name)
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(2, 50, n).tolist()) for n in rng.integers(1, 40, 100)]
+    requests = [
+        GenerationRequest(prompts[k * k % 100], int(rng.integers(1, 20)), 0.0, (0,)) for k in rng.permutation(150)
+    ]
+
+    generations = generate(model, requests, frozenset({1}), pad_id=0)
+
+    expected: dict[tuple[int, ...], list[int]] = {}
+    for asked, generation in zip(requests, generations, strict=True):
+        if asked.prompt_ids not in expected:
+            out = model.generate(torch.tensor([asked.prompt_ids]), max_new_tokens=20, do_sample=False)
+            expected[asked.prompt_ids] = out[0, len(asked.prompt_ids) :].tolist()
+        assert list(generation.response_ids) == expected[asked.prompt_ids][: asked.max_tokens]
+
+
+def test_a_prompt_that_rows_share_is_read_once(byte_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[int] = []
+    forward = byte_policy.model.forward
+
+    def counting(**inputs):
+        fed.append(inputs["input_ids"].numel())
+        return forward(**inputs)
+
+    monkeypatch.setattr(byte_policy.model, "forward", counting)
+    one = request(byte_policy, "what is 2 + 2?", 0)
+    byte_policy.generate([request(byte_policy, "what is 2 + 2?", seed) for seed in range(8)])
+
+    assert fed[0] == len(one.prompt_ids)
 
 
 def test_rows_that_finish_early_leave_the_others_unchanged(byte_policy: Policy) -> None:

@@ -117,7 +117,7 @@ def _rows(
     order = np.argsort(length_B, kind="stable")
     source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
     groups, start, before = [], 0, 0
-    for end in [*_cuts(length_B[order]), len(order)]:
+    for end in [*cuts(length_B[order]), len(order)]:
         rows = order[start:end]
         column = np.arange(int(length_B[rows].max()))[None, :]
         in_prompt = column < p_B[rows][:, None]
@@ -134,7 +134,7 @@ def _rows(
     return tuple(groups), source
 
 
-def _cuts(lengths: Ints) -> list[int]:
+def cuts(lengths: Ints) -> list[int]:
     """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
     cuts, start = [], 0
     for k, length in enumerate(lengths.tolist()):

@@ -13,7 +13,6 @@ import importlib.metadata
 import importlib.util
 import io
 import logging
-import math
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from creditflow.config import (
     Config,
-    FilterGroupsConfig,
     OptimConfig,
     Recipe,
     lora_rank_of,
@@ -231,22 +229,22 @@ def mapped(config: Config) -> dict[str, Any]:
     return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
 
 
+_LOCAL = ("actor_rollout_ref.model.layers_to_transform", "algorithm.filter_groups.max_num_gen_batches")
+"""Options that verl has nothing for."""
+_LOCAL_VALUES = {
+    "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
+    "critic.loss_agg_mode": "traj-mean-step-mean",
+}
+"""Values that verl's option of the same name does not have."""
+
+
 def _expect_known_to_verl(config: Config) -> None:
     """Raises ConfigError for what only the embedded engine has."""
-    model, groups = config.actor_rollout_ref.model, config.algorithm.filter_groups
-    local = {
-        "actor_rollout_ref.model.layers_to_transform": model.layers_to_transform is not None,
-        "algorithm.filter_groups.max_num_gen_batches": (
-            groups.max_num_gen_batches != FilterGroupsConfig().max_num_gen_batches
-        ),
-        "actor_rollout_ref.actor.loss_agg_mode": config.actor_rollout_ref.actor.loss_agg_mode == _PER_PLAY,
-        "critic.loss_agg_mode": config.critic.loss_agg_mode == _PER_PLAY,
-    }
-    if found := next((key for key, wanted in local.items() if wanted), None):
-        raise ConfigError(f"{found}: {_value(config, found)}, which is for --engine local; verl has no such thing")
-
-
-_PER_PLAY = "traj-mean-step-mean"
+    default = Config()
+    wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
+    wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
+    if wanted:
+        raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl has no such thing")
 
 
 def _value(config: Config, key: str) -> Any:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
     """Make the models that are made, and name them so that every process of the run finds them."""
     trained = trained_policies(recipe.config)
     made = {
-        name: _bring_model(model_of(recipe.config, name)[0], lambda: model_folder(recipe, name)) for name in trained
+        name: _bring_model(model_of(recipe.config, name)[0], partial(model_folder, recipe, name)) for name in trained
     }
     own = replace(recipe.config.actor_rollout_ref, model=replace(recipe.config.actor_rollout_ref.model))
     changed = replace(recipe.config, actor_rollout_ref=own, policies=dict(recipe.config.policies))

@@ -1,0 +1,43 @@
+"""Small models of several families, as transformers has them."""
+
+from typing import Any
+
+import torch
+
+
+def small_model(name: str) -> Any:
+    """In evaluation mode, with random weights that are not small."""
+    from transformers import (
+        Gemma2Config,
+        Gemma2ForCausalLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        MambaConfig,
+        MambaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        Qwen2ForTokenClassification,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )  # fmt: skip
+
+    small = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": None,
+             "eos_token_id": 1}  # fmt: skip
+    dense = {**small, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    made = {
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**dense)),
+        "qwen2 values": lambda: Qwen2ForTokenClassification(Qwen2Config(**dense, num_labels=1)),
+        "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**dense)),
+        "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, bos_token_id=0,
+                                                   eos_token_id=1)),
+        "mistral, window of 8": lambda: MistralForCausalLM(MistralConfig(**dense, sliding_window=8)),
+        "gemma2, soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**dense)),
+        "mamba, no attention": lambda: MambaForCausalLM(MambaConfig(**small)),
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = made[name]().eval()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=0.1)
+    return model
