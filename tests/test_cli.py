@@ -164,13 +164,21 @@ def test_what_is_for_verl_is_refused_on_the_local_engine(here, arguments, about)
     assert list(here.iterdir()) == []
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(here):
+@pytest.mark.parametrize(
+    ("facts", "about"),
+    [
+        ("{}", "holds a run already, whose run.json does not say what it is; name another folder"),
+        ("torn {", "holds a run already, whose run.json does not say what it is; name another folder"),
+        ('{"engine": "verl", "config": {}}', "holds a run of --engine verl; name another folder"),
+    ],
+)
+def test_a_folder_that_holds_another_run_is_not_written_over(here, facts, about):
     (here / "run").mkdir()
-    (here / "run" / "run.json").write_text("{}")
+    (here / "run" / "run.json").write_text(facts)
 
     said = refused("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
 
-    assert said == "trainer.default_local_dir: run holds a run already; name another folder"
+    assert said == f"trainer.default_local_dir: run {about}"
     assert [path.name for path in (here / "run").iterdir()] == ["run.json"]
 
 

@@ -214,7 +214,7 @@ def test_reference_logprobs_are_those_of_one_step_at_a_time_at_its_temperature(p
     played = sampled_batch(policy, temperatures=(1.0, 0.0, 0.6)).to_trajectories()
     played[1].steps[0].response_mask = (0,) * len(played[1].steps[0].response_ids)
     played[5].status = "failed"
-    fill_reference_logprobs(actor.reference, played, max_tokens=40)
+    fill_reference_logprobs({"default": actor.reference}, played, max_tokens=40)
     for k, trajectory in enumerate(played):
         [step] = trajectory.steps
         if k == 5:

@@ -152,6 +152,12 @@ def newest(run: Path, crew: Crew, say: Callable[[str], None]) -> tuple[int, dict
     return None
 
 
+def sweep(run: Path) -> None:
+    """Remove what checkpoints left behind that were never finished: a killed run cannot do it itself."""
+    for aside in (run / "checkpoints").glob(".global_step_*"):
+        shutil.rmtree(aside)
+
+
 def _sum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

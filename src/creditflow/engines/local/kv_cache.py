@@ -13,40 +13,46 @@ _ROOM = 32
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """transformers' growing layer, which copies itself for every token, as one that copies itself now and then."""
+    """transformers' growing layer, which copies itself for every token, as one that copies itself now and then.
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
+    `room`: keys and values, of which the first `length` tokens are filled.
+    """
+
+    def __init__(self, room: tuple[Tensor, Tensor], length: int) -> None:
         super().__init__()
-        self.lazy_initialization(keys, values)
-        self._room = _roomy(keys), _roomy(values)
-        self._show(keys.shape[-2])
+        self.lazy_initialization(*room)
+        self._take(room, length)
 
-    def _show(self, length: int) -> None:
-        self.keys, self.values = (room[..., :length, :] for room in self._room)
+    def _take(self, room: tuple[Tensor, Tensor], length: int) -> None:
+        self._room = room
+        self.keys, self.values = (states[..., :length, :] for states in room)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append the states of new tokens; returns all keys and values."""
         begin = self.keys.shape[-2]
         end = begin + key_states.shape[-2]
         if end > self._room[0].shape[-2]:
-            self._room = _roomy(self.keys), _roomy(self.values)
+            self._room = _copied(self.keys, end), _copied(self.values, end)
         for room, states in zip(self._room, (key_states, value_states), strict=True):
             room[..., begin:end, :] = states
-        self._show(end)
+        self._take(self._room, end)
         return self.keys, self.values
 
     def keep(self, rows: Tensor, begin: int) -> None:
         """Go on with `rows` alone, from their column `begin` on."""
-        keys, values = self.keys[rows, :, begin:], self.values[rows, :, begin:]
-        self._room = _roomy(keys), _roomy(values)
-        self._show(keys.shape[-2])
+        length = self.keys.shape[-2] - begin
+        keys, values = (_copied(states[rows, :, begin:], length) for states in (self.keys, self.values))
+        self._take((keys, values), length)
 
 
-def _roomy(states: Tensor) -> Tensor:
-    """A copy with room for a quarter more tokens."""
-    *shape, length, width = states.shape
-    room = states.new_zeros(*shape, length + max(_ROOM, length // 4), width)
-    room[..., :length, :] = states
+def _empty(like: Tensor, n_rows: int, length: int) -> Tensor:
+    """Room for `length` tokens and a quarter more."""
+    return like.new_empty(n_rows, like.shape[1], length + max(_ROOM, length // 4), like.shape[3])
+
+
+def _copied(states: Tensor, length: int) -> Tensor:
+    room = _empty(states, states.shape[0], length)
+    room[..., : states.shape[-2], :] = states
     return room
 
 
@@ -63,16 +69,22 @@ def merge(caches: Sequence[Any], rows: Sequence[Tensor], n_rows: int) -> Dynamic
     width = max(cache.get_seq_length() for cache in caches)
     merged = DynamicCache()
     for parts in zip(*(cache.layers for cache in caches), strict=True):
-        states = []
-        for name in ("keys", "values"):
-            first: Tensor = getattr(parts[0], name)
-            whole = first.new_zeros(n_rows, first.shape[1], width, first.shape[3])
-            for part, (there, here) in zip(parts, rows, strict=True):
-                own: Tensor = getattr(part, name)
-                whole[there, :, width - own.shape[2] :] = own[here]
-            states.append(whole)
-        merged.layers.append(RoomyLayer(*states))
+        keys, values = (_side_by_side([getattr(part, name) for part in parts], rows, n_rows, width) for name in _SIDES)
+        merged.layers.append(RoomyLayer((keys, values), width))
     return merged
+
+
+_SIDES = ("keys", "values")
+
+
+def _side_by_side(parts: Sequence[Tensor], rows: Sequence[Tensor], n_rows: int, width: int) -> Tensor:
+    whole = _empty(parts[0], n_rows, width)
+    for own, (there, here) in zip(parts, rows, strict=True):
+        padding = width - own.shape[2]
+        whole[there, :, padding:width] = own[here]
+        if padding:  # no weight is laid on it, but no weight of what is not finite would not be nothing
+            whole[there, :, :padding] = 0
+    return whole
 
 
 def keep(cache: Any, rows: Tensor, begin: int) -> int:

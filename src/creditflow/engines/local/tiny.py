@@ -33,7 +33,8 @@ def tiny_byte_model() -> Path:
     return made_once("tiny-bytes-1", _make_byte_model)
 
 
-def _make_byte_model(folder: Path) -> None:
+def byte_tokenizer() -> tuple[Any, str]:
+    """A tokenizer over bytes, of the tokenizers library, and a chat template in its tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -46,6 +47,11 @@ def _make_byte_model(folder: Path) -> None:
         "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}"
     )
+    return tokenizer, template
+
+
+def _make_byte_model(folder: Path) -> None:
+    tokenizer, template = byte_tokenizer()
     save_tiny_llama(folder, tokenizer, hidden=64, layers=2, positions=4096, seed=0, chat_template=template)
 
 

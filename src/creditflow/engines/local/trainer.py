@@ -65,6 +65,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
         reporter.say(f"run folder: {folder.path}")
         return Run(folder, crew, threshold)
     folder = RunFolder.open(path)
+    checkpoint.sweep(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
         found = checkpoint.step_of(path, named)
@@ -88,12 +89,16 @@ def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
     holds = f"trainer.default_local_dir: {path} holds a run"
     if trainer.resume_mode == "disable":
         raise InputError(f"{holds} already, and trainer.resume_mode is disable; name another folder")
-    facts = json.loads((path / "run.json").read_text())
-    if facts.get("engine") != "local":
-        raise InputError(f"{holds} of --engine {facts.get('engine')}; name another folder")
+    try:
+        facts = json.loads((path / "run.json").read_text())
+        engine, began = facts["engine"], facts["config"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
+    if engine != "local":
+        raise InputError(f"{holds} of --engine {engine}; name another folder")
     if trainer.resume_mode == "auto":
         now = json.loads(json.dumps(recipe.to_dict()))
-        if changed := sorted(set(different_options(facts["config"], now)) - MAY_CHANGE):
+        if changed := sorted(set(different_options(began, now)) - MAY_CHANGE):
             raise InputError(
                 f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
                 "trainer.resume_mode=resume_path"

@@ -261,7 +261,7 @@ class _Filtered:
     """A model that gives no weight to tokens beyond top-k and top-p, so that log-probs are those of what is sampled."""
 
     def __init__(self, model: Any, temperature: float, top_p: float, top_k: int) -> None:
-        self.model = model
+        self.model, self.config = model, model.config
         self.temperature = temperature or 1.0
         self.top_p = top_p
         self.top_k = top_k

@@ -1,0 +1,45 @@
+"""A task of one call, which trainers of single responses can do too: word problems answered in letters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from creditflow.reward import outcome
+from creditflow.rollout import Team
+from creditflow.trajectory import Task, Trajectory
+
+PROBLEMS = Path(__file__).parent.parent / "tests" / "data" / "gsm8k_64.jsonl"
+
+
+def questions() -> list[str]:
+    """64 questions of GSM8K's training data, the first 200 characters of each."""
+    return [problem["question"][:200] for problem in problems()]
+
+
+def problems() -> list[dict[str, str]]:
+    """The same, with their solutions."""
+    return [json.loads(line) for line in PROBLEMS.read_text().splitlines()]
+
+
+def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """A task for each question; one for evaluation, which is not what is measured."""
+    found = questions() if split == "train" else questions()[:1]
+    return [Task("letters", ({"role": "user", "content": question},), None) for question in found]
+
+
+async def solve(task: Task, team: Team) -> str:
+    """One call."""
+    return str((await team.solver(list(task.prompt))).text)
+
+
+def share_of_letters(text: str) -> float:
+    """Of a response's characters."""
+    return sum(character.isalpha() for character in text) / max(1, len(text))
+
+
+@outcome
+def letters(trajectory: Trajectory) -> float:
+    """The reward of both sides."""
+    return share_of_letters(str(trajectory.answer))

@@ -1,0 +1,89 @@
+"""Runs that are killed at random moments and gone on with, against runs that were not."""
+
+import functools
+import json
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
+from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.faults.dies import PLACES
+
+ROOT = Path(__file__).parents[2]
+ADAPTER = ("actor_rollout_ref.model.lora_rank=2",)
+TEAMS = {
+    "one policy": (),
+    "two policies, one with an adapter": KINDS["two policies, one with an adapter"],
+    "an adapter": ADAPTER,
+    "a critic": KINDS["a critic"],
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
+    path = tmp_path_factory.mktemp("killed")
+    (path / "play.py").write_text(PLAY)
+    (path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return path
+
+
+def train(folder: Path, name: str, team: str, place: str = "", k: int = 0, when: str = "before") -> list[str]:
+    """What a run printed; killed at a place, if one is named."""
+    command = [sys.executable, "-m", "tests.faults.dies", place, str(k), when]
+    command += ["train", str(folder / "toy.yaml"), *EVERY_STEP, *TEAMS[team]]
+    command += [f"trainer.default_local_dir={folder / name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == (-signal.SIGKILL if k else 0), done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+@functools.cache
+def whole(folder: Path, team: str) -> tuple[Path, dict[str, int]]:
+    """A run that nobody kills, and how often it passed each place."""
+    name = f"whole, {team}"
+    return folder / name, json.loads(train(folder, name, team)[-1])
+
+
+def expect_that_a_kill_changes_nothing(folder: Path, team: str, place: str, seed: int) -> None:
+    there, passed = whole(folder, team)
+    rng = random.Random(f"{team}, {place}, {seed}")
+    k, when = rng.randint(1, passed[place]), rng.choice(["before", "after"])
+    name = f"{team}, {place}, {seed}"
+
+    train(folder, name, team, place, k, when)
+    run(folder / "toy.yaml", name, *EVERY_STEP, *TEAMS[team])
+
+    expect_the_same(there, folder / name)
+    left = [path.name for path in (folder / name).rglob(".*")]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("team", "place"),
+    [
+        ("one policy", "generation"),
+        ("two policies, one with an adapter", "sums of a checkpoint"),
+        ("an adapter", "update"),
+    ],
+)
+def test_a_run_that_is_killed_and_gone_on_with_is_the_run_that_nobody_killed(folder, team, place):
+    expect_that_a_kill_changes_nothing(folder, team, place, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("place", PLACES)
+def test_wherever_it_is_killed(folder, place, seed):
+    expect_that_a_kill_changes_nothing(folder, "one policy", place, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["generation", "update", "optimizer of a checkpoint", "writing to disk"])
+@pytest.mark.parametrize("team", [team for team in TEAMS if team != "one policy"])
+def test_whatever_is_trained(folder, team, place):
+    expect_that_a_kill_changes_nothing(folder, team, place, seed=3)
