@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.engines.local.attention import Layout, packed_attention
+from creditflow.engines.local.attention import Layout, Seen, packed_attention
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
@@ -61,6 +61,40 @@ def test_every_response_token_is_predicted_once_by_the_token_before_it(batch: Tr
             assert part.input_ids[at] == seen[-1]
 
 
+@st.composite
+def batches_of_long_prompts(draw) -> TrajectoryBatch:
+    prompts = draw(st.lists(st.lists(st.integers(0, 49), min_size=6, max_size=30), min_size=1, max_size=3))
+    return batch_of([(draw(st.sampled_from(prompts)), draw(TOKENS)) for _ in range(draw(st.integers(4, 12)))])
+
+
+@given(batches_of_long_prompts(), st.integers(60, 300))
+def test_whichever_way_attention_goes_a_token_sees_its_prompt_and_its_response_up_to_itself(batch, budget) -> None:
+    for part in micro_batches(batch, np.arange(batch.n_steps), budget):
+        may_see: dict[int, set[int]] = {}
+        for group in part.groups:
+            for at, inside in zip(group.at, group.inside, strict=True):
+                row = at[inside].tolist()
+                for n, token in enumerate(row):
+                    may_see[token] = set(row[: n + 1])
+        layout = Layout.of(part, torch.device("cpu"))
+        asked, sees = [], []
+        for rows in layout.rows:
+            q, k = rows.query_at.shape[1], rows.key_at.shape[1]
+            mask = torch.ones(q, k, dtype=torch.bool).tril() if rows.mask is None else rows.mask[:, 0]
+            mask = mask.expand(len(rows.key_at), q, k)
+            asked += rows.query_at.flatten().tolist()
+            sees += [set(keys[seen].tolist()) for keys, of in zip(rows.key_at, mask, strict=True) for seen in of]
+        for token, at in enumerate(layout.source.tolist()):
+            assert asked[at] == token
+            assert sees[at] == may_see[token]
+
+
+def test_prompts_are_taken_apart_where_many_short_responses_share_them() -> None:
+    long = [(list(range(40)), [1] * 5)] * 8
+    assert next(micro_batches(batch_of(long), np.arange(8), 1000)).split is not None
+    assert next(micro_batches(batch_of([([k], [1] * 40) for k in range(8)]), np.arange(8), 1000)).split is None
+
+
 def test_parts_are_of_about_the_same_size() -> None:
     rng = np.random.default_rng(0)
     rows = [(rng.integers(0, 50, rng.integers(1, 60)).tolist(), [1] * int(rng.integers(1, 200))) for _ in range(300)]
@@ -80,8 +114,13 @@ def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, pack
     assert forward.packed == packs
     rng = np.random.default_rng(3)
     prompts = [rng.integers(2, 50, n).tolist() for n in (1, 4, 7)]
-    batch = batch_of([(prompts[k % 3], rng.integers(2, 50, 1 + k % 5).tolist()) for k in range(14)])
-    for part in micro_batches(batch, np.arange(14), 40):
+    long = [rng.integers(2, 50, n).tolist() for n in (30, 26)] if "window" not in name else prompts
+    rows = [(prompts[k % 3], rng.integers(2, 50, 1 + k % 5).tolist()) for k in range(14)]
+    rows += [(long[k % 2], rng.integers(2, 50, 1 + k % 5).tolist()) for k in range(14)]
+    batch = batch_of(rows)
+    parts = [*micro_batches(batch, np.arange(14), 40), *micro_batches(batch, np.arange(14, 28), 100)]
+    assert "window" in name or parts[-1].split is not None
+    for part in parts:
         with torch.no_grad():
             said = forward(part)
             for b, s in enumerate(part.steps):
@@ -93,7 +132,8 @@ def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, pack
 
 def test_attention_that_cannot_be_packed_is_refused() -> None:
     states = torch.zeros(1, 2, 3, 4)
-    layout = Layout((torch.zeros(1, 3, dtype=torch.long),), torch.arange(3))
+    at = torch.zeros(1, 3, dtype=torch.long)
+    layout = Layout((Seen(at, at, None),), torch.arange(3))
     for others in ({"packed_layout": None}, {"softcap": 5.0}, {"sliding_window": 2}, {"dropout": 0.1}):
         with pytest.raises(NotImplementedError):
             packed_attention(None, states, states, states, None, **{"packed_layout": layout, **others})

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.sampler import generate
 from creditflow.rollout import GenerationRequest
@@ -35,7 +36,7 @@ def test_a_batch_of_unequal_prompts_gives_the_tokens_of_greedy_generation_one_by
         assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, 24)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "gpt2", "mistral, window of 8", "gemma2, soft cap"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt2", "mistral, window of 8", "gemma2, soft cap"])
 def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_alone(name: str) -> None:
     model = small_model(name)
     rng = np.random.default_rng(0)
@@ -44,7 +45,7 @@ def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_
         GenerationRequest(prompts[k * k % 100], int(rng.integers(1, 20)), 0.0, (0,)) for k in rng.permutation(150)
     ]
 
-    generations = generate(model, requests, frozenset({1}), pad_id=0)
+    generations = generate(model, requests, frozenset({1}), pad_id=0, shared=Forward(model).packed)
 
     expected: dict[tuple[int, ...], list[int]] = {}
     for asked, generation in zip(requests, generations, strict=True):

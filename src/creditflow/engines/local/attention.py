@@ -1,41 +1,71 @@
-"""Attention over packed tokens, as an attention function of transformers; knows `Packed` and no model.
+"""Attention over packed tokens, and over rows that share prompts, as an attention function of transformers.
 
-Queries, keys and values of T tokens are gathered into rows, which need no mask: they are padded on the right, and no
-token of a row sees what comes after it. What the rows' prompts share is gathered from one and the same place.
+Training and reading prompts: queries, keys and values of T tokens are gathered into rows, which need no mask: they are
+padded on the right, and no token of a row sees what comes after it. What the rows' prompts share is gathered from one
+and the same place; where that is less work, prompts are rows of their own, and responses look at them.
+
+Decoding: each row's one query sees its prompt, whose keys and values lie there once for all rows that begin with it,
+and its own response. Knows `Packed` and no model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from creditflow.engines.local.packing import Packed
+from creditflow.trajectory import Ints
 
 NAME = "creditflow_packed"
 """The name under which transformers knows the function. It has no mask of its own, and so none is made."""
 
 
 @dataclass(slots=True)
+class Seen:
+    """Of b rows, which tokens ask, and what they may see."""
+
+    query_at: Tensor
+    """[b, Q]"""
+    key_at: Tensor
+    """[b, K]"""
+    mask: Tensor | None
+    """[b, 1, Q, K] what each token sees; None: of its own row, what comes no later."""
+
+
+@dataclass(slots=True)
 class Layout:
     """Where attention finds its rows among T tokens; tensors of `Packed`."""
 
-    rows: tuple[Tensor, ...]
-    """Of each group, [b, L]."""
+    rows: tuple[Seen, ...]
     source: Tensor
-    """[T]"""
+    """[T] which of the rows' queries, flat, stands for each token."""
     asked: int = 0
     """How many layers have looked here."""
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device) -> Layout:
         """On `device`."""
-        rows = tuple(torch.from_numpy(group.at).to(device) for group in packed.groups)
-        return cls(rows, torch.from_numpy(packed.source).to(device))
+
+        def on_device(column: Ints) -> Tensor:
+            return torch.from_numpy(column).to(device)
+
+        split = packed.split
+        whole = packed.groups if split is None else split.prompts
+        rows = [Seen(at, at, None) for at in (on_device(group.at) for group in whole)]
+        for responses in () if split is None else split.responses:
+            query_at, key_at = on_device(responses.query_at), on_device(responses.key_at)
+            n_queries, n_keys = query_at.shape[1], key_at.shape[1]
+            column = torch.arange(n_keys, device=device)
+            before = column <= torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
+            mask = before & (column >= on_device(responses.padding)[:, None, None])
+            rows.append(Seen(query_at, key_at, mask[:, None]))
+        return cls(tuple(rows), on_device(packed.source if split is None else split.source))
 
 
 def packed_attention(
@@ -46,17 +76,21 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    packed_layout: Layout | None = None,
+    packed_layout: Layout | Decoding | None = None,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """`query` [1, heads, T, D], `key` and `value` [1, key heads, T, D] to [1, T, heads, D].
 
+    Decoding: `query` [B, heads, 1, D], `key` and `value` of the responses [B, key heads, t, D] to [B, 1, heads, D].
+
     Raises NotImplementedError for what rows do not have: a soft cap, a window shorter than a row.
     """
     if packed_layout is None or others.get("softcap") or others.get("s_aux") is not None or dropout:
         raise NotImplementedError("this model's attention cannot be packed")
-    longest = max(rows.shape[1] for rows in packed_layout.rows)
+    if isinstance(packed_layout, Decoding):
+        return packed_layout.attend(module.layer_idx, query, key, value, scaling), None
+    longest = max(rows.key_at.shape[1] for rows in packed_layout.rows)
     if sliding_window is not None and sliding_window < longest:
         raise NotImplementedError("this model's attention sees a window only")
     packed_layout.asked += 1
@@ -64,16 +98,105 @@ def packed_attention(
     repeats = query.shape[1] // key.shape[1]
     out = []
     for rows in packed_layout.rows:
-        q, k, v = (states[rows].transpose(1, 2) for states in (q_TH, k_TH, v_TH))  # [b, heads, L, D]
+        q = q_TH[rows.query_at].transpose(1, 2)  # [b, heads, Q, D]
+        k, v = (states[rows.key_at].transpose(1, 2) for states in (k_TH, v_TH))  # [b, key heads, K, D]
         if repeats > 1:
             k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scaling, is_causal=True)
-        out.append(seen.transpose(1, 2).flatten(0, 1))  # [b * L, heads, D]
+        seen = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, rows.mask, scale=scaling, is_causal=rows.mask is None
+        )
+        out.append(seen.transpose(1, 2).flatten(0, 1))  # [b * Q, heads, D]
     return torch.cat(out)[packed_layout.source].unsqueeze(0), None
 
 
+@dataclass(slots=True)
+class Prompts:
+    """One layer's keys and values of U prompts, padded on the right."""
+
+    keys: Tensor
+    """[U, key heads, P, D]"""
+    values: Tensor
+    """The same."""
+    inside: Tensor
+    """[U, P] False beyond a prompt's end."""
+
+    @classmethod
+    def of_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
+        """From [1, key heads, T, D] of one prompt after the other."""
+        length_U = np.asarray(lengths)
+        column = np.arange(width)[None, :]
+        inside = column < length_U[:, None]
+        at = np.where(inside, (np.cumsum(length_U) - length_U)[:, None] + column, 0)
+        at_UP, inside_UP = torch.from_numpy(at).to(keys.device), torch.from_numpy(inside).to(keys.device)
+        by_prompt = [states[0][:, at_UP].transpose(0, 1).contiguous() for states in (keys, values)]
+        return cls(by_prompt[0], by_prompt[1], inside_UP)
+
+    @classmethod
+    def together(cls, parts: Sequence[Prompts]) -> Prompts:
+        """Of the same width."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            torch.cat([part.keys for part in parts]),
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.inside for part in parts]),
+        )
+
+    def of(self, which: Tensor) -> Prompts:
+        """Some of them, in this order, some perhaps more than once."""
+        return Prompts(self.keys[which], self.values[which], self.inside[which])
+
+
+@dataclass(slots=True)
+class Decoding:
+    """Which rows begin with which prompt, for B rows that are fed a token each."""
+
+    prompts: Sequence[Prompts]
+    """Of each layer."""
+    rows: Tensor
+    """[U, g] the rows that begin with each prompt; beyond their number, any."""
+    place: Tensor
+    """[B] where a row stands among the U * g of `rows`."""
+
+    @classmethod
+    def of(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
+        """`prompt_of_row`: [B], each of the U prompts at least once."""
+        order = np.argsort(prompt_of_row, kind="stable")
+        count = np.bincount(prompt_of_row)
+        nth = np.empty(len(order), dtype=np.int64)
+        nth[order] = np.arange(len(order)) - np.repeat(np.cumsum(count) - count, count)
+        rows = np.zeros((len(count), int(count.max())), dtype=np.int64)
+        rows[prompt_of_row, nth] = np.arange(len(order))
+        place = prompt_of_row * rows.shape[1] + nth
+        return cls(prompts, torch.from_numpy(rows).to(device), torch.from_numpy(place).to(device))
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """[B, 1, heads, D]: one softmax over the prompt's tokens and the response's."""
+        prompts = self.prompts[layer]
+        n_rows, heads, _, width = query.shape
+        n_prompts, key_heads = prompts.keys.shape[:2]
+        repeats, shared = heads // key_heads, self.rows.shape[1]
+        q = query[:, :, 0].reshape(n_rows, key_heads, repeats, width) * (width**-0.5 if scaling is None else scaling)
+        asked = q[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, width)
+        to_prompt = asked @ prompts.keys.transpose(2, 3)
+        to_prompt = to_prompt.masked_fill(~prompts.inside[:, None, None], -torch.inf)
+        to_prompt = self._by_row(to_prompt, repeats)
+        to_response = q @ key.transpose(2, 3)
+        weights = torch.cat([to_prompt, to_response], -1).softmax(-1).to(value.dtype)
+        on_prompt, on_response = weights[..., : to_prompt.shape[-1]], weights[..., to_prompt.shape[-1] :]
+        grouped = on_prompt[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, -1)
+        seen = self._by_row(grouped @ prompts.values, repeats) + on_response @ value
+        return seen.reshape(n_rows, 1, heads, width)
+
+    def _by_row(self, grouped: Tensor, repeats: int) -> Tensor:
+        """[U, key heads, g * repeats, X] to [B, key heads, repeats, X]."""
+        n_prompts, key_heads, _, width = grouped.shape
+        by_place = grouped.reshape(n_prompts, key_heads, -1, repeats, width).transpose(1, 2).flatten(0, 1)
+        return by_place[self.place]
+
+
 @contextmanager
-def packing(model: Any) -> Iterator[None]:
+def attending(model: Any) -> Iterator[None]:
     """Inside, `model` attends by `packed_attention`, and is called with `packed_layout`."""
     from transformers import AttentionInterface
 

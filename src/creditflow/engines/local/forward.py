@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.engines.local.attention import Layout, packing
+from creditflow.engines.local.attention import Layout, attending
 from creditflow.engines.local.packing import Packed, RowGroup
 
 _AGREE = 1e-4
@@ -61,7 +61,7 @@ class Forward:
     def _packed(self, net: Any, packed: Packed, **keep: Tensor) -> Tensor:
         """[T, ...] what `net` says of each token; of those in `logits_to_keep` alone, where that is given."""
         layout = Layout.of(packed, self.device)
-        with packing(self.model):
+        with attending(self.model):
             out = net(
                 input_ids=self._tensor(packed.input_ids)[None],
                 position_ids=self._tensor(packed.position_ids)[None],
@@ -114,6 +114,7 @@ def _tried() -> Packed:
         input_ids=np.arange(14) % 7,
         position_ids=np.array([0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 5]),
         groups=tuple(groups),
+        split=None,
         source=np.array([0, 1, 2, 12, 13, 14, 15, 16, 3, 4, 5, 9, 10, 17]),
         predicting=np.array([2, 8, 9, 10, 2, 11, 12, 7, 13]),
         row_of_token=np.array([0, 0, 0, 0, 1, 1, 1, 2, 2]),

@@ -6,8 +6,9 @@ Knows where tokens lie and which may see which; no model. Linear layers work on 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from creditflow.trajectory import Bools, Ints, TrajectoryBatch
 _WASTE = 1.25
 """Rows of one attention group differ in length by this factor at most, unless there are few of them."""
 _FEW = 64
+_WORTH = 0.7
+"""Prompts are taken apart where that leaves less than this share of the work: it has a mask, and more calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,28 @@ class RowGroup:
     """[b, L] where in the micro-batch's T tokens each lies; beyond a row's end, anywhere."""
     inside: Bools
     """[b, L] False beyond the row's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """b responses of at most Q tokens, each with the prompt that it follows, of at most K - Q."""
+
+    query_at: Ints
+    """[b, Q] where each token of a response lies; beyond its end, anywhere."""
+    key_at: Ints
+    """[b, K] where what it sees lies: the prompt, padded on the left, and the response."""
+    padding: Ints
+    """[b] columns before the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Attention of prompts, each distinct one once, apart from that of responses."""
+
+    prompts: tuple[RowGroup, ...]
+    responses: tuple[Responses, ...]
+    source: Ints
+    """[T] which entry of the prompts' rows and then the responses' queries, flat, stands for each token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +67,8 @@ class Packed:
     """All rows, the B steps in some order."""
     source: Ints
     """[T] which entry of the groups' rows, one group after the other and flat, stands for each token."""
+    split: Split | None
+    """The same rows with prompts apart, where that is less work."""
     predicting: Ints
     """[R] where in T the token lies that comes before each response token."""
     row_of_token: Ints
@@ -103,9 +130,28 @@ def pack(batch: TrajectoryBatch, steps: Ints, prompt_of: Ints) -> Packed:
         position_ids=np.concatenate([ragged(np.zeros_like(prompt_lengths), prompt_lengths), ragged(p_B, fed_B)]),
         groups=groups,
         source=source,
+        split=_split(p_B, fed_B, prompt_start_B, response_start_B, owns_B),
         predicting=np.where(nth == 0, last_of_prompt, response_start_B[row_of_token] + nth - 1),
         row_of_token=row_of_token,
         token_at=ragged(batch.token_offsets[steps], r_B),
+    )
+
+
+def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
+    """Prompts alone, each a step whose response has one token, which is not fed."""
+    p_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
+    start_B, none_B, n = np.cumsum(p_B) - p_B, np.zeros_like(p_B), len(p_B)
+    groups, source = _rows(p_B, none_B, start_B, none_B, np.ones(n, dtype=np.bool_))
+    return Packed(
+        steps=np.arange(n),
+        input_ids=np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts]),
+        position_ids=ragged(none_B, p_B),
+        groups=groups,
+        source=source,
+        split=None,
+        predicting=start_B + p_B - 1,
+        row_of_token=np.arange(n),
+        token_at=np.arange(n),
     )
 
 
@@ -117,7 +163,7 @@ def _rows(
     order = np.argsort(length_B, kind="stable")
     source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
     groups, start, before = [], 0, 0
-    for end in [*cuts(length_B[order]), len(order)]:
+    for end in [*_cuts(length_B[order]), len(order)]:
         rows = order[start:end]
         column = np.arange(int(length_B[rows].max()))[None, :]
         in_prompt = column < p_B[rows][:, None]
@@ -134,7 +180,42 @@ def _rows(
     return tuple(groups), source
 
 
-def cuts(lengths: Ints) -> list[int]:
+def _split(p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints, owns_B: Bools) -> Split | None:
+    """Attention of prompts apart from that of responses; None where that is not much less work.
+
+    Work is counted in pairs of tokens: of a row that sees what is before it, half of its square.
+    """
+    fed = np.flatnonzero(fed_B)
+    order = fed[np.lexsort((p_B[fed], fed_B[fed]))]
+    cuts = [0, *_cuts(fed_B[order]), len(order)]
+    parts = [order[begin:end] for begin, end in pairwise(cuts) if end > begin]
+    apart = (p_B[owns_B] ** 2).sum() / 2 + sum(
+        len(rows) * fed_B[rows].max() * (fed_B[rows].max() + p_B[rows].max()) for rows in parts
+    )
+    if apart > _WORTH * ((p_B + fed_B) ** 2).sum() / 2:
+        return None
+    owners = np.flatnonzero(owns_B)
+    none = np.zeros_like(owners)
+    source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
+    at = prompt_start_B[owners]  # prompts lie before all responses, one after the other
+    prompts, of_prompts = _rows(p_B[owners], none, at, none, owns_B[owners])
+    source[: len(of_prompts)] = of_prompts
+    before, responses = sum(group.at.size for group in prompts), []
+    for rows in parts:
+        q, p = int(fed_B[rows].max()), int(p_B[rows].max())
+        column = np.arange(q)[None, :]
+        inside = column < fed_B[rows][:, None]
+        query_at = np.where(inside, response_start_B[rows][:, None] + column, 0)
+        padding = p - p_B[rows]
+        in_prompt = np.arange(p)[None, :] - padding[:, None]
+        prompt_at = np.where(in_prompt >= 0, prompt_start_B[rows][:, None] + in_prompt, 0)
+        responses.append(Responses(query_at, np.concatenate([prompt_at, query_at], 1), padding))
+        source[query_at[inside]] = before + np.flatnonzero(inside.reshape(-1))
+        before += query_at.size
+    return Split(prompts, tuple(responses), source)
+
+
+def _cuts(lengths: Ints) -> list[int]:
     """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
     cuts, start = [], 0
     for k, length in enumerate(lengths.tolist()):

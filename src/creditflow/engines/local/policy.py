@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from creditflow.engines.local import sampler
+from creditflow.engines.local import memory, sampler
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError
@@ -54,6 +54,7 @@ class Policy:
         model, tokenizer = load_folder(folder, "causal", _KEY)
         if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
             raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
+        memory.give_back(model.num_parameters(), device)
         return cls(model, tokenizer, device)
 
     @property
@@ -104,4 +105,4 @@ class Policy:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response for each request, all decoded together."""
         with self.forward.in_force(), self.autocast():
-            return sampler.generate(self.model, requests, self.eos_ids, self.pad_id)
+            return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.forward.packed)

@@ -1,0 +1,218 @@
+"""Rows that are decoded together: prompts are read once, then every row is fed a token at a time.
+
+`SharedRows` where a model attends by our functions (see `attention.py`): a prompt's keys and values are computed, and
+kept, once for all rows that begin with it. `PaddedRows` for every other model. Knows no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
+from creditflow.engines.local.packing import pack_prompts
+
+Prompt = tuple[int, ...]
+
+_ROOM = 32
+"""Tokens of room at least, whenever keys and values are copied."""
+_AT_ONCE = 16384
+"""Tokens of prompts that are read in one pass."""
+
+
+class Rows(Protocol):
+    """B rows, of which some may be left behind."""
+
+    logits: Tensor
+    """[B, V] after the prompts."""
+
+    def feed(self, token: Tensor) -> Tensor:
+        """Append `token` [B]; returns the logits after it, [B, V]."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with `rows` alone, by their places among those that there are."""
+
+
+@contextmanager
+def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
+    """Rows that begin with `prompts`. `shared`: whether the model attends by our functions (`Forward.packed`)."""
+    if shared and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers):
+        with attending(model):
+            yield SharedRows(model, prompts)
+    else:
+        yield PaddedRows(model, prompts, pad_id)
+
+
+class PaddedRows:
+    """Prompts are padded on the left, so that all rows append at the same position."""
+
+    def __init__(self, model: Any, prompts: Sequence[Prompt], pad_id: int) -> None:
+        self._model = model
+        device = next(model.parameters()).device
+        width = max(map(len, prompts))
+        ids = np.full((len(prompts), width), pad_id, dtype=np.int64)
+        inside = np.zeros((len(prompts), width), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, width - len(prompt) :] = prompt
+            inside[row, width - len(prompt) :] = 1
+        self._mask = torch.from_numpy(inside).to(device)
+        self._length = self._mask.sum(1)
+        self._cache: Any = None
+        self.logits = self._run(torch.from_numpy(ids).to(device), self._mask.cumsum(1).sub(1).clamp(min=0))
+
+    def _run(self, ids: Tensor, positions: Tensor) -> Tensor:
+        out = self._model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache = out.past_key_values
+        last: Tensor = out.logits[:, -1]
+        return last
+
+    def feed(self, token: Tensor) -> Tensor:
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(token), 1)], 1)
+        self._length = self._length + 1
+        return self._run(token.unsqueeze(1), self._length.unsqueeze(1) - 1)
+
+    def keep(self, rows: Tensor) -> None:
+        self._cache.batch_select_indices(rows)
+        self._mask, self._length = self._mask[rows], self._length[rows]
+
+
+class SharedRows:
+    """Each distinct prompt is read once, without padding, and kept for as many rows as begin with it.
+
+    To be used where the model is `attending`.
+    """
+
+    def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
+        self._model = model
+        device = next(model.parameters()).device
+        number: dict[Prompt, int] = {}
+        prompt_of_row = np.array([number.setdefault(prompt, len(number)) for prompt in prompts])
+        # Prompts that many rows share stand there several times, so that all are of about as many rows.
+        at_once = max(1, round(len(prompts) / len(number)))
+        nth = np.zeros(len(prompts), dtype=np.int64)
+        seen = [0] * len(number)
+        for row, prompt in enumerate(prompt_of_row.tolist()):
+            nth[row] = seen[prompt] // at_once
+            seen[prompt] += 1
+        place: dict[tuple[int, int], int] = {}
+        self._part_of_row = np.array(
+            [place.setdefault(pair, len(place)) for pair in zip(prompt_of_row.tolist(), nth.tolist(), strict=True)]
+        )
+        prompt_of_part = torch.tensor([prompt for prompt, _ in place], device=device)
+        logits, read, lengths = self._read(list(number), device)
+        self.logits = logits[torch.from_numpy(prompt_of_row).to(device)]
+        self._length = torch.tensor(lengths, device=device)[torch.from_numpy(prompt_of_row).to(device)]
+        self._prompts = [prompts_of_layer.of(prompt_of_part) for prompts_of_layer in read]
+        self._cache = DynamicCache()
+        self._cache.layers = [GrowingLayer() for _ in read]
+        self._arrange()
+
+    def _read(self, prompts: list[Prompt], device: torch.device) -> tuple[Tensor, list[Prompts], list[int]]:
+        """The logits after each prompt, and each layer's keys and values of all of them, padded on the right."""
+        lengths = [len(prompt) for prompt in prompts]
+        width, outs, layers = max(lengths), [], list[list[Prompts]]()
+        begin = 0
+        while begin < len(prompts):
+            end, size = begin + 1, lengths[begin]
+            while end < len(prompts) and size + lengths[end] <= _AT_ONCE:
+                size += lengths[end]
+                end += 1
+            packed = pack_prompts(prompts[begin:end])
+            layout, cache = Layout.of(packed, device), DynamicCache()
+            out = self._model(
+                input_ids=torch.from_numpy(packed.input_ids).to(device)[None],
+                position_ids=torch.from_numpy(packed.position_ids).to(device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                packed_layout=layout,
+                logits_to_keep=torch.from_numpy(packed.predicting).to(device),
+            )
+            outs.append(out.logits[0])
+            part = lengths[begin:end]
+            layers.append([Prompts.of_tokens(layer.keys, layer.values, part, width) for layer in cache.layers])
+            begin = end
+        return torch.cat(outs), [Prompts.together(parts) for parts in zip(*layers, strict=True)], lengths
+
+    def _arrange(self) -> None:
+        """See `Decoding`, for the rows that there are."""
+        parts, part_of_row = np.unique(self._part_of_row, return_inverse=True)
+        device = self._length.device
+        if len(parts) < len(self._prompts[0].keys):
+            left = torch.from_numpy(parts).to(device)
+            self._prompts = [prompts.of(left) for prompts in self._prompts]
+        self._part_of_row = part_of_row
+        self._decoding = Decoding.of(part_of_row, self._prompts, device)
+
+    def feed(self, token: Tensor) -> Tensor:
+        out = self._model(
+            input_ids=token.unsqueeze(1),
+            position_ids=self._length.unsqueeze(1),
+            past_key_values=self._cache,
+            use_cache=True,
+            packed_layout=self._decoding,
+            logits_to_keep=1,
+        )
+        self._length = self._length + 1
+        last: Tensor = out.logits[:, -1]
+        return last
+
+    def keep(self, rows: Tensor) -> None:
+        for layer in self._cache.layers:
+            layer.keep(rows)
+        self._length = self._length[rows]
+        self._part_of_row = self._part_of_row[rows.cpu().numpy()]
+        self._arrange()
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
+    """transformers' growing layer, which copies itself for every token, as one that copies itself now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append the states of new tokens; returns all keys and values."""
+        if self._room is None:
+            self.lazy_initialization(key_states, value_states)
+            self._take((_roomy(key_states), _roomy(value_states)), key_states.shape[-2])
+            return self.keys, self.values
+        begin = self.keys.shape[-2]
+        end = begin + key_states.shape[-2]
+        room = self._room
+        if end > room[0].shape[-2]:
+            room = _roomy(self.keys), _roomy(self.values)
+        for whole, states in zip(room, (key_states, value_states), strict=True):
+            whole[..., begin:end, :] = states
+        self._take(room, end)
+        return self.keys, self.values
+
+    def _take(self, room: tuple[Tensor, Tensor], length: int) -> None:
+        self._room = room
+        self.keys, self.values = (states[..., :length, :] for states in room)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with `rows` alone."""
+        if self._room is not None:
+            self._take((_roomy(self.keys[rows]), _roomy(self.values[rows])), self.keys.shape[-2])
+
+
+def _roomy(states: Tensor) -> Tensor:
+    """A copy with room for half as many tokens more."""
+    rows, heads, length, width = states.shape
+    room = states.new_empty(rows, heads, length + max(_ROOM, length // 2), width)
+    room[..., :length, :] = states
+    return room
