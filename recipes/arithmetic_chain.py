@@ -22,7 +22,7 @@ import torch
 from creditflow import AgentError, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
-from creditflow.rollout import GenerationRequest
+from creditflow.engines.local.warm_up import sampled_accuracy, supervised_loss
 
 VERBS = {
     "+": ("gets", "finds", "buys", "wins"),
@@ -225,7 +225,7 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
             group["lr"] = 2e-3 * min(1.0, step / 50)
         optimizer.zero_grad(set_to_none=True)
         for role, n in rows.items():
-            loss = _supervised_loss(policy, [_example(role, rng, operations) for _ in range(n)])
+            loss = supervised_loss(policy, [_example(role, rng, operations) for _ in range(n)])
             torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
         optimizer.step()
@@ -249,21 +249,6 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
     policy.save(folder)
 
 
-def _supervised_loss(policy: Policy, examples: list[tuple[str, str]]) -> torch.Tensor:
-    prompts = [policy.tokenizer(prompt)["input_ids"] for prompt, _ in examples]
-    targets = [policy.tokenizer(target)["input_ids"] + [policy.pad_id] for _, target in examples]  # <|end|> is both
-    ids = torch.tensor([p + t for p, t in zip(prompts, targets, strict=True)])  # equal lengths inside a role
-    n = len(targets[0])
-    logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=n + 1).logits[:, :-1]
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, -n:].flatten())
-
-
 def _sampled_accuracy(policy: Policy, role: str, operations: int) -> float:
     rng = random.Random(1)
-    examples = [_example(role, rng, operations) for _ in range(256)]
-    requests = [
-        GenerationRequest(tuple(policy.tokenizer(prompt)["input_ids"]), len(target.split()) + 1, 1.0, (i,))
-        for i, (prompt, target) in enumerate(examples)
-    ]
-    answers = [policy.decode(generation.response_ids) for generation in policy.generate(requests)]
-    return sum(answer == target for answer, (_, target) in zip(answers, examples, strict=True)) / len(examples)
+    return sampled_accuracy(policy, [_example(role, rng, operations) for _ in range(256)])

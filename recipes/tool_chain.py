@@ -1,0 +1,252 @@
+"""A chain of tool calls: search in a small corpus, a key-value store, a calculator; 30 steps, or as many as you like.
+
+A task is a small program in words: facts to be looked up and operations on what was stored before, each under a name.
+Four agents write the calls, one a turn, and none sees the program as a whole: the searcher `search price ruby`, the
+clerk `put a 3 4`, the reader `get a`, the calculator `calc 3 4 + 1 7`. Real tools carry them out. A call that no tool
+understands comes to 0 0, and the play goes on: an early mistake is carried along. With `facts` facts and `operations`
+operations that is 2 * facts + 4 * operations steps.
+
+A step's parents are the steps that its call reads from: of a `get` the `put` that last wrote that name, of a sum both
+values, of a `put` the call whose result it stores. A sub-reward judges a call given its prompt; the outcome is whether
+the last value is right.
+
+Recipe settings (`recipe.*`): `facts`, `operations`; `train_tasks`, `val_tasks`, `val_split`; `hidden`, `layers`;
+`warmup`, the sampled accuracy of every agent at which the warm-up stops.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditflow import Step, Task, Team, Trajectory, outcome, reward
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.warm_up import sampled_accuracy, supervised_loss
+from creditflow.rollout import Reply
+
+VERBS = {"+": ("plus", "gains", "and"), "-": ("minus", "without", "less"), "*": ("times", "multiplied")}
+NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
+THINGS = ("ruby", "pearl", "amber", "jade", "opal", "topaz", "coral", "onyx")
+QUALITIES = ("price", "weight", "age")
+DIGITS = tuple("0123456789")
+NOTHING = "0 0"
+"""What a call comes to that no tool understands, or that finds nothing."""
+
+
+def digits(number: int) -> str:
+    """Two digits, one token each."""
+    return f"{number // 10} {number % 10}"
+
+
+def compute(a: int, operation: str, b: int) -> int:
+    """One operation modulo 100."""
+    return {"+": a + b, "-": a - b, "*": a * b}[operation] % 100
+
+
+# The task
+
+
+def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """The tasks of a split; `tune` is a third one, for choosing learning rates on problems that are never reported."""
+    number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
+    split = recipe.get("val_split", split) if split == "val" else split
+    rng = random.Random(f"{split}-{recipe['facts']}-{recipe['operations']}")
+    return [make_task(rng, recipe["facts"], recipe["operations"], index, split) for index in range(number)]
+
+
+def make_task(rng: random.Random, facts: int, operations: int, index: int, split: str) -> Task:
+    """A random program, with the corpus that its facts stand in."""
+    corpus = {f"{quality} {thing}": rng.randrange(100) for quality in QUALITIES for thing in THINGS}
+    lines, values = [], dict[str, int]()
+    for k in range(facts + operations):
+        name = NAMES[k % len(NAMES)]
+        if k < facts:
+            fact = rng.choice(list(corpus))
+            lines.append(f"{name} is {fact}")
+            values[name] = corpus[fact]
+        else:
+            # The newest value is always used, so that all of the chain leads to the end.
+            first, second = NAMES[(k - 1) % len(NAMES)], rng.choice(list(values))
+            if rng.random() < 0.5:
+                first, second = second, first
+            operation = rng.choice("++--*")
+            lines.append(f"{name} is {first} {rng.choice(VERBS[operation])} {second}")
+            values[name] = compute(values[first], operation, values[second])
+    return Task(
+        data_source="tool_chain",
+        prompt=({"role": "user", "content": " . ".join(lines)},),
+        ground_truth=digits(values[name]),
+        extra_info={
+            "index": index,
+            "split": split,
+            "corpus": [f"the {fact} is {digits(value)}" for fact, value in corpus.items()],
+        },
+    )
+
+
+# The tools
+
+
+@dataclass
+class Tools:
+    """What a play's calls work on."""
+
+    corpus: list[str]
+    store: dict[str, str] = field(default_factory=dict)
+
+    def call(self, text: str) -> str:
+        """The result of a call, two digits; NOTHING where no tool understands it."""
+        match text.split():
+            case ["search", *words]:
+                return self._search(words)
+            case ["put", name, first, second] if name in NAMES and _is_number(first, second):
+                self.store[name] = f"{first} {second}"
+                return self.store[name]
+            case ["get", name]:
+                return self.store.get(name, NOTHING)
+            case ["calc", a, b, sign, c, d] if sign in VERBS and _is_number(a, b, c, d):
+                return digits(compute(int(a + b), sign, int(c + d)))
+        return NOTHING
+
+    def _search(self, words: list[str]) -> str:
+        """The number in the document that has most of the words; NOTHING where none has any."""
+        shared = [len(set(words) & set(document.split()[1:3])) for document in self.corpus]
+        best = max(range(len(shared)), key=shared.__getitem__)
+        return " ".join(self.corpus[best].split()[-2:]) if shared[best] else NOTHING
+
+
+def _is_number(*words: str) -> bool:
+    return all(word in DIGITS for word in words)
+
+
+# The workflow
+
+
+async def solve(task: Task, team: Team) -> str:
+    """Line by line, call by call."""
+    tools = Tools(task.extra_info["corpus"])
+    wrote: dict[str, Reply] = {}
+    for line in task.text.split(" . "):
+        name, _, *words = line.split()
+        if len(words) == 2:
+            found = await _ask(team, "searcher", " ".join(words), [], f"search {' '.join(words)}")
+            value = tools.call(found.text)
+        else:
+            first, verb, second = words
+            sides = []
+            for side in (first, second):
+                got = await _ask(team, "reader", side, [wrote[side]] if side in wrote else [], f"get {side}")
+                sides.append((got, tools.call(got.text)))
+            (left, a), (right, b) = sides
+            sign = next(sign for sign, verbs in VERBS.items() if verb in verbs)
+            found = await _ask(team, "calculator", f"{a} {verb} {b}", [left, right], f"calc {a} {sign} {b}")
+            value = tools.call(found.text)
+        put = await _ask(team, "clerk", f"{name} {value}", [found], f"put {name} {value}")
+        tools.call(put.text)
+        if put.text.split()[:1] == ["put"] and put.text.split()[1:2]:
+            wrote[put.text.split()[1]] = put
+    return tools.store.get(name, NOTHING)
+
+
+async def _ask(team: Team, agent: str, prompt: str, parents: list[Reply], right: str) -> Reply:
+    ask: Callable[..., Any] = getattr(team, agent)
+    reply: Reply = await ask(prompt, parents=parents, info={"right": right})
+    return reply
+
+
+# The rewards
+
+
+@reward
+def call_right(step: Step, trajectory: Trajectory) -> float:
+    """Share of the call's words that are right, given its prompt."""
+    right: list[str] = step.info["right"].split()
+    said = step.response.split()
+    same = sum(a == b for a, b in zip(said, right, strict=False))
+    return same / max(len(said), len(right))
+
+
+@outcome
+def answer_right(trajectory: Trajectory) -> float:
+    """Whether the last value is right."""
+    return float(trajectory.answer == trajectory.task.ground_truth)
+
+
+# The model, warmed up by supervised learning so that there is something to reinforce
+
+ROLES = {"searcher": "find", "reader": "read", "calculator": "sum", "clerk": "store"}
+"""Each agent's system prompt."""
+WARM_UP_VERSION = 1
+"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+
+
+def warm_model(recipe: dict[str, Any]) -> Path:
+    """The folder of a small Llama that writes most calls right; made on first use and cached."""
+    settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
+    name = "-".join(str(part) for part in ("tool_chain", WARM_UP_VERSION, *settings.values()))
+    return made_once(name, lambda folder: _warm_up(folder, settings))
+
+
+def make_tokenizer() -> Any:
+    """One token per word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<|end|>", *ROLES.values(), "search", "get", "put", "calc", *DIGITS, *NAMES, *THINGS, *QUALITIES, *VERBS]
+    words += [verb for verbs in VERBS.values() for verb in verbs]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def _example(role: str, rng: random.Random) -> tuple[str, str]:
+    a, b = digits(rng.randrange(100)), digits(rng.randrange(100))
+    name, fact = rng.choice(NAMES), f"{rng.choice(QUALITIES)} {rng.choice(THINGS)}"
+    sign = rng.choice("++--*")
+    prompt, call = {
+        "searcher": (fact, f"search {fact}"),
+        "reader": (name, f"get {name}"),
+        "calculator": (f"{a} {rng.choice(VERBS[sign])} {b}", f"calc {a} {sign} {b}"),
+        "clerk": (f"{name} {a}", f"put {name} {a}"),
+    }[role]
+    return f"{ROLES[role]} {prompt}", call
+
+
+def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
+    save_tiny_llama(
+        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=64, seed=0
+    )
+    policy = Policy.load(folder, pick_device("cpu"))
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
+    rng, left = random.Random(0), list(ROLES)
+    for step in range(1, 2001):
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, step / 50)
+        optimizer.zero_grad(set_to_none=True)
+        for role in left:
+            torch.autograd.backward(supervised_loss(policy, [_example(role, rng) for _ in range(64)]))
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        if step % 5 == 0:
+            accuracy = {role: _accuracy(policy, role) for role in ROLES}
+            left = [role for role in ROLES if accuracy[role] < settings["warmup"]]
+            if step % 25 == 0 or not left:
+                said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
+                print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
+            if not left:
+                break
+    else:
+        raise RuntimeError(f"the warm-up did not reach {settings['warmup']} in {step} steps: {accuracy}")
+    policy.save(folder)
+
+
+def _accuracy(policy: Policy, role: str) -> float:
+    rng = random.Random(1)
+    return sampled_accuracy(policy, [_example(role, rng) for _ in range(256)])

@@ -1,0 +1,126 @@
+"""The recipe tool_chain: its tools, and what plays of teams that are right, wrong or absurd come to."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.loading import load_object
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout.team import Sampling
+from tests.builders import Scripted
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE = load_recipe(RECIPES / "tool_chain.yaml")
+
+
+def of_recipe(name):
+    return load_object(f"tool_chain.py:{name}", RECIPES, "test")
+
+
+def a_task(facts=3, operations=6, seed=0):
+    return of_recipe("make_task")(random.Random(seed), facts, operations, 0, "test")
+
+
+def played(answer, task):
+    """The scored play of agents that say `answer(agent, prompt)`."""
+    functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(RECIPE.config.team.agents))
+    agents = {name: AgentSpec(agent.system) for name, agent in RECIPE.config.team.agents.items()}
+    names = {agent.system: name for name, agent in RECIPE.config.team.agents.items()}
+
+    def say(prompt):
+        system, _, asked = prompt.partition("\n")
+        return answer(names[system], asked).encode()
+
+    plays = [Play(task, "u", "t", (0,))]
+    scheduler = Scheduler({"default": Scripted(say)}, 1)
+    sampling = Sampling(max_tokens=100, max_prompt_tokens=1000)
+    (trajectory,) = asyncio.run(play_all(plays, of_recipe("solve"), agents, scheduler, sampling))
+    asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
+    return trajectory
+
+
+def right(agent, prompt):
+    if agent == "calculator":
+        a, b, verb, c, d = prompt.split()
+        sign = next(sign for sign, verbs in of_recipe("VERBS").items() if verb in verbs)
+        return f"calc {a} {b} {sign} {c} {d}"
+    return f"{ {'searcher': 'search', 'reader': 'get', 'clerk': 'put'}[agent] } {prompt}"
+
+
+@pytest.mark.parametrize(("facts", "operations", "steps"), [(3, 6, 30), (2, 24, 100), (1, 1, 6)])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_team_that_is_right_at_every_step_is_right_at_the_end(facts, operations, steps, seed):
+    trajectory = played(right, a_task(facts, operations, seed))
+
+    assert len(trajectory.steps) == steps
+    assert trajectory.outcome.value == 1.0
+    assert [step.scores["call_right"].value for step in trajectory.steps] == [1.0] * steps
+
+
+def test_a_call_reads_from_the_steps_that_wrote_what_it_reads():
+    trajectory = played(right, a_task())
+    writers = {}
+    for step in trajectory.steps:
+        if step.agent == "reader":
+            assert step.parents == (writers[step.prompt.split()[-1]],)
+        elif step.agent == "calculator":
+            assert step.parents == (step.index - 2, step.index - 1)
+        elif step.agent == "clerk":
+            assert step.parents == (step.index - 1,)
+            writers[step.response.split()[1]] = step.index
+        else:
+            assert step.parents == ()
+
+
+def test_one_wrong_call_is_charged_to_its_step_and_carried_along():
+    slips = iter([True])
+
+    def once(agent, prompt):
+        return "calc 0 0 + 0 1" if agent == "calculator" and next(slips, False) else right(agent, prompt)
+
+    trajectory = played(once, a_task())
+
+    wrong = [step.index for step in trajectory.steps if step.scores["call_right"].value < 1]
+    assert wrong == [next(step.index for step in trajectory.steps if step.agent == "calculator")]
+    assert trajectory.outcome.value == 0.0
+
+
+@pytest.mark.parametrize("said", ["", "calc", "put", "put zz 1 2", "get", "search", "search void", "🙂 " * 30])
+def test_what_no_tool_understands_comes_to_nothing_and_the_play_goes_on(said):
+    trajectory = played(lambda agent, prompt: said, a_task())
+
+    assert (len(trajectory.steps), trajectory.status) == (30, "ok")
+    assert trajectory.answer == "0 0"
+
+
+@pytest.mark.parametrize(
+    ("call", "result"),
+    [
+        ("search price ruby", "3 4"),
+        ("search ruby price", "3 4"),
+        ("search the", "0 0"),
+        ("put a 1 2", "1 2"),
+        ("get a", "0 0"),
+        ("calc 9 9 + 0 3", "0 2"),
+        ("calc 0 1 - 0 3", "9 8"),
+        ("calc 1 2 * 1 2", "4 4"),
+        ("calc 1 2 / 1 2", "0 0"),
+        ("calc 1 2 + x 2", "0 0"),
+    ],
+)
+def test_each_tool_does_what_it_says(call, result):
+    tools = of_recipe("Tools")(["the price pearl is 1 1", "the price ruby is 3 4", "the weight ruby is 5 6"])
+
+    assert tools.call(call) == result
+
+
+def test_what_is_put_is_got():
+    tools = of_recipe("Tools")([])
+    tools.call("put a 1 2")
+    tools.call("put a 3 4")
+
+    assert tools.call("get a") == "3 4"
