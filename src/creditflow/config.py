@@ -274,8 +274,8 @@ class PolicyConfig:
     """Default: `actor_rollout_ref.model`."""
     lora_rank: int | None = None
     """Default: `actor_rollout_ref.model.lora_rank`. The rest of what an adapter is stands there, for all policies."""
-    optim: OptimConfig | None = None
-    """Default: `actor_rollout_ref.actor.optim`."""
+    optim: dict[str, Any] = field(default_factory=dict)
+    """What of `actor_rollout_ref.actor.optim` is another for this one."""
     trainable: bool | None = None
     """Default: true, but false for a model behind an endpoint."""
     endpoint: EndpointConfig | None = None
@@ -725,8 +725,17 @@ def _validate_lora(config: Config) -> None:
         raise ConfigError(f"{key}.layers_to_transform: expected numbers of layers, got none")
     for name, policy in config.policies.items():
         _positive(f"policies.{name}.lora_rank", policy.lora_rank or 0, zero=True)
-        if policy.optim is not None:
-            _validate_optim(f"policies.{name}.optim", policy.optim)
+        _validate_optim(f"policies.{name}.optim", optim_of(config, name))
+        frozen = policy.endpoint is not None or policy.trainable is False
+        if frozen and (given := next((key for key in ("lora_rank", "optim") if getattr(policy, key)), None)):
+            raise ConfigError(f"policies.{name}.{given}: is of how a policy is trained, and this one is not")
+    from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+
+    if config.trainer.critic_warmup and not ADVANTAGE_ESTIMATORS[config.algorithm.adv_estimator].critic:
+        raise ConfigError(
+            f"trainer.critic_warmup: {config.trainer.critic_warmup}, but algorithm.adv_estimator: "
+            f"{config.algorithm.adv_estimator} has no critic"
+        )
 
 
 def _validate(config: Config) -> None:
@@ -871,8 +880,26 @@ def lora_rank_of(config: Config, policy: str) -> int:
 
 def optim_of(config: Config, policy: str) -> OptimConfig:
     """How a policy's optimizer steps."""
-    own = config.policies[policy].optim if policy in config.policies else None
-    return own or config.actor_rollout_ref.actor.optim
+    base = config.actor_rollout_ref.actor.optim
+    own = config.policies[policy].optim if policy in config.policies else {}
+    return _with(base, own, f"policies.{policy}.optim") if own else base
+
+
+def _with(base: OptimConfig, own: Mapping[str, Any], key: str) -> OptimConfig:
+    """Raises ConfigError for options that there are not, and for values of another type."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    known = [one.name for one in dataclasses.fields(base)]
+    if unknown := next((name for name in own if name not in known), None):
+        raise ConfigError(f"unknown key '{key}.{unknown}'{did_you_mean(unknown, known)}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(base), OmegaConf.create(dict(own)))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key}: {first_line(error)}") from error
+    made = OmegaConf.to_object(merged)
+    assert isinstance(made, OptimConfig)
+    return made
 
 
 def model_of(config: Config, policy: str) -> tuple[Any, str]:

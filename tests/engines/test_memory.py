@@ -7,7 +7,7 @@ import pytest
 PROGRAM = """
 import sys, torch
 from creditflow.engines.local import memory
-said = memory.give_back(int(sys.argv[1]), torch.device("cpu"))
+said = memory.keep_little(int(sys.argv[1]), torch.device("cpu"))
 torch.ones(5 << 20)  # freed: from now on glibc keeps what is smaller, unless it was told otherwise
 at = torch.ones(1 << 20).data_ptr()
 heap = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0].split("-")

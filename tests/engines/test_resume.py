@@ -223,3 +223,21 @@ def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file) -> None:
     for step in (1, 2, 3, 4):
         file = f"steps/00000{step}.parquet"
         assert (longer / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_an_optimizer_that_had_no_gradient_yet_is_gone_on_with(recipe_file, monkeypatch) -> None:
+    nothing_to_learn = ("algorithm.propagation=identical", "reward.functions=[{fn: 'play.py:never'}]")
+    (recipe_file.parent / "play.py").write_text(PLAY + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
+    whole = run(recipe_file, "whole", *EVERY_STEP, *nothing_to_learn)
+    stopped(monkeypatch, recipe_file, "stopped", 2, *EVERY_STEP, *nothing_to_learn)
+    expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP, *nothing_to_learn))
+
+
+def test_going_on_from_an_earlier_checkpoint_leaves_none_of_the_way_not_taken(recipe_file, monkeypatch) -> None:
+    path = run(recipe_file, "run", *EVERY_STEP)
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}/checkpoints/global_step_2")
+    stopped(monkeypatch, recipe_file, "run", 0, *EVERY_STEP, *named)
+    assert checkpoint.saved_steps(path) == [2, 1]
+    run(recipe_file, "run", *EVERY_STEP, "trainer.max_actor_ckpt_to_keep=1")
+    assert checkpoint.saved_steps(path) == [4]
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]

@@ -137,3 +137,16 @@ def test_an_empty_prompt_still_gives_a_position_to_predict_from(word_model_folde
     _, ids = policy.encode([{"role": "user", "content": ""}])
     (generation,) = policy.generate([GenerationRequest(ids, 3, 1.0, (0,))])
     assert 1 <= len(generation.response_ids) <= 3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_finished_row_that_is_still_in_the_batch_needs_no_position_beyond_the_last(shared: bool) -> None:
+    model = small_model("gpt2")
+    model.config.n_positions = 32
+    model.transformer.wpe = torch.nn.Embedding(32, 32)
+    requests = [GenerationRequest((2,) * 30, 2, 1.0, (0,))]
+    requests += [GenerationRequest((3, k), 20, 1.0, (k,)) for k in range(2, 11)]
+
+    generations = generate(model, requests, frozenset(), pad_id=0, shared=shared)
+
+    assert [len(generation.response_ids) for generation in generations] == [2, *[20] * 9]

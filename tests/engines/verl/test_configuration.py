@@ -125,7 +125,8 @@ OTHER_VALUES = {
 def test_every_option_of_the_same_name_arrives():
     assert set(OTHER_VALUES) == set(configuration._SAME)
 
-    config = composed(*(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
+    critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
+    config = composed(*critic, *(f"{key}={str(value).lower()}" for key, value in OTHER_VALUES.items()))
 
     assert {key: select(config, key) for key in OTHER_VALUES} == OTHER_VALUES
 
@@ -191,7 +192,7 @@ SEVERAL = (
 
 
 def test_of_several_policies_each_has_its_own_adapter_and_optimizer():
-    own = ("policies.first.lora_rank=4", "policies.second.optim={lr: 0.5, lr_warmup_steps: 3}", f"{ACTOR}.ppo_epochs=2")
+    own = ("policies.first.lora_rank=4", "policies.second.optim={lr_warmup_steps: 3, lr: 0.5}", f"{ACTOR}.ppo_epochs=2")
     recipe = load_recipe(TOY, ["trainer.device=auto", *SEVERAL, *own])
 
     first, second = policy_configs(compose(recipe, (), RUN), recipe.config).values()

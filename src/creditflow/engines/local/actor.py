@@ -17,14 +17,21 @@ from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
 
-def token_logprobs(forward: Forward, packed: Packed, batch: TrajectoryBatch) -> tuple[Tensor, Tensor]:
-    """[R] the log-prob of each response token at its step's temperature (at 1 where it was greedy), and the entropy."""
+def token_logprobs(
+    forward: Forward, packed: Packed, batch: TrajectoryBatch, *, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """[R] the log-prob of each response token at its step's temperature (at 1 where it was greedy), and the entropy.
+
+    `entropy_grad`: whether a loss needs the entropy's gradient, which costs as much memory as the logits.
+    """
     logits = forward(packed)
     temperature_B = batch.temperature_of_step[packed.steps]
     temperature = np.where(temperature_B > 0, temperature_B, 1.0)[packed.row_of_token]
     token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(logits.device)
     scaled = torch.log_softmax(logits / torch.from_numpy(temperature).to(logits)[:, None], dim=-1)
-    return scaled.gather(1, token_ids[:, None]).squeeze(1), -(scaled.exp() * scaled).sum(-1)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
+        entropy = -(scaled.exp() * scaled).sum(-1)
+    return scaled.gather(1, token_ids[:, None]).squeeze(1), entropy
 
 
 @torch.no_grad()
@@ -114,7 +121,7 @@ class Actor:
             if config.use_kl_loss and self.reference is not None:
                 with torch.no_grad():  # before the pass that is trained: they may be one model, with an adapter or not
                     reference, _ = token_logprobs(self.reference.forward, packed, batch)
-            logprobs, entropy = token_logprobs(policy.forward, packed, batch)
+            logprobs, entropy = token_logprobs(policy.forward, packed, batch, entropy_grad=config.entropy_coeff != 0)
             weight, old, advantage = tensors_of((weight_T, old_T, advantage_T), packed.token_at, logprobs)
             token_loss, clipped, bounded = policy_loss(logprobs, old, advantage, self.clip)
             loss = (token_loss * weight).sum()

@@ -172,21 +172,26 @@ class Decoding:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """[B, 1, heads, D]: one softmax over the prompt's tokens and the response's."""
-        prompts = self.prompts[layer]
+        # In full precision: what is sampled here are the old log-probs that training is held against.
+        with torch.autocast(query.device.type, enabled=False):
+            seen = self._attend(self.prompts[layer], query.float(), key.float(), value.float(), scaling)
+        return seen.to(value.dtype)
+
+    def _attend(self, prompts: Prompts, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         n_rows, heads, _, width = query.shape
         n_prompts, key_heads = prompts.keys.shape[:2]
         repeats, shared = heads // key_heads, self.rows.shape[1]
         q = query[:, :, 0].reshape(n_rows, key_heads, repeats, width) * (width**-0.5 if scaling is None else scaling)
         asked = q[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, width)
-        to_prompt = asked @ prompts.keys.transpose(2, 3)
+        to_prompt = asked @ prompts.keys.float().transpose(2, 3)
         to_prompt = to_prompt.masked_fill(~prompts.inside[:, None, None], -torch.inf)
         to_prompt = self._by_row(to_prompt, repeats)
         to_response = q @ key.transpose(2, 3)
-        weights = torch.cat([to_prompt, to_response], -1).softmax(-1).to(value.dtype)
+        weights = torch.cat([to_prompt, to_response], -1).softmax(-1)
         on_prompt, on_response = weights[..., : to_prompt.shape[-1]], weights[..., to_prompt.shape[-1] :]
         grouped = on_prompt[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, -1)
-        seen = self._by_row(grouped @ prompts.values, repeats) + on_response @ value
-        return seen.reshape(n_rows, 1, heads, width)
+        seen = self._by_row(grouped @ prompts.values.float(), repeats) + on_response @ value
+        return seen.reshape(n_rows, 1, heads, -1)
 
     def _by_row(self, grouped: Tensor, repeats: int) -> Tensor:
         """[U, key heads, g * repeats, X] to [B, key heads, repeats, X]."""

@@ -1,8 +1,8 @@
 """Checkpoints: folders that appear whole or not at all, and say of themselves whether they still are.
 
 `global_step_N` is the policy's Hugging Face folder (of several policies: a folder for each), with `state/` in it: what
-else the next training step depends on. Plays and the order of the data follow from the seed and the step's number, so
-that no generator has a state.
+else the next training step depends on. Plays follow from the seed and the step's number, tasks from the seed and how many
+were taken, so that no generator has a state.
 """
 
 from __future__ import annotations
@@ -152,10 +152,13 @@ def newest(run: Path, crew: Crew, say: Callable[[str], None]) -> tuple[int, dict
     return None
 
 
-def sweep(run: Path) -> None:
-    """Remove what checkpoints left behind that were never finished: a killed run cannot do it itself."""
-    for aside in (run / "checkpoints").glob(".global_step_*"):
+def sweep(run: Path, step: int) -> None:
+    """Remove the checkpoints after `step`, from which the run goes on another way, and those never finished."""
+    for aside in (run / "checkpoints").glob(".global_step_*"):  # a killed run cannot do it itself
         shutil.rmtree(aside)
+    for later in saved_steps(run):
+        if later > step:
+            shutil.rmtree(folder_of(run, later))
 
 
 def _sum(file: Path) -> str:

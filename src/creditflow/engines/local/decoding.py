@@ -49,6 +49,11 @@ def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool)
         yield PaddedRows(model, prompts, pad_id)
 
 
+def _last_position(model: Any) -> int:
+    """Beyond it only rows are fed that are finished, and still there until the batch is compacted."""
+    return int(getattr(model.config, "max_position_embeddings", None) or 1 << 30) - 1
+
+
 class PaddedRows:
     """Prompts are padded on the left, so that all rows append at the same position."""
 
@@ -63,6 +68,7 @@ class PaddedRows:
             inside[row, width - len(prompt) :] = 1
         self._mask = torch.from_numpy(inside).to(device)
         self._length = self._mask.sum(1)
+        self._last = _last_position(model)
         self._cache: Any = None
         self.logits = self._run(torch.from_numpy(ids).to(device), self._mask.cumsum(1).sub(1).clamp(min=0))
 
@@ -82,7 +88,7 @@ class PaddedRows:
     def feed(self, token: Tensor) -> Tensor:
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(token), 1)], 1)
         self._length = self._length + 1
-        return self._run(token.unsqueeze(1), self._length.unsqueeze(1) - 1)
+        return self._run(token.unsqueeze(1), (self._length - 1).clamp(max=self._last).unsqueeze(1))
 
     def keep(self, rows: Tensor) -> None:
         self._cache.batch_select_indices(rows)
@@ -97,6 +103,7 @@ class SharedRows:
 
     def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
         self._model = model
+        self._last = _last_position(model)
         device = next(model.parameters()).device
         number: dict[Prompt, int] = {}
         prompt_of_row = np.array([number.setdefault(prompt, len(number)) for prompt in prompts])
@@ -159,7 +166,7 @@ class SharedRows:
     def feed(self, token: Tensor) -> Tensor:
         out = self._model(
             input_ids=token.unsqueeze(1),
-            position_ids=self._length.unsqueeze(1),
+            position_ids=self._length.clamp(max=self._last).unsqueeze(1),
             past_key_values=self._cache,
             use_cache=True,
             packed_layout=self._decoding,

@@ -65,12 +65,13 @@ class Learner:
         """Write what the next update depends on beside the weights themselves."""
         state = self.optimizer.state_dict()["state"]
         tensors = {f"{i}.{name}": value for i, of_weight in state.items() for name, value in of_weight.items()}
-        save_file(tensors, file, {"updates": str(self.schedule.last_epoch)})
+        # One entry: of several, safetensors writes now this and now that one first.
+        save_file(tensors, file, {"updates, weights": f"{self.schedule.last_epoch}, {len(self.parameters)}"})
 
     def load(self, file: Path) -> None:
         """Go on from what `save` wrote. Raises ModelError where it is of other weights."""
         with safe_open(file, "pt") as saved:
-            updates = int(saved.metadata()["updates"])
+            updates, weights = map(int, saved.metadata()["updates, weights"].split(", "))
             state: dict[int, dict[str, Tensor]] = {}
             for key in saved.keys():  # noqa: SIM118  # it is no mapping
                 i, _, name = key.partition(".")
@@ -79,7 +80,7 @@ class Learner:
             i < len(self.parameters) and tensors["exp_avg"].shape == self.parameters[i].shape
             for i, tensors in state.items()
         )
-        if not fits or (updates and len(state) != len(self.parameters)):
+        if not fits or weights != len(self.parameters):  # a weight that never had a gradient has no state
             raise ModelError(f"{file}: an optimizer of other weights than these {len(self.parameters)}")
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})

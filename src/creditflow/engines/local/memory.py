@@ -13,7 +13,7 @@ _M_MMAP_THRESHOLD = -3
 """Of glibc's malloc.h."""
 
 
-def give_back(parameters: int, device: torch.device) -> bool:
+def keep_little(parameters: int, device: torch.device) -> bool:
     """From now on tensors of a mebibyte and more go back to the system as soon as they are freed; whether that is so.
 
     glibc keeps them for what comes, and they are of so many sizes that it holds up to twice what a pass of a large

@@ -12,7 +12,7 @@ import torch
 from creditflow.engines.local import memory, sampler
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
-from creditflow.errors import ModelError
+from creditflow.errors import ModelError, first_line
 from creditflow.huggingface import ChatTokenizer, load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
@@ -54,7 +54,8 @@ class Policy:
         model, tokenizer = load_folder(folder, "causal", _KEY)
         if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
             raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
-        memory.give_back(model.num_parameters(), device)
+        _expect_that_it_can_be_saved(model, Path(folder))
+        memory.keep_little(model.num_parameters(), device)
         return cls(model, tokenizer, device)
 
     @property
@@ -106,3 +107,14 @@ class Policy:
         """One response for each request, all decoded together."""
         with self.forward.in_force(), self.autocast():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.forward.packed)
+
+
+def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:
+    """transformers refuses to write a generation configuration that it reads with a warning: say so before training."""
+    config = model.generation_config
+    if config.temperature is not None or config.top_p is not None or config.top_k is not None:
+        config.do_sample = True  # what it has those for
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        raise unusable(_KEY, folder, f"generation_config.json: {first_line(error)}") from error

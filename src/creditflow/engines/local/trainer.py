@@ -65,7 +65,6 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
         reporter.say(f"run folder: {folder.path}")
         return Run(folder, crew, threshold)
     folder = RunFolder.open(path)
-    checkpoint.sweep(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
         found = checkpoint.step_of(path, named)
@@ -74,6 +73,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
         found, state = checkpoint.newest(path, crew, reporter.say) or (0, {})
     if state:
         threshold.load_state_dict(state["threshold"])
+    checkpoint.sweep(path, found)
     folder.rewind(found if state else -1)
     reporter.say(f"run folder: {folder.path}, goes on after step {found}")
     return Run(folder, crew, threshold, found, state.get("tasks_taken", 0))

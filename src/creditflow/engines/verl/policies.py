@@ -45,7 +45,7 @@ def _set_own(section: Any, config: Config, policy: str) -> None:
     """What a policy's own section says of how it is trained."""
     if config.policies[policy].lora_rank is not None:
         section.model.lora_rank = lora_rank_of(config, policy)
-    if config.policies[policy].optim is not None:
+    if config.policies[policy].optim:
         actor = config.actor_rollout_ref.actor
         values = optim_values(optim_of(config, policy), config, actor.ppo_epochs)
         if "lr_decay_style" in section.actor.optim:  # what some of verl's engines call it
