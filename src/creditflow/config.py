@@ -104,7 +104,7 @@ class ActorConfig:
     """Tasks per optimizer update."""
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 16384
-    """Tokens (padding included) of one micro-batch."""
+    """Tokens of one micro-batch."""
     clip_ratio: float = 0.2
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None

@@ -1,8 +1,8 @@
 """Checkpoints: folders that appear whole or not at all, and say of themselves whether they still are.
 
 `global_step_N` is the policy's Hugging Face folder (of several policies: a folder for each), with `state/` in it: what
-else the next training step depends on. Plays follow from the seed and the step's number, tasks from the seed and how many
-were taken, so that no generator has a state.
+else the next training step depends on. Plays follow from the seed and the step's number, tasks from the seed and how
+many were taken, so that no generator has a state.
 """
 
 from __future__ import annotations
