@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.packing import micro_batches
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ConfigError, ModelError
+from creditflow.rollout import GenerationRequest
 from tests.engines.test_actor import sampled_batch
 
 CPU = torch.device("cpu")
@@ -136,3 +138,16 @@ def test_another_adapters_weights_are_refused(word_model_folder, tmp_path) -> No
 def test_what_the_model_does_not_have_is_refused_with_what_it_has(word_model_folder, config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         policies(word_model_folder, "a", **config)
+
+
+def test_policies_of_one_base_that_are_asked_from_two_threads_answer_as_they_do_alone(word_model_folder) -> None:
+    both = policies(word_model_folder, "ab")
+    update(both[0], sampled_batch(both[0]))
+    requests = [GenerationRequest((1 + k % 9, 2, 3), 20, 1.0, (k,)) for k in range(40)]
+    alone = [policy.generate(requests) for policy in both]
+    assert alone[0] != alone[1]
+
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(lambda policy: [policy.generate(requests) for _ in range(5)], both))
+
+    assert together == [[answers] * 5 for answers in alone]

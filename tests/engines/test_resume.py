@@ -9,7 +9,7 @@ import torch
 
 from creditflow.config import load_recipe
 from creditflow.engines.local import checkpoint, trainer
-from creditflow.errors import ConfigError, InputError
+from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.ledger.run_folder import read_metrics
 from tests.engines.test_trainer import PLAY, RECIPE, run
 
@@ -125,6 +125,17 @@ def test_from_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
     checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written anew
 
 
+def test_where_no_checkpoint_is_whole_none_is_thrown_away(recipe_file, monkeypatch) -> None:
+    stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
+    path = recipe_file.parent / "run"
+    for manifest in path.glob("checkpoints/*/state/trainer.json"):
+        manifest.write_text("{")
+    with pytest.raises(DataError, match="none of its checkpoints is whole"):
+        run(recipe_file, "run", *EVERY_STEP)
+    assert checkpoint.saved_steps(path) == [2, 1]
+    assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
+
+
 def test_only_so_many_checkpoints_are_kept(recipe_file) -> None:
     path = run(recipe_file, "run", *EVERY_STEP, "trainer.max_actor_ckpt_to_keep=2")
     assert checkpoint.saved_steps(path) == [4, 3]
@@ -176,6 +187,7 @@ def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
         (("algorithm.gamma=0.5",), "began with another algorithm.gamma"),
         (("trainer.resume_mode=disable",), "holds a run already, and trainer.resume_mode is disable"),
         ((), "holds a run that is finished, at step 4"),
+        (("trainer.total_training_steps=3",), "has come to step 4 already, and the recipe ends at 3"),
         (("trainer.resume_mode=resume_path", "trainer.resume_from_path=nowhere"), "expected .*global_step_<number>"),
         (
             ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT", *KINDS["a critic"]),
@@ -216,8 +228,10 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_with_other_options(reci
     assert json.loads((path / "run.json").read_text())["seed"] == 0
 
 
-def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file) -> None:
+def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file, monkeypatch) -> None:
     run(recipe_file, "run", *EVERY_STEP[:2], "trainer.total_training_steps=2")
+    stopped(monkeypatch, recipe_file, "run", 1, *EVERY_STEP)
+    assert not (recipe_file.parent / "run" / "evaluation.json").exists()  # it would be of the shorter run
     longer = run(recipe_file, "run", *EVERY_STEP)
     whole = run(recipe_file, "whole", *EVERY_STEP)
     for step in (1, 2, 3, 4):

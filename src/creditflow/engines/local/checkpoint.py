@@ -32,7 +32,6 @@ def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int |
     Raises CreditflowError or OSError where it cannot be written; the ones before are as they were.
     """
     target = folder_of(run, step)
-    shutil.rmtree(target, ignore_errors=True)  # of a run that was rewound
     try:
         make_whole(target, lambda folder: _fill(folder, step, crew, state))
     except SafetensorError as error:  # a full disk above all; it is no OSError there
@@ -140,15 +139,17 @@ def step_of(run: Path, named: str) -> int:
 
 
 def newest(run: Path, crew: Crew, say: Callable[[str], None]) -> tuple[int, dict[str, Any]] | None:
-    """Go on from the newest checkpoint that is whole; its step and state. None where there is none.
+    """Go on from the newest checkpoint that is whole; its step and state. None where there is no checkpoint.
 
-    Those that are not are said to be.
+    Those that are not whole are said to be. Raises DataError where none is: what is left of them may be of use.
     """
     for step in saved_steps(run):
         try:
             return step, load(run, step, crew)
         except DataError as error:
             say(f"warning: {error}; the one before it is tried")
+    if saved_steps(run):
+        raise DataError(f"{run / 'checkpoints'}: none of its checkpoints is whole; begin again in another folder")
     return None
 
 

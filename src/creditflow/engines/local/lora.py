@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ class Adapter:
         self.model = model
         """peft's wrapper around the base."""
         self.name = name
+        self._alone: threading.RLock = model.__dict__.setdefault("_creditflow_in_use", threading.RLock())
+        """One for all adapters of the base: policies may be asked from several threads."""
 
     @classmethod
     def add(cls, base: Any, name: str, rank: int, config: ActorModelConfig, seed: int) -> Adapter:
@@ -61,15 +64,16 @@ class Adapter:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Inside, the base computes with this adapter."""
-        if self.model.active_adapters != [self.name]:
-            self.model.set_adapter(self.name)
-        yield
+        """Inside, the base computes with this adapter, for this thread alone."""
+        with self._alone:
+            if self.model.active_adapters != [self.name]:
+                self.model.set_adapter(self.name)
+            yield
 
     @contextmanager
     def out_of_force(self) -> Iterator[None]:
-        """Inside, the base computes as it was before it had adapters."""
-        with self.model.disable_adapter():
+        """Inside, the base computes as it was before it had adapters, for this thread alone."""
+        with self._alone, self.model.disable_adapter():
             yield
 
     def save(self, folder: Path | str) -> None:

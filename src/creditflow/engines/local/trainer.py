@@ -41,6 +41,8 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts))
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, reporter)
+    if run.done < steps:  # of a shorter run: it would say that this one is finished
+        (path / "evaluation.json").unlink(missing_ok=True)
     asyncio.run(_with_rewards(run, parts, steps, reporter))
     return run.folder
 
@@ -102,6 +104,11 @@ def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
             raise InputError(
                 f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
                 "trainer.resume_mode=resume_path"
+            )
+        if (newest := next(iter(checkpoint.saved_steps(path)), 0)) > steps:
+            raise InputError(
+                f"{holds} that has come to step {newest} already, and the recipe ends at {steps}; name another folder, "
+                "or raise trainer.total_training_steps"
             )
         if (path / "evaluation.json").exists() and steps in checkpoint.saved_steps(path)[:1]:
             raise InputError(
