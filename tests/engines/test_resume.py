@@ -255,3 +255,22 @@ def test_going_on_from_an_earlier_checkpoint_leaves_none_of_the_way_not_taken(re
     run(recipe_file, "run", *EVERY_STEP, "trainer.max_actor_ckpt_to_keep=1")
     assert checkpoint.saved_steps(path) == [4]
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
+
+
+def test_a_mixture_of_experts_is_gone_on_with(recipe_file, monkeypatch, word_model_folder) -> None:
+    from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    folder = recipe_file.parent / "experts"
+    tokenizer = AutoTokenizer.from_pretrained(word_model_folder)
+    config = Qwen3MoeConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, moe_intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    settings = (*EVERY_STEP, f"actor_rollout_ref.model.path={folder}")
+    whole = run(recipe_file, "whole", *settings)
+    stopped(monkeypatch, recipe_file, "stopped", 2, *settings)
+    expect_the_same(whole, run(recipe_file, "stopped", *settings))

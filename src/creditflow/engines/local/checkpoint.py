@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from creditflow.engines.local.crew import Crew
 from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
@@ -95,15 +94,16 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, folder: Path) -> None:
-    """In place, so that optimizers keep their weights. Raises RuntimeError where they do not fit."""
-    saved: dict[str, Any] = {}
-    for file in sorted(folder.glob("model*.safetensors")):
-        saved |= load_file(file)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    missing = {name for name, _ in model.named_parameters()} - saved.keys() - tied
-    if missing:
-        raise RuntimeError(f"it lacks {', '.join(sorted(missing)[:3])}")
-    model.load_state_dict(saved, strict=False)
+    """In place, so that optimizers keep their weights. Raises RuntimeError where they do not fit.
+
+    Read by the model's own loader: files may hold weights under other names, and in other pieces, than the model does.
+    """
+    saved, info = type(model).from_pretrained(
+        folder, dtype=next(model.parameters()).dtype, use_safetensors=True, output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):  # which the loader makes up
+        raise RuntimeError(f"it lacks {', '.join(missing[:3])}")
+    model.load_state_dict(saved.state_dict())
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
