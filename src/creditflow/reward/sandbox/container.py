@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
-from creditflow.reward.sandbox.common import MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
+from creditflow.reward.sandbox.common import END_ALL, MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
 from creditflow.reward.sandbox.process import Attended, attend, sealed
 
 ENGINES = ("docker", "podman")
@@ -38,12 +38,12 @@ word=$1; shift
 cd /tmp/work
 (exec "$@" 0</tmp/stdin)
 code=$?
-kill -KILL -1 2>/dev/null
+{end_all}
 printf '\\n%s %s\\n' "$word" "$code"
 {hand_out}
 exit 0
 """
-"""Pid 1 of the container. What the program left running is killed before anything is said or looked at."""
+"""Pid 1 of the container. What the program left running is dead before anything is said or looked at."""
 
 
 class Container(Box):
@@ -104,7 +104,9 @@ class Container(Box):
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
-        told = _SCRIPT.format(hand_out=hand_out(keep, self._limits.output_bytes, "base64 | tr -d '\\n'"))
+        told = _SCRIPT.format(
+            end_all=END_ALL, hand_out=hand_out(keep, self._limits.output_bytes, "base64 | tr -d '\\n'")
+        )
         args = [*self.arguments(name), "-c", told, "sh", word, *words]
         out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
         return self._result(out, err, end, word, keep)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from creditflow.reward.sandbox.base import SandboxError
+from creditflow.reward.sandbox.common import END_ALL
 from creditflow.reward.sandbox.process import Attended, attend, sealed
 
 _START_S = 10.0
@@ -42,12 +43,12 @@ _KEEP = """
 exec 2>/dev/null
 (exec "$@" 2>&8 8>&- 9>&-)
 code=$?
-kill -KILL -1
+{end_all}
 {{ {hand_out}
 }} >&9
 exit $code
 """
-"""What the program left running is killed before a file is looked at; it could otherwise put a pipe in its place."""
+"""What the program left running is dead before a file is looked at: it could otherwise put a pipe in its place."""
 
 
 def script(stdin: str, hand_out: str = "") -> str:
@@ -56,7 +57,7 @@ def script(stdin: str, hand_out: str = "") -> str:
     `stdin`: the path of the program's input. `hand_out`: a script that prints, after the program, what is kept; without
     it the shell becomes the program.
     """
-    return _READY.format(stdin=stdin) + (_KEEP.format(hand_out=hand_out) if hand_out else _GO)
+    return _READY.format(stdin=stdin) + (_KEEP.format(hand_out=hand_out, end_all=END_ALL) if hand_out else _GO)
 
 
 class Descriptors:
