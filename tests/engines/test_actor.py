@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from creditflow.config import KL_LOSS_TYPES, LOSS_AGG_MODES, ActorConfig, OptimConfig
+from creditflow.engines.local import actor as actors
 from creditflow.engines.local.actor import Actor, fill_reference_logprobs, token_logprobs
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
@@ -103,7 +104,7 @@ def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: Ac
     }[config.loss_agg_mode]()
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("packed", "at_once"), [(True, 1 << 25), (True, 100), (False, 1 << 25)])
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize(
     ("mode", "kl", "use_kl", "entropy"),
@@ -114,7 +115,10 @@ def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: Ac
         ("token-mean", "k3", False, 0.01),
     ],
 )
-def test_loss_and_gradient_equal_those_of_one_row_at_a_time(policy, mode, kl, use_kl, entropy, budget, packed) -> None:
+def test_loss_and_gradient_equal_those_of_one_row_at_a_time(
+    policy, mode, kl, use_kl, entropy, budget, packed, at_once, monkeypatch
+) -> None:
+    monkeypatch.setattr(actors, "_AT_ONCE", at_once)
     policy.model.double()
     policy.forward = Forward(policy.model, packed)
     batch = several_steps(sampled_batch(policy, 15, temperatures=(1.0, 0.7)))

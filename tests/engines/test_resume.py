@@ -61,7 +61,8 @@ def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, aft
 
 
 def without_clock(path: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if "timing/" not in k and "latency" not in k} for row in read_metrics(path)]
+    clocked = ("timing/", "throughput/", "latency")
+    return [{k: v for k, v in row.items() if not any(part in k for part in clocked)} for row in read_metrics(path)]
 
 
 def expect_the_same(one: Path, two: Path) -> None:
@@ -95,6 +96,32 @@ def test_a_run_that_was_stopped_in_its_last_evaluation_gets_it(recipe_file) -> N
     shutil.copytree(whole, recipe_file.parent / "stopped")
     (recipe_file.parent / "stopped" / "evaluation.json").unlink()
     expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP))
+
+
+@pytest.mark.parametrize("at", [2, 4])
+def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, at) -> None:
+    settings = (*EVERY_STEP, "algorithm.propagation_threshold={kind: tuned, patience_epochs: 1}")
+    whole = run(recipe_file, "whole", *settings)
+    validate = trainer.validate
+
+    async def fails(parts, crew, reporter, when):
+        if when == f"after step {at}":
+            raise Stopped
+        return await validate(parts, crew, reporter, when)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "validate", fails)
+        with pytest.raises(Stopped):
+            run(recipe_file, "stopped", *settings)
+    again = run(recipe_file, "stopped", *settings)
+
+    by_step: dict[int, dict] = {}
+    for row in without_clock(again):
+        by_step.setdefault(row["step"], {}).update(row)
+    assert list(by_step.values()) == without_clock(whole)
+    later = [] if at == 4 else whole.glob("checkpoints/global_step_4/state/*.json")
+    for file in [*whole.glob("steps/*"), *later]:
+        assert file.read_bytes() == (again / file.relative_to(whole)).read_bytes(), file.name
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import torch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.sampler import generate
+from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
 from tests.engines.small_models import small_model
 
@@ -36,7 +37,8 @@ def test_a_batch_of_unequal_prompts_gives_the_tokens_of_greedy_generation_one_by
         assert list(generation.response_ids) == one_by_one_greedy(byte_policy, asked.prompt_ids, 24)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt2", "mistral, window of 8", "gemma2, soft cap"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt2", "mistral, window of 8", "gemma2, soft cap",
+                                  "llama4, window of 8 in masks alone"])  # fmt: skip
 def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_alone(name: str) -> None:
     model = small_model(name)
     rng = np.random.default_rng(0)
@@ -45,7 +47,7 @@ def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_
         GenerationRequest(prompts[k * k % 100], int(rng.integers(1, 20)), 0.0, (0,)) for k in rng.permutation(150)
     ]
 
-    generations = generate(model, requests, frozenset({1}), pad_id=0, shared=Forward(model).packed)
+    generations = generate(model, requests, frozenset({1}), pad_id=0, shared=Forward(model).packs)
 
     expected: dict[tuple[int, ...], list[int]] = {}
     for asked, generation in zip(requests, generations, strict=True):
@@ -53,6 +55,14 @@ def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_
             out = model.generate(torch.tensor([asked.prompt_ids]), max_new_tokens=20, do_sample=False)
             expected[asked.prompt_ids] = out[0, len(asked.prompt_ids) :].tolist()
         assert list(generation.response_ids) == expected[asked.prompt_ids][: asked.max_tokens]
+
+
+@pytest.mark.parametrize("name", ["mamba, no attention", "bart, positions by order"])
+def test_a_model_that_cannot_be_decoded_in_batches_is_refused_where_it_is_loaded(name, byte_policy, tmp_path) -> None:
+    small_model(name, vocabulary=300).save_pretrained(tmp_path)
+    byte_policy.tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here"):
+        Policy.load(tmp_path, torch.device("cpu"))
 
 
 def test_a_prompt_that_rows_share_is_read_once(byte_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

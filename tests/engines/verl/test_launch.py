@@ -143,7 +143,7 @@ def test_what_happens_is_shown_line_by_line_and_standard_output_stays_free(clust
         f"run folder: {tmp_path}/run",
         "Ray's logs: /tmp/ray/session_1/logs",
         "before training: pass@1 0.250 on 6 tasks",
-        "train 1/2 train pass@1 0.500  seconds 2.000",
+        "train 1/2 train pass@1 0.500  2.0 s",
         "train 2/2 train pass@1 0.750",
         "after step 2: pass@1 1.000 on 6 tasks",
     ]

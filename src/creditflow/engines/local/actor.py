@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
-from creditflow.engines.local.packing import Packed, micro_batches
+from creditflow.engines.local.packing import Packed
 from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+
+_AT_ONCE = 1 << 25
+"""Logits whose log-softmax is taken at once."""
 
 
 def token_logprobs(
@@ -27,11 +31,23 @@ def token_logprobs(
     logits = forward(packed)
     temperature_B = batch.temperature_of_step[packed.steps]
     temperature = np.where(temperature_B > 0, temperature_B, 1.0)[packed.row_of_token]
+    temperature_R = torch.from_numpy(temperature).to(logits)
     token_ids = torch.from_numpy(batch.response_ids[packed.token_at].astype(np.int64)).to(logits.device)
-    scaled = torch.log_softmax(logits / torch.from_numpy(temperature).to(logits)[:, None], dim=-1)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
-        entropy = -(scaled.exp() * scaled).sum(-1)
-    return scaled.gather(1, token_ids[:, None]).squeeze(1), entropy
+
+    def of(logits: Tensor, temperature_R: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = torch.log_softmax(logits / temperature_R[:, None], dim=-1)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_grad):
+            entropy = -(scaled.exp() * scaled).sum(-1)
+        return scaled.gather(1, token_ids[:, None]).squeeze(1), entropy
+
+    if logits.numel() <= _AT_ONCE:
+        return of(logits, temperature_R, token_ids)
+    # Of a large vocabulary, each of these would be another copy of the logits: made again for the gradient, part by
+    # part, they cost little.
+    n = max(1, _AT_ONCE // logits.shape[1])
+    columns = zip(*(torch.split(column, n) for column in (logits, temperature_R, token_ids)), strict=True)
+    parts = [checkpoint(of, *part, use_reentrant=False) for part in columns]
+    return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
 @torch.no_grad()
@@ -50,8 +66,9 @@ def fill_reference_logprobs(
         if name not in references:
             continue
         own = np.flatnonzero((lengths_S > 0) & (batch.policy_of_step == place))
-        for packed in micro_batches(batch, own, max_tokens):
-            logprobs, _ = token_logprobs(references[name].forward, packed, batch)
+        forward = references[name].forward
+        for packed in forward.micro_batches(batch, own, max_tokens):
+            logprobs, _ = token_logprobs(forward, packed, batch)
             ends = np.cumsum(lengths_S[packed.steps])[:-1]
             for s, row in zip(packed.steps.tolist(), np.split(logprobs.double().cpu().numpy(), ends), strict=True):
                 steps[s].ref_logprobs = tuple(row.tolist())
@@ -116,7 +133,7 @@ class Actor:
         totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss"), 0.0)
         self.learner.begin()
         old_T = np.where(batch.response_mask, batch.logprobs, 0.0)
-        for packed in micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
+        for packed in policy.forward.micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
             reference = None
             if config.use_kl_loss and self.reference is not None:
                 with torch.no_grad():  # before the pass that is trained: they may be one model, with an adapter or not

@@ -10,6 +10,7 @@ and its own response. Knows `Packed` and no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,10 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from creditflow.engines.local.packing import Packed
 from creditflow.trajectory import Ints
 
+AGREE = 1e-4
+"""Two ways through a model are taken as the same where they differ by less than this, in units of what it says."""
 NAME = "creditflow_packed"
 """The name under which transformers knows the function. It has no mask of its own, and so none is made."""
 
@@ -47,6 +51,11 @@ class Layout:
     """[T] which of the rows' queries, flat, stands for each token."""
     asked: int = 0
     """How many layers have looked here."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(rows.key_at.shape[1] for rows in self.rows)
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device) -> Layout:
@@ -90,8 +99,7 @@ def packed_attention(
         raise NotImplementedError("this model's attention cannot be packed")
     if isinstance(packed_layout, Decoding):
         return packed_layout.attend(module.layer_idx, query, key, value, scaling), None
-    longest = max(rows.key_at.shape[1] for rows in packed_layout.rows)
-    if sliding_window is not None and sliding_window < longest:
+    if sliding_window is not None and sliding_window < packed_layout.longest:
         raise NotImplementedError("this model's attention sees a window only")
     packed_layout.asked += 1
     q_TH, k_TH, v_TH = (states[0].transpose(0, 1) for states in (query, key, value))
@@ -198,6 +206,20 @@ class Decoding:
         n_prompts, key_heads, _, width = grouped.shape
         by_place = grouped.reshape(n_prompts, key_heads, -1, repeats, width).transpose(1, 2).flatten(0, 1)
         return by_place[self.place]
+
+
+def sees(model: Any) -> float:
+    """How many tokens of a row every layer of `model` sees at least: its shortest window; 0 where one has no attention.
+
+    Told by the cache that transformers makes for it: some windows stand in masks alone, which rows do not have.
+    """
+    shortest = math.inf
+    for layer in DynamicCache(config=model.config).layers:
+        if type(layer) is DynamicSlidingWindowLayer:
+            shortest = min(shortest, layer.sliding_window)
+        elif type(layer) is not DynamicLayer:
+            return 0
+    return shortest
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from creditflow.config import CriticConfig
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
-from creditflow.engines.local.packing import micro_batches
 from creditflow.huggingface import load_folder
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -46,7 +45,7 @@ class Critic:
         """[T] the value of the state before each response token of the steps that are `wanted_S`; NaN at others."""
         values_T = np.full(len(batch.response_ids), np.nan)
         steps = np.flatnonzero(wanted_S & (np.diff(batch.token_offsets) > 0))
-        for packed in micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
+        for packed in self.forward.micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
             values_T[packed.token_at] = self.forward(packed)[:, 0].double().cpu().numpy()
         return values_T
 
@@ -82,7 +81,7 @@ class Critic:
         totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}
         all_weight = float(weight_T.sum())
         self.learner.begin()
-        for packed in micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
+        for packed in self.forward.micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
             values = self.forward(packed)[:, 0]
             weight, old, target = tensors_of((weight_T, old_T, target_T), packed.token_at, values)
             token_loss, clipped = value_loss(values, old, target, self.config.cliprange_value)

@@ -6,6 +6,7 @@ kept, once for all rows that begin with it. `PaddedRows` for every other model. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
+from creditflow.engines.local.attention import AGREE, Decoding, Layout, Prompts, attending, sees
 from creditflow.engines.local.packing import pack_prompts
 
 Prompt = tuple[int, ...]
@@ -41,12 +42,40 @@ class Rows(Protocol):
 
 @contextmanager
 def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
-    """Rows that begin with `prompts`. `shared`: whether the model attends by our functions (`Forward.packed`)."""
-    if shared and all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers):
+    """Rows that begin with `prompts`. `shared`: whether the model attends by our functions (`Forward.packs`)."""
+    if shared and sees(model) == math.inf:
         with attending(model):
             yield SharedRows(model, prompts)
     else:
         yield PaddedRows(model, prompts, pad_id)
+
+
+@torch.no_grad()
+def decodes(model: Any, pad_id: int, *, shared: bool) -> bool:
+    """Whether `rows_of` says of two rows, of which one leaves, what the model says of each alone.
+
+    Raises what the model raises.
+    """
+    device = next(model.parameters()).device
+    n_tokens = model.get_input_embeddings().num_embeddings
+    rows = [[k % n_tokens for k in range(begin, begin + length)] for begin, length in ((3, 3), (7, 5))]
+    fed = [k % n_tokens for k in (11, 12)]
+
+    def alone(row: int) -> Tensor:
+        said: Tensor = model(input_ids=torch.tensor([rows[row]], device=device), use_cache=False).logits[0, -1]
+        return said
+
+    with rows_of(model, [tuple(row) for row in rows], pad_id, shared=shared) as live:
+        said = [*live.logits]
+        live.keep(torch.tensor([0], device=device))
+        for token in fed:
+            said += [*live.feed(torch.tensor([token], device=device))]
+    right = [alone(0), alone(1)]
+    for token in fed:
+        rows[0].append(token)
+        right.append(alone(0))
+    off, spread = torch.stack(said) - torch.stack(right), torch.stack(right).std()
+    return bool(off.abs().max() <= AGREE * spread)
 
 
 def _last_position(model: Any) -> int:

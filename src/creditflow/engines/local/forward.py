@@ -7,7 +7,7 @@ group. The numbers are the same, up to rounding. Knows `Packed` and a Hugging Fa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,27 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.engines.local.attention import Layout, attending
-from creditflow.engines.local.packing import Packed, RowGroup
-
-_AGREE = 1e-4
-"""Packed and padded outputs are taken as the same where they differ by less than this, in units of their spread."""
+from creditflow.engines.local.attention import AGREE, Layout, attending, sees
+from creditflow.engines.local.packing import Packed, RowGroup, micro_batches
+from creditflow.trajectory import Ints, TrajectoryBatch
 
 
 class Forward:
-    """The way over packed steps of one model. `packed`: None: packed if that gives the same numbers.
+    """The way over packed steps of one model. `packs`: None: packed if that gives the same numbers.
 
     `in_force`: entered around every pass; see `lora.Adapter`.
     """
 
     def __init__(
-        self, model: Any, packed: bool | None = None, in_force: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self, model: Any, packs: bool | None = None, in_force: Callable[[], AbstractContextManager[Any]] = nullcontext
     ) -> None:
         self.model = model
         self.in_force = in_force
         self.device = next(model.parameters()).device
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self.packed = self._agrees() if packed is None else packed
+        self._sees = sees(model)
+        self.packs = self._agrees() if packs is None else packs
 
     def __call__(self, packed: Packed) -> Tensor:
         """[R, V] the logits (of a value model: [R, 1] the values) at the token before each response token.
@@ -48,19 +47,20 @@ class Forward:
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def _at(self, packed: Packed, predicting: Tensor) -> Tensor:
-        if self.packed:
-            try:
-                if self._keeps:
-                    return self._packed(self.model, packed, logits_to_keep=predicting)
-                return self._packed(self.model, packed)[predicting]
-            except NotImplementedError:  # these rows are longer than the window that the model attends to
-                pass
-        return self._padded(self.model, packed)[predicting]
+    def micro_batches(self, batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Iterator[Packed]:
+        """`steps` in parts that take about as much memory as `max_tokens` tokens."""
+        return micro_batches(batch, steps, max_tokens, None if self.packs else max_tokens)
 
-    def _packed(self, net: Any, packed: Packed, **keep: Tensor) -> Tensor:
+    def _at(self, packed: Packed, predicting: Tensor) -> Tensor:
+        layout = Layout.of(packed, self.device) if self.packs else None
+        if layout is None or layout.longest > self._sees:
+            return self._by_row(self.model, packed)[predicting]
+        if self._keeps:
+            return self._in_one(self.model, packed, layout, logits_to_keep=predicting)
+        return self._in_one(self.model, packed, layout)[predicting]
+
+    def _in_one(self, net: Any, packed: Packed, layout: Layout, **keep: Tensor) -> Tensor:
         """[T, ...] what `net` says of each token; of those in `logits_to_keep` alone, where that is given."""
-        layout = Layout.of(packed, self.device)
         with attending(self.model):
             out = net(
                 input_ids=self._tensor(packed.input_ids)[None],
@@ -74,8 +74,8 @@ class Forward:
         said: Tensor = out[0][0]
         return said
 
-    def _padded(self, net: Any, packed: Packed) -> Tensor:
-        """[T, ...] the same, row by row."""
+    def _by_row(self, net: Any, packed: Packed) -> Tensor:
+        """[T, ...] the same, from padded rows."""
         ids, outs = self._tensor(packed.input_ids), []
         for group in packed.groups:
             out = net(
@@ -94,11 +94,16 @@ class Forward:
     def _agrees(self) -> bool:
         """Whether two short rows of one prompt come out packed as they do padded."""
         backbone = self.model.base_model  # a head may be new, and say 0 of everything
+        layout = Layout.of(_TRIED, self.device)
+        if layout.longest > self._sees:
+            return False
         try:
-            packed, padded = self._packed(backbone, _TRIED), self._padded(backbone, _TRIED)
+            in_one, by_row = self._in_one(backbone, _TRIED, layout), self._by_row(backbone, _TRIED)
+        except torch.OutOfMemoryError:
+            raise
         except (NotImplementedError, TypeError, ValueError, RuntimeError):
             return False
-        return bool((packed - padded).abs().max() <= _AGREE * padded.std())
+        return bool((in_one - by_row).abs().max() <= AGREE * by_row.std())
 
 
 def _tried() -> Packed:

@@ -17,6 +17,11 @@ from creditflow.trajectory import Bools, Ints, TrajectoryBatch
 _WASTE = 1.25
 """Rows of one attention group differ in length by this factor at most, unless there are few of them."""
 _FEW = 64
+_PADDING = 8192
+"""Tokens of padding that few rows may have."""
+_ROWS = 4
+"""Tokens of a micro-batch's rows, in units of its tokens: attention keeps them for the gradient, a prompt of many
+steps once for each, but they are a small part of what a layer keeps."""
 _WORTH = 0.7
 """Prompts are taken apart where that leaves less than this share of the work: it has a mask, and more calls."""
 
@@ -77,14 +82,18 @@ class Packed:
     """[R] where the token lies in the batch's [T] columns."""
 
 
-def micro_batches(batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Iterator[Packed]:
+def micro_batches(
+    batch: TrajectoryBatch, steps: Ints, max_tokens: int, max_rows: int | None = None
+) -> Iterator[Packed]:
     """`steps` (indices; each with a prompt and a response) in parts of at most `max_tokens` tokens of input.
 
+    `max_rows`: tokens of all its rows at most, a prompt counted for each of its steps; default: four times as many.
     All parts are of about the same size. Steps of one prompt stay together where they fit; a single step that is longer
     than `max_tokens` makes a part of its own.
     """
     if not len(steps):
         return
+    max_rows = _ROWS * max_tokens if max_rows is None else max_rows
     prompts, responses = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
     prompt_of = _same_prompts(batch, steps)
     # Prompts by the length of their longest step, so that rows of a part are alike.
@@ -94,16 +103,18 @@ def micro_batches(batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Itera
     first = np.ones(len(order), dtype=np.bool_)
     first[1:] = prompt_of[order][1:] != prompt_of[order][:-1]
     tokens = responses[order] - 1
+    row = tokens + prompts[order]
     total = int((tokens + prompts[order] * first).sum())
-    target = total / max(1, -(-total // max_tokens))
-    start, size = 0, 0
+    target = total / max(1, -(-total // max_tokens), -(-int(row.sum()) // max_rows))
+    start, size, rows = 0, 0, 0
     for k, i in enumerate(order):
         fresh = size == 0 or first[k]
         more = int(tokens[k] + prompts[i] * fresh)
-        if size and (size + more > max_tokens or (fresh and size >= target)):
+        full = size + more > max_tokens or rows + row[k] > max_rows
+        if size and (full or (fresh and size >= target)):
             yield pack(batch, steps[order[start:k]], prompt_of[order[start:k]])
-            start, size, more = k, 0, int(tokens[k] + prompts[i])
-        size += more
+            start, size, rows, more = k, 0, 0, int(row[k])
+        size, rows = size + more, rows + int(row[k])
     yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
 
 
@@ -219,7 +230,9 @@ def _cuts(lengths: Ints) -> list[int]:
     """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
     cuts, start = [], 0
     for k, length in enumerate(lengths.tolist()):
-        if k - start >= _FEW and length > _WASTE * lengths[start]:
+        shortest = int(lengths[start])
+        many = k - start >= _FEW or (k - start) * (length - shortest) > _PADDING
+        if many and length > _WASTE * shortest:
             cuts.append(k)
             start = k
     return cuts

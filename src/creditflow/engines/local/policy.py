@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from creditflow.engines.local import memory, sampler
+from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError, first_line
@@ -56,7 +56,9 @@ class Policy:
             raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
         _expect_that_it_can_be_saved(model, Path(folder))
         memory.keep_little(model.num_parameters(), device)
-        return cls(model, tokenizer, device)
+        policy = cls(model, tokenizer, device)
+        _expect_that_it_decodes(policy, Path(folder))
+        return policy
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -67,7 +69,7 @@ class Policy:
         """The same policy, with an adapter of its own over a model that it may share."""
         other = copy.copy(self)
         other.adapter = adapter
-        other.forward = Forward(self.model, self.forward.packed, adapter.in_force)
+        other.forward = Forward(self.model, self.forward.packs, adapter.in_force)
         return other
 
     def save(self, folder: Path | str) -> None:
@@ -85,10 +87,10 @@ class Policy:
         """
         other = copy.copy(self)
         if self.adapter is not None:
-            other.forward = Forward(self.model, self.forward.packed, self.adapter.out_of_force)
+            other.forward = Forward(self.model, self.forward.packs, self.adapter.out_of_force)
             return other
         other.model = copy.deepcopy(self.model).requires_grad_(False)
-        other.forward = Forward(other.model, self.forward.packed)
+        other.forward = Forward(other.model, self.forward.packs)
         return other
 
     def autocast(self) -> torch.autocast:
@@ -106,7 +108,18 @@ class Policy:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """One response for each request, all decoded together."""
         with self.forward.in_force(), self.autocast():
-            return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.forward.packed)
+            return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.forward.packs)
+
+
+def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
+    """Refuse models that keep something else than keys and values, or know positions from the order of the input."""
+    cannot = "cannot be decoded in batches here: it needs attention that keeps keys and values, and takes position_ids"
+    try:
+        same = decoding.decodes(policy.model, policy.pad_id, shared=policy.forward.packs)
+    except (AttributeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+        raise unusable(_KEY, folder, f"{cannot} ({first_line(error)})") from error
+    if not same:
+        raise unusable(_KEY, folder, f"{cannot} (together, rows come out other than alone)")
 
 
 def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:

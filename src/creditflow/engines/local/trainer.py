@@ -58,6 +58,8 @@ class Run:
     """Training steps that are behind it."""
     tasks_taken: int = 0
     """Where it is in the order of the tasks."""
+    evaluated: bool = True
+    """False: it was stopped in the evaluation that was due after step `done`."""
 
 
 def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter: Reporter) -> Run:
@@ -78,7 +80,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter
     checkpoint.sweep(path, found)
     folder.rewind(found if state else -1)
     reporter.say(f"run folder: {folder.path}, goes on after step {found}")
-    return Run(folder, crew, threshold, found, state.get("tasks_taken", 0))
+    return Run(folder, crew, threshold, found, state.get("tasks_taken", 0), state.get("evaluated", True))
 
 
 def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
@@ -137,8 +139,11 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
         folder.append_metrics(0, val_metrics(evaluation))
-    if run.done == steps and not (folder.path / "evaluation.json").exists():  # it was killed just before
+    if not run.evaluated or (run.done == steps and not (folder.path / "evaluation.json").exists()):
         evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
+        if not run.evaluated:
+            run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+            folder.append_metrics(run.done, val_metrics(evaluation))
     with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
         for step in range(run.done + 1, steps + 1):
@@ -147,15 +152,21 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
                 warn_of_unreached(metrics, parts, reporter)
             last = step == steps
             bar.advance(status=status_line(metrics))
+            run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
             try:
-                if last or (trainer.test_freq > 0 and step % trainer.test_freq == 0):
+                if not run.evaluated:
                     evaluation = await validate(parts, crew, reporter, f"after step {step}")
                     metrics |= val_metrics(evaluation)
                     run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+                    run.evaluated = True
             finally:  # an evaluation may fail, and must lose neither the model nor the step
                 folder.append_metrics(step, metrics)
                 if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
-                    state = {"threshold": run.threshold.state_dict(), "tasks_taken": run.tasks_taken}
+                    state = {
+                        "threshold": run.threshold.state_dict(),
+                        "tasks_taken": run.tasks_taken,
+                        "evaluated": run.evaluated,
+                    }
                     checkpoint.save(folder.path, step, crew, state, trainer.max_actor_ckpt_to_keep)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
@@ -204,7 +215,7 @@ async def train_step(
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    return {
+    metrics = {
         **gathered.metrics,
         **rollout_metrics(batch),
         **parts.endpoint_metrics(),
@@ -214,6 +225,10 @@ async def train_step(
         **assignment.metrics(),
         **update,
         **timing.metrics(),
+    }
+    return metrics | {
+        "throughput/tokens_per_s": metrics["rollout/tokens"] / metrics["timing/step_s"],
+        "throughput/response_tokens_per_s": metrics["rollout/response_tokens"] / metrics["timing/rollout_s"],
     }
 
 
@@ -275,6 +290,12 @@ def status_line(metrics: Mapping[str, float]) -> str:
         "val/pass_at_1": "pass@1",
         "val/pass_at_1_greedy": "greedy",
         "val/step_error_rate": "val step errors",
-        "timing/step_s": "seconds",
     }
-    return "  ".join(f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics)
+    said = [f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics]
+    if "timing/step_s" in metrics:
+        parts = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
+        split = [f"{name} {metrics[key]:.1f}" for part, name in parts.items() if (key := f"timing/{part}_s") in metrics]
+        said.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(split)})" if split else ""))
+    if "throughput/tokens_per_s" in metrics:
+        said.append(f"{metrics['throughput/tokens_per_s']:,.0f} tokens/s")
+    return "  ".join(said)
