@@ -11,7 +11,8 @@ each turn. `make benchmarks` installs TRL. About a quarter of an hour on two cor
   one agent, and so alike, nearly all of those in a batch); and on 128 rows of equal length.
 * Update: against rows padded on the right, in the order of arrival, in micro-batches of as many tokens; rows are 64
   questions of GSM8K with their solutions, byte by byte.
-* Memory: a training step of a Llama of 113 million parameters, all weights against a LoRA adapter of rank 8.
+* Memory: a training step of a Llama of 113 million parameters, all weights against a LoRA adapter of rank 8. And an
+  update with plays of 8,000 tokens in 100 steps: 32 plays against 4, and against as many tokens in plays of one step.
 """
 
 from __future__ import annotations
@@ -233,12 +234,12 @@ def _model() -> Path:
     return _llama("benchmark-llama-1", hidden=128, layers=2)
 
 
-def _llama(name: str, hidden: int, layers: int) -> Path:
+def _llama(name: str, hidden: int, layers: int, positions: int = 4096) -> Path:
     from creditflow.engines.local.tiny import byte_tokenizer, made_once, save_tiny_llama
 
     def make(folder: Path) -> None:
         tokenizer, template = byte_tokenizer()
-        size = {"hidden": hidden, "layers": layers, "positions": 4096, "seed": 0}
+        size = {"hidden": hidden, "layers": layers, "positions": positions, "seed": 0}
         save_tiny_llama(folder, tokenizer, **size, chat_template=template)
 
     return made_once(name, make)
@@ -570,7 +571,61 @@ def _memory(device: str) -> list[Figure]:
         Figure("memory, LoRA of rank 8", lora["mb"], unit="MB"),
         Figure("parameters", full["parameters"]),
         Figure("parameters trained with LoRA", lora["trained"]),
+        *_long(device),
     ]
+
+
+_STEPS_OF_LONG, _TOKENS_OF_STEP = 100, 80
+
+
+def _long(device: str) -> list[Figure]:
+    few, many, one = (_measured(part, 1, device)["mb"] for part in ("4 long plays", "32 long plays", "8000 at once"))
+    of = f"memory, plays of {_STEPS_OF_LONG} steps and {_STEPS_OF_LONG * _TOKENS_OF_STEP} tokens"
+    return [
+        Figure(f"{of}: peak of 32 plays / of 4", many / few, 1.25, True, "x"),
+        Figure(f"{of}: peak of 32 plays", many, unit="MB"),
+        Figure("memory, 4 plays of one step of 8000 tokens", one, unit="MB"),
+    ]
+
+
+def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str, float]:
+    """Of an update, and of the credit before it, with `plays` plays of `steps` steps of `tokens` tokens each."""
+    import torch
+
+    from creditflow.config import ActorConfig
+    from creditflow.credit import CreditOptions, assign
+    from creditflow.engines.local.actor import Actor
+    from creditflow.engines.local.policy import Policy
+    from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
+
+    folder = _llama("benchmark-llama-long-1", hidden=128, layers=2, positions=8192)
+    actor = Actor(Policy.load(folder, torch.device(device)), ActorConfig(ppo_max_token_len_per_gpu=BUDGET))
+    rng, played = np.random.default_rng(0), []
+    for n in range(plays):
+        made = []
+        for k in range(steps):
+            ids = tuple(rng.integers(4, 256, tokens).tolist())
+            asked, said = ids[: tokens // 2], ids[tokens // 2 :]
+            made.append(Step(
+                f"{n}/{k}", str(n), k, "a", k, (k - 1,) if k else (), "", "", prompt_ids=asked, response_ids=said,
+                response_mask=(1,) * len(said), logprobs=(-5.5,) * len(said),
+                scores={"right": Score(float(rng.random()))},
+            ))  # fmt: skip
+        played.append(Trajectory(str(n), str(n // 4), Task("", (), None), made, outcome=Score(float(n % 2))))
+    batch = TrajectoryBatch.from_trajectories(played)
+    assignment = assign(batch, CreditOptions(propagation="threshold"))
+    every, first = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
+    actor.update(batch, assignment.token_advantages(), every, first)
+    return {"mb": _megabytes(device)}
+
+
+def _megabytes(device: str) -> float:
+    """The most that this process held."""
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _peak(device: str, rank: int) -> dict[str, float]:
@@ -592,10 +647,11 @@ def _peak(device: str, rank: int) -> dict[str, float]:
     every, first = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
     for _ in range(2):
         actor.update(batch, np.ones(len(batch.response_ids)), every, first)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if device == "cuda":
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    return {"mb": peak, "parameters": parameters, "trained": sum(weight.numel() for weight in actor.learner.parameters)}
+    return {
+        "mb": _megabytes(device),
+        "parameters": parameters,
+        "trained": sum(weight.numel() for weight in actor.learner.parameters),
+    }
 
 
 def _seconds(run: Callable[[], object], device: str) -> float:
@@ -618,6 +674,9 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "sharing": _shared,
     "full": lambda device: _peak(device, 0),
     "lora": lambda device: _peak(device, 8),
+    "4 long plays": lambda device: _peak_of_long(device, 4, _STEPS_OF_LONG, _TOKENS_OF_STEP),
+    "32 long plays": lambda device: _peak_of_long(device, 32, _STEPS_OF_LONG, _TOKENS_OF_STEP),
+    "8000 at once": lambda device: _peak_of_long(device, 4, 1, _STEPS_OF_LONG * _TOKENS_OF_STEP),
 }
 
 

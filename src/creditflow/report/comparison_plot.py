@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from creditflow.trajectory import Floats
 
 # Okabe and Ito's colours keep apart for colour-blind eyes; line styles keep arms apart in black and white.
-_COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_STYLES = ("-", "--", "-.", ":")
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLES = ("-", "--", "-.", ":")
 _SMOOTHING = 5
 """Training steps that a point of a learning curve is the mean of: 16 tasks a step are noisy."""
 
@@ -53,8 +53,8 @@ def _draw_curves(axes: Any, arms: Sequence[ArmResult]) -> None:
         if not length:
             continue
         curves_RT = np.array([_smooth(np.array(run.train_pass_at_1[:length])) for run in arm.runs])
-        steps_T, colour = np.arange(1, length + 1), _COLOURS[i % len(_COLOURS)]
-        axes.plot(steps_T, curves_RT.mean(axis=0), _STYLES[i % len(_STYLES)], color=colour, label=arm.name, linewidth=2)
+        steps_T, colour = np.arange(1, length + 1), COLOURS[i % len(COLOURS)]
+        axes.plot(steps_T, curves_RT.mean(axis=0), STYLES[i % len(STYLES)], color=colour, label=arm.name, linewidth=2)
         if len(arm.runs) > 1:
             axes.fill_between(
                 steps_T, curves_RT.min(axis=0), curves_RT.max(axis=0), color=colour, alpha=0.15, linewidth=0
@@ -78,7 +78,7 @@ def _draw_ends(axes: Any, arms: Sequence[ArmResult], metrics: dict[str, str]) ->
                 x,
                 np.mean(after),
                 width * 0.92,
-                color=_COLOURS[i % len(_COLOURS)],
+                color=COLOURS[i % len(COLOURS)],
                 alpha=0.9 if m == 0 else 0.45,
                 hatch="" if m == 0 else "//",
                 edgecolor="white",

@@ -1,0 +1,66 @@
+"""Every estimator of the local engine on the arithmetic team: `python -m benchmarks.estimators [--quick]`.
+
+Runs `creditflow compare recipes/arithmetic_estimators.yaml`, 3 seeds, into `runs/estimators/`, where finished runs are
+found again. About half an hour on two cores.
+
+Held: pass@1 of every arm ends at least 15 points above its start; the critic explains at least 0.3 of its returns'
+variance at the end (mean over the last training steps, on plays it has not learned from yet).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.record import RESULTS, Figure, show, write
+from creditflow.ledger.run_folder import read_metrics
+
+ROOT = Path(__file__).parent.parent
+ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
+ARMS = ("dr_grpo", "dapo")
+SEEDS, LAST = 3, 5
+POINTS, EXPLAINED = 15.0, 0.3
+
+
+def main() -> int:
+    """Run, print, write `docs/results/estimators.json` and the figure; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="three training steps: shows that it runs, proves nothing")
+    quick = parser.parse_args().quick
+    folder = ROOT / "runs" / ("estimators-quick" if quick else "estimators")
+    command = [sys.executable, "-m", "creditflow", "compare", "recipes/arithmetic_estimators.yaml"]
+    command += ["--vary", f"algorithm.adv_estimator={','.join(ESTIMATORS)}", "--only", ",".join((*ESTIMATORS, *ARMS))]
+    command += ["--seeds", "1" if quick else str(SEEDS), f"trainer.default_local_dir={folder}"]
+    command += ["trainer.total_training_steps=3", "data.val_max_samples=64"] if quick else []
+    subprocess.run(command, cwd=ROOT, check=True)
+
+    compared = json.loads((folder / "comparison.json").read_text())
+    figures = []
+    for arm in (*ESTIMATORS, *ARMS):
+        passed = compared["values"][arm]["pass_at_1"]
+        gained = [100 * (after - passed["before"]) for after in passed["after"]["seeds"]]
+        spread = (min(gained), max(gained))
+        figures.append(Figure(f"pass@1 gained, {arm}", mean(gained), POINTS, unit="points", spread=spread))
+    explained = [
+        mean(row["critic/vf_explained_var"] for row in read_metrics(run)[-LAST:])
+        for run in sorted((folder / "gae").glob("seed*"))
+    ]
+    figures.append(Figure("explained variance of the critic, the worst seed", min(explained), EXPLAINED))
+    batches = [
+        mean(row["rollout/gen_batches"] for row in read_metrics(run) if "rollout/gen_batches" in row)
+        for run in sorted((folder / "dapo").glob("seed*"))
+    ]
+    figures.append(Figure.of("batches played for one of dapo's", batches))
+    missed = show(figures)
+    if not quick:
+        write("estimators", figures, ("creditflow", "torch", "transformers", "numpy"), {"compared": compared})
+        (RESULTS / "estimators.png").write_bytes((folder / "comparison.png").read_bytes())
+    return int(missed and not quick)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""Thirty tool calls under four rules of credit: `python -m benchmarks.long_horizon [--quick]`.
+
+Runs `creditflow compare recipes/tool_chain.yaml` (each rule at the learning rate that was best for it on tasks of a
+third split; `compare.values` in the recipe) into `runs/long_horizon/`, where finished runs are found again, and looks
+at the step files for what pass@1 does not show. About half an hour on two cores.
+
+* Where in the chain steps err, in the last training steps' plays.
+* Blame: negative advantage, over all of training, on steps whose call was right given its prompt and on those whose
+  call was wrong; and how many wrong steps were praised.
+* Amplification: how many later steps of a play get another prompt than they would have had, for a first error early in
+  the chain, in its middle, and at its end; and how many such plays fail.
+
+Held: the best decomposed rule is above `identical` in pass@1 and errs less, beyond the bootstrap's 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from benchmarks.record import RESULTS, Figure, show, write
+from creditflow.loading import load_object
+from creditflow.report.comparison_plot import COLOURS, STYLES
+from creditflow.trajectory import Bools, Floats, Task
+
+ROOT = Path(__file__).parent.parent
+RULES = ("identical", "none", "discounted", "threshold")
+SEEDS, LAST = 5, 5
+THIRDS = ("first", "middle", "last")
+COLUMNS = ["trajectory_id", "task", "index", "prompt", "sub_reward", "advantage", "outcome"]
+
+
+def main() -> int:
+    """Run, print, write `docs/results/long_horizon.json` and its figure; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
+    quick = parser.parse_args().quick
+    folder = ROOT / "runs" / ("long_horizon-quick" if quick else "long_horizon")
+    command = [sys.executable, "-m", "creditflow", "compare", "recipes/tool_chain.yaml"]
+    command += ["--vary", f"algorithm.propagation={','.join(RULES)}", "--seeds", "1" if quick else str(SEEDS)]
+    command += [f"trainer.default_local_dir={folder}"]
+    command += ["trainer.total_training_steps=2", "data.val_max_samples=64"] if quick else []
+    subprocess.run(command, cwd=ROOT, check=True)
+    compared = json.loads((folder / "comparison.json").read_text())
+    found = {rule: [looked_at(run) for run in sorted((folder / rule).glob("seed*"))] for rule in RULES}
+    figures = _figures(compared, found)
+    missed = show(figures)
+    if not quick:
+        details = {"compared": compared, "by_rule": {rule: [run.to_dict() for run in found[rule]] for rule in RULES}}
+        write("long_horizon", figures, ("creditflow", "torch", "transformers", "numpy"), details)
+        draw(RESULTS / "long_horizon.png", found)
+    return int(missed and not quick)
+
+
+# ---- what a run's step files say -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plays:
+    """N plays of K steps each."""
+
+    wrong: Bools
+    """[N, K] whether the call was not the right one, given its prompt."""
+    moved: Bools
+    """[N, K] whether the prompt was another than it would have been, had all before been right."""
+    advantage: Floats
+    """[N, K]"""
+    failed: Bools
+    """[N]"""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one run came to."""
+
+    error_by_position: list[float]
+    """Share of plays that err there, in the last training steps."""
+    blame: dict[str, float]
+    """`right`, `wrong`: mean negative advantage of such a step; `on_right`: the share of all blame that right steps
+    got; `praised`: the share of wrong steps that got a positive advantage."""
+    amplification: dict[str, dict[str, float]]
+    """By the third that a play's first error is in: `plays`, how many; `moved`, later steps whose prompt moved;
+    `failed`, the share whose outcome is wrong."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def looked_at(run: Path) -> Look:
+    """A finished run of the recipe."""
+    files = sorted((run / "steps").glob("*.parquet"))
+    every = [plays_of(file) for file in files]
+    late = every[-LAST:]
+    blamed = {"right": 0.0, "wrong": 0.0}
+    counted = {"right": 0, "wrong": 0}
+    praised = 0
+    for plays in every:
+        for kind, steps in (("right", ~plays.wrong), ("wrong", plays.wrong)):
+            blamed[kind] += float(np.maximum(0.0, -plays.advantage[steps]).sum())
+            counted[kind] += int(steps.sum())
+        praised += int((plays.advantage[plays.wrong] > 0).sum())
+    return Look(
+        np.concatenate([plays.wrong for plays in late]).mean(0).tolist(),
+        {
+            **{kind: blamed[kind] / max(1, counted[kind]) for kind in blamed},
+            "on_right": blamed["right"] / max(1e-12, blamed["right"] + blamed["wrong"]),
+            "praised": praised / max(1, counted["wrong"]),
+        },
+        amplification(every),
+    )
+
+
+def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
+    """See `Look`."""
+    wrong, moved = (np.concatenate([getattr(plays, name) for plays in every]) for name in ("wrong", "moved"))
+    failed, n_steps = np.concatenate([plays.failed for plays in every]), wrong.shape[1]
+    erring = wrong.any(1)
+    third = wrong.argmax(1) * len(THIRDS) // n_steps
+    found = {}
+    for k, name in enumerate(THIRDS):
+        of = erring & (third == k)
+        n = max(1, int(of.sum()))
+        found[name] = {
+            "plays": int(of.sum()),
+            "moved": float(moved[of].sum()) / n,
+            "failed": float(failed[of].sum()) / n,
+        }
+    return found
+
+
+def plays_of(file: Path) -> Plays:
+    """The plays of one training step."""
+    rows = pq.read_table(file, columns=COLUMNS).to_pydict()
+    names = rows["trajectory_id"]
+    n_steps = max(rows["index"]) + 1
+    if len(names) % n_steps or rows["index"] != list(range(n_steps)) * (len(names) // n_steps):
+        raise SystemExit(f"error: {file}: expected plays of {n_steps} steps each, in order")
+    shape = (-1, n_steps)
+    prompts = np.array([prompt.partition("\n")[2] for prompt in rows["prompt"]], dtype=object).reshape(shape)
+    wanted = {task: right_prompts(task) for task in set(rows["task"])}
+    tasks = rows["task"][::n_steps]
+    return Plays(
+        np.array(rows["sub_reward"]).reshape(shape) < 1,
+        prompts != np.array([wanted[task] for task in tasks], dtype=object),
+        np.array(rows["advantage"]).reshape(shape),
+        np.array(rows["outcome"])[::n_steps] < 1,
+    )
+
+
+def right_prompts(task: str) -> list[str]:
+    """The prompts of a play in which every call is right. `task`: as step files have it."""
+    said = json.loads(task)
+    asked: list[str] = []
+
+    class Infallible:
+        def __getattr__(self, agent: str) -> Any:
+            async def ask(prompt: str, parents: object, info: dict[str, str]) -> Any:
+                asked.append(prompt)
+                return SimpleNamespace(text=info["right"])
+
+            return ask
+
+    solve = load_object("tool_chain.py:solve", ROOT / "recipes", "benchmark")
+    prompt = tuple(said["prompt"])
+    asyncio.run(solve(Task(said["data_source"], prompt, None, said["extra_info"]), Infallible()))
+    return asked
+
+
+# ---- what is told --------------------------------------------------------------------------------------------------
+
+
+def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Figure]:
+    ends = {rule: compared["values"][rule] for rule in RULES}
+    best = max(RULES[1:], key=lambda rule: ends[rule]["pass_at_1"]["after"]["mean"])
+    figures = []
+    for metric, name, sign in (("pass_at_1", "pass@1", 1), ("step_error_rate", "step error rate", -1)):
+        difference = _difference(compared, best, metric)
+        low = min(sign * bound for bound in difference["interval"])
+        what = f"{name}, {best} better than identical, lower end of the 95 % interval"
+        figures.append(Figure(what, 100 * low, 0.0, unit="points"))
+    for rule in RULES:
+        for metric, name in (("pass_at_1", "pass@1"), ("step_error_rate", "step error rate")):
+            end = ends[rule][metric]["after"]
+            figures.append(Figure(f"{name}, {rule}", 100 * end["mean"], unit="%"))
+        looks = found[rule]
+        figures += [
+            Figure.of(f"blame on right steps, {rule}", [100 * look.blame["on_right"] for look in looks], unit="%"),
+            Figure.of(f"wrong steps praised, {rule}", [100 * look.blame["praised"] for look in looks], unit="%"),
+            Figure.of(
+                f"blame of a wrong step / of a right one, {rule}",
+                [look.blame["wrong"] / max(1e-12, look.blame["right"]) for look in looks],
+                unit="x",
+            ),
+        ]
+        for third in THIRDS:
+            moved = [look.amplification[third]["moved"] for look in looks]
+            figures.append(Figure.of(f"steps moved by a first error in the {third} third, {rule}", moved))
+    return figures
+
+
+def _difference(compared: dict[str, Any], rule: str, metric: str) -> dict[str, Any]:
+    pairs = {(pair["value"], pair["against"]): pair for pair in compared["differences"]}
+    found: dict[str, Any] = pairs[rule, "identical"][metric]
+    return found
+
+
+def draw(path: Path, found: dict[str, list[Look]]) -> None:
+    """The figure: errors by position, blame, amplification."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import PercentFormatter
+
+    figure, (positions, blame, spread) = pyplot.subplots(
+        1, 3, figsize=(15, 4.8), width_ratios=(1.5, 1, 1), layout="constrained"
+    )
+    n_seeds = len(found[RULES[0]])
+    figure.suptitle(f"tool_chain: 30 tool calls, each rule at its own learning rate, {n_seeds} seeds")
+    width = 0.8 / len(RULES)
+    for i, rule in enumerate(RULES):
+        colour, style, looks = COLOURS[i], STYLES[i % len(STYLES)], found[rule]
+        by_run = np.array([look.error_by_position for look in looks])
+        steps = np.arange(1, by_run.shape[1] + 1)
+        positions.plot(steps, by_run.mean(0), style, color=colour, label=rule, linewidth=2)
+        positions.fill_between(steps, by_run.min(0), by_run.max(0), color=colour, alpha=0.12, linewidth=0)
+        bars = {
+            blame: [[look.blame["right"], look.blame["wrong"]] for look in looks],
+            spread: [[look.amplification[third]["moved"] for third in THIRDS] for look in looks],
+        }
+        for axes, of_run in bars.items():
+            values = np.array(of_run)
+            at = np.arange(values.shape[1]) + (i - (len(RULES) - 1) / 2) * width
+            ends = np.abs(np.stack([values.min(0), values.max(0)]) - values.mean(0))
+            axes.bar(at, values.mean(0), width, color=colour, label=rule, yerr=ends, ecolor="#888888", capsize=2)
+    positions.set(
+        title=f"steps that err, last {LAST} training steps", xlabel="position in the chain", ylabel="share of plays"
+    )
+    positions.yaxis.set_major_formatter(PercentFormatter(1))
+    blame.set(title="blame a step gets, all of training", ylabel="negative advantage, mean over steps")
+    blame.set_xticks([0, 1], ["right steps", "wrong steps"])
+    spread.set(title="amplification", ylabel="later steps with another prompt, a play")
+    spread.set_xticks(range(len(THIRDS)), [f"first error in\nthe {third} third" for third in THIRDS])
+    for axes in (positions, blame, spread):
+        axes.set_ylim(bottom=0)
+        axes.grid(axis="y", alpha=0.3)
+    positions.legend(title="credit")
+    figure.savefig(path, dpi=120, format="png")
+    pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
