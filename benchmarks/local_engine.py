@@ -356,7 +356,7 @@ def _by_us(policy: Any, wave: list[Any]) -> None:
     from creditflow.engines.local import sampler
 
     with policy.autocast():
-        made = sampler.generate(policy.model, wave, frozenset(), policy.pad_id, shared=policy.forward.packs)
+        made = sampler.generate(policy.model, wave, frozenset(), policy.pad_id, shared=policy.shares)
     assert [len(one.response_ids) for one in made] == [request.max_tokens for request in wave]
 
 

@@ -43,6 +43,8 @@ def load_folder(
     except (OSError, ValueError, KeyError) as error:
         raise unusable(key, path, f"has no usable config.json: {first_line(error)}") from error
     tokenizer = load_tokenizer(path, key)
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # what is missing is told below, and a head that is no use is not worth a warning
     try:
         model, info = getattr(transformers, _AUTO_CLASS[kind]).from_pretrained(
             path,
@@ -55,6 +57,8 @@ def load_folder(
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise unusable(key, path, f"cannot be loaded: {first_line(error)}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     if new_head:
         for name in [name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}.")]:
             torch.nn.init.zeros_(model.get_parameter(name))

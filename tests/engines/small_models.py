@@ -30,6 +30,8 @@ def small_model(name: str, vocabulary: int = 50) -> Any:
     small = {"vocab_size": vocabulary, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0,
              "bos_token_id": None, "eos_token_id": 1}  # fmt: skip
     dense = {**small, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    llama4 = dense | {"num_hidden_layers": 4, "intermediate_size_mlp": 64, "attention_chunk_size": 8,
+                      "num_local_experts": 2}  # fmt: skip
     made = {
         "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**dense)),
         "qwen2 values": lambda: Qwen2ForTokenClassification(Qwen2Config(**dense, num_labels=1)),
@@ -37,8 +39,9 @@ def small_model(name: str, vocabulary: int = 50) -> Any:
         "gpt2": lambda: GPT2LMHeadModel(GPT2Config(
             vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=1)),
         "mistral, window of 8": lambda: MistralForCausalLM(MistralConfig(**dense, sliding_window=8)),
-        "llama4, window of 8 in masks alone": lambda: Llama4ForCausalLM(Llama4TextConfig(
-            **dense | {"num_hidden_layers": 4}, intermediate_size_mlp=64, attention_chunk_size=8, num_local_experts=2)),
+        "llama4, window of 8 in masks alone": lambda: Llama4ForCausalLM(
+            Llama4TextConfig(**llama4, attn_temperature_tuning=False)),
+        "llama4, scaled by place": lambda: Llama4ForCausalLM(Llama4TextConfig(**llama4, floor_scale=16)),
         "bart, positions by order": lambda: BartForCausalLM(BartConfig(
             vocab_size=vocabulary, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64)),
         "gemma2, soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**dense)),

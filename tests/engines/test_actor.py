@@ -118,7 +118,7 @@ def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: Ac
 def test_loss_and_gradient_equal_those_of_one_row_at_a_time(
     policy, mode, kl, use_kl, entropy, budget, packed, at_once, monkeypatch
 ) -> None:
-    monkeypatch.setattr(actors, "_AT_ONCE", at_once)
+    monkeypatch.setattr(actors, "_LOGITS", at_once)
     policy.model.double()
     policy.forward = Forward(policy.model, packed)
     batch = several_steps(sampled_batch(policy, 15, temperatures=(1.0, 0.7)))

@@ -47,7 +47,7 @@ def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_
         GenerationRequest(prompts[k * k % 100], int(rng.integers(1, 20)), 0.0, (0,)) for k in rng.permutation(150)
     ]
 
-    generations = generate(model, requests, frozenset({1}), pad_id=0, shared=Forward(model).packs)
+    generations = generate(model, requests, frozenset({1}), pad_id=0, shared=Forward(model).shares)
 
     expected: dict[tuple[int, ...], list[int]] = {}
     for asked, generation in zip(requests, generations, strict=True):

@@ -90,11 +90,17 @@ def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; a torn last line (the run was killed) is left out.
+    """The lines of a run's `metrics.jsonl`, those of one step as one; a torn last line (of a killed run) is left out.
 
     Raises DataError where another line is damaged.
     """
-    return [row for _, row in _whole_lines(path)]
+    rows: list[dict[str, Any]] = []
+    for _, row in _whole_lines(path):
+        if rows and row.get("step") == rows[-1].get("step"):
+            rows[-1] |= row
+        else:
+            rows.append(row)
+    return rows
 
 
 def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -17,8 +17,8 @@ from creditflow.engines.local.packing import Packed
 from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
-_AT_ONCE = 1 << 25
-"""Logits whose log-softmax is taken at once."""
+_LOGITS = 1 << 25
+"""So many have their log-softmax taken at once."""
 
 
 def token_logprobs(
@@ -26,7 +26,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """[R] the log-prob of each response token at its step's temperature (at 1 where it was greedy), and the entropy.
 
-    `entropy_grad`: whether a loss needs the entropy's gradient, which costs as much memory as the logits.
+    `entropy_grad`: whether a loss needs the entropy's gradient, which may cost as much memory as the logits.
     """
     logits = forward(packed)
     temperature_B = batch.temperature_of_step[packed.steps]
@@ -40,13 +40,13 @@ def token_logprobs(
             entropy = -(scaled.exp() * scaled).sum(-1)
         return scaled.gather(1, token_ids[:, None]).squeeze(1), entropy
 
-    if logits.numel() <= _AT_ONCE:
+    if logits.numel() <= _LOGITS:
         return of(logits, temperature_R, token_ids)
     # Of a large vocabulary, each of these would be another copy of the logits: made again for the gradient, part by
-    # part, they cost little.
-    n = max(1, _AT_ONCE // logits.shape[1])
+    # part, none of them is kept.
+    n = max(1, _LOGITS // logits.shape[1])
     columns = zip(*(torch.split(column, n) for column in (logits, temperature_R, token_ids)), strict=True)
-    parts = [checkpoint(of, *part, use_reentrant=False) for part in columns]
+    parts = [checkpoint(of, *part, use_reentrant=False, preserve_rng_state=False) for part in columns]
     return torch.cat([logprob for logprob, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 

@@ -209,10 +209,12 @@ class Decoding:
 
 
 def sees(model: Any) -> float:
-    """How many tokens of a row every layer of `model` sees at least: its shortest window; 0 where one has no attention.
+    """How many tokens of a row every layer of `model` sees at least: its shortest window; 0 where rows will not do.
 
     Told by the cache that transformers makes for it: some windows stand in masks alone, which rows do not have.
     """
+    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
+        return 0  # Llama 4's: by a token's place in the pass, not in its row
     shortest = math.inf
     for layer in DynamicCache(config=model.config).layers:
         if type(layer) is DynamicSlidingWindowLayer:

@@ -6,7 +6,6 @@ kept, once for all rows that begin with it. `PaddedRows` for every other model. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from creditflow.engines.local.attention import AGREE, Decoding, Layout, Prompts, attending, sees
+from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
 from creditflow.engines.local.packing import pack_prompts
 
 Prompt = tuple[int, ...]
@@ -42,8 +41,8 @@ class Rows(Protocol):
 
 @contextmanager
 def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
-    """Rows that begin with `prompts`. `shared`: whether the model attends by our functions (`Forward.packs`)."""
-    if shared and sees(model) == math.inf:
+    """Rows that begin with `prompts`. `shared`: whether rows may share them (`Forward.shares`)."""
+    if shared:
         with attending(model):
             yield SharedRows(model, prompts)
     else:
@@ -51,10 +50,10 @@ def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool)
 
 
 @torch.no_grad()
-def decodes(model: Any, pad_id: int, *, shared: bool) -> bool:
-    """Whether `rows_of` says of two rows, of which one leaves, what the model says of each alone.
+def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
+    """How far `rows_of` is, for two rows of which one leaves, from what the model says of each alone.
 
-    Raises what the model raises.
+    In units of the spread of what it says: about 1e-6 is rounding, 1 is nonsense. Raises what the model raises.
     """
     device = next(model.parameters()).device
     n_tokens = model.get_input_embeddings().num_embeddings
@@ -75,7 +74,7 @@ def decodes(model: Any, pad_id: int, *, shared: bool) -> bool:
         rows[0].append(token)
         right.append(alone(0))
     off, spread = torch.stack(said) - torch.stack(right), torch.stack(right).std()
-    return bool(off.abs().max() <= AGREE * spread)
+    return float(off.abs().max() / spread.clamp(min=1e-12))
 
 
 def _last_position(model: Any) -> int:

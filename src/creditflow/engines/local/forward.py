@@ -7,8 +7,10 @@ group. The numbers are the same, up to rounding. Knows `Packed` and a Hugging Fa
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,11 @@ class Forward:
         self._sees = sees(model)
         self.packs = self._agrees() if packs is None else packs
 
+    @property
+    def shares(self) -> bool:
+        """Whether rows that are decoded can share the prompts that they begin with (`decoding.SharedRows`)."""
+        return self.packs and self._sees == math.inf
+
     def __call__(self, packed: Packed) -> Tensor:
         """[R, V] the logits (of a value model: [R, 1] the values) at the token before each response token.
 
@@ -49,7 +56,9 @@ class Forward:
 
     def micro_batches(self, batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Iterator[Packed]:
         """`steps` in parts that take about as much memory as `max_tokens` tokens."""
-        return micro_batches(batch, steps, max_tokens, None if self.packs else max_tokens)
+        lengths = np.diff(batch.prompt_offsets)[steps] + np.diff(batch.token_offsets)[steps]
+        packs = self.packs and lengths.max(initial=0) <= self._sees
+        return micro_batches(batch, steps, max_tokens, None if packs else max_tokens)
 
     def _at(self, packed: Packed, predicting: Tensor) -> Tensor:
         layout = Layout.of(packed, self.device) if self.packs else None
@@ -94,14 +103,16 @@ class Forward:
     def _agrees(self) -> bool:
         """Whether two short rows of one prompt come out packed as they do padded."""
         backbone = self.model.base_model  # a head may be new, and say 0 of everything
-        layout = Layout.of(_TRIED, self.device)
+        n_tokens = self.model.get_input_embeddings().num_embeddings
+        tried = replace(_TRIED, input_ids=_TRIED.input_ids % n_tokens)
+        layout = Layout.of(tried, self.device)
         if layout.longest > self._sees:
             return False
         try:
-            in_one, by_row = self._in_one(backbone, _TRIED, layout), self._by_row(backbone, _TRIED)
+            in_one, by_row = self._in_one(backbone, tried, layout), self._by_row(backbone, tried)
         except torch.OutOfMemoryError:
             raise
-        except (NotImplementedError, TypeError, ValueError, RuntimeError):
+        except (NotImplementedError, TypeError, ValueError, RuntimeError, IndexError):
             return False
         return bool((in_one - by_row).abs().max() <= AGREE * by_row.std())
 

@@ -17,8 +17,8 @@ from creditflow.trajectory import Bools, Ints, TrajectoryBatch
 _WASTE = 1.25
 """Rows of one attention group differ in length by this factor at most, unless there are few of them."""
 _FEW = 64
-_PADDING = 8192
-"""Tokens of padding that few rows may have."""
+_PADDING = (1024, 8192)
+"""Tokens of padding that few rows may have: so many in any case, and so many at most; between, as many as they have."""
 _ROWS = 4
 """Tokens of a micro-batch's rows, in units of its tokens: attention keeps them for the gradient, a prompt of many
 steps once for each, but they are a small part of what a layer keeps."""
@@ -228,13 +228,15 @@ def _split(p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints,
 
 def _cuts(lengths: Ints) -> list[int]:
     """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
-    cuts, start = [], 0
+    cuts, start, tokens = [], 0, 0
     for k, length in enumerate(lengths.tolist()):
-        shortest = int(lengths[start])
-        many = k - start >= _FEW or (k - start) * (length - shortest) > _PADDING
-        if many and length > _WASTE * shortest:
+        rows = k - start
+        padding = rows * length - tokens
+        many = rows >= _FEW or padding > min(max(tokens, _PADDING[0]), _PADDING[1])
+        if many and length > _WASTE * lengths[start]:
             cuts.append(k)
-            start = k
+            start, tokens = k, 0
+        tokens += length
     return cuts
 
 

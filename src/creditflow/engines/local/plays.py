@@ -84,6 +84,9 @@ class Gathered:
     metrics: dict[str, float]
     tasks_taken: int
     """Where the run is in the order of its tasks."""
+    tokens: int
+    """Of prompts and responses, in all plays that were made for it."""
+    response_tokens: int
 
 
 async def gather(
@@ -129,11 +132,14 @@ async def gather(
         kept += [trajectory for group in telling for trajectory in group]
         if len(kept) >= size * n or rounds == filtering.max_num_gen_batches or not filtering.enable:
             break
-    metrics = {"train/pass_at_1": evaluation_metrics(TrajectoryBatch.from_trajectories(played), n=1)["pass_at_1"]}
+    batch = TrajectoryBatch.from_trajectories(played)
+    metrics = {"train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"]}
     if filtering.enable:
         metrics["rollout/gen_batches"] = rounds
         metrics["rollout/filtered_frac"] = 1 - len(kept) / len(played)
-    return Gathered(kept[: size * n] or some, ScoringReport.merge(reports), metrics, tasks_taken)
+    said = len(batch.response_ids)
+    report, tokens = ScoringReport.merge(reports), said + len(batch.prompt_ids)
+    return Gathered(kept[: size * n] or some, report, metrics, tasks_taken, tokens, said)
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:

@@ -139,6 +139,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
         folder.append_metrics(0, val_metrics(evaluation))
+    # It was stopped in an evaluation: by an error, and then the step is on record without; or by a kill, in the last.
     if not run.evaluated or (run.done == steps and not (folder.path / "evaluation.json").exists()):
         evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
         if not run.evaluated:
@@ -227,8 +228,8 @@ async def train_step(
         **timing.metrics(),
     }
     return metrics | {
-        "throughput/tokens_per_s": metrics["rollout/tokens"] / metrics["timing/step_s"],
-        "throughput/response_tokens_per_s": metrics["rollout/response_tokens"] / metrics["timing/rollout_s"],
+        "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
+        "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
     }
 
 

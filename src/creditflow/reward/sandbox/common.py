@@ -19,9 +19,10 @@ MB = 1024 * 1024
 _INPUT_MB = 64
 """The most that a run's input and files may be together: they pass through this process's memory, and the box's."""
 END_ALL = """kill -KILL -1 2>/dev/null
-while kill -0 -1 2>/dev/null; do (:); done"""
+while kill -0 -1 2>/dev/null && command eval '(:)' 2>/dev/null; do :; done"""
 """For the shell that is pid 1: kill all others, and wait until they are dead. A killed process still carries out the
-call to the system that it is in. Waiting for a process of one's own, `(:)`, reaps the orphans too."""
+call to the system that it is in. Waiting for a process of one's own, `(:)`, reaps the orphans too; where they left no
+room for one, that is all that can be done (`command eval`: and the shell lives on)."""
 _PATH_BYTES = 1024
 _NAME_BYTES = 255
 
