@@ -5,12 +5,12 @@ third split; `compare.values` in the recipe) into `runs/long_horizon/`, where fi
 at the step files for what pass@1 does not show. About half an hour on two cores.
 
 * Where in the chain steps err, in the last training steps' plays.
-* Blame: negative advantage, over all of training, on steps whose call was right given its prompt and on those whose
-  call was wrong; and how many wrong steps were praised.
-* Amplification: how many later steps of a play get another prompt than they would have had, for a first error early in
-  the chain, in its middle, and at its end; and how many such plays fail.
+* Blame: negative advantage on steps whose call was right given its prompt and on those whose call was wrong, and how
+  many wrong steps were praised. In the first training step: its plays are the same under every rule.
+* Amplification: of plays with one wrong step, the share of later steps that get another prompt than they would have
+  had, for an error early in the chain, in its middle, and at its end; and how many such plays fail.
 
-Held: the best decomposed rule is above `identical` in pass@1 and errs less, beyond the bootstrap's 95 % interval.
+Held: every decomposed rule is above `identical` in pass@1 and errs less, beyond the bootstrap's 95 % interval.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -87,11 +88,11 @@ class Look:
     error_by_position: list[float]
     """Share of plays that err there, in the last training steps."""
     blame: dict[str, float]
-    """`right`, `wrong`: mean negative advantage of such a step; `on_right`: the share of all blame that right steps
-    got; `praised`: the share of wrong steps that got a positive advantage."""
+    """`right`, `wrong`: mean negative advantage of such a step; `praised`: the share of wrong steps that got a positive
+    one."""
     amplification: dict[str, dict[str, float]]
-    """By the third that a play's first error is in: `plays`, how many; `moved`, later steps whose prompt moved;
-    `failed`, the share whose outcome is wrong."""
+    """By the third that a play's only error is in: `plays`, how many; `moved`, the share of later steps whose prompt
+    moved; `failed`, the share of plays whose outcome is wrong. NaN where there is no such play."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -102,21 +103,14 @@ def looked_at(run: Path) -> Look:
     """A finished run of the recipe."""
     files = sorted((run / "steps").glob("*.parquet"))
     every = [plays_of(file) for file in files]
-    late = every[-LAST:]
-    blamed = {"right": 0.0, "wrong": 0.0}
-    counted = {"right": 0, "wrong": 0}
-    praised = 0
-    for plays in every:
-        for kind, steps in (("right", ~plays.wrong), ("wrong", plays.wrong)):
-            blamed[kind] += float(np.maximum(0.0, -plays.advantage[steps]).sum())
-            counted[kind] += int(steps.sum())
-        praised += int((plays.advantage[plays.wrong] > 0).sum())
+    first = every[0]
+    blame_NK = np.maximum(0.0, -first.advantage)
     return Look(
-        np.concatenate([plays.wrong for plays in late]).mean(0).tolist(),
+        np.concatenate([plays.wrong for plays in every[-LAST:]]).mean(0).tolist(),
         {
-            **{kind: blamed[kind] / max(1, counted[kind]) for kind in blamed},
-            "on_right": blamed["right"] / max(1e-12, blamed["right"] + blamed["wrong"]),
-            "praised": praised / max(1, counted["wrong"]),
+            "right": float(blame_NK[~first.wrong].mean()),
+            "wrong": float(blame_NK[first.wrong].mean()),
+            "praised": float((first.advantage[first.wrong] > 0).mean()),
         },
         amplification(every),
     )
@@ -126,16 +120,16 @@ def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
     """See `Look`."""
     wrong, moved = (np.concatenate([getattr(plays, name) for plays in every]) for name in ("wrong", "moved"))
     failed, n_steps = np.concatenate([plays.failed for plays in every]), wrong.shape[1]
-    erring = wrong.any(1)
-    third = wrong.argmax(1) * len(THIRDS) // n_steps
+    only_one = (wrong.sum(1) == 1) & ~wrong[:, -1]  # after the last step there is nothing to move
+    at = wrong.argmax(1)
     found = {}
     for k, name in enumerate(THIRDS):
-        of = erring & (third == k)
-        n = max(1, int(of.sum()))
+        of = only_one & (at * len(THIRDS) // n_steps == k)
+        n = int(of.sum())
         found[name] = {
-            "plays": int(of.sum()),
-            "moved": float(moved[of].sum()) / n,
-            "failed": float(failed[of].sum()) / n,
+            "plays": n,
+            "moved": float(moved[of].sum() / (n_steps - 1 - at[of]).sum()) if n else math.nan,
+            "failed": float(failed[of].mean()) if n else math.nan,
         }
     return found
 
@@ -183,20 +177,19 @@ def right_prompts(task: str) -> list[str]:
 
 def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Figure]:
     ends = {rule: compared["values"][rule] for rule in RULES}
-    best = max(RULES[1:], key=lambda rule: ends[rule]["pass_at_1"]["after"]["mean"])
+    metrics = (("pass_at_1", "pass@1", 1), ("step_error_rate", "step error rate", -1))
     figures = []
-    for metric, name, sign in (("pass_at_1", "pass@1", 1), ("step_error_rate", "step error rate", -1)):
-        difference = _difference(compared, best, metric)
-        low = min(sign * bound for bound in difference["interval"])
-        what = f"{name}, {best} better than identical, lower end of the 95 % interval"
-        figures.append(Figure(what, 100 * low, 0.0, unit="points"))
+    for rule in RULES[1:]:
+        for metric, name, sign in metrics:
+            low = min(sign * bound for bound in _difference(compared, rule, metric)["interval"])
+            what = f"{name}, {rule} better than identical, lower end of the 95 % interval"
+            figures.append(Figure(what, 100 * low, 0.0, unit="points"))
     for rule in RULES:
-        for metric, name in (("pass_at_1", "pass@1"), ("step_error_rate", "step error rate")):
+        for metric, name, _ in metrics:
             end = ends[rule][metric]["after"]
             figures.append(Figure(f"{name}, {rule}", 100 * end["mean"], unit="%"))
         looks = found[rule]
         figures += [
-            Figure.of(f"blame on right steps, {rule}", [100 * look.blame["on_right"] for look in looks], unit="%"),
             Figure.of(f"wrong steps praised, {rule}", [100 * look.blame["praised"] for look in looks], unit="%"),
             Figure.of(
                 f"blame of a wrong step / of a right one, {rule}",
@@ -205,8 +198,9 @@ def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Fig
             ),
         ]
         for third in THIRDS:
-            moved = [look.amplification[third]["moved"] for look in looks]
-            figures.append(Figure.of(f"steps moved by a first error in the {third} third, {rule}", moved))
+            moved = [100 * look.amplification[third]["moved"] for look in looks]
+            what = f"later steps moved by the only error, in the {third} third, {rule}"
+            figures.append(Figure.of(what, [share for share in moved if not math.isnan(share)], unit="%"))
     return figures
 
 
@@ -243,16 +237,17 @@ def draw(path: Path, found: dict[str, list[Look]]) -> None:
         for axes, of_run in bars.items():
             values = np.array(of_run)
             at = np.arange(values.shape[1]) + (i - (len(RULES) - 1) / 2) * width
-            ends = np.abs(np.stack([values.min(0), values.max(0)]) - values.mean(0))
-            axes.bar(at, values.mean(0), width, color=colour, label=rule, yerr=ends, ecolor="#888888", capsize=2)
+            ends = np.abs(np.stack([np.nanmin(values, 0), np.nanmax(values, 0)]) - np.nanmean(values, 0))
+            axes.bar(at, np.nanmean(values, 0), width, color=colour, label=rule, yerr=ends, ecolor="#888888", capsize=2)
     positions.set(
         title=f"steps that err, last {LAST} training steps", xlabel="position in the chain", ylabel="share of plays"
     )
     positions.yaxis.set_major_formatter(PercentFormatter(1))
-    blame.set(title="blame a step gets, all of training", ylabel="negative advantage, mean over steps")
+    blame.set(title="blame a step gets, first training step", ylabel="negative advantage, mean over steps")
     blame.set_xticks([0, 1], ["right steps", "wrong steps"])
-    spread.set(title="amplification", ylabel="later steps with another prompt, a play")
-    spread.set_xticks(range(len(THIRDS)), [f"first error in\nthe {third} third" for third in THIRDS])
+    spread.set(title="amplification: plays with one error", ylabel="share of later steps with another prompt")
+    spread.yaxis.set_major_formatter(PercentFormatter(1))
+    spread.set_xticks(range(len(THIRDS)), [f"error in the\n{third} third" for third in THIRDS])
     for axes in (positions, blame, spread):
         axes.set_ylim(bottom=0)
         axes.grid(axis="y", alpha=0.3)
