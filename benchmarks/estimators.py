@@ -46,13 +46,13 @@ def main() -> int:
         spread = (min(gained), max(gained))
         figures.append(Figure(f"pass@1 gained, {arm}", mean(gained), POINTS, unit="points", spread=spread))
     explained = [
-        mean(row["critic/vf_explained_var"] for row in read_metrics(run)[-LAST:])
-        for run in sorted((folder / "gae").glob("seed*"))
+        mean(row["critic/vf_explained_var"] for row in read_metrics(run.parent)[-LAST:])
+        for run in sorted((folder / "gae").glob("seed*/run.json"))
     ]
     figures.append(Figure("explained variance of the critic, the worst seed", min(explained), EXPLAINED))
     batches = [
-        mean(row["rollout/gen_batches"] for row in read_metrics(run) if "rollout/gen_batches" in row)
-        for run in sorted((folder / "dapo").glob("seed*"))
+        mean(row["rollout/gen_batches"] for row in read_metrics(run.parent) if "rollout/gen_batches" in row)
+        for run in sorted((folder / "dapo").glob("seed*/run.json"))
     ]
     figures.append(Figure.of("batches played for one of dapo's", batches))
     missed = show(figures)

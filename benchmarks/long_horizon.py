@@ -54,7 +54,7 @@ def main() -> int:
     command += ["trainer.total_training_steps=2", "data.val_max_samples=64"] if quick else []
     subprocess.run(command, cwd=ROOT, check=True)
     compared = json.loads((folder / "comparison.json").read_text())
-    found = {rule: [looked_at(run) for run in sorted((folder / rule).glob("seed*"))] for rule in RULES}
+    found = {rule: [looked_at(run.parent) for run in sorted((folder / rule).glob("seed*/run.json"))] for rule in RULES}
     figures = _figures(compared, found)
     missed = show(figures)
     if not quick:
