@@ -137,6 +137,10 @@ class CriticConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Default: the policy's own, with a new head that says 0."""
+    sees: str = "step"
+    """What a value is told from: `step`, what the agent was told itself; `play`, everything that the policy's agents
+    were told and said in the play so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no
+    critic, so this takes nothing from the agents."""
     optim: OptimConfig = field(default_factory=_critics_optim)
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 32768
@@ -702,6 +706,7 @@ def _validate_critic(critic: CriticConfig) -> None:
         "grad_clip": critic.grad_clip,
     }.items():
         _positive(f"critic.{key}", value)
+    _one_of("critic.sees", critic.sees, ("step", "play"))
     _validate_averaging("critic", critic)
 
 

@@ -8,10 +8,12 @@ import torch
 from creditflow.config import CriticConfig, OptimConfig
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
+from creditflow.engines.local.packing import Plays
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
 from creditflow.huggingface import load_folder
 from tests.engines.test_actor import sampled_batch, several_steps
+from tests.engines.test_packing import prompt_of, response_of
 
 CPU = torch.device("cpu")
 
@@ -52,9 +54,46 @@ def test_values_of_steps_that_are_not_wanted_are_unknown(word_model_folder, batc
     assert (np.isnan(values) == ~wanted[step_of_token]).all()
 
 
+def text_before(batch, s: int, sees: str) -> list[int]:
+    """What a critic reads before the prompt of step `s`."""
+    play = [k for k in range(s) if batch.trajectory_of_step[k] == batch.trajectory_of_step[s]]
+    return [token for k in play for token in (*prompt_of(batch, k), *response_of(batch, k))] if sees == "play" else []
+
+
+def test_a_critic_of_plays_knows_what_was_said_before_and_nothing_that_comes_after(word_model_folder, batch) -> None:
+    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig(sees="play"))
+    with torch.no_grad():
+        for weight in critic.model.parameters():
+            weight.add_(torch.full_like(weight, 0.1).cumsum(0).sin())
+    wanted = batch.turn_of_step != 1
+    values = critic.values(batch, wanted)
+    for s in range(batch.n_steps):
+        of_step = values[batch.token_offsets[s] : batch.token_offsets[s + 1]]
+        if not wanted[s]:
+            assert np.isnan(of_step).all()
+            continue
+        before = [*text_before(batch, s, "play"), *prompt_of(batch, s)]
+        said = critic.model(torch.tensor([[*before, *response_of(batch, s)]])).logits[0, len(before) - 1 : -1, 0]
+        np.testing.assert_allclose(of_step, said.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_play_that_is_longer_than_the_critics_positions_is_read_in_parts(batch) -> None:
+    lengths = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
+    steps = np.flatnonzero(np.diff(batch.token_offsets) > 0)
+    longest = int(np.sort(lengths)[-1])
+    plays = Plays.of(batch, steps, longest)
+    rows = np.diff(plays.prompt_offsets) + np.diff(plays.token_offsets)
+    assert len(rows) > batch.n_trajectories
+    assert rows.max() <= longest
+    at = plays.token_at[plays.token_at >= 0]
+    assert at.tolist() == list(range(len(batch.response_ids)))
+    np.testing.assert_array_equal(plays.response_ids[plays.token_at >= 0], batch.response_ids)
+
+
+@pytest.mark.parametrize("sees", ["step", "play"])
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, batch, mode, budget) -> None:
+def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, batch, mode, budget, sees) -> None:
     torch.manual_seed(0)
     model, _ = load_folder(word_model_folder, "token_classification", "key", new_head=True)
     for weight in model.double().parameters():
@@ -64,7 +103,7 @@ def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, ba
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = CriticConfig(
         optim=OptimConfig(lr=1e-12), cliprange_value=0.2, loss_agg_mode=mode, grad_clip=1e9,
-        ppo_max_token_len_per_gpu=budget,
+        ppo_max_token_len_per_gpu=budget, sees=sees,
     )  # fmt: skip
     critic = Critic(model, config)
     trained = rng.random(batch.n_steps) < 0.8
@@ -76,9 +115,9 @@ def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, ba
     per_step = []
     for s in np.flatnonzero(trained):
         tokens = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
-        prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
-        ids = torch.tensor([[*prompt, *batch.response_ids[tokens]]])
-        value = slow(ids).logits[0, len(prompt) - 1 : -1, 0]
+        before = [*text_before(batch, s, sees), *prompt_of(batch, s)]
+        ids = torch.tensor([[*before, *response_of(batch, s)]])
+        value = slow(ids).logits[0, len(before) - 1 : -1, 0]
         losses = []
         for t in np.flatnonzero(batch.response_mask[tokens]):
             before, target = old[tokens][t], returns[tokens][t]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from creditflow.config import CriticConfig
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
+from creditflow.engines.local.packing import Packed, Plays
 from creditflow.huggingface import load_folder
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -26,6 +28,7 @@ class Critic:
         self.model = model.eval()
         self.config = config
         self.forward = Forward(model)
+        self._positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
         self.learner = Learner(model.parameters(), config.optim, config.grad_clip, total_updates)
 
     @classmethod
@@ -45,9 +48,28 @@ class Critic:
         """[T] the value of the state before each response token of the steps that are `wanted_S`; NaN at others."""
         values_T = np.full(len(batch.response_ids), np.nan)
         steps = np.flatnonzero(wanted_S & (np.diff(batch.token_offsets) > 0))
-        for packed in self.forward.micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
-            values_T[packed.token_at] = self.forward(packed)[:, 0].double().cpu().numpy()
-        return values_T
+        for packed, asked, at in self._parts(batch, steps):
+            values_T[at] = self.forward(packed)[asked, 0].double().cpu().numpy()
+        step_of_token, _ = sampled_tokens(batch)
+        return np.where(wanted_S[step_of_token], values_T, np.nan)
+
+    def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[Packed, Ints, Ints]]:
+        """Micro-batches; in each, which of its R tokens are of responses, and where those lie in the batch's columns.
+
+        Of `steps`, or, if the critic sees plays, of all their plays' steps of the same policy.
+        """
+        most = self.config.ppo_max_token_len_per_gpu
+        if self.config.sees == "step" or len(steps) == 0:
+            for packed in self.forward.micro_batches(batch, steps, most):
+                yield packed, np.arange(len(packed.token_at)), packed.token_at
+            return
+        mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
+        mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
+        plays = Plays.of(batch, np.flatnonzero(mates), self._positions)
+        for packed in self.forward.micro_batches(plays, np.arange(len(plays.token_offsets) - 1), most):
+            at = plays.token_at[packed.token_at]
+            asked = np.flatnonzero(at >= 0)
+            yield packed, asked, at[asked]
 
     def update(
         self, batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
@@ -76,14 +98,14 @@ class Critic:
             self.config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], self.config.loss_scale_factor
         )
         weight_T = weight_S[step_of_token] * batch.response_mask
-        known_T = batch.response_mask  # others hold NaN, which no weight of 0 takes away
+        known_T = weight_T > 0  # others hold NaN, which no weight of 0 takes away
         old_T, target_T = np.where(known_T, values_T, 0.0), np.where(known_T, returns_T, 0.0)
         totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}
         all_weight = float(weight_T.sum())
         self.learner.begin()
-        for packed in self.forward.micro_batches(batch, steps, self.config.ppo_max_token_len_per_gpu):
-            values = self.forward(packed)[:, 0]
-            weight, old, target = tensors_of((weight_T, old_T, target_T), packed.token_at, values)
+        for packed, asked, at in self._parts(batch, steps):
+            values = self.forward(packed)[asked, 0]
+            weight, old, target = tensors_of((weight_T, old_T, target_T), at, values)
             token_loss, clipped = value_loss(values, old, target, self.config.cliprange_value)
             loss = (token_loss * weight).sum()
             torch.autograd.backward(loss)

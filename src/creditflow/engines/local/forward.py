@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
-from creditflow.engines.local.packing import Packed, RowGroup, micro_batches
-from creditflow.trajectory import Ints, TrajectoryBatch
+from creditflow.engines.local.packing import Packed, RowGroup, Sequences, micro_batches
+from creditflow.trajectory import Ints
 
 
 class Forward:
@@ -54,7 +54,7 @@ class Forward:
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def micro_batches(self, batch: TrajectoryBatch, steps: Ints, max_tokens: int) -> Iterator[Packed]:
+    def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[Packed]:
         """`steps` in parts that take about as much memory as `max_tokens` tokens."""
         lengths = np.diff(batch.prompt_offsets)[steps] + np.diff(batch.token_offsets)[steps]
         packs = self.packs and lengths.max(initial=0) <= self._sees

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
-from creditflow.trajectory import Bools, Ints, TrajectoryBatch
+from creditflow.trajectory import Bools, Ints, TokenIds, TrajectoryBatch
 
 _WASTE = 1.25
 """Rows of one attention group differ in length by this factor at most, unless there are few of them."""
@@ -24,6 +25,63 @@ _ROWS = 4
 steps once for each, but they are a small part of what a layer keeps."""
 _WORTH = 0.7
 """Prompts are taken apart where that leaves less than this share of the work: it has a mask, and more calls."""
+
+
+class Sequences(Protocol):
+    """Prompts and responses, one after the other: a TrajectoryBatch's steps, or `Plays`."""
+
+    @property
+    def prompt_ids(self) -> TokenIds: ...
+    @property
+    def prompt_offsets(self) -> Ints: ...
+    @property
+    def response_ids(self) -> TokenIds: ...
+    @property
+    def token_offsets(self) -> Ints: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plays:
+    """Plays as if each were one step: the prompt of its first step, and then all that follows."""
+
+    prompt_ids: TokenIds
+    prompt_offsets: Ints
+    response_ids: TokenIds
+    token_offsets: Ints
+    token_at: Ints
+    """Where each token of `response_ids` lies in the batch's [T] columns; -1 for those of later prompts."""
+
+    @classmethod
+    def of(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> Plays:
+        """The plays of `steps` (ascending; each with a response), of those steps alone.
+
+        `longest`: tokens of a play at most. Where a step would make it longer, another begins with it, as if nothing
+        had come before.
+        """
+        heads, tails, places = list[TokenIds](), list[list[TokenIds]](), list[list[Ints]]()
+        play, size = -1, 0
+        for s in steps.tolist():
+            prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
+            at = np.arange(batch.token_offsets[s], batch.token_offsets[s + 1])
+            size += len(prompt) + len(at)
+            if batch.trajectory_of_step[s] != play or size > longest:
+                play, size = int(batch.trajectory_of_step[s]), len(prompt) + len(at)
+                heads.append(prompt)
+                tails.append([])
+                places.append([])
+            else:
+                tails[-1].append(prompt)
+                places[-1].append(np.full(len(prompt), -1))
+            tails[-1].append(batch.response_ids[at])
+            places[-1].append(at)
+        joined = [np.concatenate(tail) for tail in tails]
+        return cls(
+            np.concatenate(heads),
+            np.cumsum([0, *map(len, heads)]),
+            np.concatenate(joined),
+            np.cumsum([0, *map(len, joined)]),
+            np.concatenate([at for place in places for at in place]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +140,7 @@ class Packed:
     """[R] where the token lies in the batch's [T] columns."""
 
 
-def micro_batches(
-    batch: TrajectoryBatch, steps: Ints, max_tokens: int, max_rows: int | None = None
-) -> Iterator[Packed]:
+def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None) -> Iterator[Packed]:
     """`steps` (indices; each with a prompt and a response) in parts of at most `max_tokens` tokens of input.
 
     `max_rows`: tokens of all its rows at most, a prompt counted for each of its steps; default: four times as many.
@@ -118,7 +174,7 @@ def micro_batches(
     yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
 
 
-def pack(batch: TrajectoryBatch, steps: Ints, prompt_of: Ints) -> Packed:
+def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
     """`steps` as one micro-batch. `prompt_of`: [B] the same number where the prompts are the same tokens."""
     p_B, r_B = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
     _, owner_of, prompt_of = np.unique(prompt_of, return_index=True, return_inverse=True)
@@ -240,7 +296,7 @@ def _cuts(lengths: Ints) -> list[int]:
     return cuts
 
 
-def _same_prompts(batch: TrajectoryBatch, steps: Ints) -> Ints:
+def _same_prompts(batch: Sequences, steps: Ints) -> Ints:
     """[B] a number for each distinct sequence of prompt tokens, in order of first appearance."""
     ids, offsets, numbers = np.ascontiguousarray(batch.prompt_ids), batch.prompt_offsets, dict[bytes, int]()
     keys = (ids[offsets[s] : offsets[s + 1]].tobytes() for s in steps.tolist())

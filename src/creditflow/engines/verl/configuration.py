@@ -229,7 +229,11 @@ def mapped(config: Config) -> dict[str, Any]:
     return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
 
 
-_LOCAL = ("actor_rollout_ref.model.layers_to_transform", "algorithm.filter_groups.max_num_gen_batches")
+_LOCAL = (
+    "actor_rollout_ref.model.layers_to_transform",
+    "algorithm.filter_groups.max_num_gen_batches",
+    "critic.sees",
+)
 """Options that verl has nothing for."""
 _LOCAL_VALUES = {
     "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
