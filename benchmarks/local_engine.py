@@ -1,7 +1,7 @@
 """The embedded engine against TRL and transformers: `python -m benchmarks.local_engine [--quick]`.
 
 Each side runs in a process of its own, imports and loading excluded, by turns; figures are medians of the ratios of
-each turn. `make benchmarks` installs TRL. About a quarter of an hour on two cores.
+each turn. `make benchmarks` installs TRL. About half an hour on two cores.
 
 * Training: GRPO on a task of one call (`single_turn.py`), 16 questions x 8 responses of up to 64 tokens a step, one
   update a step, the same tiny model, reward and learning rate. TRL's `GRPOTrainer` as it comes, without gradient
