@@ -10,16 +10,12 @@ at least 0.3 of its returns' variance at the end (mean over the last training st
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from pathlib import Path
 from statistics import mean
 
-from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, compare, show, write
 from creditflow.ledger.run_folder import read_metrics
 
-ROOT = Path(__file__).parent.parent
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 ARMS = ("dr_grpo", "dapo")
 SEEDS, LAST = 3, 5
@@ -32,13 +28,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="three training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
     folder = ROOT / "runs" / ("estimators-quick" if quick else "estimators")
-    command = [sys.executable, "-m", "creditflow", "compare", "recipes/arithmetic_estimators.yaml"]
-    command += ["--vary", f"algorithm.adv_estimator={','.join(ESTIMATORS)}", "--only", ",".join((*ESTIMATORS, *ARMS))]
-    command += ["--seeds", "1" if quick else str(SEEDS), f"trainer.default_local_dir={folder}"]
-    command += ["trainer.total_training_steps=3", "data.val_max_samples=64"] if quick else []
-    subprocess.run(command, cwd=ROOT, check=True)
-
-    compared = json.loads((folder / "comparison.json").read_text())
+    more = ["--only", ",".join((*ESTIMATORS, *ARMS))]
+    more += ["trainer.total_training_steps=3", "data.val_max_samples=64"] if quick else []
+    seeds = 1 if quick else SEEDS
+    compared = compare("arithmetic_estimators", "algorithm.adv_estimator", ESTIMATORS, seeds, folder, *more)
     figures = []
     for arm in (*ESTIMATORS, *ARMS):
         passed = compared["values"][arm]["pass_at_1"]

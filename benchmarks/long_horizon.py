@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,12 +29,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, compare, show, write
 from creditflow.loading import load_object
 from creditflow.report.comparison_plot import COLOURS, STYLES
 from creditflow.trajectory import Bools, Floats, Task
 
-ROOT = Path(__file__).parent.parent
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
 THIRDS = ("first", "middle", "last")
@@ -48,12 +46,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
     folder = ROOT / "runs" / ("long_horizon-quick" if quick else "long_horizon")
-    command = [sys.executable, "-m", "creditflow", "compare", "recipes/tool_chain.yaml"]
-    command += ["--vary", f"algorithm.propagation={','.join(RULES)}", "--seeds", "1" if quick else str(SEEDS)]
-    command += [f"trainer.default_local_dir={folder}"]
-    command += ["trainer.total_training_steps=2", "data.val_max_samples=64"] if quick else []
-    subprocess.run(command, cwd=ROOT, check=True)
-    compared = json.loads((folder / "comparison.json").read_text())
+    short = ("trainer.total_training_steps=2", "data.val_max_samples=64") if quick else ()
+    compared = compare("tool_chain", "algorithm.propagation", RULES, 1 if quick else SEEDS, folder, *short)
     found = {rule: [looked_at(run.parent) for run in sorted((folder / rule).glob("seed*/run.json"))] for rule in RULES}
     figures = _figures(compared, found)
     missed = show(figures)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +14,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-RESULTS = Path(__file__).parent.parent / "docs" / "results"
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,18 @@ class Figure:
         if self.hold is None:
             return False
         return not (self.value <= self.hold if self.at_most else self.value >= self.hold)
+
+
+def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Path, *more: str) -> dict[str, Any]:
+    """What `comparison.json` says after `creditflow compare` of a shipped recipe; runs that `folder` holds are kept.
+
+    `more`: further words of the command, options or overrides.
+    """
+    command = [sys.executable, "-m", "creditflow", "compare", f"recipes/{recipe}.yaml"]
+    command += ["--vary", f"{key}={','.join(values)}", "--seeds", str(seeds), f"trainer.default_local_dir={folder}"]
+    subprocess.run([*command, *more], cwd=ROOT, check=True)
+    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    return found
 
 
 def show(figures: Sequence[Figure]) -> bool:
