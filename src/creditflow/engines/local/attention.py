@@ -122,11 +122,11 @@ class Prompts:
     """One layer's keys and values of U prompts, padded on the right."""
 
     keys: Tensor
-    """[U, key heads, P, D]"""
+    """[U, key heads, D, P], as a product with queries reads them fastest."""
     values: Tensor
-    """The same."""
-    inside: Tensor
-    """[U, P] False beyond a prompt's end."""
+    """[U, key heads, P, D]"""
+    beyond: Tensor
+    """[U, 1, 1, P] -inf beyond a prompt's end, 0 inside."""
 
     @classmethod
     def of_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
@@ -135,9 +135,10 @@ class Prompts:
         column = np.arange(width)[None, :]
         inside = column < length_U[:, None]
         at = np.where(inside, (np.cumsum(length_U) - length_U)[:, None] + column, 0)
-        at_UP, inside_UP = torch.from_numpy(at).to(keys.device), torch.from_numpy(inside).to(keys.device)
-        by_prompt = [states[0][:, at_UP].transpose(0, 1).contiguous() for states in (keys, values)]
-        return cls(by_prompt[0], by_prompt[1], inside_UP)
+        at_UP = torch.from_numpy(at).to(keys.device)
+        beyond = torch.from_numpy(np.where(inside, 0, -np.inf).astype(np.float32)).to(keys.device)
+        keys_UHPD, values_UHPD = (states[0][:, at_UP].transpose(0, 1) for states in (keys, values))
+        return cls(keys_UHPD.transpose(2, 3).contiguous(), values_UHPD.contiguous(), beyond[:, None, None])
 
     @classmethod
     def together(cls, parts: Sequence[Prompts]) -> Prompts:
@@ -147,12 +148,12 @@ class Prompts:
         return cls(
             torch.cat([part.keys for part in parts]),
             torch.cat([part.values for part in parts]),
-            torch.cat([part.inside for part in parts]),
+            torch.cat([part.beyond for part in parts]),
         )
 
     def of(self, which: Tensor) -> Prompts:
         """Some of them, in this order, some perhaps more than once."""
-        return Prompts(self.keys[which], self.values[which], self.inside[which])
+        return Prompts(self.keys[which], self.values[which], self.beyond[which])
 
 
 @dataclass(slots=True)
@@ -163,8 +164,8 @@ class Decoding:
     """Of each layer."""
     rows: Tensor
     """[U, g] the rows that begin with each prompt; beyond their number, any."""
-    place: Tensor
-    """[B] where a row stands among the U * g of `rows`."""
+    place: Tensor | None
+    """[B] where a row stands among the U * g of `rows`; None: they are the rows, in order."""
 
     @classmethod
     def of(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
@@ -176,7 +177,10 @@ class Decoding:
         rows = np.zeros((len(count), int(count.max())), dtype=np.int64)
         rows[prompt_of_row, nth] = np.arange(len(order))
         place = prompt_of_row * rows.shape[1] + nth
-        return cls(prompts, torch.from_numpy(rows).to(device), torch.from_numpy(place).to(device))
+        in_order = rows.size == len(order) and bool((place == np.arange(len(order))).all())
+        return cls(
+            prompts, torch.from_numpy(rows).to(device), None if in_order else torch.from_numpy(place).to(device)
+        )
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """[B, 1, heads, D]: one softmax over the prompt's tokens and the response's."""
@@ -187,25 +191,30 @@ class Decoding:
 
     def _attend(self, prompts: Prompts, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         n_rows, heads, _, width = query.shape
-        n_prompts, key_heads = prompts.keys.shape[:2]
-        repeats, shared = heads // key_heads, self.rows.shape[1]
-        q = query[:, :, 0].reshape(n_rows, key_heads, repeats, width) * (width**-0.5 if scaling is None else scaling)
-        asked = q[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, width)
-        to_prompt = asked @ prompts.keys.float().transpose(2, 3)
-        to_prompt = to_prompt.masked_fill(~prompts.inside[:, None, None], -torch.inf)
-        to_prompt = self._by_row(to_prompt, repeats)
-        to_response = q @ key.transpose(2, 3)
+        key_heads, n_prompt = prompts.keys.shape[1], prompts.keys.shape[3]
+        q = query[:, :, 0].reshape(n_rows, key_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
+        # By prompt, where most of the numbers are; only what belongs to responses goes there and back.
+        to_prompt = self._by_prompt(q) @ prompts.keys.float()
+        to_prompt += prompts.beyond
+        to_response = self._by_prompt(q @ key.transpose(2, 3))
         weights = torch.cat([to_prompt, to_response], -1).softmax(-1)
-        on_prompt, on_response = weights[..., : to_prompt.shape[-1]], weights[..., to_prompt.shape[-1] :]
-        grouped = on_prompt[self.rows].transpose(1, 2).reshape(n_prompts, key_heads, shared * repeats, -1)
-        seen = self._by_row(grouped @ prompts.values.float(), repeats) + on_response @ value
-        return seen.reshape(n_rows, 1, heads, -1)
+        of_prompt = weights[..., :n_prompt] @ prompts.values.float()
+        of_response = self._by_row(weights[..., n_prompt:], q.shape[2]) @ value
+        return (self._by_row(of_prompt, q.shape[2]) + of_response).reshape(n_rows, 1, heads, width)
 
-    def _by_row(self, grouped: Tensor, repeats: int) -> Tensor:
+    def _by_prompt(self, by_row: Tensor) -> Tensor:
+        """[B, key heads, repeats, X] to [U, key heads, g * repeats, X]."""
+        _, key_heads, repeats, last = by_row.shape
+        by_place = by_row if self.place is None else by_row[self.rows.flatten()]
+        n_prompts, shared = self.rows.shape
+        grouped = by_place.reshape(n_prompts, shared, key_heads, repeats, last).transpose(1, 2)
+        return grouped.reshape(n_prompts, key_heads, shared * repeats, last)
+
+    def _by_row(self, by_prompt: Tensor, repeats: int) -> Tensor:
         """[U, key heads, g * repeats, X] to [B, key heads, repeats, X]."""
-        n_prompts, key_heads, _, width = grouped.shape
-        by_place = grouped.reshape(n_prompts, key_heads, -1, repeats, width).transpose(1, 2).flatten(0, 1)
-        return by_place[self.place]
+        n_prompts, key_heads, _, last = by_prompt.shape
+        by_place = by_prompt.reshape(n_prompts, key_heads, -1, repeats, last).transpose(1, 2).flatten(0, 1)
+        return by_place if self.place is None else by_place[self.place]
 
 
 def sees(model: Any) -> float:

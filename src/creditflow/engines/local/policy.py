@@ -57,7 +57,7 @@ class Policy:
         if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
             raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
         _expect_that_it_can_be_saved(model, Path(folder))
-        memory.keep_little(model.num_parameters(), device)
+        memory.suit(model.num_parameters(), device)
         policy = cls(model, tokenizer, device)
         _expect_that_it_decodes(policy, Path(folder))
         return policy
