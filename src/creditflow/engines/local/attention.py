@@ -178,9 +178,7 @@ class Decoding:
         rows[prompt_of_row, nth] = np.arange(len(order))
         place = prompt_of_row * rows.shape[1] + nth
         in_order = rows.size == len(order) and bool((place == np.arange(len(order))).all())
-        return cls(
-            prompts, torch.from_numpy(rows).to(device), None if in_order else torch.from_numpy(place).to(device)
-        )
+        return cls(prompts, torch.from_numpy(rows).to(device), None if in_order else torch.from_numpy(place).to(device))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
         """[B, 1, heads, D]: one softmax over the prompt's tokens and the response's."""

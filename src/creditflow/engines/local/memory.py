@@ -26,4 +26,5 @@ def suit(parameters: int, device: torch.device) -> bool:
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False
     tell = ctypes.CDLL(None).mallopt
-    return all([bool(tell(what, size)) for what, size in (_LARGE if parameters >= LARGE else _SMALL).items()])
+    wanted = _LARGE if parameters >= LARGE else _SMALL
+    return [tell(what, size) for what, size in wanted.items()] == [1] * len(wanted)
