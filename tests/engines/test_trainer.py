@@ -282,6 +282,17 @@ def test_dynamic_sampling_gives_up_where_no_task_tells_anything(recipe_file: Pat
 # ---- an agent that acts through a frozen model
 
 
+def test_plays_that_were_cut_short_in_the_first_step_are_told(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run(recipe_file, "run", "data.max_prompt_length=4", "trainer.total_training_steps=1")
+    told = capsys.readouterr()
+    said = " ".join((told.out + told.err).split())
+    share = read_metrics(path)[1]["rollout/truncated_frac"]
+    assert 0.1 < share < 1.0
+    assert f"warning: {share:.0%} of the first step's plays were truncated: a prompt was longer" in said
+
+
 @pytest.fixture
 def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

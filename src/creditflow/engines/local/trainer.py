@@ -150,7 +150,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
         for step in range(run.done + 1, steps + 1):
             metrics = await train_step(step, parts, run, note=bar.note)
             if step == 1:
-                warn_of_unreached(metrics, parts, reporter)
+                warn_of_first_step(metrics, parts, reporter)
             last = step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
@@ -173,14 +173,24 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
 
 
-def warn_of_unreached(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
-    """Say which agents no signal reached, by the metrics of a run's first step."""
+def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
+    """Say which agents no signal reached and whether many plays were cut short, by the metrics of the first step."""
     for agent in (agent for agents in parts.trained_policies.values() for agent in agents):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
             reporter.say(
                 f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
                 "(algorithm.outcome_to: all)"
             )
+    if (cut_short := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
+        reporter.say(
+            f"warning: {cut_short:.0%} of the first step's plays were truncated: a prompt was longer, or a response "
+            "would have been, than data.max_prompt_length, data.max_response_length or the model's positions allow; "
+            "creditflow check shows the first"
+        )
+
+
+_MANY_TRUNCATED = 0.1
+"""Some plays are cut short in any run."""
 
 
 async def train_step(

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
 from creditflow.engines.local.crew import critic_folder, model_folder
 from creditflow.engines.local.plays import needs_reference
-from creditflow.engines.local.trainer import run_path, status_line, warn_of_unreached
+from creditflow.engines.local.trainer import run_path, status_line, warn_of_first_step
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
@@ -329,7 +329,7 @@ class _Shown:
         numbers = {key: value for key, value in row.items() if value is not None}
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
         if step == 1:
-            warn_of_unreached(numbers, self.parts, self.reporter)
+            warn_of_first_step(numbers, self.parts, self.reporter)
         if step > 0:
             self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
         if validated:
