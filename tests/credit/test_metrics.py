@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 
@@ -68,6 +69,22 @@ def test_groups_are_counted():
     assert got["groups/singletons"] == 1.0  # c
     assert got["groups/no_baseline"] == 1.0  # c
     assert got["groups/masked_steps"] == 1.0  # the failed one
+
+
+def test_what_a_critic_explains_of_credit_does_not_count_its_own_later_values():
+    scores = (0.0, 0.5, 1.0)
+    batch = batch_of(
+        *(play(f"t{n}", [step("a", r, tokens=2), step("b", 1 - r, tokens=1)], r) for n, r in enumerate(scores))
+    )
+    chosen = {"adv_estimator": "gae", "outcome_to": "answer", "propagation": "discounted"}
+    credit_T = assign(batch, CreditOptions(**chosen, lam=1.0), values_T=np.zeros(len(batch.response_ids))).returns_T
+    key = "critic/credit_explained_var"
+    for lam in (0.0, 0.5, 1.0):
+        options = CreditOptions(**chosen, lam=lam)
+        assert assign(batch, options, values_T=credit_T).metrics()[key] == pytest.approx(1.0)
+        half = assign(batch, options, values_T=0.5 * credit_T).metrics()[key]
+        assert half == pytest.approx(0.75)
+    assert key not in assign(batch, CreditOptions()).metrics()
 
 
 def unscored_planner(n, r, outcome=1.0):

@@ -10,6 +10,8 @@ def small_model(name: str, vocabulary: int = 50) -> Any:
     from transformers import (
         BartConfig,
         BartForCausalLM,
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
         Gemma2Config,
         Gemma2ForCausalLM,
         GPT2Config,
@@ -44,6 +46,9 @@ def small_model(name: str, vocabulary: int = 50) -> Any:
         "llama4, scaled by place": lambda: Llama4ForCausalLM(Llama4TextConfig(**llama4, floor_scale=16)),
         "bart, positions by order": lambda: BartForCausalLM(BartConfig(
             vocab_size=vocabulary, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=64)),
+        "deepseek, values narrower than keys": lambda: DeepseekV3ForCausalLM(DeepseekV3Config(
+            **small, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=16,
+            q_lora_rank=16, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16, first_k_dense_replace=2)),
         "gemma2, soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(**dense)),
         "mamba, no attention": lambda: MambaForCausalLM(MambaConfig(**small)),
     }  # fmt: skip

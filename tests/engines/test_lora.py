@@ -132,6 +132,8 @@ def test_another_adapters_weights_are_refused(word_model_folder, tmp_path) -> No
     ("config", "message"),
     [
         ({"target_modules": ["query"]}, r"model.target_modules: .*linear modules .*q_proj"),
+        ({"target_modules": ["q_proj", "qq_proj"]}, "model.target_modules: no module is named qq_proj; the model has"),
+        ({"layers_to_transform": [0, 99]}, r"model.layers_to_transform: there is no layer 99"),
         ({"layers_to_transform": [2]}, r"model.layers_to_transform: .*the model has 2 layers"),
     ],
 )

@@ -9,7 +9,7 @@ import sys, torch
 from creditflow.engines.local import memory
 def resident():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmRSS")).split()[1]) >> 10
-told = memory.suit(int(sys.argv[1]), torch.device("cpu"))
+told = all([memory.suit(int(n), torch.device("cpu")) for n in sys.argv[1:]])
 torch.ones(5 << 20)  # freed: from now on glibc keeps what is smaller, unless it was told otherwise
 at = torch.ones(1 << 20).data_ptr()
 heap = next(line for line in open("/proc/self/maps") if "[heap]" in line).split()[0].split("-")
@@ -21,8 +21,16 @@ print(told, int(heap[0], 16) <= at < int(heap[1], 16), resident() > before + 200
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
-@pytest.mark.parametrize(("parameters", "expected"), [(100_000_000, "True False False"), (1000, "True True True")])
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ([100_000_000], "True False False"),
+        ([1000], "True True True"),
+        ([100_000_000, 1000], "True False False"),
+        ([1000, 100_000_000], "True False False"),
+    ],
+)
 def test_large_tensors_of_large_models_are_given_back_and_small_ones_kept(parameters, expected) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(parameters)]
+    command = [sys.executable, "-c", PROGRAM, *map(str, parameters)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.split() == expected.split()

@@ -122,6 +122,24 @@ def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, a
 
 
 @pytest.mark.parametrize(
+    ("written", "damaged"), [('"tasks_taken": 8', '"tasks_taken": 4'), ('"threshold"', '"thresholf"')]
+)
+def test_a_checkpoints_own_record_is_not_believed_where_it_was_changed(
+    recipe_file, monkeypatch, capsys, written, damaged
+) -> None:
+    stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
+    record = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / "state" / "trainer.json"
+    text = record.read_text()
+    assert written in text, text
+    record.write_text(text.replace(written, damaged))
+    capsys.readouterr()
+    run(recipe_file, "run", *EVERY_STEP)
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "trainer.json cannot be read: it is not as it was written; the one before it is tried" in said
+    assert "goes on after step 1" in said
+
+
+@pytest.mark.parametrize(
     "file", ["model.safetensors", "state/default.safetensors", "state/trainer.json", "config.json"]
 )
 @pytest.mark.parametrize("damage", ["torn", "gone", "a bit"])

@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,8 @@ def test_a_batch_of_unequal_prompts_gives_the_tokens_of_greedy_generation_one_by
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", "gpt2", "mistral, window of 8", "gemma2, soft cap",
-                                  "llama4, window of 8 in masks alone"])  # fmt: skip
+                                  "llama4, window of 8 in masks alone",
+                                  "deepseek, values narrower than keys"])  # fmt: skip
 def test_many_rows_of_every_length_some_with_one_prompt_give_the_tokens_of_each_alone(name: str) -> None:
     model = small_model(name)
     rng = np.random.default_rng(0)
@@ -63,6 +66,28 @@ def test_a_model_that_cannot_be_decoded_in_batches_is_refused_where_it_is_loaded
     byte_policy.tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here"):
         Policy.load(tmp_path, torch.device("cpu"))
+
+
+def test_a_model_that_fails_where_prompts_are_shared_keeps_each_row_its_own(
+    byte_policy: Policy, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("of other shapes")
+
+    monkeypatch.setattr("creditflow.engines.local.attention.Decoding.attend", fails)
+    byte_policy.save(tmp_path)
+    policy = Policy.load(tmp_path, torch.device("cpu"))
+    asked = request(policy, "a", 0, temperature=0.0)
+    assert list(policy.generate([asked])[0].response_ids) == one_by_one_greedy(policy, asked.prompt_ids, 24)
+
+
+def test_two_threads_may_ask_one_policy(byte_policy: Policy) -> None:
+    requests = [request(byte_policy, prompt, seed) for seed, prompt in enumerate(PROMPTS)]
+    alone, attends = byte_policy.generate(requests), byte_policy.model.config._attn_implementation
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(byte_policy.generate, [requests] * 8))
+    assert all(generations == alone for generations in together)
+    assert byte_policy.model.config._attn_implementation == attends
 
 
 def test_a_prompt_that_rows_share_is_read_once(byte_policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,9 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: those of them upstream of a failure.
     * `groups/alone/<agent>`, `groups/tied/<agent>`, `groups/frozen/<agent>`: share of its steps that were alone at
       `group_by`, that are in a group without variance (both of trained steps), that are frozen.
+    * `critic/credit_explained_var`: share of the variance of credit, as it came about, that a critic's values explain,
+      over the sampled tokens of trained steps; 1 is all, below 0 is worse than a constant. What a critic is trained on
+      (`critic/vf_explained_var`) holds its own later values, unless `lam` is 1; this does not.
     * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: what another rule would have done, see `compare_shadow`.
 
     Steps of masked trajectories count in `groups/masked_steps` only.
@@ -76,7 +79,20 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     result["groups/no_baseline"] = float((trained_S & (assignment.group_S < 0)).sum())
     result["groups/masked_steps"] = float((~trained_S).sum())
     result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
-    return result | compare_shadow(assignment)
+    return result | _explained(assignment) | compare_shadow(assignment)
+
+
+def _explained(assignment: Assignment) -> dict[str, float]:
+    if assignment.critic is None:
+        return {}
+    batch = assignment.batch
+    step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
+    over_T = assignment.trained_S[step_of_token] & batch.response_mask
+    credit = assignment.credit_S[step_of_token[over_T]]
+    variance = float(credit.var()) if credit.size else 0.0
+    if variance <= 1e-12:
+        return {}
+    return {"critic/credit_explained_var": 1.0 - float((credit - assignment.critic.values_T[over_T]).var()) / variance}
 
 
 def _alone(assignment: Assignment) -> Bools:

@@ -29,6 +29,8 @@ class RunFolder:
         if (path / "run.json").exists():
             raise InputError(f"trainer.default_local_dir: {path} holds a run already; name another folder")
         make_folder(path / "steps", "trainer.default_local_dir")
+        for unfinished in path.glob(".*.part"):  # it was killed here before
+            unfinished.unlink()
         folder = cls(path)
         folder.write_text("config.yaml", config_yaml)
         folder.write_text("run.json", json.dumps(run, indent=2) + "\n")

@@ -11,10 +11,12 @@ and its own response. Knows `Packed` and no model.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -134,7 +136,8 @@ class Prompts:
         length_U = np.asarray(lengths)
         column = np.arange(width)[None, :]
         inside = column < length_U[:, None]
-        at = np.where(inside, (np.cumsum(length_U) - length_U)[:, None] + column, 0)
+        start = (np.cumsum(length_U) - length_U)[:, None]
+        at = start + np.minimum(column, length_U[:, None] - 1)  # beyond its end: its own last token
         at_UP = torch.from_numpy(at).to(keys.device)
         beyond = torch.from_numpy(np.where(inside, 0, -np.inf).astype(np.float32)).to(keys.device)
         keys_UHPD, values_UHPD = (states[0][:, at_UP].transpose(0, 1) for states in (keys, values))
@@ -198,7 +201,7 @@ class Decoding:
         weights = torch.cat([to_prompt, to_response], -1).softmax(-1)
         of_prompt = weights[..., :n_prompt] @ prompts.values.float()
         of_response = self._by_row(weights[..., n_prompt:], q.shape[2]) @ value
-        return (self._by_row(of_prompt, q.shape[2]) + of_response).reshape(n_rows, 1, heads, width)
+        return (self._by_row(of_prompt, q.shape[2]) + of_response).reshape(n_rows, 1, heads, -1)
 
     def _by_prompt(self, by_row: Tensor) -> Tensor:
         """[B, key heads, repeats, X] to [U, key heads, g * repeats, X]."""
@@ -233,13 +236,18 @@ def sees(model: Any) -> float:
 
 @contextmanager
 def attending(model: Any) -> Iterator[None]:
-    """Inside, `model` attends by `packed_attention`, and is called with `packed_layout`."""
+    """Inside, `model` attends by `packed_attention`, and is called with `packed_layout`; for this thread alone."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)
-    before = model.config._attn_implementation
-    model.set_attn_implementation(NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(before)
+    with _in_use.setdefault(model, threading.RLock()):
+        before = model.config._attn_implementation
+        model.set_attn_implementation(NAME)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
+
+
+_in_use: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+"""By model: how it attends is a setting of the whole model."""

@@ -54,7 +54,7 @@ def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None
     versions = {name: actor.policy.version for name, actor in crew.actors.items()}
     sums = {str(file.relative_to(folder)): _sum(file) for file in sorted(folder.rglob("*")) if file.is_file()}
     manifest = {"step": step, "versions": versions, "state": state, "sha256": sums}
-    (own / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    (own / _MANIFEST).write_text(json.dumps(manifest | {"own_sha256": _sum_of(manifest)}, indent=2) + "\n")
 
 
 def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def _load_weights(model: Any, folder: Path) -> None:
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((folder / _STATE / _MANIFEST).read_text())
-        if not {"step", "versions", "state", "sha256"} <= manifest.keys():
-            raise ValueError("it lacks parts")
+        if manifest.pop("own_sha256", None) != _sum_of(manifest):
+            raise ValueError("it is not as it was written")
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{folder}: {_STATE}/{_MANIFEST} cannot be read: {first_line(error)}") from error
     return dict(manifest)
@@ -160,6 +160,11 @@ def sweep(run: Path, step: int) -> None:
     for later in saved_steps(run):
         if later > step:
             shutil.rmtree(folder_of(run, later))
+
+
+def _sum_of(manifest: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(manifest))
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def _sum(file: Path) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from creditflow.config import CriticConfig
+from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
@@ -41,6 +42,7 @@ class Critic:
         missing.
         """
         model, _ = load_folder(folder, "token_classification", key, new_head=True)
+        memory.suit(model.num_parameters(), device)
         return cls(model.to(device), config, updates)
 
     @torch.no_grad()

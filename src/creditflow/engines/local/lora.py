@@ -36,6 +36,7 @@ class Adapter:
         Raises ConfigError where the model has no such modules or layers.
         """
         _expect_peft()
+        _expect_in(base, config)
         from peft import LoraConfig, PeftModel, get_peft_model
 
         lora = LoraConfig(
@@ -102,6 +103,18 @@ def _expect_peft() -> None:
         import peft  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"{_KEY}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
+
+
+def _expect_in(base: Any, config: ActorModelConfig) -> None:
+    """peft takes names that nothing matches, as long as something matches one of them."""
+    names = [name for name, _ in base.named_modules()]
+    targets = [] if isinstance(config.target_modules, str) else config.target_modules
+    unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
+    if unknown:
+        raise ConfigError(f"{_KEY}.target_modules: no module is named {', '.join(unknown)}; {_there_is(base)}")
+    n_layers = int(getattr(base.config, "num_hidden_layers", 0))
+    if beyond := [layer for layer in config.layers_to_transform or [] if not 0 <= layer < n_layers]:
+        raise ConfigError(f"{_KEY}.layers_to_transform: there is no layer {beyond[0]}; {_there_is(base)}")
 
 
 def _what(config: ActorModelConfig, base: Any) -> str:

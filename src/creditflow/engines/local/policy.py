@@ -116,21 +116,33 @@ class Policy:
 _DECODES = 1e-2
 """Rows that are decoded together may differ from each alone by so much, in units of their spread: rounding, in whatever
 precision, is less, and what is wrong is of the order of 1."""
+_CANNOT = (AttributeError, TypeError, ValueError, NotImplementedError, LookupError, RuntimeError)
+"""What models raise that are not made for it."""
 
 
 def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
     """Refuse models that keep something else than keys and values, or know positions from the order of the input."""
     cannot = "cannot be decoded in batches here: it needs attention that keeps keys and values, and takes position_ids"
+
+    def apart(*, shared: bool) -> float:
+        return decoding.decoding_error(policy.model, policy.pad_id, shared=shared)
+
     try:
-        if policy.shares:
-            policy.shares = decoding.decoding_error(policy.model, policy.pad_id, shared=True) <= _DECODES
-        apart = 0.0 if policy.shares else decoding.decoding_error(policy.model, policy.pad_id, shared=False)
+        policy.shares = policy.shares and apart(shared=True) <= _DECODES
     except torch.OutOfMemoryError:
         raise
-    except (AttributeError, TypeError, ValueError, NotImplementedError, LookupError, RuntimeError) as error:
+    except _CANNOT:
+        policy.shares = False
+    if policy.shares:
+        return
+    try:
+        off = apart(shared=False)
+    except torch.OutOfMemoryError:
+        raise
+    except _CANNOT as error:
         raise unusable(_KEY, folder, f"{cannot} ({first_line(error)})") from error
-    if not apart <= _DECODES:
-        raise unusable(_KEY, folder, f"{cannot} (rows together and alone differ by {apart:.2g} of their spread)")
+    if not off <= _DECODES:
+        raise unusable(_KEY, folder, f"{cannot} (rows together and alone differ by {off:.2g} of their spread)")
 
 
 def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:

@@ -116,6 +116,11 @@ def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
             raise InputError(
                 f"{holds} that is finished, at step {steps}; name another folder, or raise trainer.total_training_steps"
             )
+    elif checkpoint.step_of(path, str(trainer.resume_from_path)) > steps:
+        raise ConfigError(
+            f"trainer.resume_from_path: {trainer.resume_from_path} is of a later step than {steps}, at which the "
+            "recipe ends; raise trainer.total_training_steps"
+        )
 
 
 MAY_CHANGE = {
