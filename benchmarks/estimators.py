@@ -39,13 +39,13 @@ def main() -> int:
         spread = (min(gained), max(gained))
         figures.append(Figure(f"pass@1 gained, {arm}", mean(gained), POINTS, unit="points", spread=spread))
     learned = [read_metrics(run.parent)[-LAST:] for run in sorted((folder / "gae").glob("seed*/run.json"))]
-    for what, key, hold in (
-        ("the returns that it learns from, the worst seed", "critic/vf_explained_var", EXPLAINED),
-        ("credit itself, the worst seed", "critic/credit_explained_var", None),
+    for what, key in (
+        ("the returns that it learns from, the worst seed", "critic/vf_explained_var"),
+        ("credit itself, the worst seed", "critic/credit_explained_var"),
     ):
         explained = [mean(row[key] for row in rows) for rows in learned]
         spread = (min(explained), max(explained))
-        figures.append(Figure(f"variance that the critic explains of {what}", min(explained), hold, spread=spread))
+        figures.append(Figure(f"variance that the critic explains of {what}", min(explained), EXPLAINED, spread=spread))
     batches = [
         mean(row["rollout/gen_batches"] for row in read_metrics(run.parent) if "rollout/gen_batches" in row)
         for run in sorted((folder / "dapo").glob("seed*/run.json"))
