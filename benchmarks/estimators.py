@@ -1,10 +1,11 @@
 """Every estimator of the local engine on the arithmetic team: `python -m benchmarks.estimators [--quick]`.
 
 Runs `creditflow compare recipes/arithmetic_estimators.yaml`, 3 seeds, into `runs/estimators/`, where finished runs are
-found again. About half an hour on two cores.
+found again. About forty minutes on two cores.
 
 Held: pass@1 of every arm ends at least 15 points above its start (mean of the seeds); in every seed the critic explains
-at least 0.3 of its returns' variance at the end (mean over the last training steps, on plays it has not learned from).
+at least 0.3 of the variance of its returns, and of credit, at the end (mean over the last training steps, on plays it
+has not learned from).
 """
 
 from __future__ import annotations

@@ -232,6 +232,14 @@ def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
         (("trainer.total_training_steps=3",), "has come to step 4 already, and the recipe ends at 3"),
         (("trainer.resume_mode=resume_path", "trainer.resume_from_path=nowhere"), "expected .*global_step_<number>"),
         (
+            (
+                "trainer.resume_mode=resume_path",
+                "trainer.resume_from_path=CHECKPOINT",
+                "trainer.total_training_steps=2",
+            ),
+            "CHECKPOINT is of a later step than 2, at which the recipe ends",
+        ),
+        (
             ("trainer.resume_mode=resume_path", "trainer.resume_from_path=CHECKPOINT", *KINDS["a critic"]),
             "CHECKPOINT: has no critic of default",
         ),

@@ -279,9 +279,6 @@ def test_dynamic_sampling_gives_up_where_no_task_tells_anything(recipe_file: Pat
     assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
 
 
-# ---- an agent that acts through a frozen model
-
-
 def test_plays_that_were_cut_short_in_the_first_step_are_told(
     recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -291,6 +288,9 @@ def test_plays_that_were_cut_short_in_the_first_step_are_told(
     share = read_metrics(path)[1]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
     assert f"warning: {share:.0%} of the first step's plays were truncated: a prompt was longer" in said
+
+
+# ---- an agent that acts through a frozen model
 
 
 @pytest.fixture

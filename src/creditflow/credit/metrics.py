@@ -89,10 +89,14 @@ def _explained(assignment: Assignment) -> dict[str, float]:
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
     over_T = assignment.trained_S[step_of_token] & batch.response_mask
     credit = assignment.credit_S[step_of_token[over_T]]
-    variance = float(credit.var()) if credit.size else 0.0
-    if variance <= 1e-12:
-        return {}
-    return {"critic/credit_explained_var": 1.0 - float((credit - assignment.critic.values_T[over_T]).var()) / variance}
+    share = explained_variance(credit, assignment.critic.values_T[over_T])
+    return {} if share is None else {"critic/credit_explained_var": share}
+
+
+def explained_variance(target: Floats, values: Floats) -> float | None:
+    """1 - Var(target - values) / Var(target); 1 is all, below 0 worse than a constant. None if `target` is constant."""
+    variance = float(target.var()) if target.size else 0.0
+    return None if variance <= 1e-12 else 1.0 - float((target - values).var()) / variance
 
 
 def _alone(assignment: Assignment) -> Bools:

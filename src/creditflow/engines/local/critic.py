@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from creditflow.config import CriticConfig
+from creditflow.credit.metrics import explained_variance
 from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
@@ -124,6 +125,5 @@ def explained(batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, train
     """
     step_of_token, _ = sampled_tokens(batch)
     over_T = trained_S[step_of_token] & batch.response_mask
-    returns, errors = returns_T[over_T], returns_T[over_T] - values_T[over_T]
-    variance = float(returns.var()) if returns.size else 0.0
-    return {} if variance <= 1e-12 else {"critic/vf_explained_var": 1.0 - float(errors.var()) / variance}
+    share = explained_variance(returns_T[over_T], values_T[over_T])
+    return {} if share is None else {"critic/vf_explained_var": share}

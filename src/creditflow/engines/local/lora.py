@@ -55,7 +55,7 @@ class Adapter:
                     return cls(base, name)
                 return cls(get_peft_model(base, lora, adapter_name=name), name)
             except ValueError as error:
-                raise ConfigError(f"{_KEY}.{_what(config, base)}: {first_line(error)}; {_there_is(base)}") from error
+                raise ConfigError(f"{_KEY}.target_modules: {first_line(error)}; {_there_is(base)}") from error
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -115,12 +115,6 @@ def _expect_in(base: Any, config: ActorModelConfig) -> None:
     n_layers = int(getattr(base.config, "num_hidden_layers", 0))
     if beyond := [layer for layer in config.layers_to_transform or [] if not 0 <= layer < n_layers]:
         raise ConfigError(f"{_KEY}.layers_to_transform: there is no layer {beyond[0]}; {_there_is(base)}")
-
-
-def _what(config: ActorModelConfig, base: Any) -> str:
-    layers = config.layers_to_transform or []
-    n_layers = int(getattr(base.config, "num_hidden_layers", 0))
-    return "layers_to_transform" if any(not 0 <= layer < n_layers for layer in layers) else "target_modules"
 
 
 def _there_is(base: Any) -> str:
