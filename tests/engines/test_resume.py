@@ -1,6 +1,7 @@
 """Runs that are stopped and gone on with, against runs that were not."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -122,7 +123,8 @@ def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, a
 
 
 @pytest.mark.parametrize(
-    ("written", "damaged"), [('"tasks_taken": 8', '"tasks_taken": 4'), ('"threshold"', '"thresholf"')]
+    ("written", "damaged"),
+    [(r'"tasks_taken": 8', '"tasks_taken": 4'), ('"threshold"', '"thresholf"'), (r"(?s).*", "[]"), (r"(?s).*", "{}")],
 )
 def test_a_checkpoints_own_record_is_not_believed_where_it_was_changed(
     recipe_file, monkeypatch, capsys, written, damaged
@@ -130,12 +132,13 @@ def test_a_checkpoints_own_record_is_not_believed_where_it_was_changed(
     stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
     record = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / "state" / "trainer.json"
     text = record.read_text()
-    assert written in text, text
-    record.write_text(text.replace(written, damaged))
+    changed = re.sub(written, damaged, text, count=1)
+    assert changed != text
+    record.write_text(changed)
     capsys.readouterr()
     run(recipe_file, "run", *EVERY_STEP)
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "trainer.json cannot be read: it is not as it was written; the one before it is tried" in said
+    assert re.search(r"trainer.json cannot be read: .*; the one before it is tried", said)
     assert "goes on after step 1" in said
 
 

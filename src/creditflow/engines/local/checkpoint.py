@@ -111,7 +111,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / _STATE / _MANIFEST).read_text())
         if manifest.pop("own_sha256", None) != _sum_of(manifest):
             raise ValueError("it is not as it was written")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise DataError(f"{folder}: {_STATE}/{_MANIFEST} cannot be read: {first_line(error)}") from error
     return dict(manifest)
 
