@@ -76,6 +76,8 @@ data_app = typer.Typer(help="Turn published data sets into verl-schema Parquet."
 app.add_typer(data_app, name="data")
 sandbox_app = typer.Typer(help="Boxes for programs that nobody trusts.", no_args_is_help=True)
 app.add_typer(sandbox_app, name="sandbox")
+guard_app = typer.Typer(help="Rules that watch a run.", no_args_is_help=True)
+app.add_typer(guard_app, name="guard")
 
 
 @app.command(cls=_WithDashes)
@@ -154,6 +156,56 @@ def check(
     check(recipe, overrides or [], tasks, _reporter())
 
 
+@app.command()
+def simulate(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options of credit (algorithm.*) to set.", show_default=False),
+    ] = None,
+    *,
+    steps: Annotated[int, typer.Option(min=1, help="Of a play.")] = 13,
+    graph: Annotated[
+        str, typer.Option(help="chain, tree, full; or a JSON file: for each step the list of those it uses.")
+    ] = "chain",
+    agents: Annotated[str, typer.Option(metavar="A,B", help="The first makes the first step, the others the rest.")] = (
+        "planner,executor,verifier"
+    ),
+    error: Annotated[float, typer.Option(help="How often a step errs on right input.")] = 0.1,
+    errors: Annotated[str, typer.Option(metavar="A=P,B=P", help="The same, of single agents.")] = "",
+    self_conditioning: Annotated[float, typer.Option(help="How much more often it errs on wrong input.")] = 0.0,
+    recovery: Annotated[float, typer.Option(help="How often a step makes a right output of wrong input.")] = 0.0,
+    noise: Annotated[float, typer.Option(help="Share of verdicts that are mistaken.")] = 0.0,
+    votes: Annotated[int, typer.Option(min=1, help="Verdicts that a score is the mean of; 1: binary scores.")] = 8,
+    scored: Annotated[str, typer.Option(metavar="A,B", help="The agents that are scored; default: all.")] = "",
+    inherits: Annotated[
+        bool, typer.Option("--inherits", help="Scores are of outputs, upstream errors included.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is drawn.")] = 0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw a figure (PNG).")] = None,
+) -> None:
+    """How errors, and blame for them, travel through a chain or graph of agents, under each rule of credit.
+
+    Plays are drawn, not played; credit is computed by the code that training uses.
+    """
+    from creditflow.commands.simulate import shares_of, simulate, team_of
+
+    team = team_of(
+        graph,
+        steps=steps,
+        agents=tuple(name.strip() for name in agents.split(",") if name.strip()),
+        error=error,
+        errors=shares_of(errors, "--errors"),
+        self_conditioning=self_conditioning,
+        recovery=recovery,
+        noise=noise,
+        votes=votes,
+        scored=tuple(name.strip() for name in scored.split(",") if name.strip()) or None,
+        inherits=inherits,
+        seed=seed,
+    )
+    simulate(team, overrides or [], plot, _reporter())
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],
@@ -163,6 +215,30 @@ def gsm8k(
     from creditflow.commands.data import gsm8k
 
     gsm8k(source, out, _reporter())
+
+
+@guard_app.command("test")
+def guard_test(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    *,
+    scenario: Annotated[
+        str,
+        typer.Option(
+            metavar="S",
+            help="healthy, entropy_collapse, failing_rewards, contradictory, not_finite, accuracy_drop, shut_out, "
+            "unstable or slow; or a run's folder; or a file of metrics, one JSON object a line.",
+        ),
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="Of a made-up series.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Of a made-up series; default: the recipe's.", show_default=False)
+    ] = None,
+) -> None:
+    """Replay a series of metrics against a recipe's rules, and print what would have happened."""
+    from creditflow.commands.guard import test
+
+    test(recipe, overrides or [], scenario, seed, steps)
 
 
 @sandbox_app.command("check")

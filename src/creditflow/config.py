@@ -317,6 +317,13 @@ class TrainerConfig:
     total_training_steps: int | None = None
     """Default: as many as `total_epochs` over the data takes."""
     total_epochs: int = 1
+    logger: list[str] = field(default_factory=lambda: ["console"])
+    """Where metrics go beside the run's metrics.jsonl, which is always written: `console`, `wandb`, `tensorboard`,
+    `mlflow`."""
+    project_name: str = "creditflow"
+    """The project, or experiment, that trackers file the run under."""
+    experiment_name: str | None = None
+    """Its name there; default: that of its folder."""
     default_local_dir: str | None = None
     """The run's folder; default runs/<recipe>-<time>."""
     val_before_train: bool = True
@@ -337,6 +344,70 @@ class TrainerConfig:
     """torch threads; 0: torch's own choice."""
     critic_warmup: int = 0
     """Training steps at the beginning in which only the critic learns."""
+
+
+def default_rules() -> dict[str, Any]:
+    """The guard's rules, unless a recipe says otherwise."""
+    return {
+        "accuracy": {
+            "kind": "drop",
+            "metric": "val/pass_at_1",
+            "over": "val/plays",
+            "by": 0.05,
+            "window": 5,
+            "action": "set_threshold",
+            "to": 0.4,
+        },
+        "error_rate": {
+            "metric": "reward/error_rate",
+            "over": "reward/verdicts",
+            "above": 0.1,
+            "window": 3,
+            "recover": 0.05,
+            "recover_epochs": 5,
+            "action": "fallback_identical",
+        },
+        "not_finite": {
+            "metric": "actor/skipped_updates",
+            "above": 0.0,
+            "window": 3,
+            "recover_epochs": 1,
+            "action": "restore_checkpoint",
+        },
+        "entropy": {"metric": "actor/entropy", "below": 0.1, "times_first": True, "window": 3},
+        "sub_reward_var": {"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 10},
+        "pass_rate": {"metric": "propagation/pass_rate", "below": 0.8, "window": 10},
+        "shut_out": {"metric": "credit/reach/*", "below": 0.05, "window": 3},
+        "propagation_s": {"metric": "timing/propagation_s", "above": 1.0, "window": 3},
+    }
+
+
+@dataclass
+class FallbackConfig:
+    """What is trained while credit has fallen back to the shared global reward."""
+
+    trainable: str = "all"
+    """`all`: what was trained before; `lora`: adapters alone, on the layers named."""
+    lora_rank: int = 8
+    lora_alpha: int = 16
+    target_modules: Any = "all-linear"
+    layers_to_transform: list[int] | None = None
+    """As in `actor_rollout_ref.model`."""
+
+
+@dataclass
+class GuardConfig:
+    """What is watched, and what is done where it goes bad."""
+
+    enable: bool = True
+    rules: dict[str, Any] = field(default_factory=default_rules)
+    """By name; null takes one away. `metric` (a name of docs/metrics.md; `*` for any agent or function), `kind`
+    (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric that counts what `metric` is a share of),
+    `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`), `cool_down`
+    (looks after a recovery in which it does not fire)."""
+    max_rollbacks: int = 2
+    """Restore a checkpoint so often; where a rule asks for it once more, the run stops with a report."""
+    fallback: FallbackConfig = field(default_factory=FallbackConfig)
 
 
 @dataclass
@@ -360,6 +431,7 @@ class Config:
     """Without any: one, `default`, with `actor_rollout_ref.model`, which is trained."""
     team: TeamConfig = field(default_factory=TeamConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Any options of verl, nested as in its own files; only `--engine verl` reads them. `verl.config_name` chooses the
@@ -745,6 +817,8 @@ def _validate_lora(config: Config) -> None:
 
 def _validate(config: Config) -> None:
     """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
+    from creditflow.monitor.trackers import expect_trackers
+
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     config.algorithm.validate()
     _validate_actor(actor)
@@ -807,8 +881,20 @@ def _validate(config: Config) -> None:
         if agent.startswith("_") or agent in {"answer_from", "close"}:
             raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
     _validate_policies(config)
+    _validate_guard(config.guard)
+    expect_trackers(config.trainer.logger)
     if config.trainer.total_training_steps is not None:
         _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)
+
+
+def _validate_guard(guard: GuardConfig) -> None:
+    """Metrics are looked at later, when the names of the reward functions are known."""
+    from creditflow.monitor.guard import specs
+
+    specs(guard)
+    _positive("guard.max_rollbacks", guard.max_rollbacks, zero=True)
+    _one_of("guard.fallback.trainable", guard.fallback.trainable, ("all", "lora"))
+    _positive("guard.fallback.lora_rank", guard.fallback.lora_rank)
 
 
 def _validate_policies(config: Config) -> None:

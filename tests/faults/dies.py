@@ -24,6 +24,7 @@ PLACES = {
     "credit": (trainer, "assign"),
     "update": (Learner, "step"),
     "metrics": (RunFolder, "append_metrics"),
+    "events": (RunFolder, "append_events"),
     "weights of a checkpoint": (Policy, "save"),
     "optimizer of a checkpoint": (Learner, "save"),
     "sums of a checkpoint": (checkpoint, "_sum"),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from creditflow.monitor import (
     Evaluation,
+    error_metrics,
     evaluation_metrics,
     passes,
     rollout_metrics,
@@ -41,6 +42,7 @@ def test_metrics_of_columns_are_those_of_one_object_after_the_other(sampled, gre
     for batch in (here, batch_of_table(unpack(map(pack, sampled)))):
         close(rollout_metrics(batch), plain_metrics.rollout_metrics(sampled))
         close(sub_reward_metrics(batch), plain_metrics.sub_reward_metrics(sampled))
+        close(error_metrics(batch), plain_metrics.error_metrics(sampled))
         close(evaluation_metrics(batch, n), plain_metrics.evaluation_metrics(sampled, n))
         wrong_S, scored_S = step_errors(batch)
         every = [plain_metrics.is_wrong(made) for trajectory in sampled for made in trajectory.steps]
@@ -136,3 +138,32 @@ def test_rollout_metrics_count_steps_tokens_and_what_went_wrong() -> None:
     assert metrics["rollout/tokens"] == 12
     assert metrics["rollout/failed_frac"] == metrics["rollout/truncated_frac"] == 0.25
     assert metrics["rollout/agent_error_frac"] == 0.25
+
+
+def errors(*trajectories):
+    return error_metrics(batch_of(*trajectories))
+
+
+def test_a_verdict_that_failed_is_an_error_and_one_of_weight_0_is_no_verdict() -> None:
+    steps = [step("a", {"f": 1.0, "g": "failed"}), step("b", {"f": 0.2, "h": Score(0.0, weight=0.0)})]
+    assert errors(play("p", steps, 0.0)) == {"reward/error_rate": 1 / 3, "reward/verdicts": 3}
+
+
+@pytest.mark.parametrize(
+    ("scores", "outcome", "contradict"),
+    [
+        ([1.0, 1.0], 0.0, True),
+        ([1.0, 1.0], 0.9, True),
+        ([1.0, 0.9], 0.0, False),
+        ([0.4, 0.0], 1.0, True),
+        ([0.4, 0.5], 1.0, False),
+        ([0.4, 0.0], 0.0, False),
+        ([1.0, 1.0], 1.0, False),
+        ([1.0, 1.0], None, False),
+        ([1.0, 1.0], "failed", False),
+        ([1.0, None], 0.0, False),  # the second may be why
+    ],
+)
+def test_verdicts_contradict_an_outcome_that_they_leave_no_room_for(scores, outcome, contradict) -> None:
+    made = errors(play("p", [step("a", score) for score in scores], outcome))
+    assert made["reward/error_rate"] == float(contradict)

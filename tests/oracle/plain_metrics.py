@@ -73,6 +73,26 @@ def sub_reward_metrics(trajectories):
     return metrics
 
 
+def error_metrics(trajectories):
+    verdicts = wrong = 0
+    for trajectory in trajectories:
+        if trajectory.status == "failed":
+            continue
+        per_step = [[(s, step) for s in step.scores.values() if s.weight > 0] for step in trajectory.steps]
+        given = [pair for pairs in per_step for pair in pairs]
+        verdicts += len(given)
+        failed = [score for score, _ in given if score.status != "ok"]
+        wrong += len(failed)
+        outcome = trajectory.outcome
+        if failed or not given or not all(per_step) or outcome is None or outcome.status != "ok":
+            continue
+        values = [rescaled(score, step) for score, step in given]
+        right = rescaled(outcome) >= RIGHT
+        if (right and max(values) < 0.5) or (not right and min(values) >= RIGHT):
+            wrong += len(given)
+    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts} if verdicts else {}
+
+
 def passes(trajectory):
     outcome = trajectory.outcome
     return outcome is not None and outcome.status == "ok" and rescaled(outcome) >= RIGHT
@@ -87,7 +107,7 @@ def plays_by_task(trajectories):
 
 def evaluation_metrics(trajectories, n):
     passed = [[passes(play) for play in plays] for plays in plays_by_task(trajectories)]
-    metrics = {"pass_at_1": mean([mean(plays) for plays in passed])}
+    metrics = {"pass_at_1": mean([mean(plays) for plays in passed]), "plays": len(trajectories)}
     for k in sorted({2**i for i in range(1, 11) if 2**i < n} | {n}) if n > 1 else []:
         metrics[f"pass_at_{k}"] = mean([share_of_draws(plays, k) for plays in passed])
     ok = [rescaled(t.outcome) for t in trajectories if t.outcome is not None and t.outcome.status == "ok"]

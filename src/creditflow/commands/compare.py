@@ -21,7 +21,7 @@ from creditflow.config import Recipe, load_recipe, trained_policies
 from creditflow.engines.local.crew import model_folder
 from creditflow.engines.local.plays import total_steps
 from creditflow.engines.local.policy import Policy, pick_device
-from creditflow.engines.local.trainer import run_path
+from creditflow.engines.local.run import run_path
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.files import make_folder, write_whole
 from creditflow.ledger import RunFolder

@@ -26,6 +26,7 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     * `propagation/forced_open/<agent>`: share of those that were opened to keep the threshold's floor.
     * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
+    * `credit/share/<agent>`: of the credit of all trained steps, in absolute value, the agent's share.
     * `credit/gated_off/<agent>`: share of the credit, in absolute value, that came to the agent's gates and was
       withheld.
     * `credit/mis_credited/<agent>`: share of trained steps with an ok score (weight 0 included) whose advantage is
@@ -68,6 +69,9 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     ):
         result |= _shares(name, assignment, *_by_agent(assignment, values_S, over_S))
 
+    credit_A, _ = _by_agent(assignment, np.abs(assignment.credit_S), trained_S)
+    if credit_A.sum() > 0:
+        result |= _shares("credit/share", assignment, credit_A, np.full_like(credit_A, credit_A.sum()))
     withheld, _ = _by_agent(assignment, np.abs(assignment.stopped_S), kept_S)
     offered, _ = _by_agent(assignment, _offered(assignment), kept_S)
     result |= _shares("credit/gated_off", assignment, withheld, offered)

@@ -6,9 +6,11 @@ door as a user's.
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 
 Entry = TypeVar("Entry")
 
@@ -41,3 +43,19 @@ class Registry(Generic[Entry]):
             return self._entries[name]
         except KeyError:
             raise ConfigError(f"{self.key}: expected one of {', '.join(self._entries)}, got {name!r}") from None
+
+
+def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:
+    """Raises ConfigError where `options` are not the keywords that `entry` is called with, after `first` others.
+
+    `name`: of the entry; `key`: the option that holds them; both for the message.
+    """
+    parameters = list(inspect.signature(entry).parameters.values())[first:]
+    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+    for word in options:
+        if word not in known and len(known) == len(parameters):
+            hint = did_you_mean(str(word), known)
+            raise ConfigError(f"{key}: expected keys of kind {name}: {', '.join(known)}; got {word!r}{hint}")
+    for p in parameters:
+        if p.kind is not p.VAR_KEYWORD and p.default is p.empty and p.name not in options:
+            raise ConfigError(f"{key}.{p.name}: expected a value, which kind {name} needs, got none")

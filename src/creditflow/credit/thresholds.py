@@ -6,7 +6,6 @@ knows sub-rewards, their spread and the accuracy of validations; it does not kno
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TypeGuard, TypeVar
 import numpy as np
 
 from creditflow.credit.gates import GATE_TOLERANCE
-from creditflow.credit.registry import Registry
+from creditflow.credit.registry import Registry, expect_keywords
 from creditflow.errors import (
     BatchError,
     ConfigError,
@@ -114,7 +113,7 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
         raise ConfigError(f"{KEY}.kind: expected {' or '.join(THRESHOLDS.names())}, got {name!r}{hint}")
     kind = THRESHOLDS[str(name)]
     options = {key: value for key, value in spec.items() if key != "kind"}
-    _check_keys(str(name), kind, options)
+    expect_keywords(str(name), kind, options, KEY, first=1)
     return kind(team, **options)
 
 
@@ -488,19 +487,6 @@ def _check_sub_rewards(agent: str, r: Floats) -> None:
     bad = r[(r < -_ROUNDING) | (r > 1 + _ROUNDING)]
     if bad.size:
         raise ScoreRangeError(f"sub-rewards of agent {agent!r}: expected numbers from 0 to 1, got {bad[0]}")
-
-
-def _check_keys(name: str, kind: Callable[..., Threshold], options: Mapping[str, Any]) -> None:
-    """The keys of a kind are the keywords that it is called with, after the team."""
-    parameters = list(inspect.signature(kind).parameters.values())[1:]
-    known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
-    for key in options:
-        if key not in known and len(known) == len(parameters):
-            hint = did_you_mean(str(key), known)
-            raise ConfigError(f"{KEY}: expected keys of kind {name}: {', '.join(known)}; got {key!r}{hint}")
-    for p in parameters:
-        if p.kind is not p.VAR_KEYWORD and p.default is p.empty and p.name not in options:
-            raise ConfigError(f"{KEY}.{p.name}: expected a value, which kind {name} needs, got none")
 
 
 def _expect_number(key: str, value: object, low: float, high: float) -> None:

@@ -1,10 +1,11 @@
-"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `steps/NNNNNN.parquet`."""
+"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `events.jsonl`, `steps/NNNNNN.parquet`."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -44,26 +45,50 @@ class RunFolder:
         make_folder(path / "steps", "trainer.default_local_dir")
         return cls(path)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, aside: str | None = None) -> None:
         """Back to where training step `step` was recorded: what follows is appended as if nothing had come after it.
 
-        Step files and metrics of later steps are removed, and `evaluation.json` with them; a torn last line of metrics
-        and files that were never finished, too. Rewinding again, after a crash, does the rest. Raises DataError where
-        another line of metrics is damaged; then nothing is removed.
+        Step files, metrics and events of later steps are removed, and `evaluation.json` with them; a torn last line and
+        files that were never finished, too. Rewinding again, after a crash, does the rest. `aside`: a folder in this
+        one where later step files and metrics are kept; their events then stay too: they say why. Raises DataError
+        where another line is damaged; then nothing is removed.
         """
-        file = self.path / "metrics.jsonl"
-        lines = _whole_lines(self.path) if file.is_file() else []
-        if odd := [line for line, row in lines if not isinstance(row.get("step"), int)]:
-            raise DataError(f"{file}: expected a training step in every line, got {odd[0][:60]}")
-        kept = [line for line, row in lines if row["step"] <= step]
+        metrics, events = self._lines("metrics.jsonl"), self._lines("events.jsonl")
+        kept = [line for line, row in metrics if row["step"] <= step]
         numbered = [found for found in self.path.glob("steps/*.parquet") if found.stem.isdigit()]
         later = [found for found in numbered if int(found.stem) > step]
-        if later or len(kept) < len(lines):
+        if later or len(kept) < len(metrics):
             (self.path / "evaluation.json").unlink(missing_ok=True)  # it speaks of the end
-        if file.is_file():
-            self.write_text(file.name, "".join(f"{line}\n" for line in kept))
+        if aside is not None:
+            make_folder(self.path / aside, "trainer.default_local_dir")
+            gone = [line for line, row in metrics if row["step"] > step]
+            if gone:
+                self._write_lines(f"{aside}/metrics.jsonl", gone)
+            for found in later:
+                found.rename(self.path / aside / found.name)
+            later = []
+        else:
+            # What led back to where the run goes on from now stays, with all before it.
+            led = [i for i, (_, row) in enumerate(events) if row.get(BACK_TO, math.inf) <= step]
+            stays = led[-1] + 1 if led else 0
+            self._write_lines(
+                "events.jsonl", [line for i, (line, row) in enumerate(events) if i < stays or row["step"] <= step]
+            )
+        self._write_lines("metrics.jsonl", kept)
         for found in (*later, *self.path.glob("steps/.*.part"), *self.path.glob(".*.part")):
             found.unlink()
+
+    def _lines(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """The lines of a file, each with what it says; every one says of which training step."""
+        lines = _whole_lines(self.path / name)
+        if odd := [line for line, row in lines if not isinstance(row.get("step"), int)]:
+            raise DataError(f"{self.path / name}: expected a training step in every line, got {odd[0][:60]}")
+        return lines
+
+    def _write_lines(self, name: str, lines: Sequence[str]) -> None:
+        """Where there is such a file, or something to write."""
+        if lines or (self.path / name).is_file():
+            self.write_text(name, "".join(f"{line}\n" for line in lines))
 
     def write_text(self, name: str, text: str) -> None:
         """The file `name`, replaced whole."""
@@ -74,6 +99,20 @@ class RunFolder:
         values = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**values, "step": step}) + "\n")
+
+    def append_events(self, events: Iterable[Mapping[str, Any]], back_to: int | None = None) -> None:
+        """Lines of `events.jsonl`, each with its `step`. `back_to`: the step that the run goes on from because of them.
+
+        Appended and synced: an event stands also where the process dies of what it says.
+        """
+        led = {} if back_to is None else {BACK_TO: back_to}
+        lines = [json.dumps({**event, **led}) for event in events]
+        if not lines:
+            return
+        with (self.path / "events.jsonl").open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
 
     def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment | None = None) -> None:
         """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from.
@@ -91,13 +130,27 @@ def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:
     return {renamed.get(name, name): getattr(assignment, f"{name}_S") for name in names}
 
 
+BACK_TO = "goes_on_after"
+"""In an event that led back to a checkpoint: the training step after which the run goes on."""
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `events.jsonl`, if there are any; a torn last one is left out."""
+    return [row for _, row in _whole_lines(path / "events.jsonl")]
+
+
+def rollbacks(path: Path) -> list[int]:
+    """The training steps that a run was led back to, in order."""
+    return [event[BACK_TO] for event in read_events(path) if BACK_TO in event]
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's `metrics.jsonl`, those of one step as one; a torn last line (of a killed run) is left out.
 
     Raises DataError where another line is damaged.
     """
     rows: list[dict[str, Any]] = []
-    for _, row in _whole_lines(path):
+    for _, row in _whole_lines(path / "metrics.jsonl"):
         if rows and row.get("step") == rows[-1].get("step"):
             rows[-1] |= row
         else:
@@ -105,14 +158,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line of metrics as it stands, and what it says."""
-    lines = (path / "metrics.jsonl").read_text().splitlines()
+def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Each line of JSON as it stands, and what it says; none where there is no such file."""
+    lines = file.read_text().splitlines() if file.is_file() else []
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         try:
             rows.append((line, json.loads(line)))
         except json.JSONDecodeError as error:
             if number < len(lines):
-                raise DataError(f"{path / 'metrics.jsonl'}:{number}: not JSON: {error.msg}") from error
+                raise DataError(f"{file}:{number}: not JSON: {error.msg}") from error
     return rows

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from creditflow.trajectory import RIGHT, TRAJECTORY_STATUSES, Bools, Floats, Ints, Score, TrajectoryBatch
+from creditflow.trajectory import (
+    NOT_MATCHED,
+    OK,
+    RIGHT,
+    TRAJECTORY_STATUSES,
+    Bools,
+    Floats,
+    Ints,
+    Score,
+    TrajectoryBatch,
+)
 
 
 def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
@@ -53,6 +63,34 @@ def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     return metrics
 
 
+def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    """`reward/error_rate`: the share of sub-reward verdicts that failed or contradict the outcome; `reward/verdicts`.
+
+    A verdict is a score that has weight, of a play that did not fail. Those of a play contradict its outcome where all
+    of them are at the top and the outcome is not, or all are below one half and the outcome is at the top. That is said
+    only of plays in which every step was judged: else what nobody looked at may explain it. Nothing without verdicts.
+    """
+    matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
+    play_S, n = batch.trajectory_of_step, batch.n_trajectories
+    matched_SK &= (batch.status_of_trajectory != TRAJECTORY_STATUSES.index("failed"))[play_S][:, None]
+    verdicts = int(matched_SK.sum())
+    if not verdicts:
+        return {}
+    ok_SK = matched_SK & (batch.score_status == OK)
+    every_S = matched_SK.any(axis=1) & (ok_SK == matched_SK).all(axis=1)
+    judged_N = (_counts(play_S, n) > 0) & (_counts(play_S[~every_S], n) == 0)
+    short_N = _counts(play_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
+    high_N = _counts(play_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
+    outcome_N, known_N = _outcomes(batch)
+    right_N = known_N & (outcome_N >= RIGHT)
+    contradicts_N = judged_N & known_N & np.where(right_N, ~high_N, ~short_N)
+    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[play_S]].sum())
+    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": float(verdicts)}
+
+
+_HALF = 0.5
+
+
 def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     """avg@n (`pass_at_1`: the mean over plays), pass@k for k = 2, 4, ... up to n, and how often steps were wrong.
 
@@ -60,7 +98,7 @@ def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     scored, has not passed. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
     """
     plays_G, passed_G = passes_by_task(batch)
-    metrics = {"pass_at_1": float(np.mean(passed_G / plays_G))}
+    metrics = {"pass_at_1": float(np.mean(passed_G / plays_G)), "plays": float(batch.n_trajectories)}
     for k in [2**i for i in range(1, 11) if 2**i < n] + ([n] if n > 1 else []):
         metrics[f"pass_at_{k}"] = float(np.mean(_pass_at_k(plays_G, passed_G, k)))
     outcome_N, ok_N = _outcomes(batch)

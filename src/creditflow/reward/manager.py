@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 
+import numpy as np
+
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.reward.cache import Cache, Keys
 from creditflow.reward.calls import Backend, Call, Returned
@@ -56,6 +58,8 @@ class FunctionReport:
     """Calls that were answered without being made: from the cache, or because another one asked the same."""
     counted: Mapping[str, float] = field(default_factory=dict)
     """What the function counted itself (`metrics()`)."""
+    sd: float = 0.0
+    """Standard deviation of those that `mean` is of."""
 
     @property
     def failed_frac(self) -> float:
@@ -65,7 +69,10 @@ class FunctionReport:
     @classmethod
     def merge(cls, reports: Sequence[FunctionReport]) -> FunctionReport:
         """One report of what one function did in several scorings; see `ScoringReport.merge`."""
-        scored = [(report.matched - report.failed, report.mean) for report in reports if report.matched > report.failed]
+        scored = [(r.matched - r.failed, r.mean, r.sd) for r in reports if r.matched > r.failed]
+        n_scored = sum(n for n, _, _ in scored)
+        mean = sum(n * mean for n, mean, _ in scored) / n_scored if scored else math.nan
+        variance = sum(n * (sd**2 + (own - mean) ** 2) for n, own, sd in scored) / n_scored if scored else 0.0
         reasons: dict[str, str] = {}
         for reason in (reason for report in reports for reason in report.reasons):
             reasons.setdefault(_without_place(reason), reason)
@@ -74,7 +81,8 @@ class FunctionReport:
             level=reports[0].level,
             matched=sum(report.matched for report in reports),
             failed=sum(report.failed for report in reports),
-            mean=sum(n * mean for n, mean in scored) / sum(n for n, _ in scored) if scored else math.nan,
+            mean=mean,
+            sd=math.sqrt(variance),
             seconds=sum(report.seconds for report in reports),
             reasons=tuple(reasons.values())[:_SHOWN_REASONS],
             timeouts=sum(report.timeouts for report in reports),
@@ -109,6 +117,7 @@ class ScoringReport:
         for function in self.functions:
             if not math.isnan(function.mean):
                 metrics[f"reward/{function.name}/mean"] = function.mean
+                metrics[f"reward/{function.name}/sd"] = function.sd
             metrics[f"reward/{function.name}/failed_frac"] = function.failed_frac
             metrics[f"reward/{function.name}/timeouts"] = function.timeouts
             metrics[f"reward/{function.name}/cached"] = function.cached
@@ -375,7 +384,8 @@ def _report(
         level=function.level,
         matched=len(mine),
         failed=len(mine) - len(values),
-        mean=sum(values) / len(values) if values else math.nan,
+        mean=float(np.mean(values)) if values else math.nan,
+        sd=float(np.std(values)) if values else 0.0,
         seconds=sum(ran.seconds[part] for part in parts),
         reasons=tuple(reasons.values())[:_SHOWN_REASONS],
         timeouts=sum(score.status == "timeout" for _, score in mine),

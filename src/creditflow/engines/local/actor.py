@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from creditflow.config import ActorConfig, OptimConfig
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
+from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
 from creditflow.engines.local.packing import Packed
 from creditflow.engines.local.policy import Policy
@@ -94,7 +95,38 @@ class Actor:
         low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
         high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
         self.clip = Clip(low, high, config.clip_ratio_c)
-        self.learner = Learner(policy.parameters, optim or config.optim, config.grad_clip, total_updates)
+        self._learning = (optim or config.optim, config.grad_clip, total_updates)
+        self.learner = Learner(policy.parameters, *self._learning)
+        self._whole: Policy | None = None
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether an adapter is trained for now in place of all weights."""
+        return self._whole is not None
+
+    def narrow(self, adapter: Adapter) -> None:
+        """Train `adapter`, which is over the policy's model, in place of all weights.
+
+        Their gradients and their optimizer's state are given up; the learning rate goes on where it is.
+        """
+        self._whole, whole = self.policy, self.policy
+        self.policy = whole.with_adapter(adapter)
+        self._begin_again()
+
+    def widen(self) -> None:
+        """Train all weights again, with what the adapter learned added to them. The optimizer begins anew."""
+        assert self._whole is not None
+        assert self.policy.adapter is not None
+        self.policy.adapter.merge()
+        self._whole.version, self.policy, self._whole = self.policy.version, self._whole, None
+        self.policy.model.requires_grad_(True)
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        updates = self.learner.updates
+        self.learner.begin()  # frees the gradients
+        self.learner = Learner(self.policy.parameters, *self._learning)
+        self.learner.go_on_at(updates)
 
     def update(
         self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
@@ -158,4 +190,10 @@ class Actor:
         metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step()).items()}
         if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
+        if not len(computed):  # nothing that these could be means over; entropy is seen in what was sampled
+            metrics = {key: value for key, value in metrics.items() if key not in _OF_COMPUTED}
+            metrics["actor/entropy"] = float(-(old_T @ weight_T) / weight_T.sum())
         return metrics
+
+
+_OF_COMPUTED = {f"actor/{name}" for name in ("pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss")}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from safetensors.torch import load_model, save_model
 
 from creditflow.engines.local.crew import Crew
 from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
@@ -46,14 +47,18 @@ def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None
     for name, actor in crew.actors.items():
         weights = folder if len(crew.actors) == 1 else folder / name
         weights.mkdir(exist_ok=True)
-        actor.policy.save(weights)
+        if actor.narrowed:
+            actor.policy.save_merged(weights)  # for others; what goes on needs base and adapter apart
+            save_model(actor.policy.model, str(own / f"{name}-narrowed.safetensors"))
+        else:
+            actor.policy.save(weights)
         actor.learner.save(own / f"{name}.safetensors")
     for name, critic in crew.critics.items():
         critic.model.save_pretrained(own / f"critic-{name}", safe_serialization=True)
         critic.learner.save(own / f"critic-{name}.safetensors")
     versions = {name: actor.policy.version for name, actor in crew.actors.items()}
     sums = {str(file.relative_to(folder)): _sum(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    manifest = {"step": step, "versions": versions, "state": state, "sha256": sums}
+    manifest = {"step": step, "versions": versions, "narrowed": crew.narrowed, "state": state, "sha256": sums}
     (own / _MANIFEST).write_text(json.dumps(manifest | {"own_sha256": _sum_of(manifest)}, indent=2) + "\n")
 
 
@@ -75,10 +80,14 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
     for name in crew.critics:
         if not (own / f"critic-{name}").is_dir():
             raise ConfigError(f"algorithm.adv_estimator: {folder}: has no critic of {name}")
+    if manifest["narrowed"] != crew.narrowed:
+        (crew.narrow if manifest["narrowed"] else crew.widen)()
     try:
         for name, actor in crew.actors.items():
             weights = folder if len(crew.actors) == 1 else folder / name
-            if actor.policy.adapter is not None:
+            if actor.narrowed:
+                load_model(actor.policy.model, own / f"{name}-narrowed.safetensors")
+            elif actor.policy.adapter is not None:
                 actor.policy.adapter.load(weights)
             else:
                 _load_weights(actor.policy.model, weights)
@@ -138,17 +147,26 @@ def step_of(run: Path, named: str) -> int:
     return int(found[1])
 
 
-def newest(run: Path, crew: Crew, say: Callable[[str], None]) -> tuple[int, dict[str, Any]] | None:
-    """Go on from the newest checkpoint that is whole; its step and state. None where there is no checkpoint.
+def newest(
+    run: Path,
+    crew: Crew,
+    say: Callable[[str], None],
+    accept: Callable[[int, Mapping[str, Any]], bool] = lambda step, state: True,
+) -> tuple[int, dict[str, Any]] | None:
+    """Go on from the newest checkpoint that is whole, and accepted by its step and state, which are returned.
 
-    Those that are not whole are said to be. Raises DataError where none is: what is left of them may be of use.
+    None where there is no checkpoint, or none that is accepted. Those that are not whole are said to be. Raises
+    DataError where none is: what is left of them may be of use.
     """
+    whole = False
     for step in saved_steps(run):
         try:
-            return step, load(run, step, crew)
+            if accept(step, _manifest(folder_of(run, step))["state"]):
+                return step, load(run, step, crew)
+            whole = True
         except DataError as error:
             say(f"warning: {error}; the one before it is tried")
-    if saved_steps(run):
+    if saved_steps(run) and not whole:
         raise DataError(f"{run / 'checkpoints'}: none of its checkpoints is whole; begin again in another folder")
     return None
 

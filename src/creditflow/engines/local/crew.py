@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from creditflow.config import Recipe, lora_rank_of, model_of, optim_of, policies_in_use, trained_policies
+from creditflow.config import (
+    FallbackConfig,
+    Recipe,
+    lora_rank_of,
+    model_of,
+    optim_of,
+    policies_in_use,
+    trained_policies,
+)
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.critic import Critic
-from creditflow.engines.local.lora import Adapter
+from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.loading import is_reference, load_object
+from creditflow.monitor.memory import forget_peak, peak_gib
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
+
+FALLBACK_KEY = "guard.fallback"
 
 
 def model_folder(recipe: Recipe, policy: str) -> Path:
@@ -87,6 +98,9 @@ class Crew:
     policies: dict[str, Policy]
     actors: dict[str, Actor]
     critics: dict[str, Critic]
+    fallback: FallbackConfig = field(default_factory=FallbackConfig)
+    """What is trained in its place, see `narrow`."""
+    seed: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> Crew:
@@ -111,7 +125,11 @@ class Crew:
                 folder, key = critic_folder(recipe, name)
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
-        return cls(policies, actors, critics)
+        crew = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
+        if config.guard.fallback.trainable == "lora":
+            for actor in crew._whole_actors():
+                expect_fits(actor.policy.model, config.guard.fallback, FALLBACK_KEY)
+        return crew
 
     @classmethod
     def to_play(cls, recipe: Recipe) -> Crew:
@@ -171,6 +189,48 @@ class Crew:
                 own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step)
             metrics |= self._named(name, own)
         return metrics
+
+    @property
+    def narrowed(self) -> bool:
+        """Whether adapters are trained for now where all weights were."""
+        return any(actor.narrowed for actor in self.actors.values())
+
+    def narrow(self) -> None:
+        """Train adapters of `fallback` in place of all weights; of policies that have adapters nothing changes."""
+        for place, actor in enumerate(self._whole_actors()):
+            base, options = actor.policy.model, self.fallback
+            name, seed = f"fallback_{place}", self.seed + place
+            actor.narrow(Adapter.add(base, name, options.lora_rank, options, seed, FALLBACK_KEY))
+        self._take_policies()
+
+    def widen(self) -> None:
+        """Train all weights again, with what the adapters have learned in them."""
+        for actor in self.actors.values():
+            if actor.narrowed:
+                actor.widen()
+        self._take_policies()
+
+    def _whole_actors(self) -> list[Actor]:
+        return [actor for actor in self.actors.values() if actor.policy.adapter is None]
+
+    def _take_policies(self) -> None:
+        self.policies.update({name: actor.policy for name, actor in self.actors.items()})
+
+    def forget_peaks(self) -> None:
+        """From now on `peaks` are of what comes."""
+        forget_peak()
+        for device in self._cuda_devices():
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def peaks(self) -> dict[str, float]:
+        """`memory/*`: the most that was held since `forget_peaks`."""
+        metrics = {"memory/peak_gib": peak_gib()}
+        if devices := self._cuda_devices():
+            metrics["memory/cuda_peak_gib"] = sum(map(torch.cuda.max_memory_allocated, devices)) / (1 << 30)
+        return metrics
+
+    def _cuda_devices(self) -> set[torch.device]:
+        return {policy.device for policy in self.policies.values() if policy.device.type == "cuda"}
 
     def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
         return dict(metrics) if len(self.actors) == 1 else {f"{policy}/{key}": value for key, value in metrics.items()}

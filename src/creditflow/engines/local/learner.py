@@ -84,6 +84,15 @@ class Learner:
             raise ModelError(f"{file}: an optimizer of other weights than these {len(self.parameters)}")
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.go_on_at(updates)
+
+    @property
+    def updates(self) -> int:
+        """That the schedule has seen."""
+        return int(self.schedule.last_epoch)
+
+    def go_on_at(self, updates: int) -> None:
+        """Set the learning rate to that after so many updates."""
         self.schedule.last_epoch = updates
         for group, base, factor in zip(
             self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
@@ -104,8 +113,9 @@ def in_mini_batches(
 
 
 def mean_of(made: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of the same metrics, several times."""
-    return {key: float(np.mean([metrics[key] for metrics in made])) for key in (made[0] if made else {})}
+    """Of metrics that were taken several times, each over the times when there was something to take."""
+    keys = dict.fromkeys(key for metrics in made for key in metrics)
+    return {key: float(np.mean([metrics[key] for metrics in made if key in metrics])) for key in keys}
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:

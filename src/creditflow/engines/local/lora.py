@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from creditflow.config import ActorModelConfig
+from creditflow.config import ActorModelConfig, FallbackConfig
 from creditflow.errors import ConfigError, ModelError, first_line
 
-_KEY = "actor_rollout_ref.model"
+MODEL_KEY = "actor_rollout_ref.model"
 
 
 class Adapter:
@@ -28,15 +29,16 @@ class Adapter:
         """One for all adapters of the base: policies may be asked from several threads."""
 
     @classmethod
-    def add(cls, base: Any, name: str, rank: int, config: ActorModelConfig, seed: int) -> Adapter:
+    def add(
+        cls, base: Any, name: str, rank: int, config: ActorModelConfig | FallbackConfig, seed: int, key: str = MODEL_KEY
+    ) -> Adapter:
         """A new adapter `name` (a word) of `base`: a language model, or `model` of the adapter that it got before.
 
-        It changes nothing yet. `seed`: of its random half.
+        It changes nothing yet. `seed`: of its random half. `key`: the section that `config` is.
 
         Raises ConfigError where the model has no such modules or layers.
         """
-        _expect_peft()
-        _expect_in(base, config)
+        expect_fits(base, config, key)
         from peft import LoraConfig, PeftModel, get_peft_model
 
         lora = LoraConfig(
@@ -55,7 +57,7 @@ class Adapter:
                     return cls(base, name)
                 return cls(get_peft_model(base, lora, adapter_name=name), name)
             except ValueError as error:
-                raise ConfigError(f"{_KEY}.target_modules: {first_line(error)}; {_there_is(base)}") from error
+                raise ConfigError(f"{key}.target_modules: {first_line(error)}; {_there_is(base)}") from error
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -76,6 +78,15 @@ class Adapter:
         """Inside, the base computes as it was before it had adapters, for this thread alone."""
         with self._alone, self.model.disable_adapter():
             yield
+
+    def copy_of_model(self) -> Any:
+        """peft's wrapper with all that it is around, once more."""
+        return copy.deepcopy(self.model, {id(self._alone): threading.RLock()})  # a lock has no copy
+
+    def merge(self) -> None:
+        """Add what the adapter is to the base's weights, which it then no longer is over. It must be the only one."""
+        with self._alone:
+            self.model.merge_and_unload()
 
     def save(self, folder: Path | str) -> None:
         """A folder that `peft.PeftModel.from_pretrained(base, folder)` loads."""
@@ -98,23 +109,21 @@ class Adapter:
             raise ModelError(f"{folder}: holds another adapter: {', '.join(sorted(result.unexpected_keys)[:3])}")
 
 
-def _expect_peft() -> None:
+def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str = MODEL_KEY) -> None:
+    """Raises ConfigError where there is no peft, or the model has no such modules or layers."""
     try:
         import peft  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"{_KEY}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
-
-
-def _expect_in(base: Any, config: ActorModelConfig) -> None:
-    """peft takes names that nothing matches, as long as something matches one of them."""
+        raise ConfigError(f"{key}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
+    # peft takes names that nothing matches, as long as something matches one of them.
     names = [name for name, _ in base.named_modules()]
     targets = [] if isinstance(config.target_modules, str) else config.target_modules
     unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
     if unknown:
-        raise ConfigError(f"{_KEY}.target_modules: no module is named {', '.join(unknown)}; {_there_is(base)}")
+        raise ConfigError(f"{key}.target_modules: no module is named {', '.join(unknown)}; {_there_is(base)}")
     n_layers = int(getattr(base.config, "num_hidden_layers", 0))
     if beyond := [layer for layer in config.layers_to_transform or [] if not 0 <= layer < n_layers]:
-        raise ConfigError(f"{_KEY}.layers_to_transform: there is no layer {beyond[0]}; {_there_is(base)}")
+        raise ConfigError(f"{key}.layers_to_transform: there is no layer {beyond[0]}; {_there_is(base)}")
 
 
 def _there_is(base: Any) -> str:

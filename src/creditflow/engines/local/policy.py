@@ -82,6 +82,13 @@ class Policy:
             self.model.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
+    def save_merged(self, folder: Path | str) -> None:
+        """As `save`, of a policy with an adapter over a model of its own: one model, with what the adapter adds."""
+        assert self.adapter is not None
+        merged = self.adapter.copy_of_model().merge_and_unload()
+        merged.save_pretrained(folder, safe_serialization=True)
+        self.tokenizer.save_pretrained(folder)
+
     def reference(self) -> Policy:
         """The policy as it is now, which nobody trains: a copy, or the model without its adapter.
 

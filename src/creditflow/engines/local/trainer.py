@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 
-from creditflow.config import Recipe, different_options
-from creditflow.credit import Observed, Threshold, assign, make_threshold
-from creditflow.engines.local import checkpoint
+from creditflow.config import Recipe, TrainerConfig
+from creditflow.credit import Observed, assign, make_threshold
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
-from creditflow.errors import ConfigError, InputError
+from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
 from creditflow.ledger import RunFolder
-from creditflow.monitor import Evaluation, rollout_metrics, sub_reward_metrics
+from creditflow.monitor import (
+    Evaluation,
+    Event,
+    Guard,
+    error_metrics,
+    rollout_metrics,
+    sub_reward_metrics,
+)
+from creditflow.monitor.guard import RESTORE, STOP
+from creditflow.monitor.trackers import Trackers, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import Trajectory, TrajectoryBatch
@@ -38,99 +39,25 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     steps = total_steps(len(parts.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_to_go_on(recipe, path, steps)
+    guard = Guard.of(recipe.config, recipe.folder, [function.name for function in parts.rewards.functions])
     crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts))
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
-    run = begin(recipe, path, crew, threshold, reporter)
+    run = begin(recipe, path, crew, threshold, guard, reporter)
     if run.done < steps:  # of a shorter run: it would say that this one is finished
         (path / "evaluation.json").unlink(missing_ok=True)
-    asyncio.run(_with_rewards(run, parts, steps, reporter))
+    run.trackers = _trackers(recipe, run, reporter)
+    try:
+        asyncio.run(_with_rewards(run, parts, steps, reporter))
+    finally:
+        run.trackers.finish()
     return run.folder
 
 
-@dataclass(slots=True)
-class Run:
-    """What lives as long as a run."""
-
-    folder: RunFolder
-    crew: Crew
-    threshold: Threshold
-    done: int = 0
-    """Training steps that are behind it."""
-    tasks_taken: int = 0
-    """Where it is in the order of the tasks."""
-    evaluated: bool = True
-    """False: it was stopped in the evaluation that was due after step `done`."""
-
-
-def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, reporter: Reporter) -> Run:
-    """A new run in `path`, or the one that is there, as it was at its newest whole checkpoint."""
-    if not (path / "run.json").exists():
-        folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
-        reporter.say(f"run folder: {folder.path}")
-        return Run(folder, crew, threshold)
-    folder = RunFolder.open(path)
-    named = recipe.config.trainer.resume_from_path
-    if named is not None:
-        found = checkpoint.step_of(path, named)
-        state = checkpoint.load(path, found, crew)
-    else:
-        found, state = checkpoint.newest(path, crew, reporter.say) or (0, {})
-    if state:
-        threshold.load_state_dict(state["threshold"])
-    checkpoint.sweep(path, found)
-    folder.rewind(found if state else -1)
-    reporter.say(f"run folder: {folder.path}, goes on after step {found}")
-    return Run(folder, crew, threshold, found, state.get("tasks_taken", 0), state.get("evaluated", True))
-
-
-def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
-    """Raises InputError where `path` holds a run that `recipe` cannot go on with."""
-    trainer = recipe.config.trainer
-    if not (path / "run.json").exists():
-        if trainer.resume_mode == "resume_path":
-            raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
-        return
-    holds = f"trainer.default_local_dir: {path} holds a run"
-    if trainer.resume_mode == "disable":
-        raise InputError(f"{holds} already, and trainer.resume_mode is disable; name another folder")
-    try:
-        facts = json.loads((path / "run.json").read_text())
-        engine, began = facts["engine"], facts["config"]
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
-    if engine != "local":
-        raise InputError(f"{holds} of --engine {engine}; name another folder")
-    if trainer.resume_mode == "auto":
-        now = json.loads(json.dumps(recipe.to_dict()))
-        if changed := sorted(set(different_options(began, now)) - MAY_CHANGE):
-            raise InputError(
-                f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
-                "trainer.resume_mode=resume_path"
-            )
-        if (newest := next(iter(checkpoint.saved_steps(path)), 0)) > steps:
-            raise InputError(
-                f"{holds} that has come to step {newest} already, and the recipe ends at {steps}; name another folder, "
-                "or raise trainer.total_training_steps"
-            )
-        if (path / "evaluation.json").exists() and steps in checkpoint.saved_steps(path)[:1]:
-            raise InputError(
-                f"{holds} that is finished, at step {steps}; name another folder, or raise trainer.total_training_steps"
-            )
-    elif checkpoint.step_of(path, str(trainer.resume_from_path)) > steps:
-        raise ConfigError(
-            f"trainer.resume_from_path: {trainer.resume_from_path} is of a later step than {steps}, at which the "
-            "recipe ends; raise trainer.total_training_steps"
-        )
-
-
-MAY_CHANGE = {
-    f"trainer.{name}"
-    for name in (
-        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq"),
-        *("resume_mode", "resume_from_path", "max_actor_ckpt_to_keep"),
-    )
-}
-"""Options that a run may go on with after another value."""
+def _trackers(recipe: Recipe, run: Run, reporter: Reporter) -> Trackers:
+    trainer, path = recipe.config.trainer, run.folder.path
+    name = trainer.experiment_name or path.name
+    facts = recipe.to_dict()
+    return Trackers.start(trainer.logger, trainer.project_name, name, path, facts, reporter.say, after=run.done)
 
 
 async def _with_rewards(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
@@ -139,24 +66,29 @@ async def _with_rewards(run: Run, parts: Parts, steps: int, reporter: Reporter) 
 
 
 async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
-    trainer, folder, crew = parts.recipe.config.trainer, run.folder, run.crew
+    trainer, guard, folder, crew = parts.recipe.config.trainer, parts.recipe.config.guard, run.folder, run.crew
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
-        folder.append_metrics(0, val_metrics(evaluation))
+        run.record(0, val_metrics(evaluation))
+        if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
+            heed(asked, run, guard.max_rollbacks, reporter)
     # It was stopped in an evaluation: by an error, and then the step is on record without; or by a kill, in the last.
     if not run.evaluated or (run.done == steps and not (folder.path / "evaluation.json").exists()):
         evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
         if not run.evaluated:
             run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
-            folder.append_metrics(run.done, val_metrics(evaluation))
+            run.record(run.done, val_metrics(evaluation))
+            if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
+                heed(asked, run, guard.max_rollbacks, reporter)
     with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
-        for step in range(run.done + 1, steps + 1):
+        while run.done < steps:
+            step = run.done + 1
             metrics = await train_step(step, parts, run, note=bar.note)
             if step == 1:
                 warn_of_first_step(metrics, parts, reporter)
-            last = step == steps
+            run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
             try:
@@ -166,16 +98,31 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
                     run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
                     run.evaluated = True
             finally:  # an evaluation may fail, and must lose neither the model nor the step
-                folder.append_metrics(step, metrics)
-                if last or (trainer.save_freq > 0 and step % trainer.save_freq == 0):
-                    state = {
-                        "threshold": run.threshold.state_dict(),
-                        "tasks_taken": run.tasks_taken,
-                        "evaluated": run.evaluated,
-                    }
-                    checkpoint.save(folder.path, step, crew, state, trainer.max_actor_ckpt_to_keep)
+                asked = watch(run, metrics, reporter)
+                run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
+                stops = asked is not None and asked.action == STOP
+                due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
+                if stops or (asked is None and due):
+                    run.save(trainer.max_actor_ckpt_to_keep)
+            if asked is not None:
+                heed(asked, run, guard.max_rollbacks, reporter)
+                bar.advance(run.done - step)
     if evaluation is not None:
         folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
+
+
+def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event | None:
+    """Show the guard a step's metrics; what it says is said and recorded. Returns what it asks for beyond that."""
+    events = run.guard.look(run.done, metrics)
+    for event in events:
+        reporter.say(event.text)
+    asked = next((event for event in events if event.what == "fired" and event.action in (RESTORE, STOP)), None)
+    run.folder.append_events(event.to_dict() for event in events if event is not asked)
+    if run.crew.fallback.trainable == "lora" and (narrowed := run.narrow_or_widen(metrics)) is not None:
+        run.folder.append_events([narrowed])
+        numbers = ", ".join(f"{name} {value:.2f}" for name, value in narrowed["numbers"].items() if value is not None)
+        reporter.say(f"guard: {narrowed['what']} (peak memory, GiB: {numbers or 'not known'})")
+    return asked
 
 
 def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
@@ -204,6 +151,7 @@ async def train_step(
     """One training step: play tasks, score, assign credit, update, record. `note`: told what is being done."""
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
     parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
+    crew.forget_peaks()
     try:
         gathered = await gather(step, parts, crew, run.tasks_taken, timing, note)
     except UnscoredPlays as error:
@@ -214,7 +162,8 @@ async def train_step(
     with timing("values"):
         values_T = crew.values(batch)
     with timing("propagation"):
-        assignment = assign(batch, config.algorithm, values_T=values_T, threshold=run.threshold)
+        threshold = run.guard.threshold(run.threshold)
+        assignment = assign(batch, run.guard.options(config.algorithm), values_T=values_T, threshold=threshold)
         run.threshold.update(assignment.observed())
     with timing("update"):
         note("updating")
@@ -231,21 +180,34 @@ async def train_step(
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    metrics = {
-        **gathered.metrics,
-        **rollout_metrics(batch),
-        **parts.endpoint_metrics(),
-        **gathered.report.metrics(),
-        **sub_reward_metrics(batch),
-        **run.threshold.metrics(),
-        **assignment.metrics(),
-        **update,
-        **timing.metrics(),
-    }
+    if run.trackers.takes_tables and (step == 1 or step % _table_freq(config.trainer) == 0):
+        run.trackers.table(step, sample_rows(assignment))
+    with timing("metrics"):
+        metrics = {
+            **gathered.metrics,
+            **rollout_metrics(batch),
+            **parts.endpoint_metrics(),
+            **gathered.report.metrics(),
+            **sub_reward_metrics(batch),
+            **error_metrics(batch),
+            **threshold.metrics(),
+            **assignment.metrics(),
+            **update,
+            **crew.peaks(),
+        }
+    metrics |= timing.metrics()
     return metrics | {
         "throughput/tokens_per_s": gathered.tokens / metrics["timing/step_s"],
         "throughput/response_tokens_per_s": gathered.response_tokens / metrics["timing/rollout_s"],
     }
+
+
+def _table_freq(trainer: TrainerConfig) -> int:
+    return trainer.test_freq if trainer.test_freq > 0 else _TABLE_FREQ
+
+
+_TABLE_FREQ = 10
+"""Training steps from one table of sample trajectories to the next, where a run has no validations."""
 
 
 async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str) -> Evaluation:
@@ -271,31 +233,6 @@ async def evaluation_plays(parts: Parts, crew: Crew, n: int, temperature: float)
 def val_metrics(evaluation: Evaluation) -> dict[str, float]:
     """`val/*`."""
     return {f"val/{key}": value for key, value in evaluation.metrics.items()}
-
-
-def run_path(recipe: Recipe) -> Path:
-    """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
-    named = recipe.config.trainer.default_local_dir
-    if named:
-        return Path(named)
-    path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    # Two runs begun in one second must not share a folder.
-    return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
-
-
-def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
-    """What `run.json` says: configuration, versions, seed, machine."""
-    return {
-        "recipe": recipe.name,
-        "engine": "local",
-        "seed": recipe.config.data.seed,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": str(next(iter(crew.policies.values())).device),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
-        "parameters": sum(weight.numel() for actor in crew.actors.values() for weight in actor.policy.parameters),
-        "config": recipe.to_dict(),
-    }
 
 
 def status_line(metrics: Mapping[str, float]) -> str:

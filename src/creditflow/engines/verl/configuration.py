@@ -37,6 +37,7 @@ from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.verl.policies import optim_values, policy_configs
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.monitor.trackers import CONSOLE
 
 FITS = ">=0.9.1,<0.10"
 _INSTALL = "pip install 'creditflow[verl]'"
@@ -233,6 +234,7 @@ _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
     "algorithm.filter_groups.max_num_gen_batches",
     "critic.sees",
+    "guard.fallback.trainable",
 )
 """Options that verl has nothing for."""
 _LOCAL_VALUES = {
@@ -258,8 +260,9 @@ def _value(config: Config, key: str) -> Any:
     return value
 
 
-def _fixed(run_folder: Path, name: str) -> dict[str, Any]:
-    """verl's options that this engine needs, or that it makes the default, whatever the recipe says."""
+def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
+    """verl's options that this engine needs, or that it makes the default."""
+    trainer = recipe.config.trainer
     return {
         "data.train_files": "train",
         "data.val_files": "val",
@@ -279,9 +282,9 @@ def _fixed(run_folder: Path, name: str) -> dict[str, Any]:
         "reward.num_workers": 1,  # verl's own; they have nothing to do
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "creditflow",
-        "trainer.project_name": "creditflow",
-        "trainer.experiment_name": name,
-        "trainer.logger": [],
+        "trainer.project_name": trainer.project_name,
+        "trainer.experiment_name": trainer.experiment_name or run_folder.name,
+        "trainer.logger": [name for name in trainer.logger if name != CONSOLE],  # which shows what the folder says
         "trainer.default_local_dir": str(checkpoints(run_folder)),
     }
 
@@ -432,7 +435,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
     base, known = _files(wanted.config_name, wanted.choices)
     wanted.check(base, known)
     recipe = with_options(recipe, {key: wanted.values[key] for key in _BACK if key in wanted.values})
-    values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe.name) | _ray(recipe.config)
+    values = _named_as_in(known, mapped(recipe.config)) | _fixed(run_folder, recipe) | _ray(recipe.config)
     _expect_meaning(wanted.values, known | values)
     own = _nested(values) | {KEY: carry(recipe, run_folder)}
     config = _compose(wanted.config_name, wanted.overrides, [own, _nested(wanted.section)], wanted.engine)

@@ -27,11 +27,14 @@ from omegaconf import DictConfig, OmegaConf
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
 from creditflow.engines.local.crew import critic_folder, model_folder
 from creditflow.engines.local.plays import needs_reference
-from creditflow.engines.local.trainer import run_path, status_line, warn_of_first_step
+from creditflow.engines.local.run import run_path
+from creditflow.engines.local.trainer import status_line, warn_of_first_step
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
 from creditflow.ledger import RunFolder
+from creditflow.monitor import Event, Guard
+from creditflow.monitor.guard import RolledBack
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Bar, Reporter
 from creditflow.reward.judge import Judge
@@ -58,13 +61,20 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     parts = build_parts(run.recipe)
     _expect_rewards(parts)
     _expect_machine(config)
+    Guard.of(run.config, run.recipe.folder, [function.name for function in parts.rewards.functions])
     total = total_steps(config, len(parts.train_tasks))
     begun = _begun(config, run.run_folder, total)
     _bring_models(config, run.recipe)
-    folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
-    with reporter.bar("train", total) as bar, _watching(folder, begun, _Shown(bar, reporter, parts)):
-        _run(config, reporter)
-    return folder
+    while True:
+        folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
+        try:
+            with reporter.bar("train", total) as bar, _watching(folder, begun, _Shown(bar, reporter, parts)):
+                _run(config, reporter)
+            return folder
+        except RolledBack as back:
+            reporter.say(str(back))
+            config.trainer.resume_mode, config.trainer.resume_from_path = "auto", None
+            begun = _begun(config, run.run_folder, total)
 
 
 def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> DictConfig:
@@ -336,11 +346,16 @@ class _Shown:
             when = "before training" if step == 0 else f"after step {step}"
             self.reporter.say(f"{when}: {status_line(validated)} on {len(self.parts.val_tasks)} tasks")
 
+    def show_event(self, row: Mapping[str, Any]) -> None:
+        """One line of `events.jsonl`."""
+        self.reporter.say(Event.from_dict(row).text)
+
 
 @contextlib.contextmanager
 def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[None]:
     """Shows what is written to the folder's metrics, from a thread: this one waits for Ray."""
-    metrics = Tail(folder.path / "metrics.jsonl", after=-1 if begun is None else begun)
+    after = -1 if begun is None else begun
+    metrics, events = Tail(folder.path / "metrics.jsonl", after), Tail(folder.path / "events.jsonl", after)
     if begun:
         shown.bar.advance(begun)
     over = threading.Event()
@@ -351,6 +366,8 @@ def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[N
             last = over.wait(_POLL_S)
             for row in metrics.rows():
                 shown.show(row)
+            for row in events.rows():
+                shown.show_event(row)
 
     thread = threading.Thread(target=watch, name="creditflow-progress", daemon=True)
     thread.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,14 +48,27 @@ from creditflow.engines.verl.rows import Rows, joined, throw_away, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.files import write_whole
 from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import read_metrics
-from creditflow.monitor import Evaluation, evaluation_metrics, rollout_metrics, sub_reward_metrics
+from creditflow.ledger.run_folder import read_metrics, rollbacks
+from creditflow.monitor import (
+    Evaluation,
+    Event,
+    Guard,
+    GuardStop,
+    error_metrics,
+    evaluation_metrics,
+    rollout_metrics,
+    sub_reward_metrics,
+)
+from creditflow.monitor.guard import RESTORE, STOP, RolledBack
+from creditflow.monitor.memory import forget_peak, peak_gib
 from creditflow.reward.manager import expect_few_failures
 from creditflow.table import batch_of, table_of
 from creditflow.trajectory import Bools, Floats, TrajectoryBatch
 
 _STATE = "creditflow.json"
 """In a checkpoint, beside verl's files: what the run's own parts go on from."""
+_LATEST = "latest_checkpointed_iteration.txt"
+"""Where verl writes which checkpoint is the newest."""
 _VAL = "val"
 _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
 _CORES_BESIDE = 2
@@ -289,9 +303,11 @@ class CreditflowTrainer(PolicyTrainer):
         self.options = run.config.algorithm
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
+        self.guard = Guard.of(run.config, run.recipe.folder, None)
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
+        self._rollbacks = 0
         self._training = False
 
     @property
@@ -364,8 +380,18 @@ class CreditflowTrainer(PolicyTrainer):
         super()._save_checkpoint()  # last: with it the checkpoint counts as whole
 
     def _save_state(self, folder: Path) -> None:
-        state = {"threshold": self.threshold.state_dict(), "policies": self.policies}
+        state = {
+            "threshold": self.threshold.state_dict(),
+            "guard": self.guard.state_dict(),
+            "good": self.guard.good,
+            "policies": self.policies,
+        }
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
+
+    def _save_state_again(self) -> None:
+        """Where this step's checkpoint was saved a moment ago, before all was known."""
+        if self.global_steps > 0 and (folder := self._checkpoint()).is_dir():
+            self._save_state(folder)
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
@@ -378,7 +404,9 @@ class CreditflowTrainer(PolicyTrainer):
                 f"{', '.join([self.policy, *self._partner_configs])}"
             )
         self.threshold.load_state_dict(state["threshold"])
+        self.guard.load_state_dict(state["guard"])
         self.folder.rewind(self.global_steps)
+        self._rollbacks = len(rollbacks(self.folder.path))
         last, every = self.global_steps >= self.total_training_steps, self.config.trainer.test_freq
         due = every > 0 and (last or self.global_steps % every == 0)
         done = any(
@@ -399,7 +427,8 @@ class CreditflowTrainer(PolicyTrainer):
         with marked_timer("propagation", timing_raw):
             # Which steps are trained does not depend on a critic's values, which are not there yet.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
-            assignment = assign(batch, self.options, values_T=values_T, threshold=self.threshold)
+            options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
+            assignment = assign(batch, options, values_T=values_T, threshold=threshold)
         row_keys, steps = plays.row_keys(self.policies)
         columns = Rows.of(row_keys, steps, batch)
         columns.expect_all(rows)
@@ -420,7 +449,7 @@ class CreditflowTrainer(PolicyTrainer):
             if values_T is not None:
                 for trainer in updated:
                     columns.values(trained[trainer.policy], values_T)
-                assignment = assign(batch, self.options, values_T=values_T, threshold=self.threshold)
+                assignment = assign(batch, options, values_T=values_T, threshold=threshold)
             self.threshold.update(assignment.observed())
             for trainer in updated:
                 part = columns.put(trained[trainer.policy], assignment)
@@ -499,7 +528,8 @@ class CreditflowTrainer(PolicyTrainer):
             **plays.counted,
             **plays.report.metrics(),
             **sub_reward_metrics(batch),
-            **self.threshold.metrics(),
+            **error_metrics(batch),
+            **self.guard.threshold(self.threshold).metrics(),
             **assignment.metrics(),
         }
 
@@ -512,7 +542,53 @@ class CreditflowTrainer(PolicyTrainer):
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
         norms = [value for key, value in metrics.items() if key.endswith("actor/grad_norm")]
         metrics["actor/skipped_updates"] = float(sum(not math.isfinite(norm) for norm in norms))  # by verl's optimizer
+        metrics["memory/peak_gib"] = peak_gib()
+        forget_peak()
+        asked = self._watch(numbers(metrics))
+        metrics.update(self.guard.metrics() | {"guard/rollbacks": float(self._rollbacks)})
         self.folder.append_metrics(global_steps, numbers(metrics))
+        if asked is not None:
+            self._heed(asked)
+
+    def _watch(self, metrics: Mapping[str, float]) -> Event | None:
+        """Show the guard what was measured; what it says is recorded. Returns what it asks for beyond that."""
+        events = self.guard.look(self.global_steps, metrics)
+        asked = next((event for event in events if event.what == "fired" and event.action in (RESTORE, STOP)), None)
+        self.folder.append_events(event.to_dict() for event in events if event is not asked)
+        self._save_state_again()
+        return asked
+
+    def _heed(self, asked: Event) -> None:
+        """Lead the run's folder back to the last good checkpoint and end this attempt, as the guard asks.
+
+        Raises RolledBack, for who started it to begin again; or GuardStop.
+        """
+        report = f"{asked.text}; stopped after step {asked.step}"
+        most = self.limits.guard.max_rollbacks
+        good = self._good_checkpoint() if asked.action == RESTORE and self._rollbacks < most else None
+        if good is None:
+            self.folder.append_events([asked.to_dict()])
+            if asked.action == RESTORE:
+                report += (
+                    f": no good checkpoint (trainer.save_freq), or {most} rollbacks (guard.max_rollbacks) were made"
+                )
+            raise GuardStop(f"{report}; {self.folder.path}/events.jsonl has the numbers")
+        checkpoints = self._checkpoint().parent
+        write_whole(checkpoints / _LATEST, lambda path: path.write_text(str(good)))  # what verl goes on from
+        self.folder.append_events([asked.to_dict()], back_to=good)
+        for step, folder in saved(checkpoints).items():
+            if step > good:
+                shutil.rmtree(folder)
+        aside = f"rolled_back/{self._rollbacks + 1}"
+        self.folder.rewind(good, aside=aside)
+        raise RolledBack(f"guard: goes on after step {good}; what came after is kept in {self.folder.path}/{aside}")
+
+    def _good_checkpoint(self) -> int | None:
+        """The step of the newest one that the guard found nothing wrong with."""
+        for step, folder in sorted(saved(self._checkpoint().parent).items(), reverse=True):
+            if (folder / _STATE).is_file() and json.loads((folder / _STATE).read_text())["good"]:
+                return step
+        return None
 
     def _validate(self) -> dict[str, float]:
         """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
@@ -524,12 +600,14 @@ class CreditflowTrainer(PolicyTrainer):
         evaluation = Evaluation.of(sampled, greedy, n)
         metrics = {f"{_VAL}/{key}": value for key, value in evaluation.metrics.items()}
         if not self._training:  # verl only adds to the metrics of a training step
+            asked = self._watch(metrics)
             self.folder.append_metrics(self.global_steps, metrics)
+            if asked is not None:
+                self._heed(asked)
         if self.global_steps == 0:
             return metrics
         self.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
-        if (folder := self._checkpoint()).is_dir():  # saved a moment ago, before this was known
-            self._save_state(folder)
+        self._save_state_again()
         if self.global_steps >= self.total_training_steps:
             self.folder.write_text("evaluation.json", evaluation.to_json())  # the last file: the run is finished
         return metrics
@@ -568,6 +646,12 @@ class CreditflowTrainer(PolicyTrainer):
 _UPDATED = ("critic", "actor")
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """What verl's clocks are called on the local engine, where they measure the same."""
+
+
+def saved(checkpoints: Path) -> dict[int, Path]:
+    """The folders of verl's checkpoints, by training step."""
+    found = ((path.name.rpartition("_")[2], path) for path in checkpoints.glob("global_step_*"))
+    return {int(step): path for step, path in found if step.isdigit()}
 
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:

@@ -1,0 +1,103 @@
+"""The guard's rules against healthy and sick runs, and what watching costs: `python -m benchmarks.guard [--quick]`.
+
+1,000 healthy made-up runs of 100 training steps (20 validations), each with curves, noise and numbers of plays of its
+own, 200 of each sick kind, sick from step 20 on. Held: no rule that acts fires in more than 1 % of the healthy
+runs, and each default rule fires in at least 95 % of the runs that are sick in its way. Then ten training steps of
+`arithmetic_chain`: metrics and guard take at most 2 % of a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from benchmarks.record import ROOT, Figure, show, write
+from creditflow.config import GuardConfig, load_recipe
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.monitor.guard import WARN, Guard, specs
+from creditflow.monitor.scenarios import SCENARIOS, Setting, series
+
+SETTING = Setting(steps=100, test_freq=5, onset=20)
+PLAYS = (512, 128, 2048)
+"""Of a validation: what can be seen of a falling accuracy depends on it."""
+FALSE_ALARMS, FOUND, COST = 0.01, 0.95, 0.02
+
+
+def main() -> int:
+    """Run, print, write `docs/results/guard.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer runs, fewer training steps")
+    quick = parser.parse_args().quick
+    healthy, sick, steps = (100, 20, 3) if quick else (1000, 200, 10)
+    figures = [*false_alarms(healthy), *delays(sick), *cost(steps)]
+    missed = show(figures)
+    if not quick:
+        write("guard", figures, ("creditflow", "numpy"))
+    return int(missed and not quick)
+
+
+def false_alarms(runs: int) -> Iterable[Figure]:
+    """Of healthy runs, the share in which each rule fires."""
+    fired = Counter(rule for seed in range(runs) for rule in first_firings("healthy", seed, SETTING))
+    for rule in specs(GuardConfig()):
+        hold = None if rule.action == WARN else FALSE_ALARMS
+        share = fired[rule.name] / runs
+        yield Figure(f"healthy runs in which {rule.name} fires ({rule.action})", share, hold, at_most=True)
+
+
+def delays(runs: int) -> Iterable[Figure]:
+    """Of sick runs, the share in which the rule that is there for them fires, and after how many training steps."""
+    for name, scenario in SCENARIOS.items():
+        if scenario.rule is None:
+            continue
+        for plays in PLAYS if name == "accuracy_drop" else PLAYS[:1]:
+            setting = replace(SETTING, plays=plays)
+            firsts = [first_firings(name, seed, setting).get(scenario.rule, 0) for seed in range(runs)]
+            after = sorted(first - setting.onset + 1 for first in firsts if first >= setting.onset)
+            of = f"{name}, {plays} plays a validation" if name == "accuracy_drop" else name
+            yield Figure(f"{of}: runs in which {scenario.rule} fires", len(after) / runs, FOUND)
+            if after:
+                spread = (after[len(after) // 20], after[-1 - len(after) // 20])
+                yield Figure(f"{of}: training steps until it does (5 % .. 95 %)", median(after), spread=spread)
+
+
+def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
+    """The training step at which each of the default rules fires first."""
+    guard, first = Guard(specs(GuardConfig())), dict[str, int]()
+    for row in series(name, setting, seed):
+        for event in guard.look(int(row["step"]), row):
+            if event.what == "fired":
+                first.setdefault(event.rule, event.step)
+    return first
+
+
+def cost(steps: int) -> Iterable[Figure]:
+    """Metrics and guard, as shares of a training step of `arithmetic_chain`; without the first, which compiles."""
+    recipe = ROOT / "recipes" / "arithmetic_chain.yaml"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "creditflow", "train", str(recipe), f"trainer.default_local_dir={folder}/run"]
+        more = [f"trainer.total_training_steps={steps}", "data.val_max_samples=16", "trainer.val_before_train=false"]
+        subprocess.run([*command, *more], cwd=ROOT, check=True)
+        rows = read_metrics(Path(folder) / "run")[1:]
+    guard = Guard.of(load_recipe(recipe).config, recipe.parent, None)
+    shares, looks = [], []
+    for row in rows:
+        numbers = {key: value for key, value in row.items() if value is not None}
+        start = time.perf_counter()
+        guard.look(row["step"], numbers)
+        looks.append((time.perf_counter() - start) / row["timing/step_s"])
+        shares.append(row["timing/metrics_s"] / row["timing/step_s"] + looks[-1])
+    yield Figure.of("metrics and guard, share of a training step", shares, COST, at_most=True)
+    yield Figure.of("the guard alone", looks)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

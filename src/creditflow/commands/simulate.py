@@ -1,0 +1,127 @@
+"""`creditflow simulate`: what a rule of credit makes of a team in a few numbers, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from creditflow.credit import CreditOptions
+from creditflow.errors import ConfigError, DataError
+from creditflow.progress import Reporter
+from creditflow.report.simulation_plot import draw_simulation
+from creditflow.report.tables import new_table, number, results_console, show
+from creditflow.simulation import (
+    Credited,
+    SimulatedTeam,
+    best_threshold,
+    break_even_noise,
+    credited,
+    draw,
+    moved_outputs,
+)
+
+RULES = ("identical", "none", "discounted", "threshold")
+THETAS = tuple(round(0.05 * i, 2) for i in range(1, 20))
+NOISES = tuple(round(0.05 * i, 2) for i in range(11))
+
+
+def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, reporter: Reporter) -> None:
+    """Print tables of what each rule makes of the team; `plot`: a PNG to draw."""
+    options = _options(overrides)
+    drawn = draw(team)
+    found = [credited(rule, drawn, replace(options, propagation=rule)) for rule in RULES]
+    moved = moved_outputs(team, drawn)
+    threshold = replace(options, propagation="threshold")
+    theta, signals = best_threshold(drawn, threshold, THETAS)
+    even, noises = break_even_noise(team, threshold, NOISES)
+
+    console = results_console()
+    console.print(
+        f"{team.n_steps} steps, {team.tasks} x {team.plays} plays: {drawn.own_NK.mean():.1%} of the steps do right, "
+        f"{drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the plays end right"
+    )
+    show(console, "what each rule makes of it", _table(found))
+    places = _places(team.n_steps)
+    show(console, "an error at this step, against none", _by_place(places, moved, found))
+    flat = max(signal for _, signal in signals) - min(signal for _, signal in signals) <= 1e-9
+    console.print(
+        "best threshold: all the same (binary scores, or gates that nothing is behind)"
+        if flat
+        else f"best threshold: {theta:g} (signal {number(dict(signals)[theta])}; at {options.propagation_threshold} "
+        f"{number(next(f.signal for f in found if f.rule == 'threshold'))})"
+    )
+    console.print(
+        f"the threshold rule tells more than the outcome alone at any noise up to {NOISES[-1]:g}"
+        if even is None
+        else f"break-even: with {even:.0%} of the verdicts mistaken the threshold rule tells no more than the outcome"
+    )
+    if plot is not None:
+        draw_simulation(plot, team, found, moved, signals, noises)
+        reporter.say(f"figure: {plot}")
+
+
+def team_of(graph: str, **given: Any) -> SimulatedTeam:
+    """The team that the command line describes; `graph`: a name, or a file with a JSON list of lists of parents."""
+    given = {name: value for name, value in given.items() if value is not None}
+    file = Path(graph)
+    if not file.is_file():
+        return SimulatedTeam(graph=graph, **given)
+    try:
+        parents = json.loads(file.read_text())
+        return SimulatedTeam(parents=[[int(parent) for parent in used] for used in parents], **given)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file}: expected a JSON list with a list of parents for each step: {error}") from error
+
+
+def shares_of(text: str, key: str) -> dict[str, float]:
+    """`planner=0.1,executor=0.3`."""
+    try:
+        pairs = [part.split("=") for part in text.split(",") if part]
+        return {name.strip(): float(value) for name, value in pairs}
+    except ValueError:
+        raise ConfigError(f"{key}: expected agent=number, separated by commas, got {text!r}") from None
+
+
+def _options(overrides: Sequence[str]) -> CreditOptions:
+    """Those of training, with `key=value` set."""
+    import yaml
+
+    from creditflow.errors import did_you_mean
+
+    values: dict[str, Any] = {}
+    known = [one.name for one in fields(CreditOptions)]
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        key = key.removeprefix("algorithm.")
+        if not equals or key not in known:
+            raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
+        values[key] = yaml.safe_load(value)
+    options = CreditOptions(**values)
+    options.validate()
+    return options
+
+
+def _table(found: Sequence[Credited]) -> Any:
+    table = new_table("rule", "wrong sign", "blame, right steps", "blame, wrong steps", "ratio", "signal")
+    for one in found:
+        ratio = one.blamed_wrong / one.blamed_right if one.blamed_right else math.inf
+        cells = (one.wrong_way, one.blamed_right, one.blamed_wrong, ratio, one.signal)
+        table.add_row(one.rule, *(number(cell) for cell in cells))
+    return table
+
+
+def _places(n: int) -> list[int]:
+    """Steps that are shown: at most six, the first and the last among them."""
+    return sorted({round(i * (n - 1) / 5) for i in range(6)})
+
+
+def _by_place(places: Sequence[int], moved: Any, found: Sequence[Credited]) -> Any:
+    table = new_table("step", "outputs more that are wrong", *(f"blame x, {one.rule}" for one in found))
+    for place in places:
+        cells = [one.amplification_K[place] for one in found]
+        table.add_row(str(place + 1), number(moved[place], 2), *("-" if math.isnan(c) else number(c, 2) for c in cells))
+    return table

@@ -1,0 +1,218 @@
+"""A run and its folder: begun or gone on with, saved, led back to a checkpoint. Knows no tasks and no update."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from creditflow.config import Recipe, different_options
+from creditflow.credit import Threshold
+from creditflow.engines.local import checkpoint
+from creditflow.engines.local.crew import Crew
+from creditflow.errors import ConfigError, InputError
+from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import rollbacks
+from creditflow.monitor import Event, Guard, GuardStop
+from creditflow.monitor.guard import RESTORE
+from creditflow.monitor.trackers import Trackers
+from creditflow.progress import Reporter
+
+_PEAK = "memory/peak_gib"
+
+
+@dataclass(slots=True)
+class Run:
+    """What lives as long as a run."""
+
+    folder: RunFolder
+    crew: Crew
+    threshold: Threshold
+    guard: Guard
+    done: int = 0
+    """Training steps that are behind it."""
+    tasks_taken: int = 0
+    """Where it is in the order of the tasks."""
+    evaluated: bool = True
+    """False: it was stopped in the evaluation that was due after step `done`."""
+    rollbacks: int = 0
+    """How often the guard led it back to a checkpoint."""
+    trackers: Trackers = field(default_factory=lambda: Trackers(print))
+    peak_before: float | None = None
+    """GiB, of the step before adapters alone were trained; None once it has been compared."""
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of a step, in the run's folder and where else they go."""
+        self.folder.append_metrics(step, metrics)
+        self.trackers.log(step, metrics)
+
+    def save(self, keep: int | None) -> None:
+        """A checkpoint of step `done`."""
+        state = {
+            "threshold": self.threshold.state_dict(),
+            "guard": self.guard.state_dict(),
+            "good": self.guard.good,
+            "rollbacks": self.rollbacks,
+            "peak_before": self.peak_before,
+            "tasks_taken": self.tasks_taken,
+            "evaluated": self.evaluated,
+        }
+        checkpoint.save(self.folder.path, self.done, self.crew, state, keep)
+
+    def take(self, step: int, state: Mapping[str, Any]) -> None:
+        """Go on from the checkpoint of `step`, whose models are loaded already."""
+        self.threshold.load_state_dict(state["threshold"])
+        self.guard.load_state_dict(state["guard"])
+        self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
+        self.peak_before = state["peak_before"]
+
+    def narrow_or_widen(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:
+        """Train what `guard.fallback` says while credit has fallen back, and all weights again afterwards; an event."""
+        event = {"step": self.done, "rule": "fallback", "metric": _PEAK, "action": "lora"}
+        if self.guard.fallback != self.crew.narrowed:
+            (self.crew.narrow if self.guard.fallback else self.crew.widen)()
+            self.peak_before = metrics.get(_PEAK) if self.guard.fallback else None
+            what = "adapters alone are trained" if self.guard.fallback else "all weights are trained again"
+            return {**event, "what": what, "numbers": {"before": metrics.get(_PEAK)}}
+        if self.peak_before is None:
+            return None
+        before, self.peak_before = self.peak_before, None
+        return {**event, "what": "measured", "numbers": {"before": before, "after": metrics.get(_PEAK)}}
+
+
+def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: Guard, reporter: Reporter) -> Run:
+    """A new run in `path`, or the one that is there, as it was at its newest whole checkpoint."""
+    if not (path / "run.json").exists():
+        folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
+        reporter.say(f"run folder: {folder.path}")
+        return Run(folder, crew, threshold, guard)
+    folder = RunFolder.open(path)
+    back_to = rollbacks(path)
+    named = recipe.config.trainer.resume_from_path
+    if named is not None:
+        found = checkpoint.step_of(path, named)
+        state = checkpoint.load(path, found, crew)
+    else:
+        # Of the checkpoints that a rollback left behind some may still be there: it was killed on its way.
+        found, state = checkpoint.newest(
+            path,
+            crew,
+            reporter.say,
+            lambda step, state: all(step <= led for led in back_to[state["rollbacks"] :]),
+        ) or (0, {})
+    checkpoint.sweep(path, found)
+    folder.rewind(found if state else -1)
+    run = Run(folder, crew, threshold, guard, rollbacks=len(rollbacks(path)))
+    if state:
+        run.take(found, state)
+    reporter.say(f"run folder: {folder.path}, goes on after step {found}")
+    return run
+
+
+def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
+    """Raises InputError where `path` holds a run that `recipe` cannot go on with."""
+    trainer = recipe.config.trainer
+    if not (path / "run.json").exists():
+        if trainer.resume_mode == "resume_path":
+            raise ConfigError(f"trainer.resume_from_path: {path} holds no run; name its folder as default_local_dir")
+        return
+    holds = f"trainer.default_local_dir: {path} holds a run"
+    if trainer.resume_mode == "disable":
+        raise InputError(f"{holds} already, and trainer.resume_mode is disable; name another folder")
+    try:
+        facts = json.loads((path / "run.json").read_text())
+        engine, began = facts["engine"], facts["config"]
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{holds} already, whose run.json does not say what it is; name another folder") from None
+    if engine != "local":
+        raise InputError(f"{holds} of --engine {engine}; name another folder")
+    if trainer.resume_mode == "auto":
+        now = json.loads(json.dumps(recipe.to_dict()))
+        if changed := sorted(set(different_options(began, now)) - MAY_CHANGE):
+            raise InputError(
+                f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
+                "trainer.resume_mode=resume_path"
+            )
+        if (newest := next(iter(checkpoint.saved_steps(path)), 0)) > steps:
+            raise InputError(
+                f"{holds} that has come to step {newest} already, and the recipe ends at {steps}; name another folder, "
+                "or raise trainer.total_training_steps"
+            )
+        if (path / "evaluation.json").exists() and steps in checkpoint.saved_steps(path)[:1]:
+            raise InputError(
+                f"{holds} that is finished, at step {steps}; name another folder, or raise trainer.total_training_steps"
+            )
+    elif checkpoint.step_of(path, str(trainer.resume_from_path)) > steps:
+        raise ConfigError(
+            f"trainer.resume_from_path: {trainer.resume_from_path} is of a later step than {steps}, at which the "
+            "recipe ends; raise trainer.total_training_steps"
+        )
+
+
+MAY_CHANGE = {
+    f"trainer.{name}"
+    for name in (
+        *("default_local_dir", "total_training_steps", "total_epochs", "save_freq", "test_freq"),
+        *("resume_mode", "resume_from_path", "max_actor_ckpt_to_keep"),
+        *("logger", "project_name", "experiment_name"),
+    )
+}
+"""Options that a run may go on with after another value."""
+
+
+def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
+    """Go back to the last good checkpoint, as the guard asks. Raises GuardStop where it asks to stop, or cannot."""
+    folder = run.folder
+    report = f"{asked.text}; stopped after step {asked.step}"
+    found = None
+    if asked.action == RESTORE and run.rollbacks < max_rollbacks:
+        found = checkpoint.newest(folder.path, run.crew, reporter.say, lambda step, state: state["good"])
+        report += ": there is no good checkpoint to go back to (trainer.save_freq)"
+    elif asked.action == RESTORE:
+        report += f": that was after {run.rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
+    if found is None:
+        if not checkpoint.saved_steps(folder.path):
+            run.save(None)  # what is there would be lost
+        folder.append_events([asked.to_dict()])
+        raise GuardStop(f"{report}; {folder.path}/events.jsonl has the numbers")
+    step, state = found
+    run.rollbacks += 1
+    # In this order: once it is on record, a process that is killed on its way finds what is left to do.
+    folder.append_events([asked.to_dict()], back_to=step)
+    checkpoint.sweep(folder.path, step)
+    folder.rewind(step, aside=f"rolled_back/{run.rollbacks}")
+    run.take(step, state)
+    reporter.say(
+        f"guard: goes on after step {step}; what came after is kept in {folder.path}/rolled_back/{run.rollbacks}"
+    )
+
+
+def run_path(recipe: Recipe) -> Path:
+    """`trainer.default_local_dir`, else runs/<recipe>-<time>."""
+    named = recipe.config.trainer.default_local_dir
+    if named:
+        return Path(named)
+    path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Two runs begun in one second must not share a folder.
+    return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
+
+
+def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
+    """What `run.json` says: configuration, versions, seed, machine."""
+    return {
+        "recipe": recipe.name,
+        "engine": "local",
+        "seed": recipe.config.data.seed,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": str(next(iter(crew.policies.values())).device),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
+        "parameters": sum(weight.numel() for actor in crew.actors.values() for weight in actor.policy.parameters),
+        "config": recipe.to_dict(),
+    }

@@ -1,0 +1,267 @@
+"""Every metric that both engines write, with unit and meaning: one naming scheme, documented and checked in one place.
+
+A name in angle brackets stands for one of the run's own: `<agent>`, `<function>`, `<policy>`, `<name>`. Of several
+trained policies, what is said of one update stands under the policy's name: `<policy>/actor/entropy`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from creditflow.errors import ConfigError, did_you_mean
+
+PER_UPDATE = ("actor/", "critic/")
+"""What stands under a policy's name where several are trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of docs/metrics.md."""
+
+    name: str
+    unit: str
+    meaning: str
+    engine: str = ""
+    """Of one engine alone: `local` or `verl`."""
+
+
+def _section(prefix: str, *rows: tuple[str, str, str] | tuple[str, str, str, str]) -> list[Metric]:
+    return [Metric(f"{prefix}/{row[0]}", *row[1:]) for row in rows]
+
+
+_OF_EVALUATION = (
+    ("pass_at_1", "share", "mean over plays of whether the outcome reached the top of its range (avg@n)"),
+    ("pass_at_<k>", "share", "unbiased pass@k, k = 2, 4, ... up to the plays of a task (arXiv 2107.03374, eq. 1)"),
+    ("plays", "plays", "that `pass_at_1` is the mean over"),
+    ("outcome_mean", "outcome", "mean outcome, rescaled to [0, 1], of the plays that have one"),
+    ("unscored_frac", "share", "plays without an outcome"),
+    ("sub_reward/<agent>", "[0, 1]", "mean sub-reward"),
+    ("sub_reward/<agent>/<stratum>", "[0, 1]", "the same, by stratum"),
+    ("sub_reward_var/<agent>", "", "its variance"),
+    ("step_error_rate", "share", "scored steps with a score short of its maximum"),
+    ("step_error_rate/<agent>", "share", "the same, of an agent's steps"),
+    ("pass_at_1_greedy", "share", "`pass_at_1` of one greedy play of each task"),
+    ("step_error_rate_greedy", "share", "`step_error_rate` of those"),
+)
+
+METRICS: list[Metric] = [
+    *_section("train", ("pass_at_1", "share", "plays of the training step whose outcome reached the top of its range")),
+    *_section("val", *_OF_EVALUATION),
+    *_section(
+        "actor",
+        (
+            "entropy",
+            "nats/token",
+            "mean entropy over trained tokens; where none had an advantage, estimated from the sampled ones",
+        ),
+        ("ppo_kl", "nats/token", "mean of old minus new log-probability: how far the updates of a step have moved"),
+        ("pg_loss", "", "policy loss"),
+        ("pg_clipfrac", "share", "tokens whose ratio was clipped"),
+        ("pg_clipfrac_lower", "share", "tokens that dual clip bounded"),
+        ("kl_loss", "nats/token", "KL to the reference, with `use_kl_loss`"),
+        ("grad_norm", "", "norm of the gradient, before clipping"),
+        ("lr", "", "learning rate"),
+        ("skipped_updates", "updates", "left out because the gradient was not finite (local: share of the step's)"),
+    ),
+    *_section(
+        "critic",
+        ("vf_loss", "", "value loss"),
+        ("vf_clipfrac", "share", "values that were clipped"),
+        ("vpred_mean", "credit", "mean value"),
+        ("vf_explained_var", "share", "variance of its returns that the critic explains"),
+        ("credit_explained_var", "share", "variance of the credit itself that the critic explains"),
+        ("grad_norm", "", "norm of the gradient, before clipping"),
+        ("lr", "", "learning rate"),
+        ("skipped_updates", "updates", "left out because the gradient was not finite"),
+    ),
+    *_section(
+        "reward",
+        ("<function>/mean", "own", "mean of its ok scores, in the function's own range"),
+        ("<function>/sd", "own", "standard deviation of those"),
+        ("<function>/failed_frac", "share", "scores that failed, time-outs included"),
+        ("<function>/timeouts", "calls", "timed out"),
+        ("<function>/cached", "calls", "answered without being made"),
+        ("<function>/latency_s", "s", "mean of a call that was made"),
+        ("<function>/<name>", "", "what the function counts itself"),
+        ("failed_frac", "share", "of all scores, those that failed"),
+        ("error_rate", "share", "verdicts that failed or contradict the outcome, see below"),
+        ("verdicts", "verdicts", "that `error_rate` is a share of"),
+        ("sub_reward/<agent>", "[0, 1]", "mean sub-reward"),
+        ("sub_reward/<agent>/<stratum>", "[0, 1]", "the same, by stratum"),
+        ("sub_reward_var/<agent>", "", "its variance; at most 0.25"),
+        ("step_error_rate", "share", "scored steps with a score short of its maximum"),
+        ("step_error_rate/<agent>", "share", "the same, of an agent's steps"),
+    ),
+    *_section(
+        "credit",
+        ("mean/<agent>", "credit", "mean credit of trained steps"),
+        ("share/<agent>", "share", "of all credit of trained steps, in absolute value, the agent's"),
+        ("mis_credited/<agent>", "share", "trained, scored steps whose advantage has the wrong sign for their scores"),
+        ("gated_off/<agent>", "share", "credit that came to the agent's gates, in absolute value, and was withheld"),
+        ("reach/<agent>", "share", "plays in which any signal reaches the agent"),
+        ("outcome_reach/<agent>", "share", "plays in which the outcome reaches it"),
+    ),
+    *_section(
+        "propagation",
+        ("pass_rate", "share", "open gates, of steps that a function was to score"),
+        ("pass_rate/<agent>", "share", "the same, by agent"),
+        ("forced_open/<agent>", "share", "gates that were opened to keep the threshold's floor"),
+        ("threshold", "[0, 1]", "what an agent never seen gets"),
+        ("threshold/<agent>", "[0, 1]", "the threshold in force"),
+        ("threshold_lowered", "0 or 1", "`tuned`: it has been lowered"),
+        ("threshold_spread/<agent>", "", "`noise`: the smoothed standard deviation within groups"),
+        ("threshold_pass_rate/<agent>", "share", "`quantile`: smoothed, before the floor opens anything"),
+        ("threshold_saturated/<agent>", "0 or 1", "`quantile`: no threshold in the range comes near the target"),
+    ),
+    *_section(
+        "groups",
+        ("singletons", "groups", "of one trajectory"),
+        ("zero_variance", "groups", "whose credits are all the same"),
+        ("no_baseline", "steps", "alone at every level"),
+        ("masked_steps", "steps", "left out of training"),
+        ("frozen_steps", "steps", "left out because they lie upstream of a failure"),
+        ("alone/<agent>", "share", "trained steps that were alone at `group_by`"),
+        ("tied/<agent>", "share", "trained steps of groups without variance"),
+        ("frozen/<agent>", "share", "steps that are frozen"),
+    ),
+    *_section(
+        "rollout",
+        ("steps_per_trajectory", "steps", "mean"),
+        ("tokens", "tokens", "of prompts and responses"),
+        ("response_tokens", "tokens", "of responses"),
+        ("failed_frac", "share", "plays that failed by no fault of the agents"),
+        ("truncated_frac", "share", "plays that were cut short"),
+        ("agent_error_frac", "share", "plays that the agents' own doing ended"),
+        ("gen_batches", "batches", "that dynamic sampling played", "local"),
+        ("filtered_frac", "share", "plays that dynamic sampling left out", "local"),
+        ("lost_frac", "share", "plays that left no record", "verl"),
+        ("replayed_plays", "plays", "made once more because rollout servers died", "verl"),
+    ),
+    *_section(
+        "shadow",
+        ("moved/<agent>", "share", "credit that the shadow's rule would have moved"),
+        ("flipped/<agent>", "share", "steps whose advantage would have had the other sign"),
+    ),
+    *_section(
+        "guard",
+        ("on/<rule>", "0 or 1", "the rule fired, and has not recovered"),
+        ("fallback", "0 or 1", "credit is the shared global reward for now"),
+        ("rollbacks", "rollbacks", "to a checkpoint, so far"),
+    ),
+    *_section(
+        "timing",
+        ("step_s", "s", "a training step"),
+        ("rollout_s", "s", "playing"),
+        ("reward_s", "s", "scoring; verl: summed over the workers, beside playing"),
+        ("reward_s/<function>", "s", "summed over the function's calls"),
+        ("values_s", "s", "the critic's values"),
+        ("propagation_s", "s", "credit and advantages"),
+        ("update_s", "s", "updates of actors and critics"),
+        ("ledger_s", "s", "writing the step file"),
+        ("metrics_s", "s", "computing these metrics", "local"),
+        ("<name>_s", "s", "verl's own clocks", "verl"),
+    ),
+    *_section(
+        "memory",
+        ("peak_gib", "GiB", "resident memory of the trainer's process, the step's highest"),
+        ("cuda_peak_gib", "GiB", "of the device, the step's highest", "local"),
+    ),
+    *_section(
+        "throughput",
+        ("tokens_per_s", "tokens/s", "of prompts and responses, over the whole step", "local"),
+        ("response_tokens_per_s", "tokens/s", "sampled, over the time of playing", "local"),
+    ),
+    *_section("endpoint", ("<policy>/<name>", "", "what a frozen model's client counted: requests, retries, tokens")),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a recipe calls its own: what the names in angle brackets may stand for."""
+
+    agents: Sequence[str] = ()
+    functions: Sequence[str] | None = None
+    """None: they are not known yet."""
+    policies: Sequence[str] = ()
+    rules: Sequence[str] = ()
+
+    def of(self, placeholder: str) -> Sequence[str] | None:
+        """None: anything."""
+        known = {"agent": self.agents, "function": self.functions, "policy": self.policies, "rule": self.rules}
+        return known.get(placeholder)
+
+
+def described(name: str, names: Names) -> Metric | None:
+    """The catalog's entry of a metric by its full name; None where there is none. `*` is any name in its place."""
+    policy, _, rest = name.partition("/")
+    if (policy == "*" or policy in names.policies) and rest.startswith(PER_UPDATE):
+        name = rest
+    # An exact name before one with a blank: `reward/error_rate/x` must not pass for a function of that name.
+    return next((entry for entry in METRICS if _fits(entry.name, name, names)), None)
+
+
+def expect_known(metric: str, names: Names, key: str) -> Metric:
+    """The entry of `metric`; raises ConfigError with the nearest known name."""
+    found = described(metric, names)
+    if found is None:
+        raise ConfigError(f"{key}: unknown metric {metric!r}{did_you_mean(metric, _spelled_out(names))}")
+    return found
+
+
+def _fits(pattern: str, name: str, names: Names) -> bool:
+    parts, said = pattern.split("/"), name.split("/")
+    if len(parts) != len(said):
+        return False
+    for part, word in zip(parts, said, strict=True):
+        blank = re.fullmatch(r"(.*)<(\w+)>(.*)", part)
+        if blank is None:
+            if part != word:
+                return False
+            continue
+        before, placeholder, after = blank.groups()
+        if not (word.startswith(before) and word.endswith(after) and len(word) > len(before) + len(after)):
+            return word == "*" and not before and not after
+        filling = word[len(before) : len(word) - len(after)]
+        known = names.of(placeholder)
+        if filling != "*" and known is not None and filling not in known:
+            return False
+    return True
+
+
+def _spelled_out(names: Names) -> list[str]:
+    """Every name of the catalog with the recipe's own names in it."""
+    found: list[str] = []
+    for entry in METRICS:
+        blank = re.search(r"<(\w+)>", entry.name)
+        known = names.of(blank[1]) if blank else None
+        found += [entry.name.replace(blank[0], word, 1) for word in known or ()] if blank else [entry.name]
+        found += [entry.name] if blank else []
+    if len(names.policies) > 1:
+        found += [f"{policy}/{name}" for policy in names.policies for name in found if name.startswith(PER_UPDATE)]
+    return found
+
+
+def matching(metric: str, names_in_metrics: Iterable[str]) -> list[str]:
+    """The names that `metric`, which may hold `*`, stands for; with or without a policy's name in front."""
+    pattern = re.escape(metric).replace(r"\*", "[^/]+")
+    if metric.startswith(PER_UPDATE):
+        pattern = f"(?:[^/]+/)?{pattern}"
+    found = re.compile(pattern)
+    return [name for name in names_in_metrics if found.fullmatch(name)]
+
+
+def undescribed(metrics: Mapping[str, float], names: Names) -> list[str]:
+    """The names that the catalog does not know; a test holds both engines to none of ours."""
+    return [name for name in metrics if described(name, names) is None]
+
+
+def as_markdown() -> str:
+    """The table of docs/metrics.md."""
+    rows = ["| metric | unit | meaning |", "| --- | --- | --- |"]
+    rows += [
+        f"| `{entry.name}` | {entry.unit} | {entry.meaning}{f' ({entry.engine} only)' if entry.engine else ''} |"
+        for entry in METRICS
+    ]
+    return "\n".join(rows) + "\n"

@@ -1,0 +1,344 @@
+"""Watches a run's metrics by rules, and says what is to be done where one fires; an engine does it.
+
+The guard knows names and numbers. What it changes of credit by itself (the rule of propagation, the threshold) it hands
+out as other options and another threshold; to restore a checkpoint, or to stop, is the engine's to do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from creditflow.credit.options import CreditOptions
+from creditflow.credit.registry import expect_keywords
+from creditflow.credit.thresholds import Observed, Threshold
+from creditflow.errors import ConfigError, CreditflowError, did_you_mean
+from creditflow.loading import is_reference, load_object
+from creditflow.monitor.catalog import Names, expect_known, matching
+from creditflow.monitor.rules import KEY, RULES, Finding, Rule
+
+if TYPE_CHECKING:
+    from creditflow.config import Config, GuardConfig
+
+WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
+    "warn",
+    "set_threshold",
+    "fallback_identical",
+    "restore_checkpoint",
+    "stop",
+)
+ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
+"""What a rule may do, and the keys that it then needs."""
+_OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to")
+_SHARED = ("identical", "uniform")
+"""Rules of propagation that hand out the global reward: there is nothing to fall back from."""
+
+
+class GuardStop(CreditflowError):
+    """The guard stopped the run; its message is the report."""
+
+
+class RolledBack(CreditflowError):
+    """The run's folder was led back to a checkpoint; who runs it begins again from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A rule fired, or recovered: a line of `events.jsonl`."""
+
+    step: int
+    rule: str
+    metric: str
+    what: str
+    """`fired` or `recovered`."""
+    action: str
+    numbers: dict[str, float]
+    note: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        numbers = {name: value if math.isfinite(value) else None for name, value in self.numbers.items()}
+        return {**asdict(self), "numbers": numbers}
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Event:
+        """The inverse of `to_dict`; what else stands in the row is left."""
+        return cls(**{one.name: row[one.name] for one in fields(cls)})
+
+    @property
+    def text(self) -> str:
+        """For people, in a line."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
+        return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
+
+
+_SAID = {
+    ("fired", WARN): "a warning only",
+    ("fired", SET_THRESHOLD): "the threshold is lowered",
+    ("fired", FALLBACK): "credit falls back to the shared global reward",
+    ("fired", RESTORE): "back to the last good checkpoint",
+    ("fired", STOP): "the run is stopped",
+    ("recovered", WARN): "well again",
+    ("recovered", SET_THRESHOLD): "well again; the threshold stays lowered",
+    ("recovered", FALLBACK): "well again; credit is decomposed again",
+    ("recovered", RESTORE): "well again",
+    ("recovered", STOP): "well again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """One entry of `guard.rules`."""
+
+    name: str
+    metric: str
+    over: str | None
+    action: str
+    to: float | None
+    cool_down: int
+    make: Callable[[], Rule]
+    note: str = ""
+    """Why the action is only a warning here."""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """One rule on one metric."""
+
+    rule: Rule
+    on: bool = False
+    quiet: int = 0
+    """Looks for which it does not fire."""
+    suspect: bool = False
+    """See `Finding`."""
+
+
+@dataclass(slots=True)
+class Guard:
+    """The rules of a run, and what is in force because of them."""
+
+    rules: Sequence[RuleSpec]
+    watches: dict[tuple[str, str], _Watch] = field(default_factory=dict)
+    cap: float | None = None
+    """No threshold is above it."""
+
+    @classmethod
+    def of(cls, config: Config, folder: Path, functions: Sequence[str] | None) -> Guard:
+        """Raises ConfigError for a rule that makes no sense, with the nearest known metric for one that there is not.
+
+        `folder`: what `file.py:kind` is looked up in. `functions`: the names of the reward functions; None: unknown.
+        """
+        if not config.guard.enable:
+            return cls(())
+        rules = specs(config.guard, folder)
+        names = names_of(config, functions)
+        for rule in rules:
+            expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
+            if rule.over is not None:
+                expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
+        return cls([_possible(rule, config.algorithm) for rule in rules])
+
+    @property
+    def fallback(self) -> bool:
+        """Whether credit is the shared global reward for now."""
+        actions = {rule.name: rule.action for rule in self.rules}
+        return any(watch.on and actions[name] == FALLBACK for (name, _), watch in self.watches.items())
+
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[Event]:
+        """What the rules make of the metrics of a training step, or of an evaluation; in the order of the rules.
+
+        A metric that is not there, or is no finite number, is not looked at.
+        """
+        return [event for rule in self.rules for event in self._look(step, rule, metrics)]
+
+    def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[Event]:
+        over = metrics.get(rule.over) if rule.over is not None else None
+        for name in matching(rule.metric, metrics):
+            if not math.isfinite(metrics[name]):
+                continue
+            watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
+            found = watch.rule.look(float(metrics[name]), over)
+            watch.quiet, watch.suspect = max(0, watch.quiet - 1), found.suspect
+            if not watch.on and found.bad and not watch.quiet:
+                watch.on = True
+                yield self._event(step, rule, name, "fired", found)
+                if rule.action == SET_THRESHOLD:
+                    assert rule.to is not None
+                    self.cap = rule.to if self.cap is None else min(self.cap, rule.to)
+            elif watch.on and found.well:
+                watch.on, watch.quiet = False, rule.cool_down
+                yield self._event(step, rule, name, "recovered", found)
+
+    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: Finding) -> Event:
+        note = rule.note if what == "fired" else ""
+        return Event(step, rule.name, metric, what, rule.action, dict(found.numbers), note)
+
+    @property
+    def good(self) -> bool:
+        """Whether a checkpoint of now is one to go back to: no rule that would go back, or stop, sees anything."""
+        ends = {rule.name for rule in self.rules if rule.action in (RESTORE, STOP)}
+        return not any((watch.on or watch.suspect) and name in ends for (name, _), watch in self.watches.items())
+
+    def options(self, options: CreditOptions) -> CreditOptions:
+        """The options of credit that are in force."""
+        return replace(options, propagation="identical") if self.fallback else options
+
+    def threshold(self, threshold: Threshold) -> Threshold:
+        """The threshold that is in force."""
+        return threshold if self.cap is None else Capped(threshold, self.cap)
+
+    def metrics(self) -> dict[str, float]:
+        """`guard/*`: which rules are on, and what is in force."""
+        on = {f"guard/on/{name}": 1.0 for (name, _), watch in sorted(self.watches.items()) if watch.on}
+        return {**on, "guard/fallback": float(self.fallback)} if self.rules else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that its future depends on, beside the rules, as JSON can hold it."""
+        watches = [
+            [name, metric, {"on": w.on, "quiet": w.quiet, "suspect": w.suspect, "rule": w.rule.state_dict()}]
+            for (name, metric), w in sorted(self.watches.items())
+        ]
+        return {"cap": self.cap, "watches": watches}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; of rules that there are no more, nothing is taken."""
+        makers = {rule.name: rule.make for rule in self.rules}
+        self.cap, self.watches = state["cap"], {}
+        for name, metric, saved in state["watches"]:
+            if name in makers:
+                watch = _Watch(makers[name](), saved["on"], saved["quiet"], saved["suspect"])
+                watch.rule.load_state_dict(saved["rule"])
+                self.watches[name, metric] = watch
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """A threshold that is never above `cap`."""
+
+    under: Threshold
+    cap: float
+
+    @property
+    def floor(self) -> float:
+        return self.under.floor
+
+    def theta(self, agent: str) -> float:
+        return min(self.under.theta(agent), self.cap)
+
+    def update(self, observed: Observed) -> None:
+        self.under.update(observed)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.under.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.under.load_state_dict(state)
+
+    def metrics(self) -> dict[str, float]:
+        """The kind's own, with the thresholds that are in force."""
+        said = self.under.metrics()
+        moved = [name for name in said if name == "propagation/threshold" or name.startswith("propagation/threshold/")]
+        return said | {name: min(said[name], self.cap) for name in moved}
+
+
+def specs(config: GuardConfig, folder: Path | None = None) -> list[RuleSpec]:
+    """The rules that `guard.rules` describes; those that are null are left out.
+
+    Raises ConfigError for one that makes no sense, and for two that contradict each other. Without a `folder` kinds of
+    the user's own (`file.py:kind`) are left out too: they are not loaded yet.
+    """
+    given = {name: options for name, options in config.rules.items() if options is not None}
+    found = [spec for name, options in given.items() if (spec := _spec(name, options, folder)) is not None]
+    _expect_agreement(given)
+    return found
+
+
+def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
+    key = f"{KEY}.{name}"
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {options!r}")
+    metric, kind, action = options.get("metric"), options.get("kind", "level"), options.get("action", WARN)
+    for word, value in (("metric", metric), ("kind", kind), ("over", options.get("over", ""))):
+        if not isinstance(value, str) or (not value and word != "over"):
+            raise ConfigError(f"{key}.{word}: expected a name, got {value!r}")
+    if action not in ACTIONS:
+        hint = did_you_mean(str(action), ACTIONS)
+        raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
+    for wanted in ACTIONS[action]:
+        value = options.get(wanted)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{key}.{wanted}: expected a finite number, which {action} needs, got {value!r}")
+    if "to" in options and "to" not in ACTIONS[action]:
+        raise ConfigError(f"{key}.to: is of action {SET_THRESHOLD}, and this rule's is {action}")
+    cool_down = options.get("cool_down", 10)
+    if isinstance(cool_down, bool) or not isinstance(cool_down, int) or cool_down < 0:
+        raise ConfigError(f"{key}.cool_down: expected a whole number of at least 0, got {cool_down!r}")
+    if is_reference(kind):
+        if folder is None:
+            return None
+        entry = load_object(kind, folder, f"{key}.kind")
+    elif kind in RULES.names():
+        entry = RULES[kind]
+    else:
+        hint = did_you_mean(kind, RULES.names())
+        raise ConfigError(
+            f"{key}.kind: expected one of {', '.join(RULES.names())}, or file.py:kind, got {kind!r}{hint}"
+        )
+    own = {word: value for word, value in options.items() if word not in _OF_THE_GUARD}
+    expect_keywords(kind, entry, own, key)
+
+    def make() -> Rule:
+        try:
+            made: Rule = entry(**own)
+        except ConfigError as error:
+            raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
+        return made
+
+    make()
+    to = float(options["to"]) if action == SET_THRESHOLD else None
+    return RuleSpec(name, str(metric), options.get("over"), action, to, cool_down, make)
+
+
+def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
+    for (name, one), (other_name, other) in itertools.combinations(rules.items(), 2):
+        if one["metric"] != other["metric"]:
+            continue
+        both = f"{KEY}.{name} and {KEY}.{other_name}: contradict each other on {one['metric']}"
+        for upper, lower in ((one, other), (other, one)):
+            above, below = upper.get("above"), lower.get("below")
+            same_scale = bool(upper.get("times_first")) == bool(lower.get("times_first"))
+            if above is not None and below is not None and same_scale and above < below:
+                raise ConfigError(f"{both}: one fires above {above:g}, the other below {below:g}; between, both do")
+        same_side = [key for key in ("above", "below", "by") if key in one and key in other]
+        if same_side and one.get("action") == other.get("action") == SET_THRESHOLD and one["to"] != other["to"]:
+            raise ConfigError(f"{both}: one sets the threshold to {one['to']:g}, the other to {other['to']:g}")
+
+
+def _possible(rule: RuleSpec, options: CreditOptions) -> RuleSpec:
+    """`rule`, as a warning where what it does would change nothing."""
+    if rule.action == FALLBACK and options.propagation in _SHARED:
+        return replace(rule, action=WARN, note=f"credit is the shared global reward already ({options.propagation})")
+    if rule.action == SET_THRESHOLD and options.propagation != "threshold":
+        return replace(rule, action=WARN, note=f"there is no threshold to lower ({options.propagation})")
+    return rule
+
+
+def names_of(config: Config, functions: Sequence[str] | None) -> Names:
+    """What a recipe calls its own."""
+    from creditflow.config import policies_in_use
+
+    return Names(
+        agents=tuple(config.team.agents),
+        functions=functions,
+        policies=tuple(policies_in_use(config)),
+        rules=tuple(config.guard.rules),
+    )
+
+
+def _short(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3g}"

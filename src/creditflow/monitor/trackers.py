@@ -1,0 +1,218 @@
+"""Sends a run's metrics to wandb, TensorBoard or MLflow, by accelerate's trackers. The run's folder is written anyway.
+
+A tracker looks on. One that cannot be set up is bad input; one that fails later is said, and left out from then on,
+since a run of days must not die of a chart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from creditflow.credit import Assignment
+from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.files import write_whole
+
+KEY = "trainer.logger"
+CONSOLE = "console"
+_PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
+NAMES = (CONSOLE, *_PACKAGES)
+SHOWN = 8
+"""Sample trajectories in a table."""
+_TEXT = 2000
+"""Characters of a prompt or response in it."""
+COLUMNS = (
+    *("trajectory", "index", "agent", "prompt", "response"),
+    *("sub_reward", "outcome", "gate_open", "credit", "advantage"),
+)
+
+
+@dataclass(slots=True)
+class Trackers:
+    """Those of one run that are open."""
+
+    say: Callable[[str], None]
+    open: dict[str, Any] = field(default_factory=dict)
+    """By name: accelerate's."""
+
+    @classmethod
+    def start(
+        cls,
+        names: Sequence[str],
+        project: str,
+        run_name: str,
+        folder: Path,
+        config: Mapping[str, Any],
+        say: Callable[[str], None],
+        after: int = 0,
+    ) -> Trackers:
+        """Begin, or go on `after` a training step of a run that is there.
+
+        `config`: of the run, kept beside its metrics. Raises ConfigError where one cannot be set up, with what it says.
+        """
+        made = cls(say)
+        for name in (name for name in names if name != CONSOLE):
+            try:
+                tracker = _MAKERS[name](project, run_name, folder, after)
+                tracker.start()
+                if after == 0:
+                    tracker.store_init_configuration(_flat(config))
+            except Exception as error:
+                raise ConfigError(f"{KEY}: {name} cannot be set up: {first_line(error)}") from error
+            made.open[name] = tracker
+            if name == "wandb":
+                tracker.run.define_metric("*", step_metric="step")
+            if name == "mlflow":
+                run_id: str = tracker.active_run.info.run_id
+                write_whole(folder / _MLFLOW_RUN, partial(Path.write_text, data=run_id))
+        return made
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The finite numbers among the metrics of a training step."""
+        finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+        def send(name: str, tracker: Any) -> None:
+            if name == "wandb":  # whose own steps cannot go back, as a run that the guard led back does
+                tracker.log({**finite, "step": step})
+            else:
+                tracker.log(_named_for(name, finite), step=step)
+
+        self._each(send)
+
+    def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
+        """Sample trajectories, where the tracker has tables: a row of COLUMNS for each step of theirs."""
+
+        def send(name: str, tracker: Any) -> None:
+            if name == "wandb":
+                import wandb
+
+                table = wandb.Table(columns=["step", *COLUMNS], data=[[step, *row] for row in rows])
+                tracker.log({"trajectories": table, "step": step})
+
+        self._each(send)
+
+    @property
+    def takes_tables(self) -> bool:
+        """Whether any does."""
+        return "wandb" in self.open
+
+    def finish(self) -> None:
+        """Close them all."""
+        self._each(lambda name, tracker: tracker.finish())
+        self.open.clear()
+
+    def _each(self, send: Callable[[str, Any], None]) -> None:
+        for name, tracker in list(self.open.items()):
+            try:
+                send(name, tracker)
+            except Exception as error:
+                del self.open[name]
+                self.say(
+                    f"warning: {name} failed and is left out from now on: {first_line(error)}; metrics.jsonl has all"
+                )
+
+
+def expect_trackers(names: Sequence[str]) -> None:
+    """Raises ConfigError for trackers that there are not, or whose packages are not installed."""
+    from importlib.util import find_spec
+
+    for name in names:
+        if name not in NAMES:
+            raise ConfigError(f"{KEY}: expected some of {', '.join(NAMES)}, got {name!r}{did_you_mean(name, NAMES)}")
+        if name != CONSOLE and any(find_spec(package) is None for package in ("accelerate", _PACKAGES[name])):
+            raise ConfigError(f"{KEY}: {name} is not installed: pip install 'creditflow[{name}]'")
+
+
+def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
+    """The steps of the first play of each of the first tasks, up to `most` plays, as rows of COLUMNS."""
+    batch = assignment.batch
+    first: dict[int, int] = {}
+    for play, group in enumerate(batch.group_of_trajectory.tolist()):
+        if len(first) < most:
+            first.setdefault(group, play)
+    rows = []
+    for play in first.values():
+        outcome = batch.outcome_scores[play]
+        for s in (batch.trajectory_of_step == play).nonzero()[0].tolist():
+            rows.append(
+                [
+                    batch.trajectory_ids[play],
+                    int(batch.index_of_step[s]),
+                    batch.agent_names[batch.agent_of_step[s]],
+                    batch.prompts[s][:_TEXT],
+                    batch.responses[s][:_TEXT],
+                    float(assignment.sub_reward_S[s]),
+                    None if outcome is None else float(outcome.rescaled),
+                    bool(assignment.gate_open_S[s]),
+                    float(assignment.credit_S[s]),
+                    float(assignment.advantage_S[s]),
+                ]
+            )
+    return rows
+
+
+def _named_for(tracker: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """MLflow takes letters, digits, and _ - . : / and blanks in names."""
+    if tracker != "mlflow":
+        return dict(metrics)
+    return {re.sub(r"[^\w\-. :/]", "_", key): value for key, value in metrics.items()}
+
+
+def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Options by dotted name; what is no number, text or truth value as JSON."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{path}{key}.")
+        else:
+            plain = isinstance(value, int | float | str | bool)
+            found[f"{path}{key}"] = value if plain else json.dumps(value, default=str)
+    return found
+
+
+def _wandb(project: str, run_name: str, folder: Path, after: int) -> Any:
+    from accelerate.tracking import WandBTracker
+
+    # The same run again where a run is gone on with.
+    own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    return WandBTracker(project, name=run_name, dir=str(folder), id=own, resume="allow")
+
+
+def _tensorboard(project: str, run_name: str, folder: Path, after: int) -> Any:
+    from accelerate.tracking import TensorBoardTracker
+
+    return TensorBoardTracker(run_name, folder / "tensorboard", purge_step=after + 1 if after else None)
+
+
+_MLFLOW_RUN = "mlflow_run_id"
+
+
+def _mlflow(project: str, run_name: str, folder: Path, after: int) -> Any:
+    import mlflow
+    from accelerate.tracking import MLflowTracker
+
+    server = os.environ.get("MLFLOW_TRACKING_URI")
+    # Without one, a database: MLflow refuses its file store. Said anew, for it stays from run to run of a process.
+    mlflow.set_tracking_uri(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+    begun = folder / _MLFLOW_RUN
+    return MLflowTracker(
+        project,
+        logging_dir=None if server else (folder / "mlflow").resolve().as_uri(),
+        run_id=begun.read_text() if after and begun.is_file() else None,
+        run_name=run_name,
+    )
+
+
+_MAKERS: dict[str, Callable[[str, str, Path, int], Any]] = {
+    "wandb": _wandb,
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+}

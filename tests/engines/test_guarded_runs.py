@@ -1,0 +1,314 @@
+"""Whole runs that are made to fail, and what the guard makes of them: everything is real, only small."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from creditflow.engines.local import actor
+from creditflow.errors import ConfigError
+from creditflow.ledger.run_folder import read_events, read_metrics
+from creditflow.monitor import GuardStop
+from tests.engines.test_resume import EVERY_STEP, Stopped, expect_the_same
+from tests.engines.test_trainer import run
+
+PLAY = """
+import zlib
+from creditflow import Task, outcome, reward
+
+
+def tasks(split, recipe):
+    return [Task("toy", ({"role": "user", "content": "a b c d e f g h"[: 2 * k + 1]},), "a") for k in range(8)]
+
+
+async def solve(task, team):
+    first = await team.writer(task.text)
+    return await team.editor(f"{first} i")
+
+
+def right(trajectory):
+    return float(trajectory.answer.split()[-1:] == ["a"])
+
+
+def of_training_step(trajectory):
+    kind, step = trajectory.id.split("-")[:2]  # 0-STEP-TASK-PLAY in training, 1-TASK-PLAY in an evaluation
+    return int(step) if kind == "0" else 0
+
+
+@outcome
+def ends_with_a(trajectory):
+    return right(trajectory)
+
+
+@reward
+def verdict(step, trajectory, *, sick="", first=10, last=1000):
+    is_sick = first <= of_training_step(trajectory) <= last
+    if is_sick and sick == "fails" and zlib.crc32(step.id.encode()) % 100 < 15:
+        raise ValueError("no verdict")
+    if is_sick and sick == "contradicts":
+        return 1.0 - right(trajectory)
+    if sick == "misleads" and of_training_step(trajectory) >= first:
+        return float("a" not in step.response)
+    return right(trajectory)
+
+
+@reward(agent_match="editor")
+def never_enough(step, trajectory):
+    return 0.2
+"""
+
+RECIPE = """
+data: {train_files: "play.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
+actor_rollout_ref:
+  model: {path: MODEL}
+  actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 4}
+  rollout: {n: 8, val_kwargs: {n: 16}}
+algorithm: {group_by: agent, propagation_threshold: 0.5}
+team: {workflow: "play.py:solve", agents: {writer: {}, editor: {}}}
+reward: {functions: [{fn: "play.py:ends_with_a"}, {fn: "play.py:verdict", args: {sick: SICK}}]}
+trainer: {device: cpu, num_threads: 1, val_before_train: false}
+guard: {rules: {propagation_s: null}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, word_model_folder: Path):
+    """Writes the recipe; `sick`: what becomes of its verdicts."""
+
+    def write(sick: str = "", name: str = "toy") -> Path:
+        (tmp_path / "play.py").write_text(PLAY)
+        text = RECIPE.replace("MODEL", str(word_model_folder)).replace("SICK", json.dumps(sick))
+        (tmp_path / f"{name}.yaml").write_text(text)
+        return tmp_path / f"{name}.yaml"
+
+    return write
+
+
+def steps(n: int) -> str:
+    return f"trainer.total_training_steps={n}"
+
+
+def happened(path: Path, rule: str) -> list[tuple[str, str, int]]:
+    return [(e["what"], e["action"], e["step"]) for e in read_events(path) if e["rule"] == rule]
+
+
+def credit_is_the_outcome(path: Path, step: int) -> bool:
+    table = pq.read_table(path / f"steps/{step:06d}.parquet", columns=["credit", "outcome"]).to_pydict()
+    return table["credit"] == table["outcome"]
+
+
+def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
+    arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
+    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline")
+    (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
+    assert (action, back) == ("fallback_identical", "recovered")
+    assert 10 < fired <= 16 < recovered
+    rows = {row["step"]: row for row in read_metrics(path)}
+    assert [s for s in rows if rows[s]["guard/fallback"]] == list(range(fired, recovered))
+    assert not any(credit_is_the_outcome(path, s) for s in range(1, fired + 1))
+    assert all(credit_is_the_outcome(path, s) for s in range(fired + 1, recovered + 1))
+
+
+def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> None:
+    path = run(recipe("contradicts"), "run", steps(16))
+    ((_, action, fired),) = happened(path, "error_rate")
+    assert action == "fallback_identical"
+    assert fired == 12
+    assert not credit_is_the_outcome(path, fired)
+    assert credit_is_the_outcome(path, fired + 1)
+
+
+def test_an_accuracy_that_falls_lowers_the_threshold(recipe) -> None:
+    path = run(recipe("misleads"), "run", steps(30), "trainer.test_freq=1", "actor_rollout_ref.actor.optim.lr=0.02")
+    _, action, fired = happened(path, "accuracy")[0]
+    assert action == "set_threshold"
+    theta = [set(pq.read_table(path / f"steps/{s:06d}.parquet")["threshold"].to_pylist()) for s in (fired, fired + 1)]
+    assert theta == [{0.5}, {0.4}]
+    event = next(event for event in read_events(path) if event["rule"] == "accuracy")
+    accuracy = [row["val/pass_at_1"] for row in read_metrics(path) if fired - 5 <= row["step"] <= fired]
+    assert accuracy[0] - accuracy[-1] > 0.05
+    assert event["numbers"]["p"] < 2e-3
+
+
+def test_an_entropy_that_collapses_is_said(recipe, capsys) -> None:
+    path = run(recipe(), "run", steps(12), "actor_rollout_ref.actor.optim.lr=1.0")
+    assert happened(path, "entropy")[0][:2] == ("fired", "warn")
+    assert "guard: entropy fired: actor/entropy" in capsys.readouterr().err
+
+
+def test_a_gate_that_shuts_an_agent_out_is_said(recipe) -> None:
+    options = [
+        "algorithm.outcome_to=answer",
+        "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:never_enough'}]",
+    ]
+    path = run(recipe(), "run", steps(4), *options)
+    assert happened(path, "shut_out") == [("fired", "warn", 3)]
+    assert [event["metric"] for event in read_events(path)] == ["credit/reach/writer"]
+
+
+@pytest.fixture
+def not_finite(monkeypatch):
+    """Makes the loss NaN in updates number `first` to `last` of a process, counted from 1."""
+
+    def spoil(first: int, last: int) -> list[int]:
+        seen, made = [], actor.policy_loss
+
+        def policy_loss(*args):
+            seen.append(1)
+            loss, *more = made(*args)
+            return (loss * float("nan") if first <= len(seen) <= last else loss, *more)
+
+        monkeypatch.setattr(actor, "policy_loss", policy_loss)
+        return seen
+
+    return spoil
+
+
+def test_after_three_updates_that_are_not_finite_a_run_goes_back_and_is_as_if_nothing_had_been(
+    recipe, not_finite
+) -> None:
+    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0")
+    healthy = run(recipe(), "healthy", *options)
+    not_finite(2, 4)
+    path = run(recipe(), "run", *options)
+    assert happened(path, "not_finite") == [("fired", "restore_checkpoint", 4)]
+    assert read_events(path)[0]["goes_on_after"] == 1
+    aside = path / "rolled_back/1"
+    assert sorted(file.name for file in aside.iterdir()) == [
+        "000002.parquet",
+        "000003.parquet",
+        "000004.parquet",
+        "metrics.jsonl",
+    ]
+    assert {row["guard/rollbacks"] for row in read_metrics(path)[1:]} == {1.0}
+    for file in (path / "metrics.jsonl", healthy / "metrics.jsonl"):
+        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
+    expect_the_same(healthy, path)
+
+
+def test_rollbacks_are_bounded_and_the_run_then_stops_with_a_report(recipe, not_finite) -> None:
+    not_finite(2, 1000)
+    with pytest.raises(GuardStop, match=r"stopped after step 4: that was after 2 rollbacks, of which"):
+        run(recipe(), "run", *EVERY_STEP)
+    path = recipe().parent / "run"
+    assert [event.get("goes_on_after") for event in read_events(path)] == [1, 1, None]
+    assert sorted(folder.name for folder in (path / "rolled_back").iterdir()) == ["1", "2"]
+
+
+def test_without_a_good_checkpoint_there_is_nothing_to_go_back_to(recipe, not_finite) -> None:
+    not_finite(1, 1000)
+    with pytest.raises(GuardStop, match="there is no good checkpoint"):
+        run(recipe(), "run", steps(4))
+    assert (recipe().parent / "run/checkpoints/global_step_3/model.safetensors").is_file()  # not lost
+
+
+def test_a_run_that_a_rule_stops_is_gone_on_with_from_there(recipe) -> None:
+    options = (steps(4), "guard.rules.enough={metric: rollout/tokens, above: 1, window: 2, action: stop}")
+    with pytest.raises(GuardStop, match=r"guard: enough fired: rollout/tokens .*; stopped after step 2"):
+        run(recipe(), "run", *options)
+    path = run(recipe(), "run", *options)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    assert happened(path, "enough") == [("fired", "stop", 2)]
+
+
+@pytest.mark.parametrize("place", ["before the event", "after the event"])
+def test_a_run_that_is_killed_while_it_goes_back_goes_back(recipe, not_finite, monkeypatch, place) -> None:
+    """What was saved after the checkpoint that it goes back to must not be gone on with."""
+    from creditflow.ledger import RunFolder
+
+    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", "guard.rules.not_finite.window=2")
+    healthy = run(recipe(), "healthy", *options)
+    seen = not_finite(2, 3)
+    append = RunFolder.append_events
+
+    def dies(self, events, back_to=None):
+        if back_to is None:
+            return append(self, events)
+        if place == "after the event":
+            append(self, events, back_to)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "append_events", dies)
+        with pytest.raises(Stopped):
+            run(recipe(), "run", *options)
+    if place == "before the event":
+        seen[:] = [1, 1]  # the process that comes after it meets the same
+    path = run(recipe(), "run", *options)
+    for file in (path / "metrics.jsonl", healthy / "metrics.jsonl"):
+        file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))
+    expect_the_same(healthy, path)
+    assert [event.get("goes_on_after") for event in read_events(path)] == [1]
+
+
+LORA = (
+    "reward.functions=[{fn: 'play.py:ends_with_a'}, "
+    "{fn: 'play.py:verdict', args: {sick: contradicts, first: 2, last: 6}}]",
+    "reward.backend=inline",
+    "guard.fallback={trainable: lora, lora_rank: 2, layers_to_transform: [1]}",
+    "guard.rules.error_rate.recover_epochs=2",
+    "trainer.save_freq=1",
+    steps(10),
+)
+
+
+def weights(path: Path, step: int) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(path / f"checkpoints/global_step_{step}").state_dict()
+
+
+def test_a_fallback_may_train_adapters_alone_on_the_layers_named(recipe) -> None:
+    path = run(recipe(), "run", *LORA)
+    (_, _, fired), (_, _, recovered) = happened(path, "error_rate")
+    events = [event for event in read_events(path) if event["rule"] == "fallback"]
+    assert [(e["what"], e["step"]) for e in events] == [
+        ("adapters alone are trained", fired),
+        ("measured", fired + 1),
+        ("all weights are trained again", recovered),
+    ]
+    assert events[1]["numbers"].keys() == {"before", "after"}
+    before, during, after = weights(path, fired), weights(path, recovered - 1), weights(path, recovered + 1)
+    changed = {name for name in before if not torch.equal(before[name], during[name])}
+    assert changed
+    assert all(".layers.1." in name and "proj" in name for name in changed)
+    assert {name for name in during if not torch.equal(during[name], after[name])} > changed
+
+
+@pytest.mark.parametrize("after", [5, 7, 9])
+def test_a_run_with_a_fallback_to_adapters_is_gone_on_with_as_if_never_stopped(recipe, monkeypatch, after) -> None:
+    from tests.engines.test_resume import stopped, without_clock
+
+    whole = run(recipe(), "whole", *LORA)
+    stopped(monkeypatch, recipe(), "stopped", after, *LORA)
+    again = run(recipe(), "stopped", *LORA)
+    assert without_clock(whole) == without_clock(again)
+    for name, weight in weights(whole, 10).items():
+        assert torch.equal(weight, weights(again, 10)[name]), name
+
+
+def test_a_fallback_to_modules_that_there_are_not_is_refused_before_anything_is_written(recipe) -> None:
+    with pytest.raises(ConfigError, match=r"guard.fallback.target_modules: no module is named q_prj"):
+        run(recipe(), "run", "guard.fallback={trainable: lora, target_modules: [q_prj]}")
+    assert not (recipe().parent / "run").exists()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_healthy_runs_of_fifty_steps_no_acting_rule_fires(recipe, seed) -> None:
+    path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
+    assert {event["action"] for event in read_events(path)} <= {"warn"}
+    assert torch.isfinite(torch.tensor([row["actor/entropy"] for row in read_metrics(path) if row["step"]])).all()
+
+
+def test_events_are_gone_on_with_as_metrics_are(recipe, monkeypatch) -> None:
+    from tests.engines.test_resume import stopped
+
+    options = (*EVERY_STEP, "guard.rules.often={metric: rollout/tokens, above: 1, window: 2}")
+    whole = run(recipe(), "whole", *options)
+    stopped(monkeypatch, recipe(), "stopped", 2, *options)
+    again = run(recipe(), "stopped", *options)
+    expect_the_same(whole, again)
+    assert (whole / "events.jsonl").read_bytes() == (again / "events.jsonl").read_bytes()
+    assert happened(whole, "often") == [("fired", "warn", 2)]

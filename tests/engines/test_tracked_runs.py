@@ -1,0 +1,128 @@
+"""What trackers wrote of real runs, read back by their own readers."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from creditflow.errors import ConfigError
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.monitor.trackers import COLUMNS, Trackers
+from tests.engines.test_trainer import PLAY, RECIPE, run
+
+KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
+    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return tmp_path / "toy.yaml"
+
+
+def written(path: Path, key: str) -> list[tuple[int, float]]:
+    return [(row["step"], row[key]) for row in read_metrics(path) if row.get(key) is not None]
+
+
+def close(found: list[tuple[int, float]], path: Path, key: str) -> bool:
+    expected = written(path, key)
+    return (
+        len(expected) > 0
+        and [step for step, _ in found] == [step for step, _ in expected]
+        and all(math.isclose(one, other, rel_tol=1e-6) for (_, one), (_, other) in zip(found, expected, strict=True))
+    )
+
+
+def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(path / "tensorboard" / path.name))
+    read.Reload()
+    return [(event.step, event.value) for event in read.Scalars(key)]
+
+
+def test_tensorboard_has_the_numbers_of_a_run_that_was_gone_on_with(recipe_file) -> None:
+    pytest.importorskip("tensorboard")
+    options = ("trainer.logger=[console,tensorboard]", "trainer.save_freq=1")
+    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
+    path = run(recipe_file, "run", *options)
+    for key in KEYS:
+        assert close(tensorboard_numbers(path, key), path, key), key
+
+
+def test_mlflow_has_the_numbers_and_options_of_a_run(recipe_file, monkeypatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    options = ("trainer.logger=[mlflow]", "trainer.project_name=teams", "trainer.save_freq=1")
+    run(recipe_file, "run", *options, "trainer.total_training_steps=2")
+    path = run(recipe_file, "run", *options)
+    client = mlflow.MlflowClient(f"sqlite:///{path / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name = 'teams'")
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.data.params["algorithm.propagation"] == "threshold"
+    assert found.info.run_name == "run"
+    for key in KEYS:
+        history = sorted((metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, key))
+        assert close(history, path, key), key
+
+
+def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
+    """([the numbers of each logged row], [each file of a table]) of wandb's offline record, as wandb reads it."""
+    (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
+    command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", str(file)]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
+    records = [json.loads(line) for line in lines]
+    rows = [record["history"]["item"] for record in records if record["type"] == "history"]
+    tables = [
+        json.loads(found.read_text()) for found in sorted(path.glob("wandb/offline-run-*/files/media/table/*.json"))
+    ]
+    return rows, tables
+
+
+def test_wandb_offline_has_the_numbers_of_a_run_and_its_plays_with_their_credit(recipe_file, monkeypatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    path = run(recipe_file, "run", "trainer.logger=[wandb]")
+    rows, tables = wandb_records(path)
+    for key in KEYS:
+        assert close([(row["step"], row[key]) for row in rows if key in row], path, key), key
+    assert [row["step"] for row in rows if any(key.startswith("trajectories") for key in row)] == [1]
+    (table,) = tables
+    assert table["columns"] == ["step", *COLUMNS]
+    assert {row[table["columns"].index("agent")] for row in table["data"]} == {"writer", "editor"}
+    assert all(isinstance(row[-1], float) for row in table["data"])
+
+
+class Fails:
+    def log(self, values, step=None):
+        raise ConnectionError("the server is gone")
+
+    def finish(self):
+        raise AssertionError("it was left out")
+
+
+def test_a_tracker_that_fails_later_is_said_and_left_out() -> None:
+    said: list[str] = []
+    trackers = Trackers(said.append, {"mlflow": Fails()})
+    trackers.log(1, {"a": 1.0})
+    trackers.log(2, {"a": 1.0})
+    trackers.finish()
+    assert len(said) == 1
+    assert "mlflow failed and is left out from now on: the server is gone" in said[0]
+
+
+def test_an_unknown_tracker_is_refused(recipe_file) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
+        run(recipe_file, "run", "trainer.logger=[tensorbord]")
+    assert not (recipe_file.parent / "run").exists()
+
+
+def test_a_tracker_that_cannot_be_set_up_is_said_in_a_line(recipe_file, monkeypatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nosuch://somewhere")
+    with pytest.raises(ConfigError, match=r"trainer\.logger: mlflow cannot be set up"):
+        run(recipe_file, "run", "trainer.logger=[mlflow]")

@@ -1,0 +1,223 @@
+"""The guard by itself: what fires, what it then hands out, what it remembers, what it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import GuardConfig, load_recipe
+from creditflow.credit import CreditOptions, make_threshold
+from creditflow.errors import ConfigError
+from creditflow.monitor.catalog import Names, as_markdown, described, matching
+from creditflow.monitor.guard import Guard, specs
+from creditflow.monitor.scenarios import SCENARIOS, Setting, series
+
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes/arithmetic_chain.yaml"
+
+
+def guard(**rules) -> Guard:
+    return Guard(specs(GuardConfig(rules=rules)))
+
+
+def fired(of: Guard, rows):
+    return [(e.step, e.rule, e.what) for row in rows for e in of.look(int(row["step"]), row)]
+
+
+def rows(key: str, *values: float, **more: float):
+    return [{"step": i + 1, key: value, **more} for i, value in enumerate(values)]
+
+
+FALLBACK = {
+    "metric": "reward/error_rate",
+    "above": 0.1,
+    "window": 1,
+    "recover": 0.05,
+    "recover_epochs": 2,
+    "action": "fallback_identical",
+}
+
+
+def test_credit_falls_back_while_the_rule_is_on_and_comes_back_with_it():
+    watched, options = guard(errors=FALLBACK), CreditOptions(propagation="threshold")
+    in_force = []
+    for row in rows("reward/error_rate", 0.0, 0.2, 0.2, 0.04, 0.04):
+        watched.look(row["step"], row)
+        in_force.append(watched.options(options).propagation)
+    assert in_force == ["threshold", "identical", "identical", "identical", "threshold"]
+    assert watched.options(options) is options
+
+
+def test_a_rule_does_not_fire_again_before_its_cool_down_is_over():
+    series = rows("reward/error_rate", 0.2, 0.0, 0.0, 0.2, 0.2, 0.2)
+    assert fired(guard(errors={**FALLBACK, "cool_down": 3}), series) == [
+        (1, "errors", "fired"),
+        (3, "errors", "recovered"),
+        (6, "errors", "fired"),
+    ]
+
+
+def test_a_lowered_threshold_caps_every_kind_and_stays():
+    watched = guard(
+        falls={"metric": "train/pass_at_1", "below": 0.5, "window": 1, "action": "set_threshold", "to": 0.4}
+    )
+    base = make_threshold({"kind": "fixed", "value": 0.5, "agents": {"a": 0.3, "b": 0.7}})
+    assert watched.threshold(base) is base
+    fired(watched, rows("train/pass_at_1", 0.4, 0.9, 0.9))
+    lowered = watched.threshold(base)
+    assert [lowered.theta(agent) for agent in ("a", "b", "c")] == [0.3, 0.4, 0.4]
+    assert lowered.metrics() == {
+        "propagation/threshold": 0.4,
+        "propagation/threshold/a": 0.3,
+        "propagation/threshold/b": 0.4,
+    }
+
+
+def test_one_rule_watches_every_agent_by_itself_and_every_policy():
+    watched = guard(
+        spread={"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 2},
+        entropy={"metric": "actor/entropy", "below": 0.1, "window": 1},
+    )
+    row = {
+        "reward/sub_reward_var/a": 0.3,
+        "reward/sub_reward_var/b": 0.1,
+        "p/actor/entropy": 0.05,
+        "actor/entropy": 1.0,
+    }
+    events = [event for step in (1, 2) for event in watched.look(step, row)]
+    assert [(e.step, e.metric) for e in events] == [(1, "p/actor/entropy"), (2, "reward/sub_reward_var/a")]
+
+
+def test_what_is_not_there_or_no_number_is_not_looked_at():
+    watched = guard(errors=FALLBACK)
+    assert watched.look(1, {"reward/error_rate": float("nan")}) == []
+    assert watched.look(2, {}) == []
+    assert not watched.watches
+
+
+def test_a_checkpoint_is_good_where_no_rule_that_goes_back_sees_anything():
+    watched = guard(nan={"metric": "actor/skipped_updates", "above": 0, "window": 3, "action": "restore_checkpoint"})
+    good = []
+    for row in rows("actor/skipped_updates", 0, 1, 0, 1, 1, 1):
+        watched.look(row["step"], row)
+        good.append(watched.good)
+    assert good == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("cut", [3, 30, 61])
+def test_a_guard_restored_from_its_state_sees_what_it_would_have_seen(name, cut):
+    series_ = series(name, Setting(), 0)
+    through, first, second = (Guard(specs(GuardConfig())) for _ in range(3))
+    expected = fired(through, series_)
+    before = fired(first, series_[:cut])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + fired(second, series_[cut:]) == expected
+    assert (second.fallback, second.cap, second.good) == (through.fallback, through.cap, through.good)
+
+
+@pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
+def test_the_default_rules_see_every_sick_series(name):
+    found = fired(Guard(specs(GuardConfig())), series(name, Setting(plays=512), 0))
+    rule = SCENARIOS[name].rule
+    assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
+
+
+def test_rules_that_could_change_nothing_only_warn():
+    identical = load_recipe(RECIPE, ["algorithm.propagation=identical"])
+    found = {rule.name: rule for rule in Guard.of(identical.config, identical.folder, None).rules}
+    assert found["error_rate"].action == found["accuracy"].action == "warn"
+    assert "already" in found["error_rate"].note
+
+
+def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from creditflow.monitor import Finding\n"
+        "class Even:\n"
+        "    def __init__(self, of=2): self.of = of\n"
+        "    def look(self, value, over): return Finding(value % self.of == 0, False, {'value': value})\n"
+        "    def state_dict(self): return {}\n"
+        "    def load_state_dict(self, state): pass\n"
+    )
+    (tmp_path / "r.yaml").write_text(f"extends: {RECIPE}\nguard: {{rules: {{entropy: null}}}}\n")
+    more = ["guard.rules.mine.kind=own.py:Even", "guard.rules.mine.metric=rollout/tokens", "guard.rules.mine.of=4"]
+    recipe = load_recipe(tmp_path / "r.yaml", [*more, "guard.rules.error_rate.action=warn"])
+    found = Guard.of(recipe.config, recipe.folder, ["answer_right"])
+    actions = {rule.name: rule.action for rule in found.rules}
+    assert "entropy" not in actions
+    assert actions["error_rate"] == "warn"
+    assert [e.rule for e in found.look(1, {"rollout/tokens": 8.0})] == ["mine"]
+
+
+def test_a_guard_that_is_switched_off_sees_nothing():
+    recipe = load_recipe(RECIPE, ["guard.enable=false"])
+    off = Guard.of(recipe.config, recipe.folder, None)
+    assert off.look(1, {"reward/error_rate": 1.0, "reward/verdicts": 1e6}) == []
+    assert off.metrics() == {}
+
+
+REFUSED = [
+    (["guard.rules.entropy.metric=actor/entrpy"], "unknown metric 'actor/entrpy' .*'actor/entropy'"),
+    (["guard.rules.pass_rate.metric=propagation/pass_rate/planer"], "did you mean 'propagation/pass_rate/planner'"),
+    (["guard.rules.error_rate.over=reward/verdict"], "over: unknown metric 'reward/verdict' .*'reward/verdicts'"),
+    (["guard.rules.error_rate.recover=0.12"], "guard.rules.error_rate.recover: 0.12 lies where the rule fires"),
+    (["guard.rules.error_rate.action=fallback"], "action: expected one of .*did you mean 'fallback_identical'"),
+    (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a finite number"),
+    (["guard.rules.accuracy.kind=dropp"], "kind: expected one of level, drop.*did you mean 'drop'"),
+    (["guard.rules.entropy.widow=3"], "guard.rules.entropy: expected keys of kind level.*'window'"),
+    (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
+    (["guard.max_rollbacks=-1"], "guard.max_rollbacks"),
+    (["guard.fallback.trainable=some"], "guard.fallback.trainable: expected one of all, lora"),
+    (
+        ["guard.rules.low={metric: reward/error_rate, below: 0.3, action: stop}"],
+        "guard.rules.error_rate and guard.rules.low: contradict each other on reward/error_rate: one fires above 0.1, "
+        "the other below 0.3",
+    ),
+    (
+        ["guard.rules.other={kind: drop, metric: val/pass_at_1, by: 0.1, action: set_threshold, to: 0.2}"],
+        "contradict each other on val/pass_at_1: one sets the threshold to 0.4, the other to 0.2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
+def test_rules_that_make_no_sense_are_refused(options, said):
+    def make():
+        recipe = load_recipe(RECIPE, options)
+        Guard.of(recipe.config, recipe.folder, ["plan_right"])
+
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+NAMES = Names(agents=("planner",), functions=("f",), policies=("a", "b"), rules=("r",))
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [
+        ("reward/sub_reward_var/planner", True),
+        ("reward/sub_reward_var/*", True),
+        ("reward/sub_reward_var/verifier", False),
+        ("reward/f/latency_s", True),
+        ("reward/g/latency_s", False),
+        ("a/actor/entropy", True),
+        ("*/actor/entropy", True),
+        ("c/actor/entropy", False),
+        ("a/reward/error_rate", False),
+        ("val/pass_at_8", True),
+        ("timing/reward_s/f", True),
+        ("guard/on/r", True),
+    ],
+)
+def test_a_name_is_known_where_the_catalog_has_it_with_names_of_the_recipe(name, there):
+    assert (described(name, NAMES) is not None) == there
+
+
+def test_a_star_stands_for_one_name():
+    there = ["credit/reach/a", "credit/reach/b", "credit/reach", "credit/outcome_reach/a", "x/credit/reach/a"]
+    assert matching("credit/reach/*", there) == ["credit/reach/a", "credit/reach/b"]
+
+
+def test_the_documents_table_of_metrics_is_the_catalog():
+    assert as_markdown() in (ROOT / "docs/metrics.md").read_text()

@@ -1,0 +1,136 @@
+"""Each kind of rule against numbers worked out by hand, and against chance."""
+
+import json
+import math
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.errors import ConfigError
+from creditflow.monitor.rules import RULES, Drop, Level
+from tests.credit.strategies import fixed
+
+
+def looks(rule, values, over=None):
+    return [rule.look(value, over) for value in values]
+
+
+def bad(rule, values, over=None):
+    return [found.bad for found in looks(rule, values, over)]
+
+
+def test_without_counts_every_value_of_the_window_has_to_be_beyond_the_limit():
+    assert bad(Level(above=1.0, window=3), [2, 2, 2]) == [False, False, True]
+    assert bad(Level(above=1.0, window=3), [2, 0.5, 2, 2, 2]) == [False] * 4 + [True]
+    assert bad(Level(below=1.0, window=2), [0.5, 0.5, 1.0]) == [False, True, False]
+
+
+def test_a_share_with_counts_is_beyond_a_limit_only_where_chance_does_not_explain_it():
+    # 12 of 100 against a limit of .1: z = .02 / sqrt(.1 * .9 / 100) = .67, p = .25.
+    found = Level(above=0.1, window=1).look(0.12, 100)
+    assert not found.bad
+    assert found.numbers["p"] == pytest.approx(1 - NormalDist().cdf(0.02 / math.sqrt(0.09 / 100)))
+    assert found.numbers["p"] == pytest.approx(0.2525, abs=1e-4)
+    # 1,200 of 10,000: z = 6.7.
+    assert Level(above=0.1, window=1).look(0.12, 10_000).bad
+
+
+def test_a_window_of_shares_is_pooled_by_their_counts():
+    rule = Level(above=0.1, window=2)
+    rule.look(0.2, 900)
+    found = rule.look(0.1, 100)
+    assert found.numbers["mean"] == pytest.approx(0.19)
+    assert found.numbers["over"] == 1000
+
+
+def test_shares_that_scatter_more_than_their_counts_explain_weigh_less():
+    even, scattered = Level(above=0.1, window=4), Level(above=0.1, window=4)
+    looks(even, [0.2] * 4, 1000)
+    looks(scattered, [0.0, 0.4, 0.0, 0.4], 1000)
+    assert even.look(0.2, 1000).numbers["p"] < 1e-9
+    assert not scattered.look(0.0, 1000).bad
+
+
+def test_limits_may_be_multiples_of_the_first_value():
+    rule = Level(below=0.1, times_first=True, window=1)
+    assert bad(rule, [2.0, 0.3, 0.19]) == [False, False, True]
+
+
+def test_it_is_well_again_after_so_many_values_on_the_right_side_of_recover():
+    rule = Level(above=0.1, window=1, recover=0.05, recover_epochs=2)
+    found = looks(rule, [0.2, 0.07, 0.04, 0.04])
+    assert [f.well for f in found] == [False, False, False, True]
+
+
+def test_a_fall_is_that_of_the_least_squares_line_with_the_error_of_its_shares():
+    values, n = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000
+    rule = Drop(by=0.05, window=5)
+    found = looks(rule, values, n)[-1]
+    x = np.arange(6)
+    slope, _ = np.polyfit(x, values, 1)
+    assert found.numbers["fall"] == pytest.approx(-5 * slope)
+    residuals = np.array(values) - np.polyval(np.polyfit(x, values, 1), x)
+    variance = max(np.mean([p * (1 - p) / n for p in values]), (residuals**2).sum() / 4)
+    assert found.numbers["standard_error"] == pytest.approx(5 * math.sqrt(variance / 17.5))
+    assert found.bad
+
+
+def test_a_fall_that_chance_explains_is_none():
+    values = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60]
+    assert not looks(Drop(by=0.05, window=5), values, 30)[-1].bad
+
+
+def test_a_fall_is_not_looked_for_before_the_window_is_full():
+    assert bad(Drop(window=5), [0.9, 0.1, 0.1, 0.1, 0.1], 1000) == [False] * 5
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1])
+def test_rules_on_shares_fire_by_chance_as_rarely_as_they_promise(share):
+    rng, fired, runs = np.random.default_rng(0), 0, 20_000
+    for _ in range(runs):
+        fired += Level(above=0.1, window=1, p_value=0.01).look(rng.binomial(500, share) / 500, 500).bad
+    assert fired / runs < 0.016  # a discrete share, approximated by the normal
+
+
+def test_rules_on_falls_fire_by_chance_as_rarely_as_they_promise():
+    rng, fired, runs = np.random.default_rng(0), 0, 4000
+    for _ in range(runs):
+        fired += bad(Drop(by=0.001, window=5, p_value=0.01), rng.binomial(500, 0.6, 6) / 500, 500)[-1]
+    assert fired / runs < 0.015
+
+
+@settings(fixed, max_examples=50)
+@given(
+    st.sampled_from([("level", {"above": 0.2}), ("level", {"below": 0.5, "times_first": True}), ("drop", {})]),
+    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    st.integers(0, 20),
+)
+def test_a_rule_restored_from_its_state_goes_on_as_if_nothing_had_happened(made, values, cut):
+    name, options = made
+    through, first, second = (RULES[name](**options) for _ in range(3))
+    expected = looks(through, values, 100)
+    before = looks(first, values[:cut], 100)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + looks(second, values[cut:], 100) == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (Level, "one limit"),
+        (lambda: Level(above=1.0, below=0.0), "one limit"),
+        (lambda: Level(above=0.1, recover=0.12), "recover: 0.12 lies where the rule fires"),
+        (lambda: Level(below=0.8, recover=0.7), "recover: 0.7 lies where the rule fires"),
+        (lambda: Level(above=math.nan), "above: expected a finite number"),
+        (lambda: Level(above=0.1, window=0), "window"),
+        (lambda: Level(above=0.1, p_value=2), "p_value"),
+        (lambda: Drop(by=0.05, recover=0.06), "recover: 0.06 lies where the rule fires"),
+        (lambda: Drop(by=-0.1), "by: expected a number above 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make, said):
+    with pytest.raises(ConfigError, match=said):
+        make()
