@@ -24,6 +24,7 @@ from creditflow.config import GuardConfig, load_recipe
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor.guard import WARN, Guard, specs
 from creditflow.monitor.scenarios import SCENARIOS, Setting, series
+from creditflow.parts import build_parts
 
 SETTING = Setting(steps=100, test_freq=5, onset=20)
 PLAYS = (512, 128, 2048)
@@ -87,7 +88,8 @@ def cost(steps: int) -> Iterable[Figure]:
         more = [f"trainer.total_training_steps={steps}", "data.val_max_samples=16", "trainer.val_before_train=false"]
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]
-    guard = Guard.of(load_recipe(recipe).config, recipe.parent, None)
+    loaded = load_recipe(recipe)
+    guard = Guard.of(loaded.config, recipe.parent, build_parts(loaded, tasks=False).rewards.functions)
     shares, looks = [], []
     for row in rows:
         numbers = {key: value for key, value in row.items() if value is not None}

@@ -27,7 +27,7 @@ def test_each_scenario_is_replayed_and_says_what_would_have_happened(scenario, r
 
 def test_a_file_of_metrics_is_replayed(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
-    rows = [{"reward/error_rate": 0.3, "reward/verdicts": 1000}] * 5
+    rows = [{"reward/error_rate": 0.3, "reward/judged_plays": 1000}] * 5
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = call("--scenario", str(file))
     assert "credit is the shared global reward" in result.output
@@ -36,7 +36,7 @@ def test_a_file_of_metrics_is_replayed(tmp_path) -> None:
 
 def test_rules_are_those_of_the_recipe_and_its_overrides(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
-    file.write_text('{"reward/error_rate": 0.3, "reward/verdicts": 1000}\n' * 5)
+    file.write_text('{"reward/error_rate": 0.3, "reward/judged_plays": 1000}\n' * 5)
     result = call("guard.rules.error_rate.above=0.5", "--scenario", str(file))
     assert "nothing is changed" in result.output
 
@@ -59,6 +59,7 @@ def test_a_file_that_holds_no_metrics_is_refused(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
     for text, said in (
         ("", "holds no metrics"),
+        ('{"step": NaN}', "step"),
         ("{", "not JSON"),
         ("[1]", "expected an object"),
         ('{"step": "x"}', "step"),

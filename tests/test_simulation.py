@@ -94,6 +94,7 @@ def test_graphs_have_the_parents_that_their_names_say() -> None:
     ("options", "error"),
     [
         ({"error": 1.2}, ConfigError),
+        ({"parents": []}, ConfigError),
         ({"steps": 0}, ConfigError),
         ({"graph": "ring"}, ConfigError),
         ({"scored": ("judge",)}, ConfigError),

@@ -360,15 +360,23 @@ def default_rules() -> dict[str, Any]:
         },
         "error_rate": {
             "metric": "reward/error_rate",
-            "over": "reward/verdicts",
+            "over": "reward/judged_plays",
             "above": 0.1,
-            "window": 3,
+            "window": 5,
+            "p_value": 1e-3,
             "recover": 0.05,
             "recover_epochs": 5,
             "action": "fallback_identical",
         },
         "not_finite": {
             "metric": "actor/skipped_updates",
+            "above": 0.0,
+            "window": 3,
+            "recover_epochs": 1,
+            "action": "restore_checkpoint",
+        },
+        "not_finite_critic": {
+            "metric": "critic/skipped_updates",
             "above": 0.0,
             "window": 3,
             "recover_epochs": 1,
@@ -817,7 +825,7 @@ def _validate_lora(config: Config) -> None:
 
 def _validate(config: Config) -> None:
     """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
-    from creditflow.monitor.trackers import expect_trackers
+    from creditflow.monitor.trackers import expect_names
 
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     config.algorithm.validate()
@@ -875,16 +883,22 @@ def _validate(config: Config) -> None:
             f"actor_rollout_ref.actor.ppo_mini_batch_size: {actor.ppo_mini_batch_size} tasks, but "
             f"data.train_batch_size is {data.train_batch_size}"
         )
-    if not config.team.agents:
-        raise ConfigError("team.agents: expected at least one agent, got none")
-    for agent in config.team.agents:
-        if agent.startswith("_") or agent in {"answer_from", "close"}:
-            raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
+    _validate_agents(config.team.agents)
     _validate_policies(config)
     _validate_guard(config.guard)
-    expect_trackers(config.trainer.logger)
+    expect_names(config.trainer.logger)
     if config.trainer.total_training_steps is not None:
         _positive("trainer.total_training_steps", config.trainer.total_training_steps, zero=True)
+
+
+def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:
+    if not agents:
+        raise ConfigError("team.agents: expected at least one agent, got none")
+    for agent in agents:
+        if agent.startswith("_") or agent in {"answer_from", "close"}:
+            raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
+        if "/" in agent or "*" in agent:
+            raise ConfigError(f"team.agents.{agent}: expected a name without / and *, as metrics are named by agents")
 
 
 def _validate_guard(guard: GuardConfig) -> None:
@@ -895,6 +909,7 @@ def _validate_guard(guard: GuardConfig) -> None:
     _positive("guard.max_rollbacks", guard.max_rollbacks, zero=True)
     _one_of("guard.fallback.trainable", guard.fallback.trainable, ("all", "lora"))
     _positive("guard.fallback.lora_rank", guard.fallback.lora_rank)
+    _positive("guard.fallback.lora_alpha", guard.fallback.lora_alpha)
 
 
 def _validate_policies(config: Config) -> None:

@@ -75,6 +75,8 @@ class SimulatedTeam:
         unknown = [name for name in (*self.errors, *(self.scored or ())) if name not in self.agents]
         if not self.agents or unknown:
             raise ConfigError(f"agents: expected {', '.join(self.agents) or 'at least one'}, got {unknown}")
+        if not self.parents_of_step:
+            raise ConfigError("parents: expected a list of parents for each step, got none")
         for step, used in enumerate(self.parents_of_step):
             if any(not 0 <= parent < step for parent in used):
                 raise CycleError(f"parents of step {step}: expected steps from 0 to {step - 1}, got {list(used)}")

@@ -103,7 +103,8 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
 
 def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
-    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline")
+    plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate.window=3")
+    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *plays)
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
     assert 10 < fired <= 16 < recovered
@@ -117,7 +118,7 @@ def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> N
     path = run(recipe("contradicts"), "run", steps(16))
     ((_, action, fired),) = happened(path, "error_rate")
     assert action == "fallback_identical"
-    assert fired == 12
+    assert 10 < fired <= 14
     assert not credit_is_the_outcome(path, fired)
     assert credit_is_the_outcome(path, fired + 1)
 
@@ -168,10 +169,13 @@ def not_finite(monkeypatch):
     return spoil
 
 
+@pytest.mark.parametrize("kept", [None, 1])
 def test_after_three_updates_that_are_not_finite_a_run_goes_back_and_is_as_if_nothing_had_been(
-    recipe, not_finite
+    recipe, not_finite, kept
 ) -> None:
-    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0")
+    """Also where only the newest checkpoint is kept: it would be one of what went wrong."""
+    keep = "null" if kept is None else str(kept)
+    options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", f"trainer.max_actor_ckpt_to_keep={keep}")
     healthy = run(recipe(), "healthy", *options)
     not_finite(2, 4)
     path = run(recipe(), "run", *options)
@@ -267,7 +271,7 @@ def test_a_fallback_may_train_adapters_alone_on_the_layers_named(recipe) -> None
     assert [(e["what"], e["step"]) for e in events] == [
         ("adapters alone are trained", fired),
         ("measured", fired + 1),
-        ("all weights are trained again", recovered),
+        ("all weights again", recovered),
     ]
     assert events[1]["numbers"].keys() == {"before", "after"}
     before, during, after = weights(path, fired), weights(path, recovered - 1), weights(path, recovered + 1)

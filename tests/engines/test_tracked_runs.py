@@ -12,6 +12,7 @@ from creditflow.errors import ConfigError
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor.trackers import COLUMNS, Trackers
 from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.reward.processes import alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
 
@@ -82,10 +83,19 @@ def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
     return rows, tables
 
 
-def test_wandb_offline_has_the_numbers_of_a_run_and_its_plays_with_their_credit(recipe_file, monkeypatch) -> None:
-    pytest.importorskip("wandb")
+@pytest.fixture
+def wandb_offline(monkeypatch):
+    """wandb without a network; the process that it starts beside this one is ended."""
+    wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    before = descendants()
+    yield
+    wandb.teardown()
+    until(lambda: not any(alive(pid) for pid in descendants() - before))
+
+
+def test_wandb_offline_has_the_numbers_of_a_run_and_its_plays_with_their_credit(recipe_file, wandb_offline) -> None:
     path = run(recipe_file, "run", "trainer.logger=[wandb]")
     rows, tables = wandb_records(path)
     for key in KEYS:

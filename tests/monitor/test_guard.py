@@ -1,7 +1,10 @@
 """The guard by itself: what fires, what it then hands out, what it remembers, what it refuses."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +12,7 @@ from creditflow.config import GuardConfig, load_recipe
 from creditflow.credit import CreditOptions, make_threshold
 from creditflow.errors import ConfigError
 from creditflow.monitor.catalog import Names, as_markdown, described, matching
-from creditflow.monitor.guard import Guard, specs
+from creditflow.monitor.guard import Guard, asked_of_engine, specs
 from creditflow.monitor.scenarios import SCENARIOS, Setting, series
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +21,12 @@ RECIPE = ROOT / "recipes/arithmetic_chain.yaml"
 
 def guard(**rules) -> Guard:
     return Guard(specs(GuardConfig(rules=rules)))
+
+
+def of_recipe(*options: str, functions: Sequence[str] = ("outcome",), recipe: Path = RECIPE) -> Guard:
+    """The guard of a recipe with reward functions of these levels, each of the name of its level."""
+    loaded = load_recipe(recipe, options)
+    return Guard.of(loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions])
 
 
 def fired(of: Guard, rows):
@@ -50,11 +59,12 @@ def test_credit_falls_back_while_the_rule_is_on_and_comes_back_with_it():
 
 def test_a_rule_does_not_fire_again_before_its_cool_down_is_over():
     series = rows("reward/error_rate", 0.2, 0.0, 0.0, 0.2, 0.2, 0.2)
-    assert fired(guard(errors={**FALLBACK, "cool_down": 3}), series) == [
-        (1, "errors", "fired"),
-        (3, "errors", "recovered"),
-        (6, "errors", "fired"),
-    ]
+    for cool_down, again in ((0, 4), (1, 5), (2, 6)):
+        assert fired(guard(errors={**FALLBACK, "cool_down": cool_down}), series) == [
+            (1, "errors", "fired"),
+            (3, "errors", "recovered"),
+            (again, "errors", "fired"),
+        ]
 
 
 def test_a_lowered_threshold_caps_every_kind_and_stays():
@@ -92,7 +102,13 @@ def test_what_is_not_there_or_no_number_is_not_looked_at():
     watched = guard(errors=FALLBACK)
     assert watched.look(1, {"reward/error_rate": float("nan")}) == []
     assert watched.look(2, {}) == []
-    assert not watched.watches
+    assert not watched.fallback
+
+
+def test_a_number_that_is_none_makes_no_good_checkpoint() -> None:
+    watched = guard(norm={"metric": "actor/grad_norm", "above": 100, "window": 3, "action": "restore_checkpoint"})
+    assert watched.look(1, {"actor/grad_norm": float("inf")}) == []
+    assert not watched.good
 
 
 def test_a_checkpoint_is_good_where_no_rule_that_goes_back_sees_anything():
@@ -124,10 +140,61 @@ def test_the_default_rules_see_every_sick_series(name):
 
 
 def test_rules_that_could_change_nothing_only_warn():
-    identical = load_recipe(RECIPE, ["algorithm.propagation=identical"])
-    found = {rule.name: rule for rule in Guard.of(identical.config, identical.folder, None).rules}
+    found = {rule.name: rule for rule in of_recipe("algorithm.propagation=identical").rules}
     assert found["error_rate"].action == found["accuracy"].action == "warn"
     assert "already" in found["error_rate"].note
+    low = {rule.name: rule for rule in of_recipe("algorithm.propagation_threshold=0.3").rules}
+    assert (low["accuracy"].action, low["accuracy"].note) == ("warn", "the threshold is 0.3 already")
+
+
+def test_without_an_outcome_there_is_nothing_to_fall_back_to() -> None:
+    (rule,) = (rule for rule in of_recipe(functions=["step"]).rules if rule.name == "error_rate")
+    assert (rule.action, rule.note) == ("warn", "there is no outcome to fall back to")
+
+
+def test_the_fallback_is_the_outcome_alone_whatever_was_shared_before() -> None:
+    watched = guard(errors=FALLBACK)
+    fired(watched, rows("reward/error_rate", 0.2))
+    shared = CreditOptions(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
+    assert watched.options(shared) == replace(shared, shared_reward="outcome")
+    rules = of_recipe("algorithm.propagation=identical", "algorithm.shared_reward=outcome_plus_mean_sub_reward").rules
+    assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
+
+
+def test_gates_are_not_judged_while_they_all_stand_open() -> None:
+    watched = guard(
+        errors=FALLBACK, gates={"metric": "propagation/pass_rate", "below": 0.8, "window": 1, "recover_epochs": 1}
+    )
+    rows_ = [
+        {"reward/error_rate": 0.2, "propagation/pass_rate": 0.5},
+        {"reward/error_rate": 0.2, "propagation/pass_rate": 1.0},
+    ]
+    assert [(e.rule, e.what) for i, row in enumerate(rows_) for e in watched.look(i, row)] == [
+        ("errors", "fired"),
+    ]
+
+
+def test_to_stop_comes_before_to_go_back() -> None:
+    watched = guard(
+        back={"metric": "a/b", "above": 0, "window": 1, "action": "restore_checkpoint"},
+        stop={"metric": "a/b", "above": 0, "window": 1, "action": "stop"},
+    )
+    asked = asked_of_engine(watched.look(1, {"a/b": 1.0}))
+    assert asked is not None
+    assert asked.rule == "stop"
+
+
+def test_a_rule_of_another_kind_begins_anew_from_an_old_state() -> None:
+    before = guard(x={"metric": "val/pass_at_1", "above": 0.5, "window": 1})
+    fired(before, rows("val/pass_at_1", 0.9))
+    after = guard(x={"metric": "val/pass_at_1", "kind": "drop"})
+    after.load_state_dict(before.state_dict())
+    assert not after.watches
+
+
+def test_a_default_rule_can_be_softened() -> None:
+    (rule,) = (rule for rule in of_recipe("guard.rules.accuracy.action=warn").rules if rule.name == "accuracy")
+    assert rule.action == "warn"
 
 
 def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
@@ -141,8 +208,7 @@ def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
     )
     (tmp_path / "r.yaml").write_text(f"extends: {RECIPE}\nguard: {{rules: {{entropy: null}}}}\n")
     more = ["guard.rules.mine.kind=own.py:Even", "guard.rules.mine.metric=rollout/tokens", "guard.rules.mine.of=4"]
-    recipe = load_recipe(tmp_path / "r.yaml", [*more, "guard.rules.error_rate.action=warn"])
-    found = Guard.of(recipe.config, recipe.folder, ["answer_right"])
+    found = of_recipe(*more, "guard.rules.error_rate.action=warn", recipe=tmp_path / "r.yaml")
     actions = {rule.name: rule.action for rule in found.rules}
     assert "entropy" not in actions
     assert actions["error_rate"] == "warn"
@@ -150,9 +216,8 @@ def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
 
 
 def test_a_guard_that_is_switched_off_sees_nothing():
-    recipe = load_recipe(RECIPE, ["guard.enable=false"])
-    off = Guard.of(recipe.config, recipe.folder, None)
-    assert off.look(1, {"reward/error_rate": 1.0, "reward/verdicts": 1e6}) == []
+    off = of_recipe("guard.enable=false")
+    assert off.look(1, {"reward/error_rate": 1.0, "reward/judged_plays": 1e6}) == []
     assert off.metrics() == {}
 
 
@@ -162,7 +227,13 @@ REFUSED = [
     (["guard.rules.error_rate.over=reward/verdict"], "over: unknown metric 'reward/verdict' .*'reward/verdicts'"),
     (["guard.rules.error_rate.recover=0.12"], "guard.rules.error_rate.recover: 0.12 lies where the rule fires"),
     (["guard.rules.error_rate.action=fallback"], "action: expected one of .*did you mean 'fallback_identical'"),
-    (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a finite number"),
+    (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
+    (["guard.rules.accuracy.to=40"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
+    (["guard.rules.accuracy.action=[warn]"], "guard.rules.accuracy.action: expected a name"),
+    (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
+    (["guard.rules.entropy.below=null"], "guard.rules.entropy.above, below: expected one of them"),
+    (["guard.rules.entropy.metric=timing/rolout_s"], "timing/rollout_s"),
+    (["guard.rules.entropy.metric=rollout/lost_frac"], "unknown metric 'rollout/lost_frac'"),
     (["guard.rules.accuracy.kind=dropp"], "kind: expected one of level, drop.*did you mean 'drop'"),
     (["guard.rules.entropy.widow=3"], "guard.rules.entropy: expected keys of kind level.*'window'"),
     (["guard.rules.entropy=3"], "guard.rules.entropy: expected metric"),
@@ -182,12 +253,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
 def test_rules_that_make_no_sense_are_refused(options, said):
-    def make():
-        recipe = load_recipe(RECIPE, options)
-        Guard.of(recipe.config, recipe.folder, ["plan_right"])
-
     with pytest.raises(ConfigError, match=said):
-        make()
+        of_recipe(*options)
 
 
 NAMES = Names(agents=("planner",), functions=("f",), policies=("a", "b"), rules=("r",))
@@ -206,6 +273,7 @@ NAMES = Names(agents=("planner",), functions=("f",), policies=("a", "b"), rules=
         ("c/actor/entropy", False),
         ("a/reward/error_rate", False),
         ("val/pass_at_8", True),
+        ("val/pass_at_one", False),
         ("timing/reward_s/f", True),
         ("guard/on/r", True),
     ],

@@ -146,14 +146,15 @@ def errors(*trajectories):
 
 def test_a_verdict_that_failed_is_an_error_and_one_of_weight_0_is_no_verdict() -> None:
     steps = [step("a", {"f": 1.0, "g": "failed"}), step("b", {"f": 0.2, "h": Score(0.0, weight=0.0)})]
-    assert errors(play("p", steps, 0.0)) == {"reward/error_rate": 1 / 3, "reward/verdicts": 3}
+    assert errors(play("p", steps, 0.0)) == {"reward/error_rate": 1 / 3, "reward/verdicts": 3, "reward/judged_plays": 1}
 
 
 @pytest.mark.parametrize(
     ("scores", "outcome", "contradict"),
     [
         ([1.0, 1.0], 0.0, True),
-        ([1.0, 1.0], 0.9, True),
+        ([1.0, 1.0], 0.9, False),
+        ([1.0, 1.0], 0.4, True),
         ([1.0, 0.9], 0.0, False),
         ([0.4, 0.0], 1.0, True),
         ([0.4, 0.5], 1.0, False),

@@ -120,8 +120,10 @@ def test_a_rule_restored_from_its_state_goes_on_as_if_nothing_had_happened(made,
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (Level, "one limit"),
-        (lambda: Level(above=1.0, below=0.0), "one limit"),
+        (Level, "above, below: expected one of them"),
+        (lambda: Level(above=1.0, below=0.0), "above, below: expected one of them"),
+        (lambda: Level(above=1.0, times_first="no"), "times_first"),
+        (lambda: Drop(window=2), "window: expected at least 3"),
         (lambda: Level(above=0.1, recover=0.12), "recover: 0.12 lies where the rule fires"),
         (lambda: Level(below=0.8, recover=0.7), "recover: 0.7 lies where the rule fires"),
         (lambda: Level(above=math.nan), "above: expected a finite number"),

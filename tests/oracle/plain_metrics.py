@@ -74,23 +74,26 @@ def sub_reward_metrics(trajectories):
 
 
 def error_metrics(trajectories):
-    verdicts = wrong = 0
+    verdicts = wrong = judged = 0
     for trajectory in trajectories:
         if trajectory.status == "failed":
             continue
         per_step = [[(s, step) for s in step.scores.values() if s.weight > 0] for step in trajectory.steps]
         given = [pair for pairs in per_step for pair in pairs]
         verdicts += len(given)
+        judged += len(given) > 0
         failed = [score for score, _ in given if score.status != "ok"]
         wrong += len(failed)
         outcome = trajectory.outcome
         if failed or not given or not all(per_step) or outcome is None or outcome.status != "ok":
             continue
         values = [rescaled(score, step) for score, step in given]
-        right = rescaled(outcome) >= RIGHT
-        if (right and max(values) < 0.5) or (not right and min(values) >= RIGHT):
+        value = rescaled(outcome)
+        if (value >= RIGHT and max(values) < 0.5) or (value < 0.5 and min(values) >= RIGHT):
             wrong += len(given)
-    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts} if verdicts else {}
+    if not verdicts:
+        return {}
+    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_plays": judged}
 
 
 def passes(trajectory):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from creditflow.config import Recipe, load_recipe
 from creditflow.errors import ConfigError, DataError, did_you_mean
-from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Event, Guard
 from creditflow.monitor.catalog import matching
 from creditflow.monitor.scenarios import SCENARIOS, Row, Setting, series
@@ -20,7 +19,7 @@ def test(path: Path, overrides: Sequence[str], scenario: str, seed: int, steps: 
     """Replay `scenario` (a name, a run's folder, or a file of metrics), and print what would have happened."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, tasks=False)
-    guard = Guard.of(recipe.config, recipe.folder, [function.name for function in parts.rewards.functions])
+    guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
     if not guard.rules:
         raise ConfigError("guard: it is switched off, or has no rules")
     rows = _rows(scenario, recipe, seed, steps)
@@ -39,7 +38,7 @@ def _rows(scenario: str, recipe: Recipe, seed: int, steps: int | None) -> list[R
         )
         return series(scenario, setting, seed)
     if (found / "metrics.jsonl").is_file():
-        return read_metrics(found)
+        return _rows_of_file(found / "metrics.jsonl")
     if found.is_file():
         return _rows_of_file(found)
     names = ", ".join(SCENARIOS)
@@ -59,8 +58,8 @@ def _rows_of_file(file: Path) -> list[Row]:
         if not isinstance(row, dict):
             raise DataError(f"{file}:{number}: expected an object of metrics, got {line[:40]}")
         row.setdefault("step", number)
-        if not isinstance(row["step"], int | float):
-            raise DataError(f"{file}:{number}: step: expected a number, got {row['step']!r}")
+        if not isinstance(row["step"], int):
+            raise DataError(f"{file}:{number}: step: expected a whole number, got {row['step']!r}")
         rows.append(row)
     if not rows:
         raise DataError(f"{file}: holds no metrics")

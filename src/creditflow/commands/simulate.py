@@ -32,6 +32,8 @@ NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, reporter: Reporter) -> None:
     """Print tables of what each rule makes of the team; `plot`: a PNG to draw."""
     options = _options(overrides)
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot: {plot.parent} is no folder")
     drawn = draw(team)
     found = [credited(rule, drawn, replace(options, propagation=rule)) for rule in RULES]
     moved = moved_outputs(team, drawn)

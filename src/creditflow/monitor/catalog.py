@@ -88,6 +88,7 @@ METRICS: list[Metric] = [
         ("failed_frac", "share", "of all scores, those that failed"),
         ("error_rate", "share", "verdicts that failed or contradict the outcome, see below"),
         ("verdicts", "verdicts", "that `error_rate` is a share of"),
+        ("judged_plays", "plays", "that those are of: verdicts of one play stand and fall together"),
         ("sub_reward/<agent>", "[0, 1]", "mean sub-reward"),
         ("sub_reward/<agent>/<stratum>", "[0, 1]", "the same, by stratum"),
         ("sub_reward_var/<agent>", "", "its variance; at most 0.25"),
@@ -186,6 +187,8 @@ class Names:
     """None: they are not known yet."""
     policies: Sequence[str] = ()
     rules: Sequence[str] = ()
+    engine: str = ""
+    """`local` or `verl`; without it, metrics of both are known."""
 
     def of(self, placeholder: str) -> Sequence[str] | None:
         """None: anything."""
@@ -199,7 +202,8 @@ def described(name: str, names: Names) -> Metric | None:
     if (policy == "*" or policy in names.policies) and rest.startswith(PER_UPDATE):
         name = rest
     # An exact name before one with a blank: `reward/error_rate/x` must not pass for a function of that name.
-    return next((entry for entry in METRICS if _fits(entry.name, name, names)), None)
+    here = [entry for entry in METRICS if not names.engine or entry.engine in ("", names.engine)]
+    return next((entry for entry in here if _fits(entry.name, name, names)), None)
 
 
 def expect_known(metric: str, names: Names, key: str) -> Metric:
@@ -225,6 +229,8 @@ def _fits(pattern: str, name: str, names: Names) -> bool:
             return word == "*" and not before and not after
         filling = word[len(before) : len(word) - len(after)]
         known = names.of(placeholder)
+        if placeholder == "k" and not filling.isdigit():
+            return False
         if filling != "*" and known is not None and filling not in known:
             return False
     return True

@@ -23,6 +23,7 @@ from creditflow.monitor.rules import KEY, RULES, Finding, Rule
 
 if TYPE_CHECKING:
     from creditflow.config import Config, GuardConfig
+    from creditflow.reward import RewardFunction
 
 WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
     "warn",
@@ -54,7 +55,7 @@ class Event:
     rule: str
     metric: str
     what: str
-    """`fired` or `recovered`."""
+    """`fired` or `recovered`; of adapters, what became of them."""
     action: str
     numbers: dict[str, float]
     note: str = ""
@@ -76,14 +77,25 @@ class Event:
         return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
 
 
+def asked_of_engine(events: Sequence[Event]) -> Event | None:
+    """What events ask of the engine beyond the guard's own: to stop, before to go back to a checkpoint."""
+    fired = [event for event in events if event.what == "fired"]
+    return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
+
+
+def stop_report(asked: Event, folder: Path, why: str = "") -> str:
+    """What a GuardStop says. `why`: of a rollback that cannot be."""
+    return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
+
+
 _SAID = {
     ("fired", WARN): "a warning only",
-    ("fired", SET_THRESHOLD): "the threshold is lowered",
+    ("fired", SET_THRESHOLD): "from now on thresholds are capped",
     ("fired", FALLBACK): "credit falls back to the shared global reward",
     ("fired", RESTORE): "back to the last good checkpoint",
     ("fired", STOP): "the run is stopped",
     ("recovered", WARN): "well again",
-    ("recovered", SET_THRESHOLD): "well again; the threshold stays lowered",
+    ("recovered", SET_THRESHOLD): "well again; thresholds stay capped",
     ("recovered", FALLBACK): "well again; credit is decomposed again",
     ("recovered", RESTORE): "well again",
     ("recovered", STOP): "well again",
@@ -95,6 +107,7 @@ class RuleSpec:
     """One entry of `guard.rules`."""
 
     name: str
+    kind: str
     metric: str
     over: str | None
     action: str
@@ -127,20 +140,21 @@ class Guard:
     """No threshold is above it."""
 
     @classmethod
-    def of(cls, config: Config, folder: Path, functions: Sequence[str] | None) -> Guard:
+    def of(cls, config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str = "local") -> Guard:
         """Raises ConfigError for a rule that makes no sense, with the nearest known metric for one that there is not.
 
-        `folder`: what `file.py:kind` is looked up in. `functions`: the names of the reward functions; None: unknown.
+        `folder`: what `file.py:kind` is looked up in. `functions`: those of the recipe.
         """
         if not config.guard.enable:
             return cls(())
         rules = specs(config.guard, folder)
-        names = names_of(config, functions)
+        names = names_of(config, [function.name for function in functions], engine)
         for rule in rules:
             expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
             if rule.over is not None:
                 expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
-        return cls([_possible(rule, config.algorithm) for rule in rules])
+        has_outcome = any(function.level == "outcome" for function in functions)
+        return cls([_possible(rule, config.algorithm, has_outcome=has_outcome) for rule in rules])
 
     @property
     def fallback(self) -> bool:
@@ -151,19 +165,25 @@ class Guard:
     def look(self, step: int, metrics: Mapping[str, float]) -> list[Event]:
         """What the rules make of the metrics of a training step, or of an evaluation; in the order of the rules.
 
-        A metric that is not there, or is no finite number, is not looked at.
+        A metric that is not there, or is no finite number, is not looked at; with the latter no checkpoint is good.
+        While credit has fallen back, `propagation/*` says nothing, and is not looked at either.
         """
         return [event for rule in self.rules for event in self._look(step, rule, metrics)]
 
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[Event]:
+        if self.fallback and rule.metric.startswith("propagation/"):
+            return  # of gates that all stand open
         over = metrics.get(rule.over) if rule.over is not None else None
         for name in matching(rule.metric, metrics):
-            if not math.isfinite(metrics[name]):
-                continue
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
+            if not math.isfinite(metrics[name]):
+                watch.suspect = True
+                continue
             found = watch.rule.look(float(metrics[name]), over)
-            watch.quiet, watch.suspect = max(0, watch.quiet - 1), found.suspect
-            if not watch.on and found.bad and not watch.quiet:
+            watch.suspect = found.suspect
+            if watch.quiet:
+                watch.quiet -= 1
+            elif not watch.on and found.bad:
                 watch.on = True
                 yield self._event(step, rule, name, "fired", found)
                 if rule.action == SET_THRESHOLD:
@@ -185,7 +205,7 @@ class Guard:
 
     def options(self, options: CreditOptions) -> CreditOptions:
         """The options of credit that are in force."""
-        return replace(options, propagation="identical") if self.fallback else options
+        return replace(options, propagation="identical", shared_reward="outcome") if self.fallback else options
 
     def threshold(self, threshold: Threshold) -> Threshold:
         """The threshold that is in force."""
@@ -193,26 +213,37 @@ class Guard:
 
     def metrics(self) -> dict[str, float]:
         """`guard/*`: which rules are on, and what is in force."""
-        on = {f"guard/on/{name}": 1.0 for (name, _), watch in sorted(self.watches.items()) if watch.on}
+        on = {f"guard/on/{rule.name}": 0.0 for rule in self.rules}
+        on |= {f"guard/on/{name}": 1.0 for (name, _), watch in self.watches.items() if watch.on}
         return {**on, "guard/fallback": float(self.fallback)} if self.rules else {}
 
     def state_dict(self) -> dict[str, Any]:
         """All that its future depends on, beside the rules, as JSON can hold it."""
+        kinds = {rule.name: rule.kind for rule in self.rules}
         watches = [
-            [name, metric, {"on": w.on, "quiet": w.quiet, "suspect": w.suspect, "rule": w.rule.state_dict()}]
-            for (name, metric), w in sorted(self.watches.items())
+            {
+                "rule": name,
+                "kind": kinds[name],
+                "metric": metric,
+                "on": watch.on,
+                "quiet": watch.quiet,
+                "suspect": watch.suspect,
+                "state": watch.rule.state_dict(),
+            }
+            for (name, metric), watch in sorted(self.watches.items())
         ]
         return {"cap": self.cap, "watches": watches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`; of rules that there are no more, nothing is taken."""
-        makers = {rule.name: rule.make for rule in self.rules}
+        """Go on from `state`; of rules that there are no more, or that are of another kind now, nothing is taken."""
+        rules = {rule.name: rule for rule in self.rules}
         self.cap, self.watches = state["cap"], {}
-        for name, metric, saved in state["watches"]:
-            if name in makers:
-                watch = _Watch(makers[name](), saved["on"], saved["quiet"], saved["suspect"])
-                watch.rule.load_state_dict(saved["rule"])
-                self.watches[name, metric] = watch
+        for saved in state["watches"]:
+            rule = rules.get(saved["rule"])
+            if rule is not None and rule.kind == saved["kind"]:
+                watch = _Watch(rule.make(), saved["on"], saved["quiet"], saved["suspect"])
+                watch.rule.load_state_dict(saved["state"])
+                self.watches[rule.name, saved["metric"]] = watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,19 +292,20 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     key = f"{KEY}.{name}"
     if not isinstance(options, Mapping):
         raise ConfigError(f"{key}: expected metric, kind, action and more, or null, got {options!r}")
+    options = {word: value for word, value in options.items() if value is not None}
     metric, kind, action = options.get("metric"), options.get("kind", "level"), options.get("action", WARN)
-    for word, value in (("metric", metric), ("kind", kind), ("over", options.get("over", ""))):
-        if not isinstance(value, str) or (not value and word != "over"):
+    for word, value in (("metric", metric), ("kind", kind), ("over", options.get("over", "none")), ("action", action)):
+        if not isinstance(value, str) or not value:
             raise ConfigError(f"{key}.{word}: expected a name, got {value!r}")
+    if "*" in options.get("over", ""):
+        raise ConfigError(f"{key}.over: expected one metric, got {options['over']!r}")
     if action not in ACTIONS:
         hint = did_you_mean(str(action), ACTIONS)
         raise ConfigError(f"{key}.action: expected one of {', '.join(ACTIONS)}, got {action!r}{hint}")
     for wanted in ACTIONS[action]:
         value = options.get(wanted)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"{key}.{wanted}: expected a finite number, which {action} needs, got {value!r}")
-    if "to" in options and "to" not in ACTIONS[action]:
-        raise ConfigError(f"{key}.to: is of action {SET_THRESHOLD}, and this rule's is {action}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ConfigError(f"{key}.{wanted}: expected a number from 0 to 1, which {action} needs, got {value!r}")
     cool_down = options.get("cool_down", 10)
     if isinstance(cool_down, bool) or not isinstance(cool_down, int) or cool_down < 0:
         raise ConfigError(f"{key}.cool_down: expected a whole number of at least 0, got {cool_down!r}")
@@ -300,13 +332,17 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
 
     make()
     to = float(options["to"]) if action == SET_THRESHOLD else None
-    return RuleSpec(name, str(metric), options.get("over"), action, to, cool_down, make)
+    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make)
+
+
+_KNOWN = {"level", "drop"}
+"""Kinds whose options are known to mean the same."""
 
 
 def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
     """Raises ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
     for (name, one), (other_name, other) in itertools.combinations(rules.items(), 2):
-        if one["metric"] != other["metric"]:
+        if one["metric"] != other["metric"] or not {one.get("kind", "level"), other.get("kind", "level")} <= _KNOWN:
             continue
         both = f"{KEY}.{name} and {KEY}.{other_name}: contradict each other on {one['metric']}"
         for upper, lower in ((one, other), (other, one)):
@@ -315,20 +351,27 @@ def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
             if above is not None and below is not None and same_scale and above < below:
                 raise ConfigError(f"{both}: one fires above {above:g}, the other below {below:g}; between, both do")
         same_side = [key for key in ("above", "below", "by") if key in one and key in other]
-        if same_side and one.get("action") == other.get("action") == SET_THRESHOLD and one["to"] != other["to"]:
+        same_action = one.get("action") == other.get("action") == SET_THRESHOLD
+        if same_side and same_action and one["to"] != other["to"]:
             raise ConfigError(f"{both}: one sets the threshold to {one['to']:g}, the other to {other['to']:g}")
 
 
-def _possible(rule: RuleSpec, options: CreditOptions) -> RuleSpec:
-    """`rule`, as a warning where what it does would change nothing."""
-    if rule.action == FALLBACK and options.propagation in _SHARED:
-        return replace(rule, action=WARN, note=f"credit is the shared global reward already ({options.propagation})")
+def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
+    """`rule`, as a warning where what it does would change nothing, or would leave nothing to learn from."""
+    theta = options.propagation_threshold
+    notes = []
+    if rule.action == FALLBACK and not has_outcome:
+        notes.append("there is no outcome to fall back to")
+    if rule.action == FALLBACK and options.propagation in _SHARED and options.shared_reward == "outcome":
+        notes.append(f"credit is the shared global reward already ({options.propagation})")
     if rule.action == SET_THRESHOLD and options.propagation != "threshold":
-        return replace(rule, action=WARN, note=f"there is no threshold to lower ({options.propagation})")
-    return rule
+        notes.append(f"there is no threshold to lower ({options.propagation})")
+    elif rule.action == SET_THRESHOLD and rule.to is not None and isinstance(theta, int | float) and theta <= rule.to:
+        notes.append(f"the threshold is {theta:g} already")
+    return replace(rule, action=WARN, note=notes[0]) if notes else rule
 
 
-def names_of(config: Config, functions: Sequence[str] | None) -> Names:
+def names_of(config: Config, functions: Sequence[str], engine: str) -> Names:
     """What a recipe calls its own."""
     from creditflow.config import policies_in_use
 
@@ -337,6 +380,7 @@ def names_of(config: Config, functions: Sequence[str] | None) -> Names:
         functions=functions,
         policies=tuple(policies_in_use(config)),
         rules=tuple(config.guard.rules),
+        engine=engine,
     )
 
 

@@ -67,8 +67,9 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     """`reward/error_rate`: the share of sub-reward verdicts that failed or contradict the outcome; `reward/verdicts`.
 
     A verdict is a score that has weight, of a play that did not fail. Those of a play contradict its outcome where all
-    of them are at the top and the outcome is not, or all are below one half and the outcome is at the top. That is said
-    only of plays in which every step was judged: else what nobody looked at may explain it. Nothing without verdicts.
+    of them are at the top and the outcome is below one half, or all are below one half and the outcome is at the top.
+    That is said only of plays in which every step was judged: else what nobody looked at may explain it.
+    `reward/judged_plays`: how many plays have any; those of one play contradict together. Nothing without verdicts.
     """
     matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
     play_S, n = batch.trajectory_of_step, batch.n_trajectories
@@ -82,10 +83,15 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     short_N = _counts(play_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
     high_N = _counts(play_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
     outcome_N, known_N = _outcomes(batch)
-    right_N = known_N & (outcome_N >= RIGHT)
-    contradicts_N = judged_N & known_N & np.where(right_N, ~high_N, ~short_N)
+    right_N, wrong_N = known_N & (outcome_N >= RIGHT), known_N & (outcome_N < _HALF)
+    contradicts_N = judged_N & ((right_N & ~high_N) | (wrong_N & ~short_N))
     wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[play_S]].sum())
-    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": float(verdicts)}
+    judged = len(np.unique(play_S[matched_SK.any(axis=1)]))
+    return {
+        "reward/error_rate": wrong / verdicts,
+        "reward/verdicts": float(verdicts),
+        "reward/judged_plays": float(judged),
+    }
 
 
 _HALF = 0.5

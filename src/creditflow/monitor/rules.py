@@ -90,7 +90,9 @@ class Level:
 
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
-            raise ConfigError("expected one limit: above or below")
+            raise ConfigError("above, below: expected one of them")
+        if not isinstance(self.times_first, bool):
+            raise ConfigError(f"times_first: expected true or false, got {self.times_first!r}")
         _expect_whole("window", self.window)
         _expect_whole("recover_epochs", self.recover_epochs)
         _expect_p_value(self.p_value)
@@ -150,7 +152,8 @@ class Drop:
     """A metric fell over a window of validations, by more than a margin and more than chance explains.
 
     The fall is that of the least-squares line through the window's `window + 1` values. Its standard error is the
-    binomial one of the shares, or the line's own residuals' where those are larger.
+    binomial one of the shares, or the line's own residuals' where those are larger. The latter comes from few values:
+    where accuracy wanders by more than its counts explain, `p_value` is only a rough promise, and `by` the guard.
     """
 
     by: float = 0.05
@@ -163,6 +166,8 @@ class Drop:
 
     def __post_init__(self) -> None:
         _expect_whole("window", self.window)
+        if self.window < _LINE:
+            raise ConfigError(f"window: expected at least {_LINE}, for a line and what it leaves, got {self.window}")
         _expect_p_value(self.p_value)
         _expect_number("by", self.by)
         if self.by <= 0:
@@ -193,6 +198,9 @@ class Drop:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.values = [(value, over) for value, over in state["values"]]
+
+
+_LINE = 3
 
 
 def _mean(counted: list[tuple[float, float]]) -> float:

@@ -57,7 +57,7 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     accuracy = np.clip(begins + gained + _wandering(rng, steps, rng.uniform(0.0, 0.01)), 0.02, 0.98)
     plays = setting.plays or int(rng.choice([64, 256, 512, 2048]))
     entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
-    verdicts = int(rng.choice([64, 256, 1500]))
+    played, each = int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
     rows: list[Row] = []
     for i in range(steps):
@@ -65,9 +65,10 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
             "step": float(i + 1),
             "actor/entropy": float(entropy[i]),
             "actor/skipped_updates": float(rng.random() < 0.005),
-            "reward/error_rate": float(rng.binomial(verdicts, wrong[i]) / verdicts),
-            "reward/verdicts": float(verdicts),
-            "propagation/pass_rate": float(rng.binomial(verdicts, 0.88) / verdicts),
+            "reward/error_rate": float(rng.binomial(played, wrong[i]) / played),  # whole plays contradict
+            "reward/verdicts": float(played * each),
+            "reward/judged_plays": float(played),
+            "propagation/pass_rate": float(rng.binomial(played, 0.88) / played),
             "timing/propagation_s": float(0.05 * np.exp(rng.normal(0, 0.5))),
         }
         for agent in setting.agents:

@@ -66,6 +66,7 @@ class Trackers:
                 if after == 0:
                     tracker.store_init_configuration(_flat(config))
             except Exception as error:
+                made.finish()
                 raise ConfigError(f"{KEY}: {name} cannot be set up: {first_line(error)}") from error
             made.open[name] = tracker
             if name == "wandb":
@@ -120,14 +121,19 @@ class Trackers:
                 )
 
 
-def expect_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError for trackers that there are not, or whose packages are not installed."""
-    from importlib.util import find_spec
-
+def expect_names(names: Sequence[str]) -> None:
+    """Raises ConfigError for trackers that there are not."""
     for name in names:
         if name not in NAMES:
             raise ConfigError(f"{KEY}: expected some of {', '.join(NAMES)}, got {name!r}{did_you_mean(name, NAMES)}")
-        if name != CONSOLE and any(find_spec(package) is None for package in ("accelerate", _PACKAGES[name])):
+
+
+def expect_installed(names: Sequence[str]) -> None:
+    """Raises ConfigError for trackers whose packages are not there."""
+    from importlib.util import find_spec
+
+    for name in (name for name in names if name != CONSOLE):
+        if any(find_spec(package) is None for package in ("accelerate", _PACKAGES[name])):
             raise ConfigError(f"{KEY}: {name} is not installed: pip install 'creditflow[{name}]'")
 
 

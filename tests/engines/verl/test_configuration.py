@@ -122,6 +122,13 @@ OTHER_VALUES = {
 }
 
 
+def test_trackers_are_verls_own_and_the_console_is_ours():
+    config = composed("trainer.logger=[console,tensorboard]", "trainer.project_name=p", "trainer.experiment_name=e")
+
+    assert config.trainer.logger == ["tensorboard"]
+    assert (config.trainer.project_name, config.trainer.experiment_name) == ("p", "e")
+
+
 def test_every_option_of_the_same_name_arrives():
     assert set(OTHER_VALUES) == set(configuration._SAME)
 
@@ -274,7 +281,7 @@ def test_what_the_engine_needs_is_set():
     assert config.trainer.v1.trainer_mode == "creditflow"
     assert config.trainer.default_local_dir == "/runs/one/checkpoints"
     assert list(config.trainer.logger) == []
-    assert config.trainer.experiment_name == "toy"
+    assert config.trainer.experiment_name == "one"  # its folder's
     assert (config.data.train_files, config.data.val_files) == ("train", "val")
     assert config.data.custom_cls.path == "pkg://creditflow.engines.verl.dataset"
     assert config.data.custom_cls.name == "TaskDataset"

@@ -29,6 +29,8 @@ _MANIFEST = "trainer.json"
 def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int | None = None) -> Path:
     """Write `checkpoints/global_step_N`, and remove the oldest beyond `keep`. `state`: whatever JSON can hold.
 
+    Of those beyond, the newest that is `good` stays where none of the others is: a run may have to go back to it.
+
     Raises CreditflowError or OSError where it cannot be written; the ones before are as they were.
     """
     target = folder_of(run, step)
@@ -36,9 +38,20 @@ def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int |
         make_whole(target, lambda folder: _fill(folder, step, crew, state))
     except SafetensorError as error:  # a full disk above all; it is no OSError there
         raise CreditflowError(f"{target}: the checkpoint cannot be written: {error}") from error
-    for old in saved_steps(run)[keep:] if keep else ():
-        shutil.rmtree(folder_of(run, old))
+    good_is_kept = False
+    for place, old in enumerate(saved_steps(run) if keep else ()):
+        good = not good_is_kept and _is_good(folder_of(run, old))
+        if place >= (keep or 0) and not good:
+            shutil.rmtree(folder_of(run, old))
+        good_is_kept = good_is_kept or good
     return target
+
+
+def _is_good(folder: Path) -> bool:
+    try:
+        return bool(_manifest(folder)["state"].get("good", True))
+    except DataError:
+        return False
 
 
 def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None:

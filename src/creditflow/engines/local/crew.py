@@ -195,6 +195,11 @@ class Crew:
         """Whether adapters are trained for now where all weights were."""
         return any(actor.narrowed for actor in self.actors.values())
 
+    @property
+    def can_narrow(self) -> bool:
+        """Whether any policy's weights are all trained, or were before."""
+        return self.narrowed or bool(self._whole_actors())
+
     def narrow(self) -> None:
         """Train adapters of `fallback` in place of all weights; of policies that have adapters nothing changes."""
         for place, actor in enumerate(self._whole_actors()):

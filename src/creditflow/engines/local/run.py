@@ -20,7 +20,7 @@ from creditflow.errors import ConfigError, InputError
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import rollbacks
 from creditflow.monitor import Event, Guard, GuardStop
-from creditflow.monitor.guard import RESTORE
+from creditflow.monitor.guard import RESTORE, stop_report
 from creditflow.monitor.trackers import Trackers
 from creditflow.progress import Reporter
 
@@ -72,18 +72,22 @@ class Run:
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.peak_before = state["peak_before"]
 
-    def narrow_or_widen(self, metrics: Mapping[str, float]) -> dict[str, Any] | None:
-        """Train what `guard.fallback` says while credit has fallen back, and all weights again afterwards; an event."""
-        event = {"step": self.done, "rule": "fallback", "metric": _PEAK, "action": "lora"}
-        if self.guard.fallback != self.crew.narrowed:
-            (self.crew.narrow if self.guard.fallback else self.crew.widen)()
-            self.peak_before = metrics.get(_PEAK) if self.guard.fallback else None
-            what = "adapters alone are trained" if self.guard.fallback else "all weights are trained again"
-            return {**event, "what": what, "numbers": {"before": metrics.get(_PEAK)}}
+    def narrow_or_widen(self, metrics: Mapping[str, float]) -> Event | None:
+        """Train what `guard.fallback` says while credit has fallen back, and all weights again afterwards."""
+        crew, peak = self.crew, metrics.get(_PEAK)
+        wanted = self.guard.fallback and crew.fallback.trainable == "lora" and crew.can_narrow
+        if wanted != crew.narrowed:
+            (crew.narrow if wanted else crew.widen)()
+            self.peak_before = peak if wanted else None
+            return self._of_adapters("adapters alone are trained" if wanted else "all weights again", before=peak)
         if self.peak_before is None:
             return None
         before, self.peak_before = self.peak_before, None
-        return {**event, "what": "measured", "numbers": {"before": before, "after": metrics.get(_PEAK)}}
+        return self._of_adapters("measured", before=before, after=peak)
+
+    def _of_adapters(self, what: str, **gib: float | None) -> Event:
+        numbers = {name: value for name, value in gib.items() if value is not None}
+        return Event(self.done, "fallback", _PEAK, what, "lora", numbers, note="what is trained follows credit")
 
 
 def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: Guard, reporter: Reporter) -> Run:
@@ -134,7 +138,8 @@ def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
         raise InputError(f"{holds} of --engine {engine}; name another folder")
     if trainer.resume_mode == "auto":
         now = json.loads(json.dumps(recipe.to_dict()))
-        if changed := sorted(set(different_options(began, now)) - MAY_CHANGE):
+        changed = sorted(set(different_options(began, now)) - MAY_CHANGE)
+        if changed := [key for key in changed if not key.startswith("guard.")]:
             raise InputError(
                 f"{holds} that began with another {', '.join(changed)}; name another folder, or go on all the same by "
                 "trainer.resume_mode=resume_path"
@@ -163,24 +168,22 @@ MAY_CHANGE = {
         *("logger", "project_name", "experiment_name"),
     )
 }
-"""Options that a run may go on with after another value."""
+"""Options that a run may go on with after another value; those of the guard, too."""
 
 
 def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
     """Go back to the last good checkpoint, as the guard asks. Raises GuardStop where it asks to stop, or cannot."""
-    folder = run.folder
-    report = f"{asked.text}; stopped after step {asked.step}"
-    found = None
+    folder, why, found = run.folder, "", None
     if asked.action == RESTORE and run.rollbacks < max_rollbacks:
         found = checkpoint.newest(folder.path, run.crew, reporter.say, lambda step, state: state["good"])
-        report += ": there is no good checkpoint to go back to (trainer.save_freq)"
+        why = "there is no good checkpoint to go back to (trainer.save_freq)"
     elif asked.action == RESTORE:
-        report += f": that was after {run.rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
+        why = f"that was after {run.rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
     if found is None:
         if not checkpoint.saved_steps(folder.path):
             run.save(None)  # what is there would be lost
         folder.append_events([asked.to_dict()])
-        raise GuardStop(f"{report}; {folder.path}/events.jsonl has the numbers")
+        raise GuardStop(stop_report(asked, folder.path, why))
     step, state = found
     run.rollbacks += 1
     # In this order: once it is on record, a process that is killed on its way finds what is left to do.

@@ -21,8 +21,8 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import RESTORE, STOP
-from creditflow.monitor.trackers import Trackers, sample_rows
+from creditflow.monitor.guard import STOP, asked_of_engine
+from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import Trajectory, TrajectoryBatch
@@ -32,14 +32,16 @@ _VAL = 1
 
 
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
-    """Train as the recipe says, or go on with it; returns the run's folder. Bad input raises before anything is
-    written.
+    """Train as the recipe says, or go on with it; returns the run's folder.
+
+    Bad input raises before anything is written; a tracker that cannot be set up, when the run's folder is there.
     """
     parts = build_parts(recipe)
     steps = total_steps(len(parts.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_to_go_on(recipe, path, steps)
-    guard = Guard.of(recipe.config, recipe.folder, [function.name for function in parts.rewards.functions])
+    guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
+    expect_installed(recipe.config.trainer.logger)
     crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts))
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, guard, reporter)
@@ -66,21 +68,14 @@ async def _with_rewards(run: Run, parts: Parts, steps: int, reporter: Reporter) 
 
 
 async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
-    trainer, guard, folder, crew = parts.recipe.config.trainer, parts.recipe.config.guard, run.folder, run.crew
+    trainer, guard, crew = parts.recipe.config.trainer, parts.recipe.config.guard, run.crew
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
         run.record(0, val_metrics(evaluation))
         if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
             heed(asked, run, guard.max_rollbacks, reporter)
-    # It was stopped in an evaluation: by an error, and then the step is on record without; or by a kill, in the last.
-    if not run.evaluated or (run.done == steps and not (folder.path / "evaluation.json").exists()):
-        evaluation = await validate(parts, crew, reporter, f"after step {run.done}")
-        if not run.evaluated:
-            run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
-            run.record(run.done, val_metrics(evaluation))
-            if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
-                heed(asked, run, guard.max_rollbacks, reporter)
+    evaluation = await make_good(run, parts, steps, reporter) or evaluation
     with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
         while run.done < steps:
@@ -107,21 +102,37 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
             if asked is not None:
                 heed(asked, run, guard.max_rollbacks, reporter)
                 bar.advance(run.done - step)
+                await make_good(run, parts, steps, reporter)
     if evaluation is not None:
-        folder.write_text("evaluation.json", evaluation.to_json())  # the last file: it says that the run is finished
+        run.folder.write_text(
+            "evaluation.json", evaluation.to_json()
+        )  # the last file: it says that the run is finished
+
+
+async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> Evaluation | None:
+    """The evaluation that a run was stopped in before its checkpoint: by an error, or by a kill in the last one."""
+    if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
+        return None
+    evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}")
+    if not run.evaluated:  # the step is on record without it
+        metrics = val_metrics(evaluation)
+        run.evaluated = True
+        run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        run.record(run.done, metrics)
+        if (asked := watch(run, metrics, reporter)) is not None:
+            heed(asked, run, parts.recipe.config.guard.max_rollbacks, reporter)
+    return evaluation
 
 
 def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event | None:
     """Show the guard a step's metrics; what it says is said and recorded. Returns what it asks for beyond that."""
     events = run.guard.look(run.done, metrics)
+    asked = asked_of_engine(events)
+    if (of_adapters := run.narrow_or_widen(metrics)) is not None:
+        events.append(of_adapters)
     for event in events:
         reporter.say(event.text)
-    asked = next((event for event in events if event.what == "fired" and event.action in (RESTORE, STOP)), None)
     run.folder.append_events(event.to_dict() for event in events if event is not asked)
-    if run.crew.fallback.trainable == "lora" and (narrowed := run.narrow_or_widen(metrics)) is not None:
-        run.folder.append_events([narrowed])
-        numbers = ", ".join(f"{name} {value:.2f}" for name, value in narrowed["numbers"].items() if value is not None)
-        reporter.say(f"guard: {narrowed['what']} (peak memory, GiB: {numbers or 'not known'})")
     return asked
 
 

@@ -198,6 +198,10 @@ OURS = (
     "trainer.default_local_dir",
     "trainer.device",
     "trainer.num_threads",
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "guard",
     "ray_kwargs",
 )
 """Sections and keys of the recipe that our own parts read, but for what stands above, or that are handed over below."""

@@ -33,6 +33,7 @@ from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose,
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
 from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import read_events
 from creditflow.monitor import Event, Guard
 from creditflow.monitor.guard import RolledBack
 from creditflow.parts import Parts, build_parts
@@ -61,7 +62,7 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     parts = build_parts(run.recipe)
     _expect_rewards(parts)
     _expect_machine(config)
-    Guard.of(run.config, run.recipe.folder, [function.name for function in parts.rewards.functions])
+    Guard.of(run.config, run.recipe.folder, parts.rewards.functions, "verl")
     total = total_steps(config, len(parts.train_tasks))
     begun = _begun(config, run.run_folder, total)
     _bring_models(config, run.recipe)
@@ -355,7 +356,7 @@ class _Shown:
 def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[None]:
     """Shows what is written to the folder's metrics, from a thread: this one waits for Ray."""
     after = -1 if begun is None else begun
-    metrics, events = Tail(folder.path / "metrics.jsonl", after), Tail(folder.path / "events.jsonl", after)
+    metrics, events = Tail(folder.path / "metrics.jsonl", after), NewEvents(folder.path)
     if begun:
         shown.bar.advance(begun)
     over = threading.Event()
@@ -376,6 +377,20 @@ def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[N
     finally:
         over.set()
         thread.join()
+
+
+class NewEvents:
+    """The events that are added to a run's folder; not those that are there, however often the file is made anew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = [json.dumps(row) for row in read_events(path)]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What is new."""
+        new = [row for row in read_events(self._path) if json.dumps(row) not in self._seen]
+        self._seen += [json.dumps(row) for row in new]
+        return new
 
 
 @dataclass

@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partialmethod
@@ -59,8 +59,9 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import RESTORE, STOP, RolledBack
+from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, stop_report
 from creditflow.monitor.memory import forget_peak, peak_gib
+from creditflow.reward import load_reward_functions
 from creditflow.reward.manager import expect_few_failures
 from creditflow.table import batch_of, table_of
 from creditflow.trajectory import Bools, Floats, TrajectoryBatch
@@ -303,7 +304,13 @@ class CreditflowTrainer(PolicyTrainer):
         self.options = run.config.algorithm
         self.limits = run.config
         self.threshold = make_threshold(self.options.propagation_threshold, run.config.team.agents)
-        self.guard = Guard.of(run.config, run.recipe.folder, None)
+        functions = load_reward_functions(
+            run.config.reward.functions,
+            run.recipe.folder,
+            list(run.config.team.agents),
+            {"sandbox": run.config.reward.sandbox},
+        )
+        self.guard = Guard.of(run.config, run.recipe.folder, functions, "verl")
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -405,6 +412,7 @@ class CreditflowTrainer(PolicyTrainer):
             )
         self.threshold.load_state_dict(state["threshold"])
         self.guard.load_state_dict(state["guard"])
+        self._sweep(self.global_steps)
         self.folder.rewind(self.global_steps)
         self._rollbacks = len(rollbacks(self.folder.path))
         last, every = self.global_steps >= self.total_training_steps, self.config.trainer.test_freq
@@ -541,7 +549,9 @@ class CreditflowTrainer(PolicyTrainer):
         timing_raw = {"update": sum(timing_raw.get(f"update_{what}", 0.0) for what in _UPDATED), **timing_raw}
         metrics.update({f"timing/{_TIMING.get(name, name)}_s": seconds for name, seconds in timing_raw.items()})
         norms = [value for key, value in metrics.items() if key.endswith("actor/grad_norm")]
-        metrics["actor/skipped_updates"] = float(sum(not math.isfinite(norm) for norm in norms))  # by verl's optimizer
+        metrics["actor/skipped_updates"] = _not_finite(norms)  # by verl's optimizer
+        if of_critics := [value for key, value in metrics.items() if key.endswith("critic/grad_norm")]:
+            metrics["critic/skipped_updates"] = _not_finite(of_critics)
         metrics["memory/peak_gib"] = peak_gib()
         forget_peak()
         asked = self._watch(numbers(metrics))
@@ -553,7 +563,7 @@ class CreditflowTrainer(PolicyTrainer):
     def _watch(self, metrics: Mapping[str, float]) -> Event | None:
         """Show the guard what was measured; what it says is recorded. Returns what it asks for beyond that."""
         events = self.guard.look(self.global_steps, metrics)
-        asked = next((event for event in events if event.what == "fired" and event.action in (RESTORE, STOP)), None)
+        asked = asked_of_engine(events)
         self.folder.append_events(event.to_dict() for event in events if event is not asked)
         self._save_state_again()
         return asked
@@ -563,32 +573,44 @@ class CreditflowTrainer(PolicyTrainer):
 
         Raises RolledBack, for who started it to begin again; or GuardStop.
         """
-        report = f"{asked.text}; stopped after step {asked.step}"
-        most = self.limits.guard.max_rollbacks
-        good = self._good_checkpoint() if asked.action == RESTORE and self._rollbacks < most else None
+        why, good, most = "", None, self.limits.guard.max_rollbacks
+        if asked.action == RESTORE and self._rollbacks < most:
+            good = self._good_checkpoint()
+            why = "there is no good checkpoint to go back to (trainer.save_freq)"
+        elif asked.action == RESTORE:
+            why = f"that was after {self._rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
         if good is None:
             self.folder.append_events([asked.to_dict()])
-            if asked.action == RESTORE:
-                report += (
-                    f": no good checkpoint (trainer.save_freq), or {most} rollbacks (guard.max_rollbacks) were made"
-                )
-            raise GuardStop(f"{report}; {self.folder.path}/events.jsonl has the numbers")
-        checkpoints = self._checkpoint().parent
-        write_whole(checkpoints / _LATEST, lambda path: path.write_text(str(good)))  # what verl goes on from
+            raise GuardStop(stop_report(asked, self.folder.path, why))
+        write_whole(
+            self._checkpoint().with_name(_LATEST), lambda path: path.write_text(str(good))
+        )  # verl goes on there
         self.folder.append_events([asked.to_dict()], back_to=good)
-        for step, folder in saved(checkpoints).items():
-            if step > good:
-                shutil.rmtree(folder)
+        self._sweep(good)
         aside = f"rolled_back/{self._rollbacks + 1}"
         self.folder.rewind(good, aside=aside)
         raise RolledBack(f"guard: goes on after step {good}; what came after is kept in {self.folder.path}/{aside}")
 
     def _good_checkpoint(self) -> int | None:
-        """The step of the newest one that the guard found nothing wrong with."""
-        for step, folder in sorted(saved(self._checkpoint().parent).items(), reverse=True):
+        """The step of the newest one that is whole, and that the guard found nothing wrong with.
+
+        What verl removes of an old checkpoint (`max_actor_ckpt_to_keep`) are its models.
+        """
+        latest = self._checkpoint().with_name(_LATEST)
+        newest = min(int(latest.read_text()), self.global_steps - 1) if latest.is_file() else 0
+        for step, folder in sorted(saved(latest.parent).items(), reverse=True):
+            models = [folder, *(folder / "policies" / partner.policy for partner in self.partners)]
+            if step > newest or not all((model / "actor").is_dir() for model in models):
+                continue
             if (folder / _STATE).is_file() and json.loads((folder / _STATE).read_text())["good"]:
                 return step
         return None
+
+    def _sweep(self, step: int) -> None:
+        """Remove the checkpoints of later steps: the run goes on another way."""
+        for later, folder in saved(self._checkpoint().parent).items():
+            if later > step:
+                shutil.rmtree(folder)
 
     def _validate(self) -> dict[str, float]:
         """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
@@ -646,6 +668,10 @@ class CreditflowTrainer(PolicyTrainer):
 _UPDATED = ("critic", "actor")
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """What verl's clocks are called on the local engine, where they measure the same."""
+
+
+def _not_finite(norms: Sequence[float]) -> float:
+    return float(sum(not math.isfinite(norm) for norm in norms))
 
 
 def saved(checkpoints: Path) -> dict[int, Path]:
