@@ -27,8 +27,8 @@ from creditflow.monitor.scenarios import SCENARIOS, Setting, series
 from creditflow.parts import build_parts
 
 SETTING = Setting(steps=100, test_freq=5, onset=20)
-PLAYS = (512, 128, 2048)
-"""Of a validation: what can be seen of a falling accuracy depends on it."""
+FEW = 32
+"""Plays a training step of which 15 % cannot be told from 10 % soon."""
 FALSE_ALARMS, FOUND, COST = 0.01, 0.95, 0.02
 
 
@@ -59,15 +59,26 @@ def delays(runs: int) -> Iterable[Figure]:
     for name, scenario in SCENARIOS.items():
         if scenario.rule is None:
             continue
-        for plays in PLAYS if name == "accuracy_drop" else PLAYS[:1]:
-            setting = replace(SETTING, plays=plays)
+        for of, setting, hold in _settings(name):
             firsts = [first_firings(name, seed, setting).get(scenario.rule, 0) for seed in range(runs)]
             after = sorted(first - setting.onset + 1 for first in firsts if first >= setting.onset)
-            of = f"{name}, {plays} plays a validation" if name == "accuracy_drop" else name
-            yield Figure(f"{of}: runs in which {scenario.rule} fires", len(after) / runs, FOUND)
+            yield Figure(f"{of}: runs in which {scenario.rule} fires", len(after) / runs, hold)
             if after:
                 spread = (after[len(after) // 20], after[-1 - len(after) // 20])
                 yield Figure(f"{of}: training steps until it does (5 % .. 95 %)", median(after), spread=spread)
+
+
+def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
+    """What is tried of a scenario, and what share must be found: shares are seen by how many plays they are of."""
+    if name == "accuracy_drop":
+        for plays in (128, 512, 2048):
+            yield f"{name}, {plays} plays a validation", replace(SETTING, plays=plays), FOUND
+    elif name == "failing_rewards":
+        for judged in (32, 128, 512):
+            hold = FOUND if judged > FEW else None
+            yield f"{name}, {judged} plays a step", replace(SETTING, judged=judged), hold
+    else:
+        yield name, SETTING, FOUND
 
 
 def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:

@@ -28,6 +28,8 @@ class Setting:
     """The training step from which a sick run is sick."""
     plays: int | None = None
     """Of a validation; default: drawn."""
+    judged: int | None = None
+    """Plays with verdicts of a training step; default: drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     accuracy = np.clip(begins + gained + _wandering(rng, steps, rng.uniform(0.0, 0.01)), 0.02, 0.98)
     plays = setting.plays or int(rng.choice([64, 256, 512, 2048]))
     entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
-    played, each = int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
+    played, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
     rows: list[Row] = []
     for i in range(steps):
