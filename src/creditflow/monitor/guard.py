@@ -83,6 +83,13 @@ def asked_of_engine(events: Sequence[Event]) -> Event | None:
     return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
 
 
+def cannot_go_back(rollbacks: int, most: int) -> str:
+    """Why a run stops that was to go back to a checkpoint, after so many times of at most so many."""
+    if rollbacks >= most:
+        return f"that was after {rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
+    return "there is no good checkpoint to go back to (trainer.save_freq)"
+
+
 def stop_report(asked: Event, folder: Path, why: str = "") -> str:
     """What a GuardStop says. `why`: of a rollback that cannot be."""
     return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"

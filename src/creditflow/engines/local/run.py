@@ -20,7 +20,7 @@ from creditflow.errors import ConfigError, InputError
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import rollbacks
 from creditflow.monitor import Event, Guard, GuardStop
-from creditflow.monitor.guard import RESTORE, stop_report
+from creditflow.monitor.guard import RESTORE, cannot_go_back, stop_report
 from creditflow.monitor.trackers import Trackers
 from creditflow.progress import Reporter
 
@@ -173,12 +173,10 @@ MAY_CHANGE = {
 
 def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
     """Go back to the last good checkpoint, as the guard asks. Raises GuardStop where it asks to stop, or cannot."""
-    folder, why, found = run.folder, "", None
+    folder, found = run.folder, None
+    why = cannot_go_back(run.rollbacks, max_rollbacks) if asked.action == RESTORE else ""
     if asked.action == RESTORE and run.rollbacks < max_rollbacks:
         found = checkpoint.newest(folder.path, run.crew, reporter.say, lambda step, state: state["good"])
-        why = "there is no good checkpoint to go back to (trainer.save_freq)"
-    elif asked.action == RESTORE:
-        why = f"that was after {run.rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
     if found is None:
         if not checkpoint.saved_steps(folder.path):
             run.save(None)  # what is there would be lost

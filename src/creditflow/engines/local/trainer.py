@@ -104,9 +104,8 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
                 bar.advance(run.done - step)
                 await make_good(run, parts, steps, reporter)
     if evaluation is not None:
-        run.folder.write_text(
-            "evaluation.json", evaluation.to_json()
-        )  # the last file: it says that the run is finished
+        # The last file: it says that the run is finished.
+        run.folder.write_text("evaluation.json", evaluation.to_json())
 
 
 async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> Evaluation | None:

@@ -59,7 +59,7 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, stop_report
+from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
 from creditflow.monitor.memory import forget_peak, peak_gib
 from creditflow.reward import load_reward_functions
 from creditflow.reward.manager import expect_few_failures
@@ -573,18 +573,14 @@ class CreditflowTrainer(PolicyTrainer):
 
         Raises RolledBack, for who started it to begin again; or GuardStop.
         """
-        why, good, most = "", None, self.limits.guard.max_rollbacks
-        if asked.action == RESTORE and self._rollbacks < most:
-            good = self._good_checkpoint()
-            why = "there is no good checkpoint to go back to (trainer.save_freq)"
-        elif asked.action == RESTORE:
-            why = f"that was after {self._rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
+        most = self.limits.guard.max_rollbacks
+        why = cannot_go_back(self._rollbacks, most) if asked.action == RESTORE else ""
+        good = self._good_checkpoint() if asked.action == RESTORE and self._rollbacks < most else None
         if good is None:
             self.folder.append_events([asked.to_dict()])
             raise GuardStop(stop_report(asked, self.folder.path, why))
-        write_whole(
-            self._checkpoint().with_name(_LATEST), lambda path: path.write_text(str(good))
-        )  # verl goes on there
+        latest = self._checkpoint().with_name(_LATEST)
+        write_whole(latest, lambda path: path.write_text(str(good)))  # what verl goes on from
         self.folder.append_events([asked.to_dict()], back_to=good)
         self._sweep(good)
         aside = f"rolled_back/{self._rollbacks + 1}"
