@@ -1,29 +1,86 @@
 """Runs that are made to fail, with the guard and without it: `python -m benchmarks.guarded [--quick]`.
 
-`arithmetic_chain`, 30 training steps of 16 tasks and 8 plays, a validation every fifth, 3 seeds of each:
+`arithmetic_chain`, 30 training steps of 16 tasks and 8 plays, a validation on 256 tasks every fifth, 3 seeds of each.
+From step 10 on
 
-* `failing`: from step 10 on 15 % of the verdicts fail;
-* `contradictory`: from step 10 on every verdict is turned round;
-* `huge_lr`: ten times the learning rate, under which entropy collapses;
+* `failing`: 15 % of the verdicts fail;
+* `contradictory`: every verdict is turned round;
+* `misleading`: the executor's are, and no rule but the one on accuracy is there;
+* `not_finite`: three steps' losses are NaN, once;
+* `shut_out`: the executor's scores never pass the threshold, and the outcome starts at the answer: nothing reaches the
+  planner;
 
-and five healthy runs of 50 steps. Into `runs/guarded/`, where finished runs are found again. About an hour, two cores.
+or `huge_lr`: ten times the learning rate, under which entropy collapses. And five healthy runs of 50 steps. Into
+`runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
 
-Held: with the guard, pass@1 on 512 unseen tasks ends no lower than without it (the 95 % bootstrap interval over seeds
-and tasks of the difference reaches 0), and in no healthy run does a rule fire that acts.
+Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the 95 % bootstrap interval over seeds and
+tasks of the difference reaches 0), and in no healthy run does a rule fire that acts.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from benchmarks.record import ROOT, Figure, compare, show, write
+from benchmarks.record import ROOT, Figure, show, write
+from benchmarks.runs import Run, finish
 from creditflow.ledger.run_folder import read_events
+from creditflow.report.bootstrap import paired_difference
+from creditflow.report.comparison import ArmResult
 
 SEEDS, HEALTHY = 3, 5
+FIRST, SPOILT = 10, 3
 FUNCTIONS = ("plan_right", "digits_right", "verdict_right")
+RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
+ALWAYS = (
+    "trainer.test_freq=5",
+    "trainer.save_freq=5",
+    "data.val_max_samples=256",
+    "reward.backend=inline",
+)
+
+
+def rewards(wrong: str) -> str:
+    """The recipe's reward functions, those of steps as `benchmarks.cases` has them."""
+    args = f"{{wrong: {wrong}, first: {FIRST}}}"
+    of_steps = [f"{{fn: 'benchmarks/cases.py:{name}', args: {args}}}" for name in FUNCTIONS]
+    return f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {', '.join(of_steps)}]"
+
+
+def spoil_losses() -> None:
+    """Make the losses of three training steps NaN, as a fault of the machine would: played again, they are sound."""
+    from creditflow.engines.local import actor
+
+    made, updates = actor.token_weights, 0
+
+    def token_weights(*args: Any) -> Any:
+        nonlocal updates
+        updates += 1  # two a training step
+        return made(*args) * (math.nan if 0 < updates - 2 * (FIRST - 1) <= 2 * SPOILT else 1.0)
+
+    actor.token_weights = token_weights
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to fail."""
+
+    overrides: tuple[str, ...] = ()
+    before: Callable[[], None] | None = None
+
+
+SICK = {
+    "failing": Scenario((rewards("failing"),)),
+    "contradictory": Scenario((rewards("contradictory"),)),
+    "misleading": Scenario((rewards("misleading"), "guard.rules.error_rate=null")),
+    "not_finite": Scenario(before=spoil_losses),
+    "shut_out": Scenario((rewards("never_enough"), "algorithm.outcome_to=answer")),
+    "huge_lr": Scenario(("actor_rollout_ref.actor.optim.lr=6.0e-3",)),
+}
 
 
 def main() -> int:
@@ -32,50 +89,52 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
     folder = ROOT / "runs" / ("guarded-quick" if quick else "guarded")
-    short = ["trainer.total_training_steps=2", "data.val_max_samples=32"] if quick else []
-    figures = []
-    for name, options in SICK.items():
-        figures += with_and_without(name, options, folder / name, 1 if quick else SEEDS, short)
-    figures.append(healthy(folder / "healthy", 1 if quick else HEALTHY, short))
+    short = ("trainer.total_training_steps=2", "data.val_max_samples=32") if quick else ()
+    seeds = range(1 if quick else SEEDS)
+    runs = {
+        (name, guarded): [
+            Run(
+                RECIPE,
+                (*ALWAYS, *scenario.overrides, f"guard.enable={str(guarded).lower()}", *short),
+                folder / name / ("with" if guarded else "without") / f"seed{seed}",
+                seed,
+                scenario.before,
+            )
+            for seed in seeds
+        ]
+        for name, scenario in SICK.items()
+        for guarded in (True, False)
+    }
+    well = [
+        Run(RECIPE, (*ALWAYS, "trainer.total_training_steps=50", *short), folder / "healthy" / f"seed{seed}", seed)
+        for seed in range(1 if quick else HEALTHY)
+    ]
+    finish([run for group in runs.values() for run in group] + well, "guarded")
+    figures = [figure for name in SICK for figure in with_and_without(name, runs[name, True], runs[name, False])]
+    acting = [event for run in well for event in fired(run) if event["action"] != "warn"]
+    figures.append(Figure(f"{len(well)} healthy runs: firings of rules that act", len(acting), 0.0, at_most=True))
     missed = show(figures)
     if not quick:
         write("guarded", figures, ("creditflow", "torch", "transformers", "numpy"))
     return int(missed and not quick)
 
 
-def rewards(sick: str) -> str:
-    """The recipe's reward functions, those of steps as `benchmarks.sick` has them."""
-    of_steps = [f"{{fn: 'benchmarks/sick.py:{name}', args: {{sick: {sick}}}}}" for name in FUNCTIONS]
-    return f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {', '.join(of_steps)}]"
+def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) -> Iterable[Figure]:
+    """pass@1 at the end, with the guard and without, what fired, and the difference with what it is sure of."""
+    arms = [ArmResult(words, [], [run.result() for run in runs]) for words, runs in (("w", guarded), ("o", plain))]
+    for words, arm in zip(("with the guard", "without it"), arms, strict=True):
+        yield Figure.of(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
+    first = [min((event["step"] for event in fired(run)), default=0.0) for run in guarded]
+    yield Figure.of(f"{name}: the step of the first firing (0: none)", first)
+    difference = paired_difference(*(arm.counts("pass_at_1") for arm in arms))
+    spread = (difference.low, difference.high)
+    yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, spread=spread)
+    yield Figure(f"{name}: the upper end of that interval", difference.high, 0.0)
 
 
-SICK = {
-    "failing": [rewards("failing")],
-    "contradictory": [rewards("contradictory")],
-    "huge_lr": ["actor_rollout_ref.actor.optim.lr=6.0e-3"],
-}
-
-
-def with_and_without(name: str, options: list[str], folder: Path, seeds: int, short: list[str]) -> Iterable[Figure]:
-    """pass@1 at the end, with the guard and without, and the difference with what it is sure of."""
-    more = ["--no-arms", "trainer.test_freq=5", *options, *short]
-    compared = compare("arithmetic_chain", "guard.enable", ("true", "false"), seeds, folder, *more)
-    for value, words in (("true", "with the guard"), ("false", "without it")):
-        after = compared["values"][value]["pass_at_1"]["after"]["seeds"]
-        yield Figure.of(f"{name}: pass@1 {words}", after)
-    (pair,) = compared["differences"]
-    low, high = (-bound for bound in reversed(pair["pass_at_1"]["interval"]))
-    yield Figure(f"{name}: what the guard adds, mean", -pair["pass_at_1"]["mean"], spread=(low, high))
-    yield Figure(f"{name}: what the guard adds, upper end of its 95 % interval", high, 0.0)
-
-
-def healthy(folder: Path, seeds: int, short: list[str]) -> Figure:
-    """How many acting rules fired in healthy runs."""
-    more = ["--no-arms", "trainer.test_freq=5", "trainer.total_training_steps=50", *short]
-    compare("arithmetic_chain", "guard.enable", ("true",), seeds, folder, *more)
-    events = [event for run in folder.glob("true/seed*/run.json") for event in read_events(run.parent)]
-    acting = sum(event["what"] == "fired" and event["action"] != "warn" for event in events)
-    return Figure(f"{seeds} healthy runs: firings of rules that act", acting, 0.0, at_most=True)
+def fired(run: Run) -> list[dict[str, Any]]:
+    """The events of a run in which a rule fired."""
+    return [event for event in read_events(run.folder) if event["what"] == "fired"]
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from creditflow import AgentError, Step, Task, Team, Trajectory, outcome, reward
+from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
 from creditflow.engines.local.warm_up import sampled_accuracy, supervised_loss
@@ -91,29 +91,39 @@ def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
 
 async def solve(task: Task, team: Team) -> str:
     """Plan, then compute and check one operation at a time."""
+    value, operations = await read_plan(task, team)
+    for operation in operations:
+        value = await compute_and_check(value, operation, team)
+    return str(value)
+
+
+async def read_plan(task: Task, team: Team) -> tuple[str, list[str]]:
+    """The number that the plan starts from, and its operations."""
     plan = await team.planner(task.text)
     start, *operations = plan.split(" ; ")
-    if not _is_number(start):
+    if not is_number(start):
         raise AgentError(f"the plan does not start with a number: {start[:40]!r}")
     if len(operations) > MAX_PLAN_FACTOR * (task.extra_info["plan"].count(";")):
         raise AgentError(f"the plan has {len(operations)} operations")
-    value = start
-    for operation in operations:
-        sign, _, number = operation.partition(" ")
-        if sign not in SIGNS or not _is_number(number):
-            raise AgentError(f"not an operation: {operation[:40]!r}")
-        sum_ = f"{value} {operation} ="
-        candidate = await team.executor(sum_, info={"sum": sum_})
-        verdict = await team.verifier(f"{sum_} {candidate} ?", info={"sum": sum_, "candidate": candidate.text})
-        if verdict.split()[-1:] == ["bad"]:
-            candidate = await team.executor(f"{sum_} {candidate} bad =", info={"sum": sum_})
-        if not _is_number(candidate):
-            raise AgentError(f"not a number: {candidate[:40]!r}")
-        value = candidate.text
-    return value
+    return start, operations
 
 
-def _is_number(text: str) -> bool:
+async def compute_and_check(value: str, operation: str, team: Team) -> Reply:
+    """The executor's result; where the verifier says `bad`, its second one."""
+    sign, _, number = operation.partition(" ")
+    if sign not in SIGNS or not is_number(number):
+        raise AgentError(f"not an operation: {operation[:40]!r}")
+    sum_ = f"{value} {operation} ="
+    candidate = await team.executor(sum_, info={"sum": sum_})
+    verdict = await team.verifier(f"{sum_} {candidate} ?", info={"sum": sum_, "candidate": candidate.text})
+    if verdict.split()[-1:] == ["bad"]:
+        candidate = await team.executor(f"{sum_} {candidate} bad =", info={"sum": sum_})
+    if not is_number(candidate):
+        raise AgentError(f"not a number: {candidate[:40]!r}")
+    return candidate
+
+
+def is_number(text: str) -> bool:
     return len(text) == 3 and text[0] in DIGITS and text[1] == " " and text[2] in DIGITS
 
 

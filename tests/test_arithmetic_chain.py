@@ -484,11 +484,7 @@ def test_each_recipe_builds_with_its_own_weights(
     outcome, *sub_rewards = parts.rewards.functions
     assert (outcome.name, outcome.level) == ("answer_right", "outcome")
     assert {function.name: function.weight for function in sub_rewards} == weights
-    assert [[agent for agent in SYSTEM if function.matches(agent)] for function in sub_rewards] == [
-        ["planner"],
-        ["executor"],
-        ["verifier"],
-    ]
+    assert [function.agent_match.pattern for function in sub_rewards] == ["planner", "executor", "verifier"]
     assert loaded.config.algorithm.outcome_to == outcome_to
     assert {agent: spec.system for agent, spec in parts.agents.items()} == SYSTEM
     assert parts.workflow is recipe("solve")

@@ -200,6 +200,7 @@ def test_another_weight_or_part_is_another_version():
         ("sum", {"args": {"parts": [part(1.0, timeout="soon")]}}, r"parts\[0\]\.timeout: .*could not be converted"),
         ("sum", {"args": {"parts": [{"fn": 5}]}}, "expected a name|no ready-made reward function '5'"),
         ("sum", {"args": {"parts": [part(1.0, agent_match="p")]}}, "agent_match belongs to the composition"),
+        ("sum", {"args": {"parts": [part(1.0, when="f.py:g")]}}, "when belongs to the composition"),
         (
             "sum",
             {"args": {"parts": [{"fn": f"{__name__}:whole"}]}},

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from creditflow.errors import TooManyFailedScores
+from creditflow.errors import RewardError, TooManyFailedScores
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.trajectory import Score, TrajectoryBatch
 from tests.reward.plays import a_play
@@ -59,6 +59,37 @@ def test_only_matching_agents_are_scored():
     )
     assert [list(step.scores) for step in play.steps] == [["g"], ["f"], ["g"], ["f"], ["g"]]
     assert [step.scores["g"].value for step in play.steps[::2]] == [0.0, 0.2, 0.4]
+
+
+def test_only_steps_of_which_when_says_so_are_scored():
+    play = a_play(agents="peep")
+    every_second = {"when": lambda step: step.turn % 2 == 1}
+    score(
+        [
+            of_steps(lambda step, trajectory: 1.0, agent_match=re.compile("e"), **every_second),
+            RewardFunction("g", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], **every_second),
+            RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, when=lambda step: False),
+        ],
+        [play],
+    )
+    assert [{name: s.value for name, s in step.scores.items()} for step in play.steps] == [
+        {},
+        {},
+        {"f": 1.0, "g": 0.3},
+        {"g": 0.4},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        (lambda step: 1 / 0, r"f: `when` raised ZeroDivisionError \(division by zero\) at step"),
+        (lambda step: None, r"f: `when` must answer True or False, got None at step"),
+    ],
+)
+def test_a_when_that_cannot_say_ends_the_run(when, message):
+    with pytest.raises(RewardError, match=message):
+        score([of_steps(lambda step, trajectory: 1.0, when=when)], [a_play()])
 
 
 @pytest.mark.parametrize(

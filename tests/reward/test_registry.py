@@ -55,6 +55,13 @@ def three(a, b, c):
 def wrong_shape(trajectory):
     return 0.0
 
+@reward(when=lambda step: step.index == 2)
+def of_the_last(step, trajectory):
+    return 1.0
+
+def says_much(step):
+    return len(step.response) > 3
+
 class Judge:
     async def __call__(self, step, trajectory):
         return 1.0
@@ -107,16 +114,28 @@ def test_a_decorated_function_stays_a_plain_function():
 def test_what_the_decorator_says_holds_unless_the_recipe_says_otherwise(base):
     (declared,) = load(base, {"fn": "mine.py:tidiness"})
     assert (declared.name, declared.level, declared.weight, declared.range) == ("tidy", "step", 2.0, (-1.0, 1.0))
-    assert [declared.matches(agent) for agent in TEAM] == [False, True, True]
+    assert [declared.matches(step) for step in a_play().steps] == [False, True, True]
 
     (changed,) = load(base, {"fn": "mine.py:tidiness", "agent_match": "plan", "weight": 0.0, "name": "t"})
     assert (changed.name, changed.weight) == ("t", 0.0)
-    assert [changed.matches(agent) for agent in TEAM] == [True, False, False]
+    assert [changed.matches(step) for step in a_play().steps] == [True, False, False]
 
 
 def test_without_agent_match_every_agent_is_scored(base):
     (function,) = load(base, {"fn": "mine.py:bare"})
-    assert all(function.matches(agent) for agent in TEAM)
+    assert all(function.matches(step) for step in a_play().steps)
+
+
+def test_which_steps_are_scored_the_recipe_or_the_decorator_may_say(base):
+    (declared,) = load(base, {"fn": "mine.py:of_the_last"})
+    assert [declared.matches(step) for step in a_play().steps] == [False, False, True]
+    changed, whole = load(
+        base,
+        {"fn": "mine.py:of_the_last", "when": "mine.py:says_much"},
+        {"fn": "sum", "when": "mine.py:says_much", "args": {"parts": [{"fn": "mine.py:bare"}]}},
+    )
+    for function in (changed, whole):
+        assert [function.matches(step) for step in a_play().steps] == [True, True, False]
 
 
 def test_an_undecorated_function_of_one_parameter_scores_trajectories_and_of_two_scores_steps(base):
@@ -217,6 +236,8 @@ def test_a_ready_made_name_is_given_once():
         ({"fn": "mine.py:bare", "weight": float("nan")}, "expected a weight of 0 or more"),
         ({"fn": "mine.py:won", "weight": 0.5}, "an outcome has no agent_match and no weight"),
         ({"fn": "mine.py:won", "agent_match": "planner"}, "an outcome has no agent_match"),
+        ({"fn": "mine.py:won", "when": "mine.py:says_much"}, "an outcome is no step's: it has no `when`"),
+        ({"fn": "mine.py:bare", "when": "mine.py:number"}, r"when: expected a function, mine.py:number is a int"),
     ],
 )
 def test_an_entry_that_cannot_work_is_refused_in_one_line(base, entry, message):

@@ -38,6 +38,8 @@ class RewardFunctionConfig:
     """`step`, `trajectory` or `outcome`; default: as decorated, else by the function's parameters."""
     agent_match: str | None = None
     """Regular expression (re.search) on the agent's name; default: every agent."""
+    when: str | None = None
+    """`file.py:function` or `package.module:function` that says of a step whether it is scored; default: all are."""
     weight: float | None = None
     """Share in a step's weighted mean; 0: measured and reported, never part of credit."""
     name: str | None = None
@@ -145,6 +147,7 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         agent_match=_pattern(
             declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
         ),
+        when=_when(entry, declared.when, level, where, key),
         weight=weight,
         range=(low, high),
         version=version,
@@ -169,11 +172,26 @@ def _cache_key(instance: object, declared: Declared, level: Level) -> Callable[.
 def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, part_of: Level | None) -> float:
     if not math.isfinite(weight) or (weight < 0 and part_of is None):
         raise RewardError(f"{key}: expected a weight of 0 or more, got {weight}")
-    if part_of is not None and entry.agent_match is not None:
-        raise RewardError(f"{key}: agent_match belongs to the composition, not to a part of it")
+    if part_of is not None and (entry.agent_match is not None or entry.when is not None):
+        word = "agent_match" if entry.agent_match is not None else "when"
+        raise RewardError(f"{key}: {word} belongs to the composition, not to a part of it")
     if part_of is None and level == "outcome" and (entry.agent_match is not None or weight != 1):
         raise RewardError(f"{key}: an outcome has no agent_match and no weight of its own (algorithm.w_o weighs it)")
     return float(weight)
+
+
+def _when(
+    entry: RewardFunctionConfig, declared: Callable[[Step], bool] | None, level: Level, where: _Where, key: str
+) -> Callable[[Step], bool] | None:
+    """What says of a step whether it is scored."""
+    if entry.when is None:
+        return declared
+    if level == "outcome":
+        raise RewardError(f"{key}: an outcome is no step's: it has no `when`")
+    when = load_object(entry.when, where.base, f"{key}.when")
+    if not callable(when):
+        raise RewardError(f"{key}.when: expected a function, {entry.when} is a {type(when).__name__}")
+    return cast(Callable[[Step], bool], when)
 
 
 def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
@@ -207,6 +225,7 @@ def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part
         level=level,
         call=call_here,
         agent_match=_pattern(entry.agent_match, where.agents, key),
+        when=_when(entry, None, level, where, key),
         weight=_weight(1.0 if entry.weight is None else entry.weight, entry, level, key, part_of),
         range=(low, high),
         version=_version(kind.make, {**args, "parts": [[part.version, part.weight] for part in parts]}),

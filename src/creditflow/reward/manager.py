@@ -346,7 +346,7 @@ class _Ran:
 def _calls(function: RewardFunction, trajectory: Trajectory) -> list[Call]:
     if function.level == "outcome":
         return [Call(function, trajectory)]
-    matching = [step for step in trajectory.steps if function.matches(step.agent)]
+    matching = [step for step in trajectory.steps if function.matches(step)]
     if function.level == "step":
         return [Call(function, trajectory, step) for step in matching]
     return [Call(function, trajectory)] if matching else []

@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
-from creditflow.errors import RewardError
-from creditflow.trajectory import Score
+from creditflow.errors import RewardError, first_line
+from creditflow.trajectory import Score, Step
 
 Level = Literal["step", "trajectory", "outcome"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -79,10 +79,24 @@ class RewardFunction:
     """Where the entry makes one reward of several: how."""
     parts: tuple[RewardFunction, ...] = ()
     """Of a composition: what it is made of."""
+    when: Callable[[Step], bool] | None = None
+    """Which of its agents' steps it scores; None: all of them."""
 
-    def matches(self, agent: str) -> bool:
-        """Whether this function scores the agent's steps."""
-        return self.agent_match is None or self.agent_match.search(agent) is not None
+    def matches(self, step: Step) -> bool:
+        """Whether this function scores the step. Raises RewardError where `when` cannot say."""
+        if self.agent_match is not None and self.agent_match.search(step.agent) is None:
+            return False
+        if self.when is None:
+            return True
+        try:
+            answer = self.when(step)
+        except Exception as error:
+            raise RewardError(
+                f"{self.name}: `when` raised {type(error).__name__} ({first_line(error)}) at step {step.id}"
+            ) from error
+        if not isinstance(answer, bool):
+            raise RewardError(f"{self.name}: `when` must answer True or False, got {answer!r} at step {step.id}")
+        return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,7 @@ class Declared:
     range: tuple[float, float] = (0.0, 1.0)
     name: str | None = None
     timeout: float | None = None
+    when: Callable[[Step], bool] | None = None
 
 
 @overload
@@ -110,6 +125,7 @@ def reward(
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
     timeout: float | None = None,
+    when: Callable[[Step], bool] | None = None,
 ) -> Callable[[F], F]: ...
 
 
@@ -123,18 +139,21 @@ def reward(
     range: tuple[float, float] = (0.0, 1.0),
     name: str | None = None,
     timeout: float | None = None,
+    when: Callable[[Step], bool] | None = None,
 ) -> F | Callable[[F], F]:
     """Declare a function of sub-rewards. The function itself stays as it is.
 
     `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
     `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
-    `agent_match`: a regular expression (re.search) on the agent's name. `range`: what the function may return.
+    `agent_match`: a regular expression (re.search) on the agent's name. `when`: which of their steps it scores, by
+    what is known of a step before it is scored (`turn`, `info`, texts); the others it says nothing of, which is not a
+    failure. `range`: what the function may return.
     `timeout`: seconds that one call may take. A recipe's entry may say otherwise of all but the level and the range.
     Of a class, an instance is what is called: `Class(**args)` is made once, when the recipe is loaded.
     """
     if level not in ("step", "trajectory"):
         raise RewardError(f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}")
-    return _declare(function, Declared(level, agent_match, weight, range, name, timeout))
+    return _declare(function, Declared(level, agent_match, weight, range, name, timeout, when))
 
 
 @overload

@@ -110,7 +110,7 @@ class _Case:
 
     @cached_property
     def plays(self) -> list[Trajectory]:
-        fitting = (play for play in self.given if any(self.loaded.matches(step.agent) for step in play.steps))
+        fitting = (play for play in self.given if any(self.loaded.matches(step) for step in play.steps))
         base = next(fitting, _own_play())
         hostile = [
             _play_of(base, name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items()
@@ -142,7 +142,7 @@ def can_be_loaded(case: _Case) -> Iterator[Fault]:
 def matches_an_agent(case: _Case) -> Iterator[Fault]:
     """Its `agent_match` finds at least one agent of the given plays."""
     agents = sorted({step.agent for play in case.given for step in play.steps})
-    if (wanted := case.loaded.agent_match) is not None and not any(map(case.loaded.matches, agents)):
+    if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
         yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
 
 

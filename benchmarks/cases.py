@@ -1,0 +1,162 @@
+"""`arithmetic_chain` where not everything is well: its rewards and its team, with something done to them.
+
+For `benchmarks.guarded` (what goes wrong during a run) and `benchmarks.study` (what is wrong from the beginning).
+Evaluations are to be trusted: there every verdict is the recipe's.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from creditflow import AgentError, Step, Task, Team, Trajectory, reward
+from creditflow.loading import load_object
+
+_RECIPES = Path(__file__).parent.parent / "recipes"
+FAILS = 15
+"""`failing`: percent of the verdicts that raise."""
+SABOTAGED = 10
+"""Percent of the operations whose result the saboteur replaces."""
+
+
+def _of(name: str) -> Callable[..., Any]:
+    """The recipe's."""
+    found: Callable[..., Any] = load_object(f"arithmetic_chain.py:{name}", _RECIPES, name)
+    return found
+
+
+def _training_step(trajectory_id: str) -> int | None:
+    """None in an evaluation: ids are 0-STEP-TASK-PLAY in training and 1-TASK-PLAY there."""
+    kind, at = trajectory_id.split("-")[:2]
+    return int(at) if kind == "0" else None
+
+
+def _percent(step: Step, of: str) -> int:
+    """From 0 to 99, as if drawn for this step."""
+    return zlib.crc32(f"{of} {step.id}".encode()) % 100
+
+
+# What goes wrong with a verdict, by name: of the step, of the verdict that is right.
+
+_WRONG: dict[str, Callable[[Step, float], float]] = {}
+
+
+def _wrong(function: Callable[[Step, float], float]) -> Callable[[Step, float], float]:
+    _WRONG[function.__name__] = function
+    return function
+
+
+@_wrong
+def failing(step: Step, value: float) -> float:
+    """Some verdicts do not come."""
+    if _percent(step, "failing") < FAILS:
+        raise TimeoutError("no verdict")
+    return value
+
+
+@_wrong
+def contradictory(step: Step, value: float) -> float:
+    """Every verdict is turned round."""
+    return 1.0 - value
+
+
+@_wrong
+def misleading(step: Step, value: float) -> float:
+    """The executor is paid for what is wrong."""
+    return 1.0 - value if step.agent == "executor" else value
+
+
+@_wrong
+def never_enough(step: Step, value: float) -> float:
+    """The executor's scores end where a threshold of 0.5 begins."""
+    return 0.5 * value if step.agent == "executor" else value
+
+
+@_wrong
+def noisy20(step: Step, value: float) -> float:
+    """One verdict in five is turned round."""
+    return 1.0 - value if _percent(step, "noisy") < 20 else value
+
+
+@_wrong
+def noisy35(step: Step, value: float) -> float:
+    """One in three."""
+    return 1.0 - value if _percent(step, "noisy") < 35 else value
+
+
+def _judged(name: str, step: Step, trajectory: Trajectory, wrong: str | None, first: int) -> float:
+    value = _of(name)(step, trajectory)
+    at = _training_step(trajectory.id)
+    return value if wrong is None or at is None or at < first else _WRONG[wrong](step, value)
+
+
+@reward(agent_match="planner")
+def plan_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
+    """As the recipe's. `wrong`: what is wrong with it, from training step `first` on."""
+    return _judged("plan_right", step, trajectory, wrong, first)
+
+
+@reward(agent_match="executor|saboteur")
+def digits_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
+    """As the recipe's; the saboteur's sum is the one that it was to compute."""
+    return _judged("digits_right", step, trajectory, wrong, first)
+
+
+@reward(agent_match="verifier")
+def verdict_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
+    """As the recipe's."""
+    return _judged("verdict_right", step, trajectory, wrong, first)
+
+
+# Scores that inherit what went wrong before
+
+
+@reward(agent_match="executor")
+def digits_of_reference(step: Step, trajectory: Trajectory) -> float:
+    """Share of the digits that the story's own chain has at this operation, whatever this step was asked."""
+    if _training_step(trajectory.id) is None:
+        return float(_of("digits_right")(step, trajectory))
+    checked = sum(other.agent == "verifier" for other in trajectory.steps[: step.index])
+    operation = checked - 1 if step.prompt.endswith("bad =") else checked
+    reference = _reference(trajectory.task)
+    return _of("_share_equal")(
+        step.response.split(), reference[operation].split() if operation < len(reference) else []
+    )
+
+
+def _reference(task: Task) -> list[str]:
+    """The value after each operation of the story."""
+    start, *operations = task.extra_info["plan"].split(" ; ")
+    values, value = [], int(start.replace(" ", ""))
+    for operation in operations:
+        sign, _, number = operation.partition(" ")
+        value = int(_of("compute")(value, sign, int(number.replace(" ", ""))))
+        values.append(f"{value // 10} {value % 10}")
+    return values
+
+
+# Scores for one step in three
+
+
+def one_in_three(step: Step) -> bool:
+    """Whether the executor's step is scored."""
+    return _training_step(step.trajectory_id) is None or step.turn % 3 == 0
+
+
+# A team with a saboteur
+
+
+async def solve_sabotaged(task: Task, team: Team) -> str:
+    """The recipe's workflow; now and then a saboteur, who learns nothing, computes something else, and that counts."""
+    value, operations = await _of("read_plan")(task, team)
+    for operation in operations:
+        before, value = value, await _of("compute_and_check")(value, operation, team)
+        if _percent(value.step, "sabotage") < SABOTAGED:
+            tens, ones = before.split()
+            other = f"{ones} {tens} {operation} ="
+            value = await team.saboteur(other, info={"sum": f"{before} {operation} ="})
+            if not _of("is_number")(value):
+                raise AgentError(f"not a number: {value[:40]!r}")
+    return str(value)
