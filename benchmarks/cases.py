@@ -87,7 +87,7 @@ def noisy35(step: Step, value: float) -> float:
 
 
 def _judged(name: str, step: Step, trajectory: Trajectory, wrong: str | None, first: int) -> float:
-    value = _of(name)(step, trajectory)
+    value = float(_of(name)(step, trajectory))
     at = _training_step(trajectory.id)
     return value if wrong is None or at is None or at < first else _WRONG[wrong](step, value)
 

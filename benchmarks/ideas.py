@@ -70,9 +70,9 @@ def _right(batch_N: Ints, n: int, agent_S: Ints, bin_S: Ints, passed_N: Floats, 
         fatal_A = np.bincount(agent_S, np.where(known_S, wrong_S, 0.0), agents)
         survived_A = np.bincount(agent_S, survived_S, agents)
         rates.survives_A = (survived_A + _TRUST * before.survives_A) / (fatal_A + _TRUST)
-        counts_AZB = _TRUST * before.scores_AZB
-        np.add.at(counts_AZB, (agent_S[scored_S], 0, bin_S[scored_S]), wrong_S[scored_S])
-        np.add.at(counts_AZB, (agent_S[scored_S], 1, bin_S[scored_S]), posterior_S[scored_S])
+        cell_S, cells = agent_S[scored_S] * _BINS + bin_S[scored_S], agents * _BINS
+        counts = [np.bincount(cell_S, of_S[scored_S], cells) for of_S in (wrong_S, posterior_S)]
+        counts_AZB = np.stack(counts).reshape(2, agents, _BINS).swapaxes(0, 1) + _TRUST * before.scores_AZB
         rates.scores_AZB = counts_AZB / counts_AZB.sum(axis=2, keepdims=True)
     return np.asarray(np.clip(posterior_S, 0.0, 1.0), dtype=np.float64)
 

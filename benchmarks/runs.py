@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from creditflow.report.comparison import RunResult
@@ -58,10 +58,10 @@ class Run:
         return RunResult.read(self.folder)
 
 
-def finish(runs: Sequence[Run], title: str, minutes: float | None = None) -> bool:
-    """Do those of `runs` that are not done, in order; False if `minutes` were over before the last was begun.
+def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
+    """Do those of `runs` that are not done, in order; False if it was `until` before the last was begun.
 
-    Raises RuntimeError, with the end of its log, where a run failed.
+    `until`: by `time.monotonic()`. Raises RuntimeError, with the end of its log, where a run failed.
     """
     waiting = [run for run in runs if not run.finished]
     print(f"{title}: {len(runs) - len(waiting)} of {len(runs)} runs are there", flush=True)
@@ -70,12 +70,12 @@ def finish(runs: Sequence[Run], title: str, minutes: float | None = None) -> boo
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
     import creditflow.engines.local.trainer  # noqa: F401  (loaded once, before the processes part)
 
-    running: dict[BaseProcess, Run] = {}
+    running: dict[ForkProcess, Run] = {}
     fork = multiprocessing.get_context("fork")
     began, said, done, out_of_time = time.monotonic(), time.monotonic(), 0, False
     try:
         while waiting or running:
-            out_of_time = minutes is not None and time.monotonic() - began > 60 * minutes
+            out_of_time = until is not None and time.monotonic() > until
             while waiting and not out_of_time and len(running) < len(os.sched_getaffinity(0)):
                 run = waiting.pop(0)
                 process = fork.Process(target=_do, args=(run,), daemon=True)
