@@ -4,13 +4,15 @@
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
 # make benchmarks   install what benchmarks compare with
+# make claims       measure what docs/claims.md claims: an hour
+# make study        rules of credit in training, docs/thresholds.md: six hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint sandbox benchmarks constraints clean
+.PHONY: demo test test-all lint sandbox benchmarks claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -61,6 +63,13 @@ sandbox:
 # Aside, on the path of the one process that runs it: verl 0.9 fails where this TRL is installed beside it.
 benchmarks: $(STAMPS)/test
 	$(INSTALL) --no-deps --target $(VENV)/trl '$(TRL)'
+
+claims: $(STAMPS)/test
+	$(BIN)/python -m benchmarks.claims
+
+# What it has done is found again: it may be broken off at any time.
+study: $(STAMPS)/test
+	$(BIN)/python -m benchmarks.study $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .

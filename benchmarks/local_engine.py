@@ -564,6 +564,11 @@ class Padded:
 
 
 def _memory(device: str) -> list[Figure]:
+    return [*lora_memory(device), *_long(device)]
+
+
+def lora_memory(device: str) -> list[Figure]:
+    """Peak memory of an update with adapters alone, against one of all weights."""
     full, lora = _measured("full", 1, device), _measured("lora", 1, device)
     return [
         Figure("memory, 113 M parameters: peak with LoRA / peak with all weights", lora["mb"] / full["mb"], 0.7, True),
@@ -571,7 +576,6 @@ def _memory(device: str) -> list[Figure]:
         Figure("memory, LoRA of rank 8", lora["mb"], unit="MB"),
         Figure("parameters", full["parameters"]),
         Figure("parameters trained with LoRA", lora["trained"]),
-        *_long(device),
     ]
 
 

@@ -104,7 +104,7 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
 def _do(run: Run) -> None:
     """In the run's process."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(run.folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(run.folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))

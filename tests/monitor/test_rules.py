@@ -54,6 +54,14 @@ def test_shares_that_scatter_more_than_their_counts_explain_weigh_less():
     assert not scattered.look(0.0, 1000).bad
 
 
+def test_a_share_that_moves_steadily_is_beyond_its_limit_however_steep():
+    """As errors do that contradict right plays while training on them makes right plays rarer."""
+    rule = Level(above=0.1, window=5)
+    assert [rule.look(share, 128.0).bad for share in (0.37, 0.31, 0.25, 0.19, 0.13)] == [False] * 4 + [True]
+    scattered = Level(above=0.1, window=5)
+    assert not any(scattered.look(share, 128.0).bad for share in (0.25, 0.0, 0.37, 0.0, 0.31))
+
+
 def test_limits_may_be_multiples_of_the_first_value():
     rule = Level(below=0.1, times_first=True, window=1)
     assert bad(rule, [2.0, 0.3, 0.19]) == [False, False, True]

@@ -67,8 +67,9 @@ class Level:
     """A metric has been beyond a limit, over a window.
 
     Of a share whose counts are known (`over`), the pooled share of the window is beyond the limit by more than chance
-    explains: a score test with the variance that the limit implies, or that of the values among themselves where that
-    is larger (verdicts of one step stand and fall together). Of any other metric, every value of the window is beyond:
+    explains: a score test with the variance that the limit implies, or that of the values about their least-squares
+    line where that is larger (verdicts of one step stand and fall together; what moves steadily is no noise). Of any
+    other metric, every value of the window is beyond:
     were it there by chance half of the time, that would happen once in `2 ** window` looks (a sign test, which asks
     nothing of the distribution).
     """
@@ -211,25 +212,32 @@ def _pooled(counted: list[tuple[float, float]], limit: float) -> tuple[float, fl
     """The pooled share, and its standard error if the true one were `limit`."""
     mean, n = _mean(counted), sum(n for _, n in counted)
     implied = max(limit * (1 - limit), 0.0) / n
-    if len(counted) < 2:
-        return mean, math.sqrt(implied)
-    plain = sum(value for value, _ in counted) / len(counted)
-    among = sum((value - plain) ** 2 for value, _ in counted) / (len(counted) - 1) / len(counted)
-    return mean, math.sqrt(max(implied, among))
+    _, among = _line([value for value, _ in counted])
+    return mean, math.sqrt(max(implied, among / len(counted)))
 
 
 def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:
     """How far the least-squares line falls from the first value to the last, and the standard error of that."""
     last = len(counted) - 1
-    values = [value for value, _ in counted]
-    middle, mean = last / 2, sum(values) / len(values)
-    squares = sum((x - middle) ** 2 for x in range(len(values)))
-    slope = sum((x - middle) * value for x, value in enumerate(values)) / squares
-    residuals = [value - mean - slope * (x - middle) for x, value in enumerate(values)]
-    among = sum(r * r for r in residuals) / max(1, len(values) - 2)
+    slope, among = _line([value for value, _ in counted])
     shares = [value * (1 - value) / n for value, n in counted if n > 0]
     implied = max(sum(shares) / len(shares), 0.0) if shares else 0.0
-    return -slope * last, last * math.sqrt(max(among, implied) / squares)
+    return -slope * last, last * math.sqrt(max(among, implied) / _squares(len(counted)))
+
+
+def _line(values: list[float]) -> tuple[float, float]:
+    """Slope by place, and variance about it, of the least-squares line; too few for one: 0, and that about the mean."""
+    n, middle, mean = len(values), (len(values) - 1) / 2, sum(values) / len(values)
+    slope = 0.0
+    if n >= _LINE:
+        slope = sum((x - middle) * value for x, value in enumerate(values)) / _squares(n)
+    left = [value - mean - slope * (x - middle) for x, value in enumerate(values)]
+    return slope, sum(r * r for r in left) / max(1, n - (2 if n >= _LINE else 1))
+
+
+def _squares(n: int) -> float:
+    """Of the distances of places 0 to n - 1 from their middle."""
+    return n * (n * n - 1) / 12
 
 
 def _beyond(distance: float, spread: float) -> float:

@@ -1,0 +1,404 @@
+"""The project's claims, measured: `python -m benchmarks.claims [--tune] [--quick]`, or `make claims`.
+
+Trains `arithmetic_chain` under five rules of credit, at 13 turns (10 seeds) and at 30 (5 seeds): from the same warm
+start, on the same tasks, with as many plays and updates, the same strata and the same loss; each rule at the best of
+three learning rates, which `--tune` has chosen by two seeds and tasks of their own (`docs/results/rates.json`). The last
+checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) that neither training nor tuning saw, sampled and greedy. Then
+what blame errors draw in a chain of 30 steps, what credit costs, what LoRA saves, and what the guard's fallback adds.
+
+Writes `docs/results/claims.json` and the table of `docs/claims.md`. An hour at most on two cores (`--tune`: three
+quarters of another); into `runs/claims/`, where finished runs are found again. Exits with 1 where what must hold does
+not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from benchmarks.guarded import runs_of
+from benchmarks.record import RESULTS, ROOT, Figure, show, write
+from benchmarks.runs import Run, finish
+from benchmarks.synthetic import chain_batch
+from creditflow.credit import CreditOptions, assign
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.report.bootstrap import Counts, Difference, paired_difference
+from creditflow.report.comparison import ArmResult
+from creditflow.simulation import SimulatedTeam, credited, draw, moved_outputs
+
+TUNING_SEEDS = (100, 101)
+RATES = ("2.0e-4", "4.0e-4", "8.0e-4")
+RATES_FILE = RESULTS / "rates.json"
+PAGE = ROOT / "docs" / "claims.md"
+DEFAULT = "threshold"
+"""The rule as it is configured by default."""
+ARMS: dict[str, tuple[str, ...]] = {
+    "identical": ("algorithm.propagation=identical",),
+    "identical, mean sub-reward": (
+        "algorithm.propagation=identical",
+        "algorithm.shared_reward=outcome_plus_mean_sub_reward",
+    ),
+    "none": ("algorithm.propagation=none",),
+    "discounted": ("algorithm.propagation=discounted",),
+    DEFAULT: (),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One comparison."""
+
+    recipe: str
+    seeds: int
+    tasks: int
+    overrides: tuple[str, ...]
+
+
+SETTINGS = {
+    "13 turns": Setting("arithmetic_chain", 10, 2000, ("trainer.total_training_steps=20",)),
+    "30 turns": Setting(
+        "arithmetic_chain_long", 5, 1000, ("trainer.total_training_steps=16", "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4"),
+    ),
+}  # fmt: skip
+ALWAYS = ("trainer.test_freq=-1", "reward.backend=inline", "guard.enable=false")
+
+
+# ---- what is trained -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Where the runs are, and how long they are."""
+
+    folder: Path
+    settings: dict[str, Setting]
+    short: tuple[str, ...] = ()
+
+    def _run(self, name: str, arm: str, seed: int, rate: str, under: str, *more: str) -> Run:
+        setting = self.settings[name]
+        folder = self.folder / under / name.replace(" ", "_") / arm.replace(", ", "_").replace(" ", "_")
+        options = (
+            *ALWAYS,
+            *setting.overrides,
+            *ARMS[arm],
+            f"actor_rollout_ref.actor.optim.lr={rate}",
+            *more,
+            *self.short,
+        )
+        return Run(ROOT / "recipes" / f"{setting.recipe}.yaml", options, folder / f"seed{seed}", seed)
+
+    def before(self, name: str) -> Run:
+        """The warm start, evaluated."""
+        steps = "trainer.total_training_steps=1"
+        return self._run(name, "none", 0, "1.0e-12", "before", f"recipe.val_tasks={self.settings[name].tasks}", steps)
+
+    def tuning(self, name: str, arm: str, rate: str, seed: int) -> Run:
+        """On 256 tasks of a split that is never reported."""
+        return self._run(name, arm, seed, rate, f"tuning/{rate}", "recipe.val_split=tune", "recipe.val_tasks=256")
+
+    def final(self, name: str, arm: str, seed: int) -> Run:
+        """A run that counts."""
+        rate = chosen_rates()[name][arm]
+        return self._run(name, arm, seed, rate, "runs", f"recipe.val_tasks={self.settings[name].tasks}")
+
+    def result(self, name: str, arm: str) -> ArmResult:
+        """All seeds of an arm."""
+        seeds = range(self.settings[name].seeds)
+        return ArmResult(
+            arm, [self.before(name).result().after] * len(seeds), [self.final(name, arm, s).result() for s in seeds]
+        )
+
+
+def chosen_rates() -> dict[str, dict[str, str]]:
+    """By setting and arm."""
+    if not RATES_FILE.exists():
+        raise SystemExit(f"error: {RATES_FILE} is not there; first: python -m benchmarks.claims --tune")
+    found: dict[str, dict[str, str]] = json.loads(RATES_FILE.read_text())["chosen"]
+    return found
+
+
+def tune(claims: Claims) -> None:
+    """Choose the rates."""
+    rows = list(itertools.product(claims.settings, ARMS, RATES))
+    finish([claims.tuning(*row, seed) for seed in TUNING_SEEDS for row in rows], "tuning")
+    scores: dict[str, dict[str, dict[str, float]]] = {}
+    for name, arm, rate in rows:
+        values = [claims.tuning(name, arm, rate, seed).result().after.metrics["pass_at_1"] for seed in TUNING_SEEDS]
+        scores.setdefault(name, {}).setdefault(arm, {})[rate] = mean(values)
+    chosen = {name: {arm: max(by, key=lambda r: by[r]) for arm, by in arms.items()} for name, arms in scores.items()}
+    what = [
+        Figure(f"{name}, {arm}: pass@1 on tuning tasks at {rate}", value)
+        for name, arms in scores.items()
+        for arm, by in arms.items()
+        for rate, value in by.items()
+    ]
+    show(what)
+    write("rates", what, ("creditflow", "torch"), {"command": "python -m benchmarks.claims --tune", "chosen": chosen})
+
+
+# ---- what is measured ----------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Run, print, write; 1 if what must hold does not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tune", action="store_true", help="choose the learning rates, and no more")
+    parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
+    given = parser.parse_args()
+    claims = Claims(ROOT / "runs" / "claims", SETTINGS)
+    if given.tune:
+        tune(claims)
+        return 0
+    if given.quick:
+        few = {name: replace(setting, seeds=1, tasks=16) for name, setting in SETTINGS.items()}
+        claims = Claims(ROOT / "runs" / "claims-quick", few, ("trainer.total_training_steps=1",))
+    rows = [*trained(claims), *simulated(), *measured(), *fallen_back(claims)]
+    figures = [figure for row in rows for figure in row.figures]
+    missed = show(figures)
+    if not given.quick:
+        write("claims", figures, ("creditflow", "torch", "transformers", "numpy"), {"comparisons": compared(claims)})
+        fill(PAGE, rows)
+    return int(missed and not given.quick)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One claim: in words, what was measured, and the figures behind that."""
+
+    claim: str
+    said: str
+    figures: tuple[Figure, ...]
+
+
+def trained(claims: Claims) -> Iterable[Row]:
+    """The comparisons."""
+    finals = [
+        claims.final(name, arm, seed)
+        for name, setting in claims.settings.items()
+        for seed, arm in itertools.product(range(setting.seeds), ARMS)
+    ]
+    finish([*map(claims.before, claims.settings), *finals], "claims")
+    for name in claims.settings:
+        arms = {arm: claims.result(name, arm) for arm in ARMS}
+        for metric, word, hold in (("pass_at_1", "pass@1", 0.05), ("pass_at_1_greedy", "pass@1, greedy", None)):
+            for base in ("identical", "none", "discounted"):
+                gain = difference(arms[DEFAULT], arms[base], metric)
+                required = base == "identical" and hold is not None
+                what = f"{name}: {word}, {DEFAULT} - {base}"
+                yield Row(
+                    f"{name}: {word} of `{DEFAULT}` above `{base}`" + (" (claim: 15 points)" if required else ""),
+                    f"{points(gain.mean)} [{points(gain.low)}, {points(gain.high)}] points",
+                    (
+                        Figure(what, gain.mean, hold if required else None, spread=(gain.low, gain.high)),
+                        Figure(f"{what}, lower end of the 95 % interval", gain.low, 0.0 if required else None),
+                    ),
+                )
+        yield from _errors(name, arms)
+        yield _area(name, arms)
+    yield _healthy(claims)
+
+
+def _errors(name: str, arms: dict[str, ArmResult]) -> Iterable[Row]:
+    """Step errors: what decomposing saves of those of `identical`, and what gating saves of what is left then."""
+    rates = {arm: mean(result.after("step_error_rate")) for arm, result in arms.items()}
+    for saver, of, word, hold in (
+        (DEFAULT, "identical", "by both", 0.2),
+        ("none", "identical", "by decomposing alone", None),
+        (DEFAULT, "none", "by gating, of what decomposing leaves", None),
+        (DEFAULT, "discounted", "by gating, of what discounting alone leaves", None),
+    ):
+        cut = 1 - rates[saver] / rates[of]
+        both = " (claim: 40 %)" if hold else ""
+        yield Row(
+            f"{name}: step errors saved {word}{both}",
+            f"{100 * cut:.0f} % ({rates[of]:.3f} to {rates[saver]:.3f})",
+            (
+                Figure(f"{name}: share of the step errors of {of} that {saver} saves", cut, hold),
+                Figure(f"{name}: step error rate, {of}", rates[of]),
+                Figure(f"{name}: step error rate, {saver}", rates[saver]),
+            ),
+        )
+
+
+def _area(name: str, arms: dict[str, ArmResult]) -> Row:
+    """Mean pass@1 of the training plays, over all steps."""
+
+    def areas(arm: str) -> Counts:
+        values = np.array([[mean(run.train_pass_at_1)] for run in arms[arm].runs])
+        return Counts(values, np.ones_like(values))
+
+    gain = paired_difference(areas(DEFAULT), areas("identical"))
+    what = f"{name}: area under the training curve, {DEFAULT} - identical"
+    said = f"{points(gain.mean)} [{points(gain.low)}, {points(gain.high)}] points"
+    return Row(
+        f"{name}: mean pass@1 while it trains, `{DEFAULT}` above `identical`",
+        said,
+        (Figure(what, gain.mean, spread=(gain.low, gain.high)),),
+    )
+
+
+def _healthy(claims: Claims) -> Row:
+    """Gates that are open, and the variance of sub-rewards, in the last five training steps of the default rule."""
+    name = next(iter(claims.settings))
+    rates, variances = [], []
+    for seed in range(claims.settings[name].seeds):
+        rows = [row for row in read_metrics(claims.final(name, DEFAULT, seed).folder) if row["step"] > 0][-5:]
+        rates.append(mean(row["propagation/pass_rate"] for row in rows))
+        agents = [key for key in rows[0] if key.startswith("reward/sub_reward_var/")]
+        variances.append(max(mean(row[key] for row in rows) for key in agents))
+    open_, spread = Figure.of("pass rate, healthy", rates, 0.8), Figure.of(
+        "largest sub-reward variance of an agent, healthy", variances, 0.2, at_most=True
+    )  # fmt: skip
+    return Row(
+        "gates open, and the largest variance of an agent's sub-rewards, when healthy (claims: above 80 %, under 0.2)",
+        f"{100 * open_.value:.0f} %; {spread.value:.3f}",
+        (open_, spread),
+    )
+
+
+CHAIN = SimulatedTeam(steps=30, error=0.05, tasks=512)
+"""Steps that err on 5 % of right input; the outcome is that of the last."""
+
+
+def simulated() -> Iterable[Row]:
+    """What an error early in a chain of 30 steps does, to outputs and to blame."""
+    for recovery, words in ((0.0, "nothing is mended"), (0.3, "3 wrong inputs in 10 are mended")):
+        team = replace(CHAIN, recovery=recovery)
+        drawn = draw(team)
+        moved = moved_outputs(team, drawn)
+        early, late = float(moved[:10].mean()), float(moved[-10:].mean())
+        of = f"a chain of 30 steps, {words}"
+        blamed = {
+            rule: float(np.nanmean(credited(rule, drawn, CreditOptions(propagation=rule)).amplification_K[:10]))
+            for rule in ("identical", "none", DEFAULT)
+        }
+        yield Row(
+            f"{of}: wrong outputs that an error in its first third causes, its own among them; in its last third",
+            f"{early:.1f}; {late:.1f}: {early / late:.1f} x",
+            (
+                Figure(f"{of}: wrong outputs by an early error", early),
+                Figure(f"{of}: wrong outputs by a late error", late),
+                Figure(f"{of}: wrong outputs by an early error / by a late one", early / late, unit="x"),
+            ),
+        )
+        yield Row(
+            f"{of}: blame on the play that comes with an early error, in units of what the step itself gets "
+            f"(claim: 2 to 3 under shared credit): `identical`, `none`, `{DEFAULT}`",
+            ", ".join(f"{value:.1f}" for value in blamed.values()),
+            tuple(Figure(f"{of}: blame with an early error, {rule}", value) for rule, value in blamed.items()),
+        )
+
+
+def measured() -> Iterable[Row]:
+    """What credit costs, and what LoRA saves."""
+    from benchmarks.local_engine import lora_memory
+
+    batch = chain_batch(1024)
+    options = CreditOptions(propagation=DEFAULT)
+    assign(batch, options)  # compiles
+    latency = Figure.of(
+        "credit of 122,880 steps, s", [_seconds(lambda: assign(batch, options)) for _ in range(7)], 0.1, at_most=True
+    )
+    yield Row(
+        "credit of 1,024 tasks x 4 plays x 30 steps (claim: under 1 s; to hold: 0.1 s)",
+        f"{latency.value:.3f} s",
+        (latency,),
+    )
+    memory = tuple(lora_memory("cpu"))
+    yield Row("peak memory saved by LoRA (claim: 30 %)", f"{100 * (1 - memory[0].value):.0f} %", memory)
+
+
+def fallen_back(claims: Claims) -> Iterable[Row]:
+    """A run whose verdicts are turned round from its tenth step on, with the guard and without."""
+    name, seeds = "contradictory", 1 if claims.short else 2
+    pair = {
+        guarded: runs_of(name, guarded, claims.folder / "guarded", seeds, claims.short) for guarded in (True, False)
+    }
+    finish([*pair[True], *pair[False]], "fallback")
+    means = {guarded: mean(r.result().after.metrics["pass_at_1"] for r in runs) for guarded, runs in pair.items()}
+    yield Row(
+        "pass@1 after verdicts have turned round in mid-run, with the guard's fallback and without",
+        f"{means[True]:.3f}; {means[False]:.3f}",
+        (
+            Figure(f"{name}: pass@1 with the guard", means[True], means[False]),
+            Figure(f"{name}: pass@1 without it", means[False]),
+        ),
+    )
+
+
+def compared(claims: Claims) -> dict[str, Any]:
+    """All that the comparisons found, and what each arm used."""
+    found: dict[str, Any] = {}
+    for name, setting in claims.settings.items():
+        arms = {arm: claims.result(name, arm) for arm in ARMS}
+        found[name] = {
+            arm: {
+                "rate": chosen_rates()[name][arm],
+                "before": result.before_mean("pass_at_1"),
+                **{
+                    metric: {"mean": mean(result.after(metric)), "seeds": result.after(metric)}
+                    for metric in ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+                },
+                **{
+                    f"{metric} - identical": {"mean": gain.mean, "interval": [gain.low, gain.high]}
+                    for metric in ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
+                    for gain in [difference(result, arms["identical"], metric)]
+                },
+                "tokens": mean(_tokens(claims.final(name, arm, seed)) for seed in range(setting.seeds)),
+                "updates": mean(_updates(claims.final(name, arm, seed)) for seed in range(setting.seeds)),
+            }
+            for arm, result in arms.items()
+        }
+    return found
+
+
+def _tokens(run: Run) -> float:
+    return sum(float(row["rollout/tokens"]) for row in read_metrics(run.folder) if row["step"] > 0)
+
+
+def _updates(run: Run) -> int:
+    return 2 * sum(1 for row in read_metrics(run.folder) if row["step"] > 0)
+
+
+def difference(a: ArmResult, b: ArmResult, metric: str) -> Difference:
+    """`a` - `b`, with its 95 % interval over seeds and tasks."""
+    return paired_difference(a.counts(metric), b.counts(metric))
+
+
+def points(share: float) -> str:
+    """As a gain in points."""
+    return f"{100 * share:+.1f}"
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def fill(page: Path, rows: Sequence[Row]) -> None:
+    """Put the table between the marks of the page."""
+    begin, end = "<!-- made by `make claims` -->\n", "<!-- to here -->"
+    head, _, rest = page.read_text().partition(begin)
+    _, _, tail = rest.partition(end)
+    verdicts = {True: "holds", False: "falls short"}
+    lines = ["| what | measured | |", "| --- | --- | --- |"]
+    for row in rows:
+        held = [figure for figure in row.figures if figure.hold is not None]
+        lines.append(f"| {row.claim} | {row.said} | {verdicts[not any(f.short for f in held)] if held else ''} |")
+    page.write_text("".join([head, begin, *(f"{line}\n" for line in lines), end, tail]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
