@@ -2,9 +2,10 @@
 
 Trains `arithmetic_chain` under five rules of credit, at 13 turns (10 seeds) and at 30 (5 seeds): from the same warm
 start, on the same tasks, with as many plays and updates, the same strata and the same loss; each rule at the best of
-three learning rates, which `--tune` has chosen by two seeds and tasks of their own (`docs/results/rates.json`). The last
-checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) that neither training nor tuning saw, sampled and greedy. Then
-what blame errors draw in a chain of 30 steps, what credit costs, what LoRA saves, and what the guard's fallback adds.
+three learning rates, which `--tune` has chosen by two seeds and tasks of their own (`docs/results/rates.json`). The
+last checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) that neither training nor tuning saw, sampled and
+greedy. Then what blame errors draw in a chain of 30 steps, what credit costs, what LoRA saves, and what the guard's
+fallback adds.
 
 Writes `docs/results/claims.json` and the table of `docs/claims.md`. An hour at most on two cores (`--tune`: three
 quarters of another); into `runs/claims/`, where finished runs are found again. Exits with 1 where what must hold does
