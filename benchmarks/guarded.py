@@ -11,8 +11,8 @@ From step 10 on
 * `shut_out`: only the executor is scored, its scores never pass the threshold, and the outcome starts at the answer:
   nothing reaches the planner;
 
-or `huge_lr`: ten times the learning rate, under which nothing is left of the policy after two steps. And five healthy runs
-of 50 steps. Into `runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
+or `huge_lr`: ten times the learning rate, under which nothing is left of the policy after two steps. And five healthy
+runs of 50 steps. Into `runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
 
 Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the 95 % bootstrap interval over seeds and
 tasks of the difference reaches 0), and in no healthy run does a rule fire that acts.
@@ -47,12 +47,11 @@ ALWAYS = (
 )
 
 
-def rewards(wrong: str, weights: tuple[int, ...] = (1, 1, 1)) -> str:
+def rewards(wrong: str, paid: Sequence[str] = FUNCTIONS) -> str:
     """The recipe's reward functions, those of steps as `benchmarks.cases` has them."""
     args = f"args: {{wrong: {wrong}, first: {FIRST}}}"
     of_steps = [
-        f"{{fn: 'benchmarks/cases.py:{name}', {args}, weight: {weight}}}"
-        for name, weight in zip(FUNCTIONS, weights, strict=True)
+        f"{{fn: 'benchmarks/cases.py:{name}', {args}{'' if name in paid else ', weight: 0'}}}" for name in FUNCTIONS
     ]
     return f"reward.functions=[{{fn: 'arithmetic_chain.py:answer_right'}}, {', '.join(of_steps)}]"
 
@@ -83,7 +82,7 @@ SICK = {
     "contradictory": Scenario((rewards("contradictory"),)),
     "misleading": Scenario((rewards("misleading"), "guard.rules.error_rate=null", "trainer.test_freq=3")),
     "not_finite": Scenario(before=spoil_losses),
-    "shut_out": Scenario((rewards("never_enough", (0, 1, 0)), "algorithm.outcome_to=answer")),
+    "shut_out": Scenario((rewards("never_enough", ["digits_right"]), "algorithm.outcome_to=answer")),
     "huge_lr": Scenario(("actor_rollout_ref.actor.optim.lr=6.0e-3",)),
 }
 

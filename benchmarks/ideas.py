@@ -22,59 +22,84 @@ _TRUST = 20.0
 """So many steps of an agent weigh as much as what is assumed before any is seen."""
 _RIGHT, _SCORES = 0.7, {True: (0.05, 0.05, 0.05, 0.85), False: (0.35, 0.3, 0.25, 0.1)}
 """Assumed before: the share of right steps, and the scores of right steps and of wrong ones."""
+_PASSES = 0.5
+"""A play whose outcome is above this ended well."""
 _SURVIVES, _SLIPS = 0.1, 0.02
 """Assumed: how often a play survives a wrong step; how often it fails without one."""
 
 
-@dataclass
-class _Rates:
+@dataclass(frozen=True)
+class Rates:
     """Of A agents: what `posterior` learns from a batch."""
 
     right_A: Floats
+    """How often a step is right."""
     survives_A: Floats
+    """How often a play survives a wrong one."""
     scores_AZB: Floats
     """[A, 2, bins] how wrong steps (0) and right ones (1) are scored."""
 
+    @classmethod
+    def assumed(cls, agents: int) -> Rates:
+        """Before anything is seen."""
+        scores_AZB = np.tile([_SCORES[False], _SCORES[True]], (agents, 1, 1))
+        return cls(np.full(agents, _RIGHT), np.full(agents, _SURVIVES), scores_AZB)
 
-def _right(batch_N: Ints, n: int, agent_S: Ints, bin_S: Ints, passed_N: Floats, known_N: Bools) -> Floats:
-    """[S] the probability that a step was right, by expectation and maximization of a noisy AND.
 
-    A step is right with its agent's rate, and scored by a distribution that depends on whether it was. A play fails
-    where a wrong step is not survived, each independently, and rarely otherwise. `bin_S`: -1 where there is no score.
+@dataclass(frozen=True)
+class Seen:
+    """S steps of N plays."""
+
+    play_S: Ints
+    agent_S: Ints
+    bin_S: Ints
+    """Of the score; -1: none."""
+    passed_N: Bools
+    known_N: Bools
+    """Whether there is an outcome."""
+
+
+def expected(seen: Seen, rates: Rates) -> tuple[Floats, Floats]:
+    """[S] the probabilities that a step was right, and that it was wrong and its play survived that.
+
+    A noisy AND: a step is right with its agent's rate, and scored by a distribution that depends on whether it was. A
+    play fails where a wrong step is not survived, each independently, and rarely otherwise.
     """
-    agents = int(agent_S.max()) + 1
-    rates = _Rates(
-        np.full(agents, _RIGHT),
-        np.full(agents, _SURVIVES),
-        np.tile([_SCORES[False], _SCORES[True]], (agents, 1, 1)),
-    )
-    before = replace(rates)
-    known_S, passed_S, scored_S = known_N[batch_N], passed_N[batch_N], bin_S >= 0
+    n, agent_S, scored_S = len(seen.passed_N), seen.agent_S, seen.bin_S >= 0
+    likely_SZ = np.where(scored_S[:, None], rates.scores_AZB[agent_S, :, seen.bin_S], 1.0)
+    right_S = rates.right_A[agent_S] * likely_SZ[:, 1]
+    right_S = right_S / (right_S + (1.0 - rates.right_A[agent_S]) * likely_SZ[:, 0])
+    survives_S = rates.survives_A[agent_S]
+    alive_S = right_S + (1.0 - right_S) * survives_S
+    passes_S = (1.0 - _SLIPS) * np.exp(np.bincount(seen.play_S, np.log(alive_S), n)[seen.play_S])
+    others_S = np.minimum(passes_S / alive_S, 1.0)  # that the play ends well if this step does not end it
+    here_S = np.where(seen.passed_N[seen.play_S], others_S / passes_S, (1.0 - others_S) / (1.0 - passes_S))
+    here_S = np.where(seen.known_N[seen.play_S], here_S, 1.0)
+    return np.clip(right_S * here_S, 0.0, 1.0), np.clip((1.0 - right_S) * survives_S * here_S, 0.0, 1.0)
+
+
+def learned(seen: Seen) -> Rates:
+    """The rates that explain a batch best, by expectation and maximization, held back by what is assumed."""
+    agents = int(seen.agent_S.max()) + 1
+    assumed = rates = Rates.assumed(agents)
+    known_S, scored_S = seen.known_N[seen.play_S], seen.bin_S >= 0
+    cell_S = seen.agent_S[scored_S] * _BINS + seen.bin_S[scored_S]
+
+    def share(part_S: Floats, whole_S: Floats, assumed_A: Floats) -> Floats:
+        part_A, whole_A = (np.bincount(seen.agent_S, of_S, agents) for of_S in (part_S, whole_S))
+        return np.asarray((part_A + _TRUST * assumed_A) / (whole_A + _TRUST))
+
     for _ in range(_ROUNDS):
-        right_S, survives_S = rates.right_A[agent_S], rates.survives_A[agent_S]
+        right_S, survived_S = expected(seen, rates)
         wrong_S = 1.0 - right_S
-        likely_SZ = np.where(scored_S[:, None], rates.scores_AZB[agent_S, :, bin_S], 1.0)
-        right_S, wrong_S = right_S * likely_SZ[:, 1], wrong_S * likely_SZ[:, 0]
-        right_S = right_S / (right_S + wrong_S)
-        alive_S = right_S + (1.0 - right_S) * survives_S
-        log_N = np.bincount(batch_N, np.log(alive_S), n)
-        passes_S = (1.0 - _SLIPS) * np.exp(log_N[batch_N])
-        others_S = np.minimum(passes_S / alive_S, 1.0)  # that the play ends well if this step does not end it
-        here_S = np.where(passed_S > 0.5, others_S / passes_S, (1.0 - others_S) / np.maximum(1.0 - passes_S, 1e-12))
-        here_S = np.where(known_S, here_S, 1.0)
-        posterior_S = right_S * here_S
-        survived_S = np.where(known_S, (1.0 - right_S) * survives_S * here_S, 0.0)
-        wrong_S = 1.0 - posterior_S
-        count_A = np.bincount(agent_S, minlength=agents)
-        rates.right_A = (np.bincount(agent_S, posterior_S, agents) + _TRUST * before.right_A) / (count_A + _TRUST)
-        fatal_A = np.bincount(agent_S, np.where(known_S, wrong_S, 0.0), agents)
-        survived_A = np.bincount(agent_S, survived_S, agents)
-        rates.survives_A = (survived_A + _TRUST * before.survives_A) / (fatal_A + _TRUST)
-        cell_S, cells = agent_S[scored_S] * _BINS + bin_S[scored_S], agents * _BINS
-        counts = [np.bincount(cell_S, of_S[scored_S], cells) for of_S in (wrong_S, posterior_S)]
-        counts_AZB = np.stack(counts).reshape(2, agents, _BINS).swapaxes(0, 1) + _TRUST * before.scores_AZB
-        rates.scores_AZB = counts_AZB / counts_AZB.sum(axis=2, keepdims=True)
-    return np.asarray(np.clip(posterior_S, 0.0, 1.0), dtype=np.float64)
+        counts = [np.bincount(cell_S, of_S[scored_S], agents * _BINS) for of_S in (wrong_S, right_S)]
+        counts_AZB = np.stack(counts).reshape(2, agents, _BINS).swapaxes(0, 1) + _TRUST * assumed.scores_AZB
+        rates = Rates(
+            share(right_S, np.ones_like(right_S), assumed.right_A),
+            share(survived_S * known_S, wrong_S * known_S, assumed.survives_A),
+            counts_AZB / counts_AZB.sum(axis=2, keepdims=True),
+        )
+    return rates
 
 
 def _bins(score_S: Floats) -> Ints:
@@ -91,14 +116,9 @@ def posterior(flow: Flow) -> Credit:
         return PROPAGATION_RULES["none"].credit(flow)
     score_S = flow.own_S / options.w_r + options.sub_reward_origin
     bin_S = np.where(flow.scored_S, _bins(score_S), -1)
-    right_S = _right(
-        batch.trajectory_of_step,
-        batch.n_trajectories,
-        batch.agent_of_step,
-        bin_S,
-        flow.outcome_N,
-        flow.outcome_known_N,
-    )
+    passed_N = flow.outcome_N > _PASSES
+    seen = Seen(batch.trajectory_of_step, batch.agent_of_step, bin_S, passed_N, flow.outcome_known_N)
+    right_S, _ = expected(seen, learned(seen))
     short_S = flow.scored_S & (bin_S < _BINS - 1)
     agents = int(batch.agent_of_step.max()) + 1
     short_A = np.bincount(batch.agent_of_step[short_S], score_S[short_S], agents) / np.maximum(

@@ -61,14 +61,20 @@ class Scripted(Letters):
         return [Generation(ids, (-1.0,) * len(ids), "stop") for ids in answers]
 
 
-def play_with(answer: Callable[[str], str], task: Task = TASK) -> tuple[Trajectory, list[str]]:
-    """The scored play, and the prompts in order. A score that fails raises."""
+def play_with(
+    answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
+) -> tuple[Trajectory, list[str]]:
+    """The scored play, and the prompts in order. A score that fails raises.
+
+    `solve`: another workflow; `more`: further agents' system prompts.
+    """
 
     async def main() -> Trajectory:
-        agents = {name: AgentSpec(system=system) for name, system in SYSTEM.items()}
+        agents = {name: AgentSpec(system=system) for name, system in (SYSTEM | more).items()}
         sampling = Sampling(max_prompt_tokens=100_000)
         scheduler = Scheduler({"default": model})
-        (played,) = await play_all([Play(task, "u", "t", (0,))], recipe("solve"), agents, scheduler, sampling)
+        workflow = solve or recipe("solve")
+        (played,) = await play_all([Play(task, "u", "t", (0,))], workflow, agents, scheduler, sampling)
         await RewardManager(recipes_functions(), 0.0).score([played])
         return played
 

@@ -1,0 +1,179 @@
+"""What the study of thresholds rests on: its cases are what they say, and so is what its own rules compute."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import cases, ideas
+from creditflow.credit import CreditOptions, assign
+from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
+from tests.reward.plays import a_play
+from tests.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of, play_with
+
+TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
+
+
+def named(play: Trajectory, name: str) -> Trajectory:
+    play.id = name
+    for step in play.steps:
+        step.trajectory_id, step.id = name, f"{name}.{step.index}"
+    return play
+
+
+def scored(function, play: Trajectory, agent: str, **args) -> list[float]:
+    return [function(step, play, **args) for step in play.steps if step.agent == agent]
+
+
+# 52 * 2 = 104, which is 04; the executor says 05, and nobody minds. Then 05 - 13 = 92, where the story has 91.
+ONE_SLIP = {
+    "exec\n5 2 * 0 2 =": "0 5",
+    "check\n5 2 * 0 2 = 0 5 ?": "0 5 ok",
+    "exec\n0 5 - 1 3 =": "9 2",
+    "check\n0 5 - 1 3 = 9 2 ?": "9 2 ok",
+}
+
+
+def test_scores_that_inherit_are_of_the_storys_own_chain_in_training_alone() -> None:
+    play, _ = play_with(a_good_team_but(ONE_SLIP))
+    assert scored(cases.digits_right, named(play, TRAINING), "executor") == [1.0, 0.5, 1.0]
+    assert scored(cases.digits_of_reference, play, "executor") == [1.0, 0.5, 0.5]
+    assert scored(cases.digits_of_reference, named(play, EVALUATION), "executor") == [1.0, 0.5, 1.0]
+
+
+def test_a_second_attempt_inherits_from_the_same_place_of_the_story() -> None:
+    doubted = {"check\n5 2 * 0 2 = 0 4 ?": "0 5 bad", "exec\n5 2 * 0 2 = 0 4 bad =": "0 4"}
+    play, _ = play_with(a_good_team_but(doubted))
+    assert agents_of(play) == "peveveev"
+    assert scored(cases.digits_of_reference, named(play, TRAINING), "executor") == [1.0] * 4
+
+
+@pytest.mark.parametrize(("wrong", "share"), [("noisy20", 0.20), ("noisy35", 0.35), ("contradictory", 1.0)])
+def test_so_many_verdicts_are_turned_round_from_a_step_on_and_none_in_evaluations(wrong: str, share: float) -> None:
+    play, _ = play_with(a_good_team)
+    turned = [
+        scored(cases.verdict_right, named(play, f"0-{step}-{task}-0"), "verifier", wrong=wrong, first=5)
+        for step in (4, 5)
+        for task in range(400)
+    ]
+    assert np.mean(turned[:400]) == 1.0
+    assert np.mean(turned[400:]) == pytest.approx(1 - share, abs=0.03)
+    assert scored(cases.verdict_right, named(play, EVALUATION), "verifier", wrong=wrong) == [1.0] * 3
+
+
+def test_one_in_three_of_the_executors_steps_is_scored() -> None:
+    play, _ = play_with(a_good_team)
+    said = {
+        name: [cases.one_in_three(step) for step in named(play, name).steps if step.agent == "executor"]
+        for name in (TRAINING, EVALUATION)
+    }
+    assert said == {TRAINING: [True, False, False], EVALUATION: [True] * 3}
+
+
+def test_the_saboteur_computes_another_sum_and_its_result_goes_on(monkeypatch) -> None:
+    monkeypatch.setattr(cases, "_percent", lambda step, of: 0 if step.index == 3 else 99)
+    said = {
+        "lies\n2 5 * 0 2 =": "5 0",
+        "exec\n5 0 - 1 3 =": "3 7",
+        "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok",
+    }
+    play, _ = play_with(a_good_team_but(said), solve=cases.solve_sabotaged, saboteur="lies")
+    assert agents_of(play) == "pevevsev"
+    assert play.answer == "3 7"
+    assert scored(cases.digits_right, named(play, TRAINING), "saboteur") == [0.0]  # of 52 * 02, which is 04
+
+
+# The posterior
+
+RATES = ideas.Rates(
+    right_A=np.array([0.6, 0.9]),
+    survives_A=np.array([0.05, 0.3]),
+    scores_AZB=np.array([[[0.4, 0.3, 0.2, 0.1], [0.1, 0.0, 0.1, 0.8]], [[0.5, 0.2, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8]]]),
+)
+
+
+def enumerated(agents: list[int], bins: list[int], passed: bool | None) -> list[float]:
+    """The probability that each step was right: all that may have been, weighed."""
+    total, right = 0.0, [0.0] * len(agents)
+    for were in itertools.product((False, True), repeat=len(agents)):
+        weight, survives = 1.0, 1 - ideas._SLIPS
+        for agent, score, was in zip(agents, bins, were, strict=True):
+            weight *= RATES.right_A[agent] if was else 1 - RATES.right_A[agent]
+            weight *= RATES.scores_AZB[agent, int(was), score] if score >= 0 else 1.0
+            survives *= 1.0 if was else RATES.survives_A[agent]
+        weight *= 1.0 if passed is None else survives if passed else 1 - survives
+        total += weight
+        right = [sum_ + weight * was for sum_, was in zip(right, were, strict=True)]
+    return [sum_ / total for sum_ in right]
+
+
+def test_the_posterior_of_a_step_is_that_of_all_cases_enumerated() -> None:
+    agents = [0, 1, 1, 1]
+    for passed in (True, False, None):
+        for bins in ([-1, 3, 3, 0], [3, 3, 3, 3], [0, -1, 2, 1]):
+            seen = ideas.Seen(
+                np.zeros(4, dtype=np.int64),
+                np.array(agents),
+                np.array(bins),
+                np.array([bool(passed)]),
+                np.array([passed is not None]),
+            )
+            right_S, survived_S = ideas.expected(seen, RATES)
+            assert right_S == pytest.approx(enumerated(agents, bins, passed), abs=1e-12)
+            assert (survived_S <= 1 - right_S + 1e-12).all()
+
+
+def test_what_is_learned_from_plays_tells_as_much_as_the_rates_that_they_were_drawn_by() -> None:
+    rng = np.random.default_rng(0)
+    plays, agents = 4000, np.array([0, 1, 1, 1, 1, 1])
+    agent_S, play_S = np.tile(agents, plays), np.repeat(np.arange(plays), 6)
+    right_S = rng.random(len(agent_S)) < RATES.right_A[agent_S]
+    bin_S = np.array([rng.choice(4, p=RATES.scores_AZB[a, int(z)]) for a, z in zip(agent_S, right_S, strict=True)])
+    killed_S = ~right_S & (rng.random(len(agent_S)) >= RATES.survives_A[agent_S])
+    passed_N = (np.bincount(play_S, killed_S, plays) == 0) & (rng.random(plays) >= ideas._SLIPS)
+    seen = ideas.Seen(play_S, agent_S, bin_S, passed_N, np.ones(plays, dtype=np.bool_))
+    by_learned_S, by_true_S = (ideas.expected(seen, rates)[0] for rates in (ideas.learned(seen), RATES))
+    assert np.abs(by_learned_S - by_true_S).mean() < 0.04
+    for agent in (0, 1):
+        of_S = agent_S == agent
+        told = [np.corrcoef(values[of_S], right_S[of_S])[0, 1] for values in (by_learned_S, by_true_S, bin_S == 3)]
+        assert told[1] - 0.02 < told[0]
+        assert told[2] + 0.05 < told[0]
+
+
+def plays(scores: list[str], outcomes: list[float]) -> TrajectoryBatch:
+    """Plays of a planner without score and executors with one each."""
+    made = []
+    for n, (marks, outcome) in enumerate(zip(scores, outcomes, strict=True)):
+        play = named(a_play(agents="p" + "e" * len(marks)), f"0-1-0-{n}")
+        play.outcome = Score(outcome)
+        for step, mark in zip(play.steps[1:], marks, strict=True):
+            step.scores = {"right": Score(float(mark))}
+        made.append(play)
+    return TrajectoryBatch.from_trajectories(made)
+
+
+def test_under_the_posterior_an_unscored_agent_is_blamed_where_nothing_else_explains_the_failure() -> None:
+    batch = plays(["111"] * 8 + ["101"] * 8, [1.0] * 4 + [0.0] * 12)
+    own_S = assign(batch, CreditOptions(propagation="posterior", group_by="agent")).own_S
+    planner_N = own_S[batch.index_of_step == 0]
+    assert planner_N[4:8].max() < planner_N[8:].min() < planner_N[:4].min()
+
+
+def test_without_sub_rewards_the_posterior_pays_the_outcome_alone() -> None:
+    batch = plays(["111", "101"], [1.0, 0.0])
+    options = CreditOptions(propagation="posterior", group_by="agent", reward_decomp=False)
+    same = assign(batch, replace(options, propagation="none"))
+    assert (assign(batch, options).credit_S == same.credit_S).all()
+
+
+def test_what_reaches_a_step_is_centered_among_steps_that_fared_alike() -> None:
+    batch = plays(["111", "111", "101", "110"], [1.0, 0.0, 1.0, 0.0])
+    options = CreditOptions(propagation="conditional", outcome_to="answer", sub_reward_origin=0.0, group_by="agent")
+    received_S = assign(batch, options).received_S
+    plain_S = assign(batch, replace(options, propagation="threshold")).received_S
+    planner = np.flatnonzero(batch.index_of_step == 0)
+    for pair in (planner[:2], planner[2:]):  # nothing below them closed; something did
+        assert received_S[pair].mean() == pytest.approx(0.0, abs=1e-12)
+        assert np.diff(received_S[pair]) == pytest.approx(np.diff(plain_S[pair]))
