@@ -38,6 +38,9 @@ ALWAYS = (
     "reward.backend=inline",
     "guard.enable=false",
 )
+GUARDED = ("guard.enable=true", "trainer.test_freq=2", "trainer.save_freq=2")
+FELL = 0.05
+"""An arm has failed in a case where pass@1 ends by more than this below where it began."""
 TUNED = "{kind: tuned, patience_epochs: 3}"
 VALIDATED = "trainer.test_freq=4"
 
@@ -185,6 +188,23 @@ class Study:
                 return run
         return self.run(arm, case, seed, self.rate(arm))
 
+    def guarded(self, arm: Arm, case: str, seed: int) -> Run:
+        """The same with the guard, for arms that fail without it."""
+        return self.run(arm, case, seed, self.rate(arm), *GUARDED, under="guarded")
+
+    def failed(self, seeds: int) -> list[tuple[Arm, str]]:
+        """Arms that end below where they began."""
+        began = {case: self.before(case).result().after.metrics["pass_at_1"] for case in CASES}
+        return [
+            (arm, case)
+            for case, arm in itertools.product(CASES, self.arms)
+            if mean(self.pass_at_1(arm, case, s) for s in range(seeds)) < began[case] - FELL
+        ]
+
+    def pass_at_1(self, arm: Arm, case: str, seed: int) -> float:
+        """After training."""
+        return self.final(arm, case, seed).result().after.metrics["pass_at_1"]
+
     def finish(self, until: float | None) -> int:
         """Do what is not done; the number of seeds that are whole."""
         families = dict.fromkeys(arm.family for arm in self.arms)
@@ -198,6 +218,8 @@ class Study:
                 runs = [self.final(arm, case, seed) for case, arm in itertools.product(CASES, self.arms)]
                 if not finish(list(dict.fromkeys(runs)), f"seed {seed}", until):
                     return seed
+        again = [self.guarded(*failed, seed) for failed in self.failed(self.seeds) for seed in range(self.seeds)]
+        finish(again, "what failed, with the guard", until)
         return self.seeds
 
 
@@ -259,6 +281,9 @@ def report(study: Study, seeds: int, *, write_it: bool) -> None:
         rows.append([f"{arm} ({study.rate(arm)})", *cells, f"{mean(means[case] for case in REALISTIC):.3f}"])
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    saved = _saved(study, seeds)
+    for name, values in saved.items():
+        print(f"{name} fails: pass@1 {mean(values['without']):.3f}, with the guard {mean(values['with']):.3f}")
     against = {
         name: {
             case: {arm: _difference(by_arm[arm], by_arm[base]) for arm in study.arms if arm != base}
@@ -272,6 +297,7 @@ def report(study: Study, seeds: int, *, write_it: bool) -> None:
             str(family): {rate: study.scored(family, rate) for rate in study.rates} | {"chosen": study.rate(family)}
             for family in dict.fromkeys(arm.family for arm in study.arms)
         },
+        "failed": saved,
         "before": {case: study.before(case).result().after.metrics["pass_at_1"] for case in CASES},
         "results": {
             case: {
@@ -296,6 +322,19 @@ def report(study: Study, seeds: int, *, write_it: bool) -> None:
     draw((RESULTS if write_it else study.folder) / "study.png", against["identical"], seeds)
     if write_it:
         write("study", figures, ("creditflow", "torch", "transformers", "numpy"), {"best": best, **details})
+
+
+def _saved(study: Study, seeds: int) -> dict[str, dict[str, list[float]]]:
+    """Of arms that fail: pass@1 by seed without the guard and with it, where those runs are there."""
+    found = {}
+    for arm, case in study.failed(seeds):
+        runs = [study.guarded(arm, case, seed) for seed in range(seeds)]
+        if all(run.finished for run in runs):
+            found[f"{case}: {arm}"] = {
+                "without": [study.pass_at_1(arm, case, seed) for seed in range(seeds)],
+                "with": [run.result().after.metrics["pass_at_1"] for run in runs],
+            }
+    return found
 
 
 def _numbers(result: ArmResult, metric: str) -> dict[str, Any]:
