@@ -1,7 +1,7 @@
 """`arithmetic_chain` where not everything is well: its rewards and its team, with something done to them.
 
-For `benchmarks.guarded` (what goes wrong during a run) and `benchmarks.study` (what is wrong from the beginning).
-Evaluations are to be trusted: there every verdict is the recipe's.
+For `benchmarks.guarded` (what goes wrong during a run) and `benchmarks.study` (what is wrong from the beginning). The
+verdicts of evaluations are to be trusted: there they are the recipe's.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _training_step(trajectory_id: str) -> int | None:
 
 
 def _percent(step: Step, of: str) -> int:
-    """From 0 to 99, as if drawn for this step."""
-    return zlib.crc32(f"{of} {step.id}".encode()) % 100
+    """From 0 to 99, as if drawn for this step of this run: ids are the same in every run, what was said is not."""
+    return zlib.crc32(f"{of} {step.id} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
 
 
 # What goes wrong with a verdict, by name: of the step, of the verdict that is right.
@@ -121,9 +121,9 @@ def digits_of_reference(step: Step, trajectory: Trajectory) -> float:
     checked = sum(other.agent == "verifier" for other in trajectory.steps[: step.index])
     operation = checked - 1 if step.prompt.endswith("bad =") else checked
     reference = _reference(trajectory.task)
-    return _of("_share_equal")(
-        step.response.split(), reference[operation].split() if operation < len(reference) else []
-    )
+    if operation >= len(reference):
+        return 0.0
+    return float(_of("_share_equal")(step.response.split(), reference[operation].split()))
 
 
 def _reference(task: Task) -> list[str]:
@@ -155,7 +155,7 @@ async def solve_sabotaged(task: Task, team: Team) -> str:
         before, value = value, await _of("compute_and_check")(value, operation, team)
         if _percent(value.step, "sabotage") < SABOTAGED:
             tens, ones = before.split()
-            other = f"{ones} {tens} {operation} ="
+            other = f"{(int(tens) + 3) % 10} {ones} {operation} ="
             value = await team.saboteur(other, info={"sum": f"{before} {operation} ="})
             if not _of("is_number")(value):
                 raise AgentError(f"not a number: {value[:40]!r}")

@@ -74,14 +74,14 @@ class Scenario:
     """One way to fail."""
 
     overrides: tuple[str, ...] = ()
-    before: Callable[[], None] | None = None
+    prepare: Callable[[], None] | None = None
 
 
 SICK = {
     "failing": Scenario((rewards("failing"),)),
     "contradictory": Scenario((rewards("contradictory"),)),
     "misleading": Scenario((rewards("misleading"), "guard.rules.error_rate=null", "trainer.test_freq=3")),
-    "not_finite": Scenario(before=spoil_losses),
+    "not_finite": Scenario(prepare=spoil_losses),
     "shut_out": Scenario((rewards("never_enough", ["digits_right"]), "algorithm.outcome_to=answer")),
     "huge_lr": Scenario(("actor_rollout_ref.actor.optim.lr=6.0e-3",)),
 }
@@ -115,7 +115,7 @@ def runs_of(name: str, guarded: bool, folder: Path, seeds: int, short: tuple[str
     scenario = SICK[name]
     options = (*ALWAYS, *scenario.overrides, f"guard.enable={str(guarded).lower()}", *short)
     below = folder / name / ("with" if guarded else "without")
-    return [Run(RECIPE, options, below / f"seed{seed}", seed, scenario.before) for seed in range(seeds)]
+    return [Run(RECIPE, options, below / f"seed{seed}", seed, scenario.prepare) for seed in range(seeds)]
 
 
 def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) -> Iterable[Figure]:

@@ -7,13 +7,15 @@ scored descendant closed its gate and where none did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from creditflow.credit import Credit, Flow, propagation_rule
 from creditflow.credit.propagate import OUTCOME, OUTCOME_TO, PROPAGATION_RULES, SIGNAL
-from creditflow.trajectory import Bools, Floats, Ints
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 _BINS = 4
 """A score is nothing, less than half, more, or full."""
@@ -78,8 +80,17 @@ def expected(seen: Seen, rates: Rates) -> tuple[Floats, Floats]:
     return np.clip(right_S * here_S, 0.0, 1.0), np.clip((1.0 - right_S) * survives_S * here_S, 0.0, 1.0)
 
 
+def together(batches: Sequence[Seen]) -> Seen:
+    """The plays of several batches, as one."""
+    first_B = np.cumsum([0, *(len(seen.passed_N) for seen in batches)])
+    return Seen(
+        np.concatenate([seen.play_S + first for seen, first in zip(batches, first_B, strict=False)]),
+        *(np.concatenate([getattr(seen, f.name) for seen in batches]) for f in fields(Seen)[1:]),
+    )
+
+
 def learned(seen: Seen) -> Rates:
-    """The rates that explain a batch best, by expectation and maximization, held back by what is assumed."""
+    """The rates that explain plays best, by expectation and maximization, held back by what is assumed."""
     agents = int(seen.agent_S.max()) + 1
     assumed = rates = Rates.assumed(agents)
     known_S, scored_S = seen.known_N[seen.play_S], seen.bin_S >= 0
@@ -102,6 +113,17 @@ def learned(seen: Seen) -> Rates:
     return rates
 
 
+_lately: deque[Seen] = deque(maxlen=8)
+"""Batches that rates are learned from: one run is one process."""
+_agents: list[str] = []
+
+
+def _same_codes(batch: TrajectoryBatch) -> Ints:
+    """[S] the agent, by a number that is the same in every batch."""
+    _agents.extend(name for name in batch.agent_names if name not in _agents)
+    return np.array([_agents.index(name) for name in batch.agent_names])[batch.agent_of_step]
+
+
 def _bins(score_S: Floats) -> Ints:
     """[S] which of the bins a score from 0 to 1 is in."""
     edges = (1e-9, 0.5, 1.0 - 1e-9)
@@ -117,8 +139,9 @@ def posterior(flow: Flow) -> Credit:
     score_S = flow.own_S / options.w_r + options.sub_reward_origin
     bin_S = np.where(flow.scored_S, _bins(score_S), -1)
     passed_N = flow.outcome_N > _PASSES
-    seen = Seen(batch.trajectory_of_step, batch.agent_of_step, bin_S, passed_N, flow.outcome_known_N)
-    right_S, _ = expected(seen, learned(seen))
+    seen = Seen(batch.trajectory_of_step, _same_codes(batch), bin_S, passed_N, flow.outcome_known_N)
+    _lately.append(seen)
+    right_S, _ = expected(seen, learned(together(_lately)))
     short_S = flow.scored_S & (bin_S < _BINS - 1)
     agents = int(batch.agent_of_step.max()) + 1
     short_A = np.bincount(batch.agent_of_step[short_S], score_S[short_S], agents) / np.maximum(

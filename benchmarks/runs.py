@@ -6,6 +6,8 @@ runs are made and found again; not what is compared.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import multiprocessing
 import os
@@ -13,15 +15,22 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from benchmarks.record import ROOT
+from creditflow.files import write_whole
 from creditflow.report.comparison import RunResult
 
 _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
 """What is left of a finished run; checkpoints and step files of a thousand runs would fill the disk."""
+_MADE_BY = "made_by.json"
+"""Written last: settings and sources of a run that is whole."""
+_SOURCES = ("src/creditflow", "recipes", "benchmarks/cases.py", "benchmarks/ideas.py", "benchmarks/guarded.py")
 _POLL_SECONDS = 0.2
 _SAY_SECONDS = 60.0
 
@@ -34,23 +43,34 @@ class Run:
     overrides: tuple[str, ...]
     folder: Path
     seed: int
-    before: Callable[[], None] | None = None
+    prepare: Callable[[], None] | None = None
     """Called in the run's own process before it begins."""
 
     @property
     def settings(self) -> list[str]:
-        """All overrides. Seeds make plays, data order and dropout; the evaluation's plays are the same in every run."""
-        own = [f"data.seed={self.seed}", f"trainer.default_local_dir={self.folder}", "trainer.val_before_train=false"]
-        return [*self.overrides, *own]
+        """All overrides but the folder. `data.seed` makes everything random, the plays of the evaluation too, so that
+        runs of one seed are evaluated by the same random numbers.
+        """
+        return [*self.overrides, f"data.seed={self.seed}", "trainer.val_before_train=false"]
+
+    @property
+    def made_by(self) -> dict[str, object]:
+        """All that decides what comes of it."""
+        prepare = None if self.prepare is None else self.prepare.__qualname__
+        return {"recipe": self.recipe.name, "settings": self.settings, "prepare": prepare, "sources": sources()}
 
     @property
     def finished(self) -> bool:
-        """Whether it is there. Raises ValueError where another run has its folder."""
-        asked = self.folder / "asked.json"
-        if not (self.folder / "evaluation.json").exists() or not asked.exists():
+        """Whether it is there. Raises ValueError where its folder holds a run of other settings or sources."""
+        file = self.folder / _MADE_BY
+        if not file.exists():
             return False
-        if (was := json.loads(asked.read_text())) != self.settings:
-            raise ValueError(f"{self.folder} holds a run of other settings: {sorted(set(was) ^ set(self.settings))}")
+        was, wanted = json.loads(file.read_text()), self.made_by
+        if other := [key for key in wanted if was.get(key) != wanted[key]]:
+            raise ValueError(
+                f"{self.folder} holds a run of another {', '.join(other)}: {[was.get(key) for key in other]} where "
+                f"{[wanted[key] for key in other]} is wanted; take it away, or go back to the sources that made it"
+            )
         return True
 
     def result(self) -> RunResult:
@@ -58,10 +78,22 @@ class Run:
         return RunResult.read(self.folder)
 
 
+@cache
+def sources() -> str:
+    """A hash of the code that decides what a run becomes."""
+    found = hashlib.sha256()
+    for name in _SOURCES:
+        path = ROOT / name
+        for file in sorted([path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.yaml")]):
+            found.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
+    return found.hexdigest()[:12]
+
+
 def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
     """Do those of `runs` that are not done, in order; False if it was `until` before the last was begun.
 
-    `until`: by `time.monotonic()`. Raises RuntimeError, with the end of its log, where a run failed.
+    `until`: by `time.monotonic()`. Raises RuntimeError, with the end of its log, where a run failed, or where another
+    process is doing runs below the same folder.
     """
     waiting = [run for run in runs if not run.finished]
     print(f"{title}: {len(runs) - len(waiting)} of {len(runs)} runs are there", flush=True)
@@ -71,38 +103,57 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
     import creditflow.engines.local.trainer  # noqa: F401  (loaded once, before the processes part)
 
     running: dict[ForkProcess, Run] = {}
-    fork = multiprocessing.get_context("fork")
+    fork, parent = multiprocessing.get_context("fork"), os.getpid()
     began, said, done, out_of_time = time.monotonic(), time.monotonic(), 0, False
-    try:
-        while waiting or running:
-            out_of_time = until is not None and time.monotonic() > until
-            while waiting and not out_of_time and len(running) < len(os.sched_getaffinity(0)):
-                run = waiting.pop(0)
-                process = fork.Process(target=_do, args=(run,), daemon=True)
-                process.start()
-                running[process] = run
-            if out_of_time and not running:
-                break
-            time.sleep(_POLL_SECONDS)
-            for process, run in [(p, r) for p, r in running.items() if not p.is_alive()]:
-                del running[process]
-                done += 1
-                if process.exitcode != 0:
-                    log = run.folder.with_suffix(".log").read_text(errors="replace").splitlines()
-                    raise RuntimeError("\n".join([f"{run.folder} failed:", *log[-15:]]))
-            if time.monotonic() - said > _SAY_SECONDS:
-                said = time.monotonic()
-                left = (said - began) / max(done, 1) * len(waiting) / 60
-                print(f"{title}: {done} done, {len(waiting)} waiting, about {left:.0f} min left", flush=True)
-    finally:
-        for process in running:
-            process.kill()
-            process.join()
+    with _alone([run.folder for run in waiting]):
+        try:
+            while waiting or running:
+                out_of_time = until is not None and time.monotonic() > until
+                while waiting and not out_of_time and len(running) < len(os.sched_getaffinity(0)):
+                    run = waiting.pop(0)
+                    process = fork.Process(target=_do, args=(run, parent), daemon=True)
+                    process.start()
+                    running[process] = run
+                if out_of_time and not running:
+                    break
+                time.sleep(_POLL_SECONDS)
+                for process, run in [(p, r) for p, r in running.items() if not p.is_alive()]:
+                    del running[process]
+                    done += 1
+                    if process.exitcode != 0 or not run.finished:
+                        raise RuntimeError(_failure(run, process.exitcode))
+                if time.monotonic() - said > _SAY_SECONDS:
+                    said = time.monotonic()
+                    left = (said - began) / max(done, 1) * len(waiting) / 60
+                    print(f"{title}: {done} done, {len(waiting)} waiting, about {left:.0f} min left", flush=True)
+        finally:
+            for process in running:
+                process.kill()
+                process.join()
     return not waiting
 
 
-def _do(run: Run) -> None:
-    """In the run's process."""
+@contextmanager
+def _alone(folders: Sequence[Path]) -> Iterator[None]:
+    """Two that do the same runs would clear each other's folders away."""
+    common = Path(os.path.commonpath([folder.parent for folder in folders]))
+    common.mkdir(parents=True, exist_ok=True)
+    with (common / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"{common}: another process is doing runs there") from None
+        yield
+
+
+def _failure(run: Run, code: int | None) -> str:
+    log = run.folder.with_suffix(".log")
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join([f"{run.folder} failed (exit code {code}):", *lines[-15:]])
+
+
+def _do(run: Run, parent: int) -> None:
+    """In the run's process, which ends with `parent`."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(run.folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
@@ -112,15 +163,17 @@ def _do(run: Run) -> None:
         from creditflow.config import load_recipe
         from creditflow.engines.local.trainer import train
         from creditflow.progress import Reporter
+        from creditflow.reward.worker import die_with
 
+        die_with(parent)
         shutil.rmtree(run.folder, ignore_errors=True)  # one that was broken off
-        if run.before is not None:
-            run.before()
-        train(load_recipe(run.recipe, run.settings), Reporter())
+        if run.prepare is not None:
+            run.prepare()
+        train(load_recipe(run.recipe, [*run.settings, f"trainer.default_local_dir={run.folder}"]), Reporter())
         for path in run.folder.iterdir():
             if path.name not in _KEPT:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (run.folder / "asked.json").write_text(json.dumps(run.settings))
+        write_whole(run.folder / _MADE_BY, lambda path: path.write_text(json.dumps(run.made_by)))
     except BaseException:
         traceback.print_exc()
         os._exit(1)

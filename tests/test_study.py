@@ -74,7 +74,7 @@ def test_one_in_three_of_the_executors_steps_is_scored() -> None:
 def test_the_saboteur_computes_another_sum_and_its_result_goes_on(monkeypatch) -> None:
     monkeypatch.setattr(cases, "_percent", lambda step, of: 0 if step.index == 3 else 99)
     said = {
-        "lies\n2 5 * 0 2 =": "5 0",
+        "lies\n8 2 * 0 2 =": "5 0",
         "exec\n5 0 - 1 3 =": "3 7",
         "check\n5 0 - 1 3 = 3 7 ?": "3 7 ok",
     }
