@@ -54,12 +54,22 @@ def test_shares_that_scatter_more_than_their_counts_explain_weigh_less():
     assert not scattered.look(0.0, 1000).bad
 
 
-def test_a_share_that_moves_steadily_is_beyond_its_limit_however_steep():
-    """As errors do that contradict right plays while training on them makes right plays rarer."""
-    rule = Level(above=0.1, window=5)
-    assert [rule.look(share, 128.0).bad for share in (0.37, 0.31, 0.25, 0.19, 0.13)] == [False] * 4 + [True]
-    scattered = Level(above=0.1, window=5)
-    assert not any(scattered.look(share, 128.0).bad for share in (0.25, 0.0, 0.37, 0.0, 0.31))
+def test_a_share_that_falls_from_far_beyond_its_limit_is_found_before_it_is_back() -> None:
+    """As errors do that contradict right plays, while training on them makes right plays rarer."""
+    falling = [0.0] * 8 + [0.42, 0.35, 0.28, 0.21, 0.14, 0.07]
+    found = bad(Level(above=0.1, window=5, p_value=1e-3), falling, 128)
+    assert found.index(True) in (10, 11, 12)
+    assert not found[-1]  # it is below the limit again
+
+
+def test_what_scattered_before_is_not_taken_for_a_change() -> None:
+    """Shares of 128 that scatter three times as much as their counts explain, about the limit: seldom found."""
+    rng = np.random.default_rng(0)
+    fired = 0
+    for _ in range(300):
+        shares = rng.binomial(128, rng.beta(1.2, 13.8, 40)) / 128
+        fired += any(bad(Level(above=0.1, window=5, p_value=1e-3), shares.tolist(), 128))
+    assert fired / 300 < 0.03
 
 
 def test_limits_may_be_multiples_of_the_first_value():

@@ -6,6 +6,7 @@ numbers and how many observations stand behind them; not what they are of, nor w
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -67,8 +68,9 @@ class Level:
     """A metric has been beyond a limit, over a window.
 
     Of a share whose counts are known (`over`), the pooled share of the window is beyond the limit by more than chance
-    explains: a score test with the variance that the limit implies, or that of the values about their least-squares
-    line where that is larger (verdicts of one step stand and fall together; what moves steadily is no noise). Of any
+    explains, and so is the newest value: a score test with the variance that the limit implies, or that of the last
+    twenty values where it is larger (verdicts of one step stand and fall together), taken from the differences of
+    neighbours, which a trend leaves alone (von Neumann et al. 1941, "The mean square successive difference"). Of any
     other metric, every value of the window is beyond:
     were it there by chance half of the time, that would happen once in `2 ** window` looks (a sign test, which asks
     nothing of the distribution).
@@ -120,25 +122,26 @@ class Level:
     def look(self, value: float, over: float | None) -> Finding:
         if self.first is None:
             self.first = value
-        self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs) :]
+        self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
         scale = self.first if self.times_first else 1.0
         limit, recover = scale * self._limit, scale * (self._limit if self.recover is None else self.recover)
         window = self.values[-self.window :]
         numbers = {"value": value, "limit": limit, "window": float(len(window))}
         counted = over is not None and min(n for _, n in window) > 0
+        suspect = self._sign * (value - limit) > 0
         if len(window) < self.window:
             bad = False
         elif counted:
-            mean, spread = _pooled(window, limit)
+            mean, spread = _pooled(window, limit, _scatter([seen for seen, _ in self.values[-_NEIGHBOURS:]]))
             p = _beyond(self._sign * (mean - limit), spread)
             numbers |= {"mean": mean, "over": sum(n for _, n in window), "p": p}
-            bad = p < self.p_value
+            bad = p < self.p_value and suspect
         else:
             bad = all(self._sign * (seen - limit) > 0 for seen, _ in window)
         since = self.values[-self.recover_epochs :]
         back = [_mean(since)] if counted else [seen for seen, _ in since]
         well = len(since) == self.recover_epochs and all(self._sign * (seen - recover) <= 0 for seen in back)
-        return Finding(bad, well and not bad, numbers, suspect=self._sign * (value - limit) > 0)
+        return Finding(bad, well and not bad, numbers, suspect)
 
     def state_dict(self) -> dict[str, Any]:
         return {"first": self.first, "values": [list(pair) for pair in self.values]}
@@ -202,42 +205,37 @@ class Drop:
 
 
 _LINE = 3
+_NEIGHBOURS = 20
 
 
 def _mean(counted: list[tuple[float, float]]) -> float:
     return sum(value * n for value, n in counted) / sum(n for _, n in counted)
 
 
-def _pooled(counted: list[tuple[float, float]], limit: float) -> tuple[float, float]:
-    """The pooled share, and its standard error if the true one were `limit`."""
-    mean, n = _mean(counted), sum(n for _, n in counted)
-    implied = max(limit * (1 - limit), 0.0) / n
-    _, among = _line([value for value, _ in counted])
-    return mean, math.sqrt(max(implied, among / len(counted)))
+def _pooled(counted: list[tuple[float, float]], limit: float, scatter: float) -> tuple[float, float]:
+    """The pooled share, and its standard error if the true one were `limit`. `scatter`: the variance of one value."""
+    implied = max(limit * (1 - limit), 0.0) / sum(n for _, n in counted)
+    return _mean(counted), math.sqrt(max(implied, scatter / len(counted)))
+
+
+def _scatter(values: list[float]) -> float:
+    """The variance of one value about where the series is: half the mean square difference of neighbours."""
+    steps = [(after - before) ** 2 for before, after in itertools.pairwise(values)]
+    return sum(steps) / len(steps) / 2 if steps else 0.0
 
 
 def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:
     """How far the least-squares line falls from the first value to the last, and the standard error of that."""
     last = len(counted) - 1
-    slope, among = _line([value for value, _ in counted])
+    values = [value for value, _ in counted]
+    middle, mean = last / 2, sum(values) / len(values)
+    squares = sum((x - middle) ** 2 for x in range(len(values)))
+    slope = sum((x - middle) * value for x, value in enumerate(values)) / squares
+    residuals = [value - mean - slope * (x - middle) for x, value in enumerate(values)]
+    among = sum(r * r for r in residuals) / max(1, len(values) - 2)
     shares = [value * (1 - value) / n for value, n in counted if n > 0]
     implied = max(sum(shares) / len(shares), 0.0) if shares else 0.0
-    return -slope * last, last * math.sqrt(max(among, implied) / _squares(len(counted)))
-
-
-def _line(values: list[float]) -> tuple[float, float]:
-    """Slope by place, and variance about it, of the least-squares line; too few for one: 0, and that about the mean."""
-    n, middle, mean = len(values), (len(values) - 1) / 2, sum(values) / len(values)
-    slope = 0.0
-    if n >= _LINE:
-        slope = sum((x - middle) * value for x, value in enumerate(values)) / _squares(n)
-    left = [value - mean - slope * (x - middle) for x, value in enumerate(values)]
-    return slope, sum(r * r for r in left) / max(1, n - (2 if n >= _LINE else 1))
-
-
-def _squares(n: int) -> float:
-    """Of the distances of places 0 to n - 1 from their middle."""
-    return n * (n * n - 1) / 12
+    return -slope * last, last * math.sqrt(max(among, implied) / squares)
 
 
 def _beyond(distance: float, spread: float) -> float:
