@@ -197,13 +197,18 @@ def tosses_a_coin(step, trajectory):
 calls = itertools.count()
 
 
+@reward(when=lambda step: "a tool" in step.info)
+def of_no_step(step, trajectory):
+    raise AssertionError("never called")
+
+
 def tires(step, trajectory):
     return 1.0 / (1 + next(calls))
 
 
 BROKEN_FUNCTIONS = {
     "can_be_loaded": [three_parameters, range_upside_down],
-    "matches_an_agent": [of_nobody],
+    "matches_an_agent": [of_nobody, of_no_step],
     "can_travel": [Locked()],
     "never_raises": [first_character, (strips_the_answer, {"level": "outcome"}), raises_late],
     "has_the_right_shape": [counts_three_steps, a_word, one_token_too_few, forgets_to_return],

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from creditflow.errors import RewardError, TooManyFailedScores
+from creditflow.errors import TooManyFailedScores
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.trajectory import Score, TrajectoryBatch
 from tests.reward.plays import a_play
@@ -81,15 +81,32 @@ def test_only_steps_of_which_when_says_so_are_scored():
 
 
 @pytest.mark.parametrize(
-    ("when", "message"),
+    ("when", "reason"),
     [
-        (lambda step: 1 / 0, r"f: `when` raised ZeroDivisionError \(division by zero\) at step"),
-        (lambda step: None, r"f: `when` must answer True or False, got None at step"),
+        (lambda step: 1 / 0, "`when` raised ZeroDivisionError: division by zero"),
+        (lambda step: None, "expected `when` to answer True or False, got None"),
     ],
 )
-def test_a_when_that_cannot_say_ends_the_run(when, message):
-    with pytest.raises(RewardError, match=message):
-        score([of_steps(lambda step, trajectory: 1.0, when=when)], [a_play()])
+@pytest.mark.parametrize("level", ["step", "trajectory"])
+def test_where_when_cannot_say_the_score_has_failed(when, reason, level):
+    play = a_play(agents="pe")
+    report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [play])
+    assert play.steps[0].scores == {}
+    assert (play.steps[1].scores["f"].status, play.steps[1].scores["f"].reason) == ("failed", reason)
+    assert [(of.matched, of.failed) for of in report.functions] == [(1, 1)]
+
+
+def test_when_is_asked_once_of_a_step_and_may_answer_as_numpy_does():
+    asked = []
+
+    def every_second(step):
+        asked.append(step.index)
+        return np.bool_(len(asked) % 2)
+
+    play = a_play(agents="peep")
+    score([RewardFunction("f", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], when=every_second)], [play])
+    assert asked == [0, 1, 2, 3]
+    assert [list(step.scores) for step in play.steps] == [["f"], [], ["f"], []]
 
 
 @pytest.mark.parametrize(

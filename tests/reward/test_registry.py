@@ -237,6 +237,14 @@ def test_a_ready_made_name_is_given_once():
         ({"fn": "mine.py:won", "weight": 0.5}, "an outcome has no agent_match and no weight"),
         ({"fn": "mine.py:won", "agent_match": "planner"}, "an outcome has no agent_match"),
         ({"fn": "mine.py:won", "when": "mine.py:says_much"}, "an outcome is no step's: it has no `when`"),
+        (
+            {"fn": "mine.py:bare", "when": "mine.py:three"},
+            r"when: is called as \(step\) and its args, but",
+        ),
+        (
+            {"fn": "sum", "args": {"parts": [{"fn": "mine.py:of_the_last"}]}},
+            "is declared with `when`, which belongs to the composition",
+        ),
         ({"fn": "mine.py:bare", "when": "mine.py:number"}, r"when: expected a function, mine.py:number is a int"),
     ],
 )

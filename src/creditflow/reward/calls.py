@@ -20,6 +20,8 @@ class Call:
     function: RewardFunction
     trajectory: Trajectory
     step: Step | None = None
+    steps: tuple[Step, ...] | None = None
+    """Of a function of trajectories: the steps that it scores; None: all."""
 
     @property
     def arguments(self) -> tuple[Step, Trajectory] | tuple[Trajectory]:

@@ -125,6 +125,8 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         declared = Declared(_level_by_parameters(function, entry, args, key))
     name = str(entry.name or declared.name or getattr(function, "__name__", type(function).__name__))
     key = f"{key} ({name})"
+    if part_of is not None and declared.when is not None:
+        raise RewardError(f"{key}: is declared with `when`, which belongs to the composition, not to a part of it")
     level = _level(entry.level or (part_of if declared.level == "answer" else None), declared, key)
     _check_call(function, _CALLED_AS_ANSWER if declared.level == "answer" else _CALLED_AS[level], args, key)
 
@@ -147,7 +149,7 @@ def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level |
         agent_match=_pattern(
             declared.agent_match if entry.agent_match is None else entry.agent_match, where.agents, key
         ),
-        when=_when(entry, declared.when, level, where, key),
+        when=_when(entry, declared.when, level, where, key) if part_of is None else None,
         weight=weight,
         range=(low, high),
         version=version,
@@ -184,13 +186,14 @@ def _when(
     entry: RewardFunctionConfig, declared: Callable[[Step], bool] | None, level: Level, where: _Where, key: str
 ) -> Callable[[Step], bool] | None:
     """What says of a step whether it is scored."""
-    if entry.when is None:
-        return declared
+    if entry.when is None and declared is None:
+        return None
     if level == "outcome":
         raise RewardError(f"{key}: an outcome is no step's: it has no `when`")
-    when = load_object(entry.when, where.base, f"{key}.when")
+    when = declared if entry.when is None else load_object(entry.when, where.base, f"{key}.when")
     if not callable(when):
-        raise RewardError(f"{key}.when: expected a function, {entry.when} is a {type(when).__name__}")
+        raise RewardError(f"{key}.when: expected a function, {entry.when or repr(when)} is a {type(when).__name__}")
+    _check_call(when, "(step)", {}, f"{key}.when")
     return cast(Callable[[Step], bool], when)
 
 

@@ -23,9 +23,9 @@ from creditflow.reward.calls import Backend, Call, Returned
 from creditflow.reward.compose import answer
 from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.registry import Level, RewardFunction, leaves
-from creditflow.reward.scores import make_score, mean_value, scores_of
+from creditflow.reward.scores import make_score, mean_value, scores_of, to_score
 from creditflow.rollout.client import PolicyView
-from creditflow.trajectory import Score, Trajectory
+from creditflow.trajectory import Score, Step, Trajectory
 
 _SHOWN_REASONS = 3
 _SHARES = {"clipped", "cut_prompts"}
@@ -234,7 +234,9 @@ class RewardManager:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
                     given.append((Call(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
-                    calls += _calls(function, trajectory)
+                    made, failed = _calls(function, trajectory)
+                    calls += made
+                    given += failed
         ran = _Ran(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             given += scores_of(call, returned)
@@ -343,13 +345,21 @@ class _Ran:
             self.progress(self.done, self.wanted)
 
 
-def _calls(function: RewardFunction, trajectory: Trajectory) -> list[Call]:
+def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Call], list[tuple[Call, Score]]]:
+    """The calls that score a trajectory, and failed scores of steps of which it is not known whether to score them."""
     if function.level == "outcome":
-        return [Call(function, trajectory)]
-    matching = [step for step in trajectory.steps if function.matches(step)]
+        return [Call(function, trajectory)], []
+    matching: list[Step] = []
+    failed: list[tuple[Call, Score]] = []
+    for step in trajectory.steps:
+        try:
+            if function.matches(step):
+                matching.append(step)
+        except RewardError as error:
+            failed.append((Call(function, trajectory, step), to_score(function, Returned(error=str(error)), step)))
     if function.level == "step":
-        return [Call(function, trajectory, step) for step in matching]
-    return [Call(function, trajectory)] if matching else []
+        return [Call(function, trajectory, step) for step in matching], failed
+    return ([Call(function, trajectory, steps=tuple(matching))] if matching else []), failed
 
 
 def _no_outcome(trajectory: Trajectory) -> str:

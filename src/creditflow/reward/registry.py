@@ -83,7 +83,7 @@ class RewardFunction:
     """Which of its agents' steps it scores; None: all of them."""
 
     def matches(self, step: Step) -> bool:
-        """Whether this function scores the step. Raises RewardError where `when` cannot say."""
+        """Whether this function scores the step. Raises RewardError, which says why, where `when` cannot say."""
         if self.agent_match is not None and self.agent_match.search(step.agent) is None:
             return False
         if self.when is None:
@@ -91,11 +91,10 @@ class RewardFunction:
         try:
             answer = self.when(step)
         except Exception as error:
-            raise RewardError(
-                f"{self.name}: `when` raised {type(error).__name__} ({first_line(error)}) at step {step.id}"
-            ) from error
+            raise RewardError(f"`when` raised {type(error).__name__}: {first_line(error)}") from error
+        answer = answer.item() if hasattr(answer, "item") else answer  # numpy's
         if not isinstance(answer, bool):
-            raise RewardError(f"{self.name}: `when` must answer True or False, got {answer!r} at step {step.id}")
+            raise RewardError(f"expected `when` to answer True or False, got {answer!r}")
         return answer
 
 
@@ -147,7 +146,7 @@ def reward(
     `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
     `agent_match`: a regular expression (re.search) on the agent's name. `when`: which of their steps it scores, by
     what is known of a step before it is scored (`turn`, `info`, texts); the others it says nothing of, which is not a
-    failure. `range`: what the function may return.
+    failure; where `when` raises, the score has failed. `range`: what the function may return.
     `timeout`: seconds that one call may take. A recipe's entry may say otherwise of all but the level and the range.
     Of a class, an instance is what is called: `Class(**args)` is made once, when the recipe is loaded.
     """

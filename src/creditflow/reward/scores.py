@@ -23,7 +23,7 @@ def scores_of(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
     function, trajectory = call.function, call.trajectory
     if function.level != "trajectory":
         return [(call, to_score(function, returned, call.step))]
-    steps = [step for step in trajectory.steps if function.matches(step)]
+    steps = trajectory.steps if call.steps is None else call.steps
     return [
         (Call(function, trajectory, step), to_score(function, of_step(call, returned, step), step)) for step in steps
     ]

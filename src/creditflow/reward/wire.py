@@ -11,7 +11,7 @@ import math
 import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from creditflow.errors import RewardError, first_line
 from creditflow.loading import loaded_files, offer_files
@@ -37,6 +37,7 @@ def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
     """
     import cloudpickle
 
+    functions = [replace(function, when=None) for function in functions]  # which steps: the manager knows
     try:
         packed = cloudpickle.dumps(tuple(functions))
     except Exception as error:  # pickling runs the user's own code, which may raise anything

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,7 +110,7 @@ class _Case:
 
     @cached_property
     def plays(self) -> list[Trajectory]:
-        fitting = (play for play in self.given if any(self.loaded.matches(step) for step in play.steps))
+        fitting = (play for play in self.given if _matched(self.loaded, play))
         base = next(fitting, _own_play())
         hostile = [
             _play_of(base, name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items()
@@ -128,6 +128,12 @@ class _Case:
                 yield Fault(scored.on, expected, got)
 
 
+def _matched(function: RewardFunction, play: Trajectory) -> bool:
+    with suppress(RewardError):  # told by the check of it
+        return any(function.matches(step) for step in play.steps)
+    return False
+
+
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
@@ -140,10 +146,21 @@ def can_be_loaded(case: _Case) -> Iterator[Fault]:
 
 
 def matches_an_agent(case: _Case) -> Iterator[Fault]:
-    """Its `agent_match` finds at least one agent of the given plays."""
-    agents = sorted({step.agent for play in case.given for step in play.steps})
+    """Its `agent_match` finds at least one agent of the given plays, and its `when` one of their steps."""
+    steps = [step for play in case.given for step in play.steps]
+    agents = sorted({step.agent for step in steps})
     if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
         yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
+        return
+    found = 0
+    for step in steps if case.loaded.level != "outcome" else ():
+        try:
+            found += case.loaded.matches(step)
+        except RewardError as error:
+            yield Fault(f"step {step.id}", "`when` to say True or False", str(error))
+            return
+    if steps and not found and case.loaded.when is not None:
+        yield Fault(str(case), "`when` to find a step of the given plays, or it is never called", "none")
 
 
 def never_raises(case: _Case) -> Iterator[Fault]:
