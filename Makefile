@@ -5,7 +5,7 @@
 # make sandbox      install bubblewrap, where that can be done from here
 # make benchmarks   install what benchmarks compare with
 # make claims       measure what docs/claims.md claims: an hour
-# make study        rules of credit in training, docs/thresholds.md: six hours; MINUTES=60 for an hour of it
+# make study        rules of credit in training, docs/thresholds.md: five hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #

@@ -30,7 +30,7 @@ class Figure:
     """Whether `hold` bounds it from above."""
     unit: str = ""
     spread: tuple[float, float] | None = None
-    """The smallest and the largest of the repeats that `value` is the median of."""
+    """The smallest and the largest of the repeats that `value` is the median of; where `what` says so, an interval."""
 
     @classmethod
     def of(cls, what: str, repeats: Sequence[float], hold: float | None = None, **more: Any) -> Figure:
