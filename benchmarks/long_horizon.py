@@ -36,6 +36,8 @@ from creditflow.trajectory import Bools, Floats, Task
 
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
+SEARCHES = [0, 2, 4]
+"""Where the chain's first three searches are."""
 THIRDS = ("first", "middle", "last")
 COLUMNS = ["trajectory_id", "task", "index", "prompt", "sub_reward", "advantage", "outcome"]
 
@@ -81,6 +83,8 @@ class Look:
 
     error_by_position: list[float]
     """Share of plays that err there, in the last training steps."""
+    error_at_start: float
+    """Mean of the same over the first three searches."""
     blame: dict[str, float]
     """`right`, `wrong`: mean negative advantage of such a step; `praised`: the share of wrong steps that got a positive
     one."""
@@ -99,8 +103,10 @@ def looked_at(run: Path) -> Look:
     every = [plays_of(file) for file in files]
     first = every[0]
     blame_NK = np.maximum(0.0, -first.advantage)
+    error_K = np.concatenate([plays.wrong for plays in every[-LAST:]]).mean(0)
     return Look(
-        np.concatenate([plays.wrong for plays in every[-LAST:]]).mean(0).tolist(),
+        error_K.tolist(),
+        float(error_K[SEARCHES].mean()),
         {
             "right": float(blame_NK[~first.wrong].mean()),
             "wrong": float(blame_NK[first.wrong].mean()),

@@ -5,8 +5,8 @@ outcome to all steps and to the answer alone) in 7 cases (`CASES`: what the sub-
 evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of their
 own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind of.
 
-About a thousand runs of 35 seconds: five hours on two cores. Into `runs/study/`, where finished runs are found again, so
-that it may be broken off and gone on with (`--minutes`: begins nothing after so many). Seeds are outermost: what is
+About a thousand runs of 35 seconds: five hours on two cores. Into `runs/study/`, where finished runs are found again,
+so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). Seeds are outermost: what is
 there is balanced. Writes what there is to `docs/results/study.json` and `study.png`.
 """
 

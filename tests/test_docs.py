@@ -33,15 +33,12 @@ def numbers(found: Any) -> Iterator[float]:
             yield from (mean(found), stdev(found))
     elif isinstance(found, int | float) and not isinstance(found, bool):
         yield float(found)
-    elif isinstance(found, str):
-        yield from map(float, re.findall(r"\d+(?:\.\d+)?", found))
 
 
 def known(files: set[str]) -> list[float]:
-    """Sorted: as they are, as percents and thousandths, and what they leave of a whole."""
+    """Sorted: as they are, and as percents or points."""
     values = {abs(value) for file in files for value in numbers(json.loads((DOCS / "results" / file).read_text()))}
-    values |= {1 - value for value in values if value <= 1} | {100 - value for value in values if 1 < value <= 100}
-    return sorted({scale * value for value in values for scale in (1, 100, 1000, 0.001)})
+    return sorted(values | {100 * value for value in values})
 
 
 def is_there(text: str, values: list[float]) -> bool:
@@ -74,7 +71,11 @@ def measured(text: str) -> Iterator[Said]:
             before, here = before | here, set(NAMED.findall(next(sections)))
         if code or exempt:
             continue
-        plain = re.sub(r"`[^`]*`|\]\([^)]*\)|arXiv[^)]*\)|\(\d{4}\.\d{5}[^)]*\)|\d(?:\.\d)?e-\d+", " ", line)
+        plain = re.sub(
+            r"95 % (?=bootstrap|interval)|`[^`]*`|\]\([^)]*\)|arXiv[^)]*\)|\(\d{4}\.\d{5}[^)]*\)|\d(?:\.\d)?e-\d+",
+            " ",
+            line,
+        )
         for found in SAID.finditer(plain):
             if "." in found[1] or found[2]:
                 yield Said(place, found[1], here or before)
