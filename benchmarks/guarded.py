@@ -14,8 +14,9 @@ From step 10 on
 or `huge_lr`: ten times the learning rate, under which nothing is left of the policy after two steps. And five healthy
 runs of 50 steps. Into `runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
 
-Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the 95 % bootstrap interval over seeds and
-tasks of the difference reaches 0), and in no healthy run does a rule fire that acts.
+Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is no more than 3 points
+below 0, and its 95 % bootstrap interval over seeds and tasks reaches 0); where verdicts are turned round it ends higher;
+and in no healthy run does a rule fire that acts.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from creditflow.ledger.run_folder import read_events
 from creditflow.report.bootstrap import paired_difference
 from creditflow.report.comparison import ArmResult
 
-SEEDS, HEALTHY = 3, 5
+SEEDS, HEALTHY, MARGIN = 3, 5, 0.03
 FIRST, SPOILT = 10, 3
 FUNCTIONS = ("plan_right", "digits_right", "verdict_right")
 RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
@@ -75,11 +76,13 @@ class Scenario:
 
     overrides: tuple[str, ...] = ()
     prepare: Callable[[], None] | None = None
+    saved: bool = False
+    """Whether the guard must do better, and not only no worse."""
 
 
 SICK = {
     "failing": Scenario((rewards("failing"),)),
-    "contradictory": Scenario((rewards("contradictory"),)),
+    "contradictory": Scenario((rewards("contradictory"),), saved=True),
     "misleading": Scenario((rewards("misleading"), "guard.rules.error_rate=null", "trainer.test_freq=3")),
     "not_finite": Scenario(prepare=spoil_losses),
     "shut_out": Scenario((rewards("never_enough", ["digits_right"]), "algorithm.outcome_to=answer")),
@@ -127,8 +130,11 @@ def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) ->
     yield Figure.of(f"{name}: the step of the first firing (0: none)", first)
     difference = paired_difference(*(arm.counts("pass_at_1") for arm in arms))
     spread = (difference.low, difference.high)
-    yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, spread=spread)
-    yield Figure(f"{name}: the upper end of that interval", difference.high, 0.0)
+    yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, -MARGIN, spread=spread)
+    if SICK[name].saved:
+        yield Figure(f"{name}: the lower end of that interval", difference.low, 0.0)
+    else:
+        yield Figure(f"{name}: the upper end of that interval", difference.high, 0.0)
 
 
 def fired(run: Run) -> list[dict[str, Any]]:
