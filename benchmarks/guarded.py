@@ -14,9 +14,9 @@ From step 10 on
 or `huge_lr`: ten times the learning rate, under which nothing is left of the policy after two steps. And five healthy
 runs of 50 steps. Into `runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
 
-Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is no more than 3 points
-below 0, and its 95 % bootstrap interval over seeds and tasks reaches 0); where verdicts are turned round it ends higher;
-and in no healthy run does a rule fire that acts.
+Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is no more than 3
+points below 0, and its 95 % bootstrap interval over seeds and tasks reaches 0); where verdicts are turned round it ends
+higher; and in no healthy run does a rule fire that acts.
 """
 
 from __future__ import annotations

@@ -22,8 +22,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import yaml
+
 from benchmarks.record import RESULTS, ROOT, Figure, write
 from benchmarks.runs import Run, finish
+from creditflow.credit.thresholds import Observed, make_threshold
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.report.bootstrap import Difference, paired_difference
 from creditflow.report.comparison import ArmResult, spread
@@ -230,9 +233,12 @@ class Study:
 
 
 def _fell(run: Run) -> bool:
-    """Whether a validation was so far below the best of the three before it that a tuned threshold is lowered."""
+    """Whether a tuned threshold would have been lowered in this run, before its last validation, which ends it."""
+    threshold = make_threshold(yaml.safe_load(TUNED))
     accuracy = [row["val/pass_at_1"] for row in read_metrics(run.folder) if "val/pass_at_1" in row]
-    return any(max(accuracy[max(0, i - 3) : i]) - accuracy[i] > 0.05 for i in range(1, len(accuracy)))
+    for value in accuracy[:-1]:
+        threshold.update(Observed({}, {}, value))
+    return threshold.theta("planner") < 0.5
 
 
 def _plain(name: str) -> str:
