@@ -299,6 +299,12 @@ def test_a_fallback_to_modules_that_there_are_not_is_refused_before_anything_is_
     assert not (recipe().parent / "run").exists()
 
 
+def test_a_fallback_to_adapters_where_there_is_nothing_else_is_refused(recipe) -> None:
+    with pytest.raises(ConfigError, match=r"guard.fallback.trainable: expected all where every policy trains adapters"):
+        run(recipe(), "run", "guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2")
+    assert not (recipe().parent / "run").exists()
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_in_healthy_runs_of_fifty_steps_no_acting_rule_fires(recipe, seed) -> None:
     path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")

@@ -54,6 +54,18 @@ def test_tensorboard_has_the_numbers_of_a_run_that_was_gone_on_with(recipe_file)
         assert close(tensorboard_numbers(path, key), path, key), key
 
 
+def test_agents_keep_their_names_apart_where_mlflow_does_not_take_them() -> None:
+    sent = []
+
+    class Tracker:
+        def log(self, metrics, step):
+            sent.append(metrics)
+
+    trackers = Trackers(print, {"mlflow": Tracker()})
+    trackers.log(1, {"credit/mean/a(b": 1.0, "credit/mean/a)b": 2.0, "credit/mean/ä b": 3.0})
+    assert sent == [{"credit/mean/a_x28b": 1.0, "credit/mean/a_x29b": 2.0, "credit/mean/ä b": 3.0}]
+
+
 def test_mlflow_has_the_numbers_and_options_of_a_run(recipe_file, monkeypatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

@@ -166,10 +166,10 @@ def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
 
 
 def _named_for(tracker: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """MLflow takes letters, digits, and _ - . : / and blanks in names."""
+    """MLflow takes letters, digits, and _ - . : / and blanks in names; what else is in one, by its code."""
     if tracker != "mlflow":
         return dict(metrics)
-    return {re.sub(r"[^\w\-. :/]", "_", key): value for key, value in metrics.items()}
+    return {re.sub(r"[^\w\-. :/]", lambda odd: f"_x{ord(odd[0]):x}", key): value for key, value in metrics.items()}
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:

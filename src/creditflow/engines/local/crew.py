@@ -127,6 +127,10 @@ class Crew:
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
         crew = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
         if config.guard.fallback.trainable == "lora":
+            if not crew._whole_actors():
+                raise ConfigError(
+                    f"{FALLBACK_KEY}.trainable: expected all where every policy trains adapters already, got lora"
+                )
             for actor in crew._whole_actors():
                 expect_fits(actor.policy.model, config.guard.fallback, FALLBACK_KEY)
         return crew
