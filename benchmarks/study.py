@@ -33,7 +33,7 @@ from creditflow.report.comparison import ArmResult, spread
 
 RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
 SEEDS, TUNING_SEED = 5, 100
-RATES = ("2.0e-4", "4.0e-4", "8.0e-4")
+RATES = ("2.0e-4", "1.0e-4", "4.0e-4")
 ALWAYS = (
     "trainer.total_training_steps=16",
     "data.train_batch_size=8",
