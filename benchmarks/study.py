@@ -140,6 +140,8 @@ class Arm:
     @property
     def family(self) -> Arm:
         """The arm whose learning rate it has."""
+        if self.outcome_to == "all" and self.rule in AS_GATED:
+            return GATED
         return Arm(RULES[self.rule].rate_of, self.outcome_to)
 
     @property
@@ -148,7 +150,10 @@ class Arm:
 
 
 ARMS = tuple(Arm(name, outcome_to) for name, rule in RULES.items() for outcome_to in rule.outcome_to)
-IDENTICAL, OWN = Arm("identical", "all"), Arm("none", "all")
+IDENTICAL, OWN, GATED = Arm("identical", "all"), Arm("none", "all"), Arm("threshold", "all")
+AS_GATED = ("none", "threshold 0.7", "neutral", "conditional")
+"""With the outcome to all these are `threshold` to the bit: executors' scores are 0, 0.5 or 1, and at origin 1 a right
+step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner."""
 
 
 @dataclass(frozen=True)
@@ -163,8 +168,10 @@ class Study:
 
     def run(self, arm: Arm, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One run, in the folder `under`."""
-        if arm.rule == "identical" and case not in OTHER_TEAMS:
+        if arm == IDENTICAL and case not in OTHER_TEAMS:
             case = next(iter(CASES))  # it looks at no sub-reward: but for the team these runs are the same
+        if arm.outcome_to == "all" and arm.rule in AS_GATED:
+            arm = GATED
         name = f"{_plain(case)}/{_plain(str(arm))}/seed{seed}"
         rates = (f"actor_rollout_ref.actor.optim.lr={rate}",)
         options = (*ALWAYS, *CASES[case], *arm.overrides, *rates, *more, *self.short)
@@ -173,7 +180,7 @@ class Study:
     def before(self, case: str) -> Run:
         """The model that training begins with, evaluated."""
         one = ("trainer.total_training_steps=1",)
-        return self.run(OWN, case, 0, "1.0e-12", *one, under="before")
+        return self.run(IDENTICAL, case, 0, "1.0e-12", *one, under="before")
 
     def tuning(self, family: Arm, case: str, rate: str) -> Run:
         """On tasks that are never reported."""

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 
-from benchmarks import cases, ideas
+from benchmarks import cases, ideas, study
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
 from tests.reward.plays import a_play
@@ -177,3 +178,28 @@ def test_what_reaches_a_step_is_centered_among_steps_that_fared_alike() -> None:
     for pair in (planner[:2], planner[2:]):  # nothing below them closed; something did
         assert received_S[pair].mean() == pytest.approx(0.0, abs=1e-12)
         assert np.diff(received_S[pair]) == pytest.approx(np.diff(plain_S[pair]))
+
+
+@pytest.mark.parametrize("rule", study.AS_GATED)
+def test_rules_that_the_study_takes_for_one_give_the_same_credit(rule: str) -> None:
+    """In plays as those of its cases: a planner, executors with scores of 0, 0.5 or 1, verifiers with 0 or 1."""
+    rng, played = np.random.default_rng(0), []
+    for n in range(24):
+        play = named(a_play(agents="peveveveev"), f"0-1-{n // 8}-{n % 8}")
+        play.uid, play.outcome = str(n // 8), Score(float(rng.integers(2)))
+        for step in play.steps:
+            value = {"p": rng.integers(7) / 6, "e": rng.integers(3) / 2, "v": rng.integers(2)}[step.agent]
+            if rng.random() < 0.8:
+                step.scores = {"right": Score(float(value))}
+        played.append(play)
+    batch = TrajectoryBatch.from_trajectories(played)
+
+    def credit(name: str) -> np.ndarray:
+        chosen = [
+            override.split("=", 1) for override in study.RULES[name].overrides if override.startswith("algorithm.")
+        ]
+        options = {key.removeprefix("algorithm."): yaml.safe_load(value) for key, value in chosen}
+        return assign(batch, CreditOptions(group_by="agent", **options)).advantage_S
+
+    assert (credit(rule) == credit("threshold")).all()
+    assert (credit("threshold 0.3") != credit("threshold")).any()
