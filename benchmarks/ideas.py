@@ -130,7 +130,6 @@ def _bins(score_S: Floats) -> Ints:
     return np.searchsorted(edges, score_S, side="right")
 
 
-@propagation_rule("posterior")
 def posterior(flow: Flow) -> Credit:
     """`w_r * (p + (1 - p) * s - b)` and the outcome: `s`, what a wrong step of this score is worth."""
     options, batch = flow.options, flow.batch
@@ -156,7 +155,6 @@ def posterior(flow: Flow) -> Credit:
     return Credit(own_S, nothing_S, shared_S, nothing_S, reached_S)
 
 
-@propagation_rule("conditional")
 def conditional(flow: Flow) -> Credit:
     """`threshold`, whose received part is centered apart where a scored descendant closed and where none did."""
     made = PROPAGATION_RULES["threshold"].credit(flow)
@@ -169,3 +167,10 @@ def conditional(flow: Flow) -> Credit:
     cells = 2 * (int(batch.agent_of_step.max()) + 1)
     mean_C = np.bincount(cell_S, made.received_S, cells) / np.maximum(np.bincount(cell_S, minlength=cells), 1)
     return replace(made, received_S=made.received_S - mean_C[cell_S])
+
+
+def register() -> None:
+    """Let recipes of this process name the two rules."""
+    for rule in (posterior, conditional):
+        if rule.__name__ not in PROPAGATION_RULES.names():
+            propagation_rule(rule.__name__)(rule)

@@ -95,8 +95,8 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
     `until`: by `time.monotonic()`. Raises RuntimeError, with the end of its log, where a run failed, or where another
     process is doing runs below the same folder.
     """
-    waiting = [run for run in runs if not run.finished]
-    print(f"{title}: {len(runs) - len(waiting)} of {len(runs)} runs are there", flush=True)
+    waiting = [run for run in dict.fromkeys(runs) if not run.finished]
+    print(f"{title}: {len(waiting)} of {len(set(runs))} runs are to be done", flush=True)
     if not waiting:
         return True
     os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")

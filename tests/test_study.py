@@ -1,6 +1,7 @@
 """What the study of thresholds rests on: its cases are what they say, and so is what its own rules compute."""
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,20 @@ import yaml
 
 from benchmarks import cases, ideas, study
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
 from tests.reward.plays import a_play
 from tests.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of, play_with
+
+
+@pytest.fixture(autouse=True)
+def ideas_registered() -> Iterator[None]:
+    """While a test of this file runs: the package has no such rules, as other tests see."""
+    ideas.register()
+    yield
+    for name in ("posterior", "conditional"):
+        PROPAGATION_RULES.remove(name)
+
 
 TRAINING, EVALUATION = "0-3-1-2", "1-1-2"
 
