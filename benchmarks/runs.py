@@ -6,7 +6,6 @@ runs are made and found again; not what is compared.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import multiprocessing
@@ -15,15 +14,14 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from benchmarks.record import ROOT
-from creditflow.files import write_whole
+from creditflow.files import alone_in, write_whole
 from creditflow.report.comparison import RunResult
 
 _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
@@ -105,7 +103,10 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
     running: dict[ForkProcess, Run] = {}
     fork, parent = multiprocessing.get_context("fork"), os.getpid()
     began, said, done, out_of_time = time.monotonic(), time.monotonic(), 0, False
-    with _alone([run.folder for run in waiting]):
+    common = Path(os.path.commonpath([run.folder.parent for run in waiting]))
+    common.mkdir(parents=True, exist_ok=True)
+    # Two at once would clear each other's folders away.
+    with alone_in(common, RuntimeError(f"{common}: another process is doing runs there")):
         try:
             while waiting or running:
                 out_of_time = until is not None and time.monotonic() > until
@@ -131,19 +132,6 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
                 process.kill()
                 process.join()
     return not waiting
-
-
-@contextmanager
-def _alone(folders: Sequence[Path]) -> Iterator[None]:
-    """Two that do the same runs would clear each other's folders away."""
-    common = Path(os.path.commonpath([folder.parent for folder in folders]))
-    common.mkdir(parents=True, exist_ok=True)
-    with (common / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"{common}: another process is doing runs there") from None
-        yield
 
 
 def _failure(run: Run, code: int | None) -> str:

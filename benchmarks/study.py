@@ -1,8 +1,8 @@
 """Which rule of credit wins where: `python -m benchmarks.study [--minutes M] [--quick]`, or `make study`.
 
-`arithmetic_chain`, 16 training steps of 8 tasks and 8 plays, under 30 rules of credit (`RULES`, most of them with the
-outcome to all steps and to the answer alone) in 7 cases (`CASES`: what the sub-rewards are like), 5 seeds each,
-evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of their
+`arithmetic_chain`, 16 training steps of 8 tasks and 8 plays, under 16 rules of credit (`RULES`, most of them with the
+outcome to all steps and to the answer alone: 30 arms) in 7 cases (`CASES`: what the sub-rewards are like), 5 seeds
+each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of their
 own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind of.
 
 About a thousand runs of 35 seconds: five hours on two cores. Into `runs/study/`, where finished runs are found again,
@@ -152,8 +152,9 @@ class Arm:
 ARMS = tuple(Arm(name, outcome_to) for name, rule in RULES.items() for outcome_to in rule.outcome_to)
 IDENTICAL, OWN, GATED = Arm("identical", "all"), Arm("none", "all"), Arm("threshold", "all")
 AS_GATED = ("none", "threshold 0.7", "neutral", "conditional")
-"""With the outcome to all these are `threshold` to the bit: executors' scores are 0, 0.5 or 1, and at origin 1 a right
-step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner."""
+"""With the outcome to all these are run once, as `threshold`: executors' scores are 0, 0.5 or 1, and at origin 1 a
+right step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner. Only an answer
+of more than two digits, which ends its play, could be scored otherwise."""
 
 
 @dataclass(frozen=True)

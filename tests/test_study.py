@@ -215,3 +215,9 @@ def test_rules_that_the_study_takes_for_one_give_the_same_credit(rule: str) -> N
 
     assert (credit(rule) == credit("threshold")).all()
     assert (credit("threshold 0.3") != credit("threshold")).any()
+
+
+def test_every_case_differs_from_the_others() -> None:
+    assert len(set(study.CASES.values())) == len(study.CASES)
+    assert "digits_of_reference" in study.CASES["inheriting"][0]
+    assert "one_in_three" in study.CASES["every third"][0]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from creditflow.errors import InputError
@@ -47,6 +49,17 @@ def make_folder(path: Path, key: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{key}: {path} cannot be made: {error.strerror}") from error
+
+
+@contextmanager
+def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
+    """While no other process is in here with the same folder, which is there. Raises `refused` where one is."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refused from None
+        yield
 
 
 def _sync(path: Path) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from creditflow.engines.local.plays import total_steps
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.run import run_path
 from creditflow.errors import ConfigError, CreditflowError, InputError
-from creditflow.files import make_folder, write_whole
+from creditflow.files import alone_in, make_folder, write_whole
 from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
 from creditflow.parts import Parts, build_parts
@@ -97,7 +95,9 @@ def compare(
     runs = _plan(path, overrides, recipe, key, arms, seeds, folder)
 
     make_folder(folder, "trainer.default_local_dir")
-    with _alone_in(folder):
+    # Two at once would take each other's live runs for broken ones.
+    taken = InputError(f"trainer.default_local_dir: another comparison is running in {folder}")
+    with alone_in(folder, taken):
         waiting = [run for run in runs if not _found(run)]
         reporter.say(f"comparison folder: {folder}")
         for arm in arms:
@@ -192,17 +192,6 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
     varied = [override for override in arm.overrides if override.partition("=")[0] == key]
     if load_recipe(path, (*settings, *varied)).config != resolved.config:
         raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well, and {arm.name} would not have it")
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Two comparisons at once would take each other's live runs for broken ones."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"trainer.default_local_dir: another comparison is running in {folder}") from None
-        yield
 
 
 def _found(run: Run) -> bool:
