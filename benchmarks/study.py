@@ -2,8 +2,9 @@
 
 `arithmetic_chain`, 16 training steps of 8 tasks and 8 plays, under 16 rules of credit (`RULES`, most of them with the
 outcome to all steps and to the answer alone: 30 arms) in 7 cases (`CASES`: what the sub-rewards are like), 5 seeds
-each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of their
-own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind of.
+each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of
+their own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind
+of.
 
 About a thousand runs of 35 seconds: five hours on two cores. Into `runs/study/`, where finished runs are found again,
 so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). Seeds are outermost: what is
@@ -153,8 +154,8 @@ ARMS = tuple(Arm(name, outcome_to) for name, rule in RULES.items() for outcome_t
 IDENTICAL, OWN, GATED = Arm("identical", "all"), Arm("none", "all"), Arm("threshold", "all")
 AS_GATED = ("none", "threshold 0.7", "neutral", "conditional")
 """With the outcome to all these are run once, as `threshold`: executors' scores are 0, 0.5 or 1, and at origin 1 a
-right step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner. Only an answer
-of more than two digits, which ends its play, could be scored otherwise."""
+right step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner. Only an
+answer of more than two digits, which ends its play, could be scored otherwise."""
 
 
 @dataclass(frozen=True)
