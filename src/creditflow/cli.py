@@ -206,6 +206,30 @@ def simulate(
     simulate(team, overrides or [], plot, _reporter())
 
 
+@app.command()
+def why(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    step: Annotated[str | None, typer.Argument(metavar="STEP", help="The id of a step.", show_default=False)] = None,
+    *,
+    token: Annotated[
+        int | None, typer.Option(metavar="J", help="A token of its response, from 0.", show_default=False)
+    ] = None,
+    trajectory: Annotated[
+        str | None, typer.Option(metavar="T", help="Show this play instead, one line a step.", show_default=False)
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The operations and terms of a step as JSON.")] = False,
+) -> None:
+    """Where the advantage of a step came from, term by term; ends with the number that was trained on."""
+    from creditflow.commands.why import why_step, why_trajectory
+
+    if (step is None) == (trajectory is None):
+        raise InputError("why: expected the id of a step, or --trajectory T")
+    if trajectory is not None:
+        why_trajectory(run, trajectory)
+    elif step is not None:
+        why_step(run, step, token, as_json=json)
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -738,40 +738,129 @@ _SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
 """Columns of numbers whose high bytes are alike: byte by byte they are a fifth smaller, and written faster."""
 
 
-def write(batch: TrajectoryBatch, path: Path | str, step_columns: Mapping[str, NDArray[Any]] | None = None) -> None:
-    """See `TrajectoryBatch.write_parquet`."""
-    table, step_columns = table_of(batch), step_columns or {}
+def write(
+    batch: TrajectoryBatch,
+    path: Path | str,
+    step_columns: Mapping[str, NDArray[Any]] | None = None,
+    *,
+    trajectory_columns: Mapping[str, NDArray[Any]] | None = None,
+    token_columns: Mapping[str, NDArray[Any]] | None = None,
+    facts: Mapping[str, Any] | None = None,
+) -> None:
+    """See `TrajectoryBatch.write_parquet`. `trajectory_columns`, `token_columns`: further [N] and [T] columns.
+
+    `facts`: what is said of the file as a whole, as JSON can hold it.
+    """
+    table, step_columns, facts = table_of(batch), step_columns or {}, facts or {}
     has_step_R = table.column("step_id").is_valid().to_numpy()
     step_of_row = np.where(has_step_R, np.cumsum(has_step_R) - 1, -1)
-    for name, values in step_columns.items():
-        if name in schema().names:
-            raise BatchError(f"column {name}: a trajectory batch has one of that name already")
-        if len(values) != batch.n_steps:
-            raise BatchError(f"column {name}: expected {batch.n_steps} values, one per step, got {len(values)}")
-        table = table.append_column(name, _take(pa.array(values), step_of_row))
+    trajectory_of_row = np.cumsum(_starts(table)[0]) - 1
+    kinds = (
+        (step_columns, batch.n_steps, "step", pa.array, step_of_row),
+        (trajectory_columns or {}, batch.n_trajectories, "trajectory", pa.array, trajectory_of_row),
+        (
+            token_columns or {},
+            len(batch.response_ids),
+            "response token",
+            lambda values: _lists(batch.token_offsets, values, pa.float64()),
+            step_of_row,
+        ),
+    )
+    for columns, expected, each, array, of_row in kinds:
+        for name, values in columns.items():
+            if name in table.column_names:
+                raise BatchError(f"column {name}: a trajectory batch has one of that name already")
+            if len(values) != expected:
+                raise BatchError(f"column {name}: expected {expected} values, one per {each}, got {len(values)}")
+            table = table.append_column(name, _take(array(values), of_row))
+    repeated = {*_REPEATED, *step_columns, *(trajectory_columns or {})}
+    split = {*_SPLIT, *(token_columns or {})}
     leaf = {f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name for f in table.schema}
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         path,
+        table.schema,
         compression="zstd",  # a third smaller than lz4, for a fifth more time
-        use_dictionary=[leaf[name] for name in leaf if name in _REPEATED or name in step_columns],
+        use_dictionary=[leaf[name] for name in leaf if name in repeated],
         dictionary_pagesize_limit=1 << 30,  # a long task stays where it stands once
-        column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in _SPLIT},
+        column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in leaf if name in split},
         write_statistics=False,
         store_schema=False,  # other readers need not know that texts were dictionaries here
-    )
+    ) as writer:
+        writer.write_table(table)
+        if facts:
+            writer.add_key_value_metadata({_FACTS: json.dumps(facts)})
+
+
+_FACTS = b"creditflow"
+"""The key of `facts` in a file's metadata."""
 
 
 def read(path: Path | str) -> TrajectoryBatch:
     """See `TrajectoryBatch.read_parquet`."""
-    wanted = schema().names
+    return read_beside(path)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands in a file beside the batch."""
+
+    facts: dict[str, Any]
+    step: dict[str, NDArray[Any]]
+    """[S] columns by name; NaN for null."""
+    trajectory: dict[str, NDArray[Any]]
+    """[N]"""
+    token: dict[str, NDArray[Any]]
+    """[T]"""
+
+
+def read_beside(
+    path: Path | str,
+    step_columns: Iterable[str] = (),
+    *,
+    trajectory_columns: Iterable[str] = (),
+    token_columns: Iterable[str] = (),
+) -> tuple[TrajectoryBatch, Beside]:
+    """The batch in a file, and those of the named columns beside it that are there.
+
+    Raises BatchError for a file that is none of ours, or whose columns contradict one another.
+    """
     try:
-        present = set(pq.read_schema(path).names)
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]
-        table = pq.read_table(path, columns=[n for n in wanted if n in present], read_dictionary=repeated)
+        with pq.ParquetFile(path, read_dictionary=repeated) as file:  # pq.read_table would import pandas
+            present = set(file.schema_arrow.names)
+            wanted = (*schema().names, *step_columns, *trajectory_columns, *token_columns)
+            table = file.read(columns=[name for name in wanted if name in present])
+            facts = json.loads((file.metadata.metadata or {}).get(_FACTS, b"{}"))
     except (OSError, ValueError) as error:
         raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
     try:
-        return batch_of(table)
+        batch = batch_of(table)
+        return batch, _beside(table, batch, facts, *map(tuple, (step_columns, trajectory_columns, token_columns)))
     except BatchError as error:
         raise BatchError(f"{path}: {error}") from error
+
+
+def _beside(
+    table: pa.Table,
+    batch: TrajectoryBatch,
+    facts: dict[str, Any],
+    of_steps: tuple[str, ...],
+    of_trajectories: tuple[str, ...],
+    of_tokens: tuple[str, ...],
+) -> Beside:
+    first_R, has_step_R = _starts(table)
+    present = set(table.column_names)
+
+    def rows(name: str, of_row: Bools) -> pa.Array:
+        return _whole(table.column(name).filter(pa.array(of_row)))
+
+    token = {name: rows(name, has_step_R) for name in of_tokens if name in present}
+    for name, lists in token.items():
+        if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
+            raise BatchError(f"column {name}: expected a value for each response token of each step")
+    return Beside(
+        facts,
+        {name: rows(name, has_step_R).to_numpy(zero_copy_only=False) for name in of_steps if name in present},
+        {name: rows(name, first_R).to_numpy(zero_copy_only=False) for name in of_trajectories if name in present},
+        {name: lists.flatten().to_numpy(zero_copy_only=False) for name, lists in token.items()},
+    )

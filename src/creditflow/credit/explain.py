@@ -7,9 +7,9 @@ has an explanation of its own. So is what a registered rule or estimator made: o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -63,7 +63,8 @@ class Explanation:
     """The same for people: parts that add up to the advantage, each already divided and weighted. None where the step
     does not learn."""
     rounding: float
-    """What the parts leave, because they were rounded one by one: `advantage - sum of terms`."""
+    """What the parts leave, because they were rounded one by one: `advantage - sum of terms`, which is exact. With it
+    they add up to the advantage, bit for bit."""
 
     @property
     def advantage(self) -> float:
@@ -117,7 +118,7 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
             f"step {assignment.batch.step_ids[s]}: the operations give {value!r}, but {trained!r} was assigned. "
             "This is a fault of creditflow; please report it with the batch"
         )
-    rounding = trained - math.fsum(value for _, value in story.terms)
+    rounding = Fraction(trained) - sum(Fraction(value) for _, value in story.terms)
     return Explanation(
         assignment.batch.step_ids[s], position, tuple(story.operations), tuple(story.terms), float(rounding)
     )
@@ -373,7 +374,7 @@ class _Story:
         if not high > low or (value - low) / (high - low) != rescaled:
             return self.given(name, rescaled, f"rescaled; not what the raw score {value!r} would give")
         lowest = self.given(f"lowest {name}", low)
-        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value), lowest)
+        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value, raw.reason), lowest)
         width = self.make(f"range of {name}", "-", self.given(f"highest {name}", high), lowest)
         return self.make(name, "/", above, width)
 

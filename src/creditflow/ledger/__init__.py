@@ -1,5 +1,7 @@
-"""The append-only record of a run, in its folder. Writes what it is given; computes nothing."""
+"""The append-only record of a run, in its folder: written by a run, read by whoever asks. Computes nothing."""
 
+from creditflow.ledger.reader import Ledger
 from creditflow.ledger.run_folder import RunFolder
+from creditflow.ledger.step_files import Recorded
 
-__all__ = ["RunFolder"]
+__all__ = ["Ledger", "Recorded", "RunFolder"]

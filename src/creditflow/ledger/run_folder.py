@@ -6,15 +6,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-from numpy.typing import NDArray
 
 from creditflow.credit import Assignment
 from creditflow.errors import DataError, InputError
 from creditflow.files import make_folder, write_whole
+from creditflow.ledger.step_files import write_step_file
 from creditflow.trajectory import TrajectoryBatch
 
 
@@ -119,15 +117,8 @@ class RunFolder:
 
         Without an assignment (credit was never assigned, because too many scores failed): the plays alone.
         """
-        columns = step_columns(assignment) if assignment else None
-        write_whole(self.path / f"steps/{step:06d}.parquet", lambda path: batch.write_parquet(path, columns))
-
-
-def step_columns(assignment: Assignment) -> dict[str, NDArray[Any]]:
-    """The [S] columns of an assignment under the names that they have in the step files."""
-    renamed = {"stratum": "stratum_in_force", "group": "group_id"}  # a column of the batch, and a word of SQL
-    names = [f.name.removesuffix("_S") for f in fields(assignment) if f.name.endswith("_S")]
-    return {renamed.get(name, name): getattr(assignment, f"{name}_S") for name in names}
+        target = self.path / f"steps/{step:06d}.parquet"
+        write_whole(target, lambda path: write_step_file(path, step, batch, assignment))
 
 
 BACK_TO = "goes_on_after"

@@ -1,0 +1,56 @@
+"""`creditflow why`: where a number that a run trained on came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from creditflow.credit import explain
+from creditflow.errors import BatchError, InputError
+from creditflow.ledger import Ledger, Recorded
+from creditflow.report.tables import results_console
+from creditflow.report.why import plain, play_lines, step_head, terms, tree
+
+
+def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
+    """The terms of one step's advantage, or of one of its tokens'; ends with the number that was trained on."""
+    ledger = Ledger.open(path)
+    recorded = ledger.read(ledger.training_step_of(step))
+    if recorded.assignment is None:
+        raise InputError(f"{ledger.file(recorded.step)}: credit was never assigned there: too many scores had failed")
+    s = recorded.batch.step_ids.index(step)
+    try:
+        explanation = explain(recorded.assignment, s, token)
+    except BatchError as error:
+        raise InputError(str(error)) from error
+    if as_json:
+        facts = {"training_step": recorded.step, "advantage": explanation.advantage, **asdict(explanation)}
+        print(json.dumps(facts))
+        return
+    head = step_head(recorded.assignment, s, recorded.step)
+    of_token = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]
+    _print(ledger, [*head, *of_token, "", *tree(explanation), "", *terms(explanation)])
+
+
+def why_trajectory(path: Path, trajectory: str) -> None:
+    """A whole play, one line a step."""
+    ledger = Ledger.open(path)
+    recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
+    n = recorded.batch.trajectory_ids.index(trajectory)
+    _print(ledger, list(play_lines(recorded.assignment, recorded.batch, n, recorded.step)))
+
+
+def _token_line(recorded: Recorded, s: int, token: int) -> str:
+    at = int(recorded.batch.token_offsets[s]) + token
+    return (
+        f"token:    {token} (id {recorded.batch.response_ids[at]}, log-probability {recorded.batch.logprobs[at]:.4f})"
+    )
+
+
+def _print(ledger: Ledger, lines: list[str]) -> None:
+    console = results_console()
+    for torn in ledger.torn:
+        lines.append(f"set aside: {plain(str(torn))} is incomplete, a crash cut it off")
+    for line in lines:
+        console.print(line, soft_wrap=True)

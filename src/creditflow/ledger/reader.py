@@ -1,0 +1,108 @@
+"""A run's folder, opened to be read. Knows where things lie; nothing of what they mean.
+
+Opening looks at names alone, so that a run of ten million steps opens at once; each file is read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from creditflow.errors import DataError, InputError, first_line
+from creditflow.ledger.run_folder import read_events, read_metrics
+from creditflow.ledger.step_files import Recorded, read_step_file
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What a run wrote down; it may still be writing."""
+
+    path: Path
+    steps: tuple[int, ...]
+    """The training steps that there are files of, in order."""
+    torn: tuple[Path, ...]
+    """Files that a crash cut off while they were written. They are set aside: `steps` does not name them."""
+
+    @classmethod
+    def open(cls, path: Path) -> Ledger:
+        """Raises InputError where `path` is no run's folder."""
+        if not (path / "run.json").is_file():
+            raise InputError(f"{path}: expected the folder of a run, with a run.json in it")
+        files = {int(file.stem): file for file in path.glob("steps/*.parquet") if file.stem.isdigit()}
+        steps = sorted(files)
+        torn = [files[steps.pop()]] if steps and _is_torn(files[steps[-1]]) else []
+        return cls(path, tuple(steps), tuple(torn))
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """`run.json`: configuration, versions, seed. Raises DataError where it is damaged."""
+        file = self.path / "run.json"
+        try:
+            run = json.loads(file.read_text())
+        except ValueError as error:
+            raise DataError(f"{file}: not JSON: {first_line(error)}") from error
+        if not isinstance(run, dict):
+            raise DataError(f"{file}: expected a JSON object, got {type(run).__name__}")
+        return run
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """See `read_metrics`."""
+        return read_metrics(self.path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """See `read_events`."""
+        return read_events(self.path)
+
+    def file(self, step: int) -> Path:
+        """Where training step `step` lies. Raises InputError where there is none."""
+        if step not in self.steps:
+            has = f"{self.steps[0]} to {self.steps[-1]}" if self.steps else "none"
+            raise InputError(f"{self.path}: expected a training step that is on record ({has}), got {step}")
+        return self.path / f"steps/{step:06d}.parquet"
+
+    def read(self, step: int) -> Recorded:
+        """Training step `step`. Raises InputError where there is none, DataError where its file cannot be read."""
+        return read_step_file(self.file(step))
+
+    def __iter__(self) -> Iterator[Recorded]:
+        return (self.read(step) for step in self.steps)
+
+    def training_step_of(self, id: str, column: str = "step_id") -> int:
+        """The training step in which the step (or, `column`: `trajectory_id`) named `id` was made.
+
+        An id says where to look first: our engines put the training step into it. Raises InputError for none.
+        """
+        if not self.steps:
+            raise InputError(f"{self.path}: no training step is on record yet")
+        said = [n for n in dict.fromkeys(map(int, re.findall(r"\d{1,9}", id))) if n in self.steps]
+        for step in (*said, *(n for n in reversed(self.steps) if n not in said)):
+            if id in _ids(self.file(step), column):
+                return step
+        example = _ids(self.file(self.steps[-1]), column)[:1] or ["..."]
+        noun = "step" if column == "step_id" else "trajectory"
+        raise InputError(f"{self.path}: expected the id of a {noun}, such as {example[0]!r}; there is no {id!r}")
+
+
+def _ids(file: Path, column: str) -> list[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as opened:
+            values: list[str] = opened.read(columns=[column]).column(column).drop_null().to_pylist()
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise DataError(f"{file}: not a readable Parquet file of steps: {first_line(error)}") from error
+    return values
+
+
+def _is_torn(file: Path) -> bool:
+    """Whether a file ends where no whole one does: a Parquet file ends with the length of its footer and a mark."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, 2)
+        stream.seek(max(size - 8, 0))
+        tail = stream.read()
+    return tail[4:] != b"PAR1" or int.from_bytes(tail[:4], "little") > size - 12

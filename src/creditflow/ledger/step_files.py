@@ -1,0 +1,164 @@
+"""`steps/NNNNNN.parquet`: a training step's plays, and all that made their advantages.
+
+Knows how an assignment lies in columns; computes no credit. The schema, with its version, is in docs/ledger.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from creditflow.credit import Assignment, CreditOptions
+from creditflow.credit.advantage import CriticTerms
+from creditflow.errors import BatchError, ConfigError, DataError
+from creditflow.trajectory import TrajectoryBatch
+
+VERSION = 1
+"""Of the columns and facts of a step file. Files of a later one are refused; those without one say no options."""
+
+_RENAMED = {"stratum": "stratum_in_force", "group": "group_id", "in": "gate_in", "out": "gate_out"}
+"""What is a column of the batch already, or a word of SQL."""
+_CRITIC = "critic_"
+"""What the names of a critic's columns begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One training step, as it was written down."""
+
+    step: int
+    batch: TrajectoryBatch
+    assignment: Assignment | None
+    """None where credit was never assigned: too many scores failed."""
+
+
+def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: Assignment | None) -> None:
+    """The file of training step `step`. Without an assignment: the plays alone."""
+    from creditflow import table
+
+    facts: dict[str, Any] = {"version": VERSION, "training_step": step}
+    if assignment is None:
+        table.write(batch, path, facts=facts)
+        return
+    options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
+    facts |= {"options": options, "singletons": assignment.singletons}
+    names, given, tokens = _columns(), _arrays(assignment), len(batch.response_ids)  # what no token has is not written
+    step_columns, trajectory_columns, token_columns = (
+        {name: given[name] for name in of_kind if name in given}
+        for of_kind in (names.step, names.trajectory, names.token)
+    )
+    table.write(
+        batch,
+        path,
+        step_columns,
+        trajectory_columns=trajectory_columns,
+        token_columns={name: values for name, values in token_columns.items() if len(values) == tokens},
+        facts=facts,
+    )
+
+
+def read_step_file(path: Path) -> Recorded:
+    """What `write_step_file` wrote, the advantage of each step bit for bit; but for `shadow`, which can be made again.
+
+    Raises DataError for a file that cannot be read: a torn one, one of a later version, one without the options that
+    its credit was assigned under, or whose rule is not registered in this process.
+    """
+    from creditflow import table
+
+    names = _columns()
+    try:
+        batch, beside = table.read_beside(
+            path, names.step, trajectory_columns=names.trajectory, token_columns=names.token
+        )
+    except BatchError as error:
+        raise DataError(str(error)) from error
+    version = beside.facts.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise DataError(
+            f"{path}: a step file of version {version}; this creditflow reads up to {VERSION}: update creditflow"
+        )
+    step = int(beside.facts.get("training_step", path.stem if path.stem.isdigit() else 0))
+    if "advantage" not in beside.step:
+        return Recorded(step, batch, None)
+    if "options" not in beside.facts:
+        raise DataError(
+            f"{path}: expected the options of credit that it was written under; it is of an older creditflow"
+        )
+    options = _options(path, beside.facts["options"])
+    columns = {**beside.step, **beside.trajectory, **beside.token}
+    made = _assignment(path, batch, options, columns, int(beside.facts.get("singletons", 0)))
+    return Recorded(step, batch, made)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    step: tuple[str, ...]
+    trajectory: tuple[str, ...]
+    token: tuple[str, ...]
+
+
+def _columns() -> _Names:
+    """The names of an assignment's columns, those of a critic last."""
+    every = [(f.name, "") for f in fields(Assignment)] + [(f.name, _CRITIC) for f in fields(CriticTerms)]
+
+    def of(suffix: str) -> tuple[str, ...]:
+        return tuple(_column(name, prefix) for name, prefix in every if name.endswith(suffix))
+
+    return _Names(of("_S"), of("_N"), of("_T"))
+
+
+def _column(field: str, prefix: str = "") -> str:
+    """The name of a field's column. `advantage` is the step's: the token's needs a name of its own."""
+    stem, suffix = field[:-2], field[-2:]
+    stem = _RENAMED.get(stem, stem)
+    return f"{prefix}{stem}_of_tokens" if suffix == "_T" else f"{prefix}{stem}"
+
+
+def _arrays(assignment: Assignment) -> dict[str, NDArray[Any]]:
+    """The columns of an assignment that are there, by name."""
+    found = {_column(f.name): getattr(assignment, f.name) for f in fields(assignment) if f.name[-2:] in _SUFFIXES}
+    if (critic := assignment.critic) is not None:
+        found |= {_column(f.name, _CRITIC): getattr(critic, f.name) for f in fields(critic)}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+_SUFFIXES = ("_S", "_N", "_T")
+
+
+def _assignment(
+    path: Path, batch: TrajectoryBatch, options: CreditOptions, columns: Mapping[str, NDArray[Any]], singletons: int
+) -> Assignment:
+    def values(field: str, prefix: str = "") -> NDArray[Any]:
+        name = _column(field, prefix)
+        if name not in columns:
+            raise DataError(f"{path}: expected a column {name}, found none")
+        return columns[name]
+
+    given: dict[str, Any] = {f.name: values(f.name) for f in fields(Assignment) if f.name[-2:] in ("_S", "_N")}
+    of_tokens: dict[str, Any] = {
+        f.name: columns.get(_column(f.name)) for f in fields(Assignment) if f.name.endswith("_T")
+    }
+    critic = None
+    if _column("first_S", _CRITIC) in columns:
+        no_tokens = {"token_reward_T": columns.get(_column("token_reward_T", _CRITIC), np.zeros(0))}
+        critic = CriticTerms(
+            **{f.name: values(f.name, _CRITIC) for f in fields(CriticTerms) if f.name not in no_tokens}, **no_tokens
+        )
+    return Assignment(
+        **given, **of_tokens, critic=critic, singletons=singletons, options=options, shadow=None, batch=batch
+    )
+
+
+def _options(path: Path, given: Mapping[str, Any]) -> CreditOptions:
+    known = {f.name for f in fields(CreditOptions)}
+    try:
+        options = CreditOptions(**{name: value for name, value in given.items() if name in known})
+        options.validate()
+    except ConfigError as error:
+        raise DataError(f"{path}: {error}; import the module that registers what it was made with") from error
+    return options

@@ -1,0 +1,161 @@
+"""Where one advantage came from, as a tree; and a play, one line a step. Text for a terminal; computes no credit.
+
+What models, tasks and reward functions wrote is shown with its control characters spelled out: a terminal obeys none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from creditflow.credit import Assignment, Explanation
+from creditflow.credit.explain import Operation
+from creditflow.report.tables import number
+from creditflow.trajectory import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
+
+_SHOWN = 400
+"""Characters of a prompt or response."""
+_REASON = 200
+
+
+def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
+    """Which step it is, what it was asked and said, and what each reward function made of it."""
+    batch = assignment.batch
+    n = batch.trajectory_of_step[s]
+    parents = batch.index_of_step[batch.edge_parent[batch.edge_child == s]].tolist()
+    uses = f"uses step{'s' if len(parents) > 1 else ''} {', '.join(map(str, parents))}" if parents else "uses no step"
+    lines = [
+        f"step {plain(batch.step_ids[s])}: {plain(batch.agent_names[batch.agent_of_step[s]])}, turn "
+        f"{batch.turn_of_step[s]}, step {batch.index_of_step[s]} of play {plain(batch.trajectory_ids[n])}, {uses}",
+        f"training step {training_step}, policy {plain(batch.policy_names[batch.policy_of_step[s]])}, version "
+        f"{batch.policy_version[s]}",
+        f"prompt:   {plain(batch.prompts[s], _SHOWN)}",
+        f"response: {plain(batch.responses[s], _SHOWN)}",
+    ]
+    scores = batch.raw_scores[s]
+    lines += [f"{'scores:  ' if i == 0 else '         '} {_score(*of)}" for i, of in enumerate(scores.items())]
+    return lines if scores else [*lines, "scores:   no function looked at it"]
+
+
+def tree(explanation: Explanation) -> list[str]:
+    """The operations as a tree, the advantage at its root; numbers to six digits.
+
+    What a gate was decided by stands under the gate, although no operation takes it.
+    """
+    operations = explanation.operations
+    beside = _beside(operations)
+
+    def children(at: int) -> list[int]:
+        taken = [i for i in operations[at].inputs if operations[i].name not in ("zero", "one")]
+        return [*beside.get(at, ()), *taken]
+
+    lines: list[str] = []
+    # Iterative: a play may be long, and `share: once` makes an operation of every step of it.
+    stack = [(len(operations) - 1, "", "")]
+    while stack:
+        at, lead, indent = stack.pop()
+        lines.append(f"{lead}{_node(operations, at)}")
+        below = children(at)
+        for k in reversed(range(len(below))):
+            last = k == len(below) - 1
+            stack.append((below[k], indent + ("└─ " if last else "├─ "), indent + ("   " if last else "│  ")))
+    return lines
+
+
+def terms(explanation: Explanation) -> list[str]:
+    """The parts that add up to the advantage, each with all of its digits, and the advantage."""
+    parts = [*explanation.terms, ("rounding", explanation.rounding)] if explanation.terms else []
+    width = max((len(plain(name)) for name, _ in parts), default=0)
+    lines = [f"{plain(name):{width}}  {value:+}" for name, value in parts if value != 0.0 or name != "rounding"]
+    if not parts:
+        lines.append(explanation.operations[-1].note or "there are no parts")
+    return [*lines, f"= {explanation.advantage!r}"]
+
+
+def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int) -> Iterator[str]:
+    """A play: what it was about, then a line a step, with the first step that a function found wrong marked."""
+    task, outcome = batch.tasks[n], batch.outcome_scores[n]
+    yield (
+        f"play {plain(batch.trajectory_ids[n])} of task {plain(batch.group_names[batch.group_of_trajectory[n]])}, "
+        f"training step {training_step}, {TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
+    )
+    yield f"task:    {plain(task.text, _SHOWN)}"
+    yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"
+    yield f"outcome: {'nobody scored it' if outcome is None else _score('', outcome)}"
+    yield ""
+    at = np.flatnonzero(batch.trajectory_of_step == n).tolist()
+    rows = [_step_row(assignment, batch, s) for s in at]
+    wrong = first_error(assignment, batch, at)
+    head = ("step", "agent", "turn", "uses", "score", "gate", "credit", "advantage", "response")
+    widths = [max(len(row[c]) for row in (head, *rows)) for c in range(len(head) - 1)]
+    for k, row in enumerate((head, *rows)):
+        cells = [
+            cell.ljust(w) if c == 1 else cell.rjust(w) for c, (cell, w) in enumerate(zip(row, widths, strict=False))
+        ]
+        mark = "  <- first error" if k and at[k - 1] == wrong else ""
+        yield f"{'  '.join(cells)}  {row[-1]}{mark}".rstrip()
+
+
+def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:
+    """The first of `steps` with a sub-reward below that of a right step; None where there is none."""
+    if assignment is None:
+        return None
+    return next((s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < RIGHT), None)
+
+
+def plain(text: str, limit: int | None = None) -> str:
+    """On one line, control characters spelled out; cut off after `limit` characters, with how many there were."""
+    cut = text if limit is None or len(text) <= limit else text[:limit]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
+    return shown if cut is text else f"{shown}... ({len(text):,} characters)"
+
+
+def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str, ...]:
+    parents = batch.index_of_step[batch.edge_parent[batch.edge_child == s]].tolist()
+    where = (
+        str(batch.index_of_step[s]),
+        plain(batch.agent_names[batch.agent_of_step[s]]),
+        str(batch.turn_of_step[s]),
+        ",".join(map(str, parents)) or "-",
+    )
+    response = plain(batch.responses[s], 40)
+    if a is None:
+        return (*where, "-", "-", "-", "-", response)
+    score = "failed" if a.failed_S[s] else number(a.sub_reward_S[s], 2) if a.scored_S[s] else "-"
+    gate = "open" if a.gate_open_S[s] else "closed"
+    advantage = "masked" if not a.trained_S[s] else number(a.advantage_S[s], signed=True)
+    return (*where, score, gate, number(a.credit_S[s], signed=True), advantage, response)
+
+
+def _score(name: str, score: Score) -> str:
+    value = "by token" if isinstance(score.value, tuple) else f"{score.value:g}"
+    low, high = score.range
+    said = value if score.status == "ok" else score.status
+    said += f" in [{low:g}, {high:g}]" if (low, high) != (0.0, 1.0) and score.status == "ok" else ""
+    parts = [f"{plain(name)} {said}".strip()]
+    parts += ["weight 0: not part of credit"] if score.weight == 0 else []
+    parts += [plain(score.reason, _REASON)] if score.reason else []
+    parts += [f"{score.seconds:.2g} s"] if score.seconds else []
+    return "; ".join(parts)
+
+
+def _node(operations: Sequence[Operation], at: int) -> str:
+    operation = operations[at]
+    named = [plain(operations[i].name) for i in operation.inputs if operations[i].name not in ("zero", "one")]
+    made = f" = {f' {operation.symbol} '.join(named)}" if len(named) > 1 else ""
+    note = f"   # {plain(operation.note, _REASON)}" if operation.note else ""
+    return f"{plain(operation.name)}{made} = {operation.value:.6g}{note}"
+
+
+def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
+    """What no operation takes, by the one that follows it: the numbers that a gate was decided by."""
+    taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
+    found: dict[int, list[int]] = {}
+    waiting: list[int] = []
+    for at in range(len(operations)):
+        if at not in taken and operations[at].symbol == "given":
+            waiting.append(at)
+        elif waiting:
+            found[at], waiting = waiting, []
+    return found
