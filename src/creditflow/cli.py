@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from creditflow.progress import Reporter
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (YAML).", show_default=False)]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Options of the recipe to set.", show_default=False)
 ]
@@ -208,7 +209,7 @@ def simulate(
 
 @app.command()
 def why(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
+    run: Run,
     step: Annotated[str | None, typer.Argument(metavar="STEP", help="The id of a step.", show_default=False)] = None,
     *,
     token: Annotated[
@@ -228,6 +229,39 @@ def why(
         why_trajectory(run, trajectory)
     elif step is not None:
         why_step(run, step, token, as_json=json)
+
+
+@app.command()
+def recredit(
+    run: Run,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Options of credit (algorithm.*) to set.", show_default=False),
+    ] = None,
+    *,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Default: RUN/recredited/KEY=VALUE.", show_default=False),
+    ] = None,
+) -> None:
+    """Assign the credit of a run's plays again under other settings, and say how much of it moved.
+
+    Writes the new assignment as a run of its own, for why, diff, report and view.
+    """
+    from creditflow.commands.recredit import recredit
+
+    recredit(run, overrides or [], out, _reporter())
+
+
+@app.command()
+def diff(
+    first: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or an assignment.", show_default=False)],
+    second: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.", show_default=False)],
+) -> None:
+    """What two runs, or two assignments of one run, have different: settings, credit, metrics."""
+    from creditflow.commands.diff import diff
+
+    diff(first, second, _reporter())
 
 
 @data_app.command()

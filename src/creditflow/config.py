@@ -530,6 +530,27 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, given=keys_given)
 
 
+def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Options of credit by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
+
+    Raises ConfigError for another key, naming the nearest, and for a value that YAML cannot read.
+    """
+    import yaml
+
+    known = [one.name for one in dataclasses.fields(CreditOptions)]
+    found: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
+        if not equals or key not in known:
+            raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
+        try:
+            found[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{override}: a value is not readable as YAML") from error
+    return found
+
+
 def _leaves(section: Any, path: str = "") -> Iterator[str]:
     """The dotted keys of what stands in nested sections."""
     for key, value in section.items():

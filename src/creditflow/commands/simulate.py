@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from creditflow.config import credit_overrides
 from creditflow.credit import CreditOptions
 from creditflow.errors import ConfigError, DataError
 from creditflow.progress import Reporter
@@ -31,7 +32,8 @@ NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 
 def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, reporter: Reporter) -> None:
     """Print tables of what each rule makes of the team; `plot`: a PNG to draw."""
-    options = _options(overrides)
+    options = CreditOptions(**credit_overrides(overrides))
+    options.validate()
     if plot is not None and not plot.parent.is_dir():
         raise ConfigError(f"--plot: {plot.parent} is no folder")
     drawn = draw(team)
@@ -86,25 +88,6 @@ def shares_of(text: str, key: str) -> dict[str, float]:
         return {name.strip(): float(value) for name, value in pairs}
     except ValueError:
         raise ConfigError(f"{key}: expected agent=number, separated by commas, got {text!r}") from None
-
-
-def _options(overrides: Sequence[str]) -> CreditOptions:
-    """Those of training, with `key=value` set."""
-    import yaml
-
-    from creditflow.errors import did_you_mean
-
-    values: dict[str, Any] = {}
-    known = [one.name for one in fields(CreditOptions)]
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        key = key.removeprefix("algorithm.")
-        if not equals or key not in known:
-            raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
-        values[key] = yaml.safe_load(value)
-    options = CreditOptions(**values)
-    options.validate()
-    return options
 
 
 def _table(found: Sequence[Credited]) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from creditflow.credit.difference import moved
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
 from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
@@ -144,13 +145,10 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
     shadow = assignment.shadow
     if shadow is None:
         return {}
-    both_S = assignment.trained_S & shadow.trained_S
-    moved, _ = _by_agent(assignment, np.abs(shadow.credit_S - assignment.credit_S), both_S)
-    size, _ = _by_agent(assignment, (np.abs(shadow.credit_S) + np.abs(assignment.credit_S)) / 2, both_S)
-    flipped_S = np.sign(shadow.advantage_S) * np.sign(assignment.advantage_S) < 0
-    return {
-        **_shares("shadow/moved", assignment, moved, size),
-        **_shares("shadow/flipped", assignment, *_by_agent(assignment, flipped_S, both_S)),
+    by_agent = moved(assignment, shadow)
+    of_credit = {f"shadow/moved/{agent}": found.share_moved for agent, found in by_agent.items() if found.credit}
+    return of_credit | {
+        f"shadow/flipped/{agent}": found.share_flipped for agent, found in by_agent.items() if found.both
     }
 
 

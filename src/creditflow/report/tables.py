@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from creditflow.credit.difference import Moved
 from creditflow.monitor import Evaluation
 from creditflow.report.bootstrap import COVERAGE
 from creditflow.report.comparison import ArmDifference, ArmResult, spread
@@ -100,6 +101,16 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     for key, words in named.items():
         if key in metrics:
             table.add_row(words, number(metrics[key]))
+    return table
+
+
+def moved_table(total: Mapping[str, Moved]) -> Table:
+    """A row an agent, and one of all."""
+    table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
+    for agent, found in {**total, "all": sum(total.values(), Moved())}.items():
+        shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))
+        counts = (f"{value:,}" for value in (found.gates, found.masked, found.unmasked))
+        table.add_row(agent, f"{found.steps:,}", *shares, *counts)
     return table
 
 

@@ -1,0 +1,133 @@
+"""`creditflow diff`: two runs, or two assignments of one, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from creditflow.credit import CreditOptions
+from creditflow.credit.difference import Moved, added, moved
+from creditflow.ledger import Ledger, Recorded
+from creditflow.progress import Reporter
+from creditflow.report.tables import moved_table, new_table, number, results_console, show
+
+
+def diff(first: Path, second: Path, reporter: Reporter) -> None:
+    """What two runs, or two assignments of one, have different: settings, credit, and where they ended."""
+    one, two = Ledger.open(first), Ledger.open(second)
+    console = results_console()
+    for ledger in (one, two):
+        for torn in ledger.torn:
+            reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
+    settings = new_table("setting", "first", "second")
+    for key, values in _different(_settings(one), _settings(two)).items():
+        settings.add_row(key, *(json.dumps(value) for value in values))
+    show(console, "settings", settings) if settings.row_count else console.print("settings: the same")
+    common = [step for step in one.steps if step in two.steps]
+    sides = _Sides()
+    with reporter.bar("read", len(common)) as bar:
+        for step in common:
+            sides.take(one.read(step), two.read(step))
+            bar.advance()
+    if sides.moved:
+        show(console, f"the same plays in {sides.same} training steps: what moved", moved_table(sides.moved))
+    if sides.others:
+        show(console, f"{sides.others} training steps of other plays, by agent", sides.table())
+    metrics = new_table("metric", "first", "second")
+    last = [_last_metrics(ledger) for ledger in (one, two)]
+    for name in _SHOWN:
+        if all(name in of_run for of_run in last):
+            metrics.add_row(name, *(number(of_run[name]) for of_run in last))
+    if metrics.row_count:
+        show(console, "metrics, last of each run", metrics)
+
+
+_SHOWN = (
+    "train/pass_at_1",
+    "val/pass_at_1",
+    "val/pass_at_1_greedy",
+    "val/step_error_rate",
+    "propagation/pass_rate",
+    "reward/error_rate",
+    "actor/entropy",
+    "actor/grad_norm",
+    "timing/step_s",
+)
+
+
+@dataclass(slots=True)
+class _Sides:
+    """Two runs, training step by training step."""
+
+    moved: dict[str, Moved] = field(default_factory=dict)
+    same: int = 0
+    others: int = 0
+    sums: dict[str, Any] = field(default_factory=dict)
+    """By agent, [2, 5]: of each run steps, credit, |advantage|, scored steps, and those of them that are open."""
+
+    def take(self, one: Recorded, two: Recorded) -> None:
+        a, b = one.assignment, two.assignment
+        if a is None or b is None:
+            return
+        if a.batch.step_ids == b.batch.step_ids and a.batch.responses == b.batch.responses:
+            self.moved, self.same = added(self.moved, moved(a, b)), self.same + 1
+            return
+        self.others += 1
+        for side, made in enumerate((a, b)):
+            open_S = made.scored_S & made.gate_open_S
+            columns = (np.ones(made.batch.n_steps), made.credit_S, np.abs(made.advantage_S), made.scored_S, open_S)
+            for agent, name in enumerate(made.batch.agent_names):
+                at = made.batch.agent_of_step == agent
+                self.sums.setdefault(name, np.zeros((2, 5)))[side] += [float(column[at].sum()) for column in columns]
+
+    def table(self) -> Any:
+        table = new_table("agent", "steps", "mean credit", "mean |advantage|", "pass rate")
+        for name, sums in self.sums.items():
+            cells = []
+            for at, over in ((0, None), (1, 0), (2, 0), (4, 3)):
+                pair = [
+                    f"{s[at]:,.0f}" if over is None else number(s[at] / s[over] if s[over] else float("nan"))
+                    for s in sums
+                ]
+                cells.append(" / ".join(pair))
+            table.add_row(name, *cells)
+        return table
+
+
+def _settings(ledger: Ledger) -> dict[str, Any]:
+    """Dotted keys of the configuration, with what a recrediting changed."""
+    run = ledger.run
+    config = run.get("config")
+    flat = dict(_flat(config)) if isinstance(config, dict) else {}
+    changed = run.get("changed")
+    known = {one.name for one in fields(CreditOptions)}
+    if isinstance(changed, dict):
+        flat |= {f"algorithm.{key}": value for key, value in changed.items() if key in known}
+    flat.pop("trainer.default_local_dir", None)  # of course it is
+    return flat
+
+
+def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in section.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _different(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    pairs = {key: (one.get(key), two.get(key)) for key in {**one, **two}}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _last_metrics(ledger: Ledger) -> dict[str, float]:
+    """The newest value of each metric."""
+    found: dict[str, float] = {}
+    for row in ledger.metrics():
+        found |= {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    return found

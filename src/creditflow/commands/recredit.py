@@ -1,0 +1,112 @@
+"""`creditflow recredit`: the credit of a run's plays under other settings, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from creditflow.config import credit_overrides
+from creditflow.credit import Assignment, Observed, Threshold, assign, make_threshold
+from creditflow.credit.difference import Moved, added, moved
+from creditflow.errors import BatchError, InputError
+from creditflow.ledger import Ledger, Recorded, RunFolder
+from creditflow.progress import Reporter
+from creditflow.report.tables import moved_table, results_console, show
+
+
+def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: Reporter) -> None:
+    """Assign the credit of a run again under `overrides`; print what moved, and write it as a run of its own."""
+    ledger, changed = Ledger.open(path), credit_overrides(overrides)
+    if not ledger.steps:
+        raise InputError(f"{path}: no training step is on record yet")
+    out = out or path / "recredited" / _name(overrides)
+    if (out / "run.json").exists():
+        raise InputError(f"{out} holds an assignment already; name another folder with -o")
+    facts = ledger.run | {"recredited_from": str(path.resolve()), "changed": changed}
+    target: RunFolder | None = None
+    total: dict[str, Moved] = {}
+    with reporter.bar("recredit", len(ledger.steps)) as bar:
+        for recorded, made in reassigned(ledger, changed):
+            if target is None:  # the settings make sense
+                target = RunFolder.create(out, facts, (path / "config.yaml").read_text())
+            target.write_steps(recorded.step, recorded.batch, made)
+            if made is not None:
+                target.append_metrics(recorded.step, made.metrics())
+            if recorded.assignment is not None and made is not None:
+                total = added(total, moved(recorded.assignment, made))
+            bar.advance()
+    for torn in ledger.torn:
+        reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
+    console = results_console()
+    show(console, f"{' '.join(overrides) or 'nothing changed'}: what moved", moved_table(total))
+    console.print(f"written: {out}", soft_wrap=True)
+
+
+def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Recorded, Assignment | None]]:
+    """Each training step as it was recorded, and what the options in force then, with `changed`, make of its plays.
+
+    Without a change of the threshold, gates stand where they stood; with one, it moves from training step to training
+    step by what it sees, as it would have in training. Raises InputError where options make no sense, or ask for a
+    critic that the run had not.
+    """
+    spec = changed.get("propagation_threshold")
+    moving = make_threshold(spec) if "propagation_threshold" in changed and spec is not None else None
+    accuracy = {row["step"]: row["val/pass_at_1"] for row in ledger.metrics() if "val/pass_at_1" in row}
+    for recorded in ledger:
+        was = recorded.assignment
+        if was is None:
+            yield recorded, None
+            continue
+        options = replace(was.options, shadow=None, **changed)
+        threshold: Threshold = _AsRecorded.of(was) if moving is None else moving
+        values_T = None if was.critic is None else was.critic.values_T
+        try:
+            made = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
+        except BatchError as error:
+            raise InputError(f"training step {recorded.step}: {error}") from error
+        if moving is not None:
+            moving.update(made.observed())
+            if accuracy.get(recorded.step) is not None:
+                moving.update(Observed({}, {}, accuracy=accuracy[recorded.step]))
+        yield recorded, made
+
+
+@dataclass(slots=True)
+class _AsRecorded:
+    """The thresholds that were in force in a training step, agent by agent."""
+
+    by_agent: dict[str, float]
+    floor: float
+
+    @classmethod
+    def of(cls, was: Assignment) -> _AsRecorded:
+        batch = was.batch
+        agents, first = np.unique(batch.agent_of_step, return_index=True)
+        names = [batch.agent_names[a] for a in agents]
+        floor = make_threshold(was.options.propagation_threshold).floor
+        return cls(dict(zip(names, was.threshold_S[first].tolist(), strict=True)), floor)
+
+    def theta(self, agent: str) -> float:
+        return self.by_agent[agent]
+
+    def update(self, observed: Observed) -> None:
+        """What is on record does not move."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is no state."""
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+def _name(overrides: Sequence[str]) -> str:
+    """A folder's name that says what was changed."""
+    text = "_".join(overrides) or "same"
+    return "".join(c if c.isalnum() or c in "=.-" else "_" for c in text)[:100]

@@ -1,0 +1,148 @@
+"""`creditflow recredit` and `diff` on real, small runs: the same plays under other settings."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.commands.recredit import reassigned
+from creditflow.config import credit_overrides, load_recipe
+from creditflow.credit import CreditOptions, assign
+from creditflow.engines.local.trainer import train
+from creditflow.ledger import Ledger
+from creditflow.ledger.run_folder import read_metrics
+from creditflow.progress import Reporter
+
+TOY = Path(__file__).parent / "recipes" / "toy.yaml"
+QUANTILE = "algorithm.propagation_threshold={kind: quantile, target_pass_rate: 0.5, range: [0.0, 0.9], floor: 0.5}"
+
+
+def a_run(folder: Path, *overrides: str) -> Ledger:
+    return Ledger.open(train(load_recipe(TOY, [f"trainer.default_local_dir={folder}", *overrides]), Reporter()).path)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("recredit") / "run")
+
+
+def creditflow(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(*arguments: object) -> str:
+    result = creditflow(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr.removeprefix("error: ").strip()
+
+
+def rows(text: str, title: str) -> dict[str, list[str]]:
+    """Cells by first cell, of the table under `title`."""
+    lines = text.split(title)[1].splitlines()[2:]
+    table = lines[: next((i for i, line in enumerate(lines) if i > 2 and not line.strip()), len(lines))]
+    return {line.split()[0]: line.split()[1:] for line in table if line.strip()}
+
+
+def test_without_a_change_every_number_stays_as_it_was(ledger: Ledger, tmp_path: Path) -> None:
+    result = creditflow("recredit", ledger.path, "-o", tmp_path / "same")
+    assert result.exit_code == 0, result.output
+    again = Ledger.open(tmp_path / "same")
+    assert again.steps == ledger.steps
+    for step in ledger.steps:
+        assert again.file(step).read_bytes() == ledger.file(step).read_bytes()
+    assert rows(result.stdout, "what moved")["all"] == ["32", "0.0%", "0.0%", "0", "0", "0"]
+
+
+@pytest.mark.parametrize("kind", [QUANTILE, "algorithm.propagation_threshold={kind: noise}"])
+def test_thresholds_that_move_stand_where_they_stood_and_move_as_they_moved(tmp_path: Path, kind: str) -> None:
+    ledger = a_run(tmp_path / "run", kind, "trainer.total_training_steps=4", "trainer.test_freq=2")
+    for changed in ({}, credit_overrides([kind])):
+        for recorded, made in reassigned(ledger, changed):
+            assert made is not None
+            assert recorded.assignment is not None
+            np.testing.assert_array_equal(made.threshold_S, recorded.assignment.threshold_S)
+            np.testing.assert_array_equal(made.advantage_S, recorded.assignment.advantage_S)
+    last = ledger.read(4).assignment
+    assert last is not None
+    assert set(last.threshold_S) != {0.5}  # it has moved
+
+
+def test_under_another_rule_credit_is_what_that_rule_makes_of_the_recorded_plays(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    result = creditflow(
+        "recredit", ledger.path, "algorithm.propagation=identical", "group_by=task", "-o", tmp_path / "out"
+    )
+    assert result.exit_code == 0, result.output
+    other = Ledger.open(tmp_path / "out")
+    total = moved = flipped = 0.0
+    for step in ledger.steps:
+        old, new = ledger.read(step).assignment, other.read(step).assignment
+        assert old is not None
+        assert new is not None
+        expected = assign(old.batch, CreditOptions(propagation="identical", group_by="task"))
+        np.testing.assert_array_equal(new.advantage_S, expected.advantage_S)
+        moved += float(np.abs(new.credit_S - old.credit_S).sum())
+        total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum() / 2)
+        flipped += int(((new.advantage_S * old.advantage_S) < 0).sum())
+    said = rows(result.stdout, "what moved")["all"]
+    assert said[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
+    assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
+
+
+def test_a_new_assignment_is_a_run_of_its_own_that_why_and_diff_can_read(ledger: Ledger) -> None:
+    assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
+    made = ledger.path / "recredited" / "algorithm.w_o=0.5"
+    assert Ledger.open(made).run["changed"] == {"w_o": 0.5}
+    why = creditflow("why", made, ledger.read(1).batch.step_ids[0])
+    assert "w_o = 0.5" in why.stdout
+    diff = creditflow("diff", ledger.path, made)
+    settings = rows(diff.stdout, "settings")
+    assert settings["algorithm.w_o"] == ["1.0", "0.5"]
+    assert sum(key.count(".") for key in settings) == 1
+    assert "the same plays in 2 training steps: what moved" in diff.stdout
+    again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
+    assert again == f"{made} holds an assignment already; name another folder with -o"
+
+
+def test_two_runs_of_other_plays_are_compared_by_agent_and_by_metrics(ledger: Ledger, tmp_path: Path) -> None:
+    other = a_run(tmp_path / "other", "data.seed=1")
+    said = creditflow("diff", ledger.path, other.path).stdout
+    assert "2 training steps of other plays, by agent" in said
+    assert {"writer", "critic"} <= rows(said, "by agent").keys()
+    last = read_metrics(other.path)[-1]["val/pass_at_1"]
+    assert rows(said, "last of each run")["val/pass_at_1"][1] == f"{last:.3f}"
+    assert rows(said, "settings")["data.seed"] == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.gama=1", "expected an option of credit, key=value (did you mean 'gamma'?)"),
+        ("data.seed=1", "expected an option of credit"),
+        ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
+        ("adv_estimator=gae", "algorithm.outcome_to"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
+    before = sorted(ledger.path.rglob("*"))
+    assert says in refused("recredit", ledger.path, override)
+    assert sorted(ledger.path.rglob("*")) == before
+
+
+def test_a_critic_that_the_run_had_not_is_asked_for_in_vain(ledger: Ledger) -> None:
+    assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae", "outcome_to=answer")
+
+
+def test_what_was_never_assigned_stays_so(ledger: Ledger, tmp_path: Path) -> None:
+    from creditflow.ledger import RunFolder
+
+    folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
+    folder.write_steps(1, ledger.read(1).batch)
+    result = creditflow("recredit", folder.path, "w_o=2", "-o", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert Ledger.open(tmp_path / "out").read(1).assignment is None
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
