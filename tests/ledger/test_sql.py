@@ -1,0 +1,90 @@
+"""A ledger can be asked in SQL, and docs/ledger.md says how its columns are called."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.ledger import Ledger, RunFolder
+from creditflow.ledger.sql import connect
+from creditflow.trajectory import Score
+from tests.builders import batch_of, play, step
+
+DOCS = Path(__file__).parents[2] / "docs" / "ledger.md"
+QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    folder = RunFolder.create(tmp_path / "it's a run", {"seed": 1}, "trainer: {}\n")
+    for number in (1, 2):
+        batch = batch_of(
+            play(f"{number}a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+            play(f"{number}b", [], outcome=0.0),
+            play(f"{number}c", [step("planner", "failed", tokens=3), step("executor", 0.0, tokens=1)], outcome=0.0),
+        )
+        folder.write_steps(number, batch, assign(batch, CreditOptions()))
+        folder.append_metrics(number, {"actor/entropy": 1 / number})
+    folder.append_events([{"step": 2, "rule": "entropy"}])
+    return Ledger.open(folder.path)
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
+def test_the_questions_of_the_docs_are_answered(ledger: Ledger, query: str) -> None:
+    assert connect(ledger).execute(query).fetchall()
+
+
+def test_there_are_five_questions() -> None:
+    assert len(QUERIES) == 5
+
+
+def test_views_are_of_steps_with_their_training_step_metrics_and_events(ledger: Ledger) -> None:
+    connection = connect(ledger)
+    found = connection.execute(
+        "SELECT training_step, step_id, advantage FROM steps WHERE step_id IS NOT NULL ORDER BY ALL"
+    )
+    rows = found.fetchall()
+    expected = [
+        (recorded.step, id, advantage)
+        for recorded in ledger
+        if recorded.assignment is not None
+        for id, advantage in zip(recorded.batch.step_ids, recorded.assignment.advantage_S.tolist(), strict=True)
+    ]
+    assert rows == expected
+    assert connection.execute('SELECT step, "actor/entropy" FROM metrics').fetchall() == [(1, 1.0), (2, 0.5)]
+    assert connection.execute("SELECT rule FROM events").fetchall() == [("entropy",)]
+
+
+def test_reasons_of_failures_are_found(ledger: Ledger) -> None:
+    (found,) = [connect(ledger).execute(query).fetchall() for query in QUERIES if "reason" in query]
+    assert [(name, status, n) for name, status, _, n in found] == [("f", "failed", 2)]
+
+
+def test_a_run_of_which_nothing_is_on_record_has_no_views(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "run", {}, "")
+    connection = connect(Ledger.open(tmp_path / "run"))
+    assert connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall() == []
+
+
+def test_the_docs_name_every_column_of_a_step_file_and_no_other(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    batch = batch_of(
+        play("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
+        play("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
+    )
+    chosen = {"decomp_granularity": "token_level", "outcome_to": "answer"}
+    folder.write_steps(1, batch, assign(batch, CreditOptions(**chosen)))
+    critic = CreditOptions(adv_estimator="gae", **chosen)
+    folder.write_steps(2, batch, assign(batch, critic, values_T=np.arange(5.0)))
+    unscaled = CreditOptions(adv_estimator="reinforce_plus_plus", gamma_token=0.5, outcome_to="answer")
+    folder.write_steps(3, batch, assign(batch, unscaled))
+    written = {name for step in (1, 2, 3) for name in pq.read_schema(folder.path / f"steps/{step:06d}.parquet").names}
+
+    section = DOCS.read_text().split("## The step file")[1].split("## Five questions")[0]
+    told = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    told.append(section.split("**Only where")[1].split("a value for each response token:")[1])
+    named = {name for text in told for name in re.findall(r"`(\w+)`", text)}
+    assert named == written
