@@ -264,6 +264,22 @@ def diff(
     diff(first, second, _reporter())
 
 
+@app.command()
+def calibrate(
+    run: Run,
+    *,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Look at so many training steps only.", show_default=False)
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw reliability curves (PNG).")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the numbers here.")] = None,
+) -> None:
+    """How well each sub-reward foretells the outcome, and the threshold that would separate best, per agent."""
+    from creditflow.commands.calibrate import calibrate_run
+
+    calibrate_run(run, last, plot, json, _reporter())
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],

@@ -1,0 +1,190 @@
+"""How well sub-rewards foretell the outcome of their plays: whether a score means what a gate takes it to mean.
+
+Arrays in, numbers out; knows no file. A score that says nothing of the outcome is noise at a gate, wherever the
+threshold stands; one that does has a threshold at which it separates best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from creditflow.credit.decompose import counting
+from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints, TrajectoryBatch
+
+ALL = "sub-reward"
+"""The name that stands for a step's whole sub-reward, the weighted mean of its functions."""
+BINS = 10
+"""Of equal width, of the reliability curve and its error (Guo et al. 2017, arXiv 1706.04599, eq. 3)."""
+_LEVELS = 128
+"""Scores of more different values are rounded to as many quantiles."""
+_RESAMPLES, _SEED = 400, 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """Scores of one function on one agent's steps, each with how its play ended."""
+
+    agent: str
+    name: str
+    score_X: Floats
+    """In [0, 1]."""
+    right_X: Bools
+    """Whether the outcome reached the top of its range."""
+    task_X: Ints
+    """Which task it is of: plays of one task are not independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the scores of one function on one agent's steps say of the outcome."""
+
+    agent: str
+    name: str
+    steps: int
+    mean_score: float
+    mean_right: float
+    """Share of those steps whose play ended right."""
+    auc: float
+    """The chance that a step of a play that ended right has the higher score than one of a play that did not, ties
+    half: 0.5 says nothing, 1 all. NaN where all plays ended alike."""
+    auc_low: float
+    auc_high: float
+    """95 % bootstrap interval over tasks."""
+    auc_within: float
+    """The same among plays of one task: what is left when hard tasks are not held against steps. NaN where no task
+    ended both ways."""
+    error: float
+    """Expected calibration error: mean |share right - mean score| over bins, weighted by their steps."""
+    threshold: float
+    """Between two scores, where `score > threshold` tells the plays apart best; NaN where there is none."""
+    separation: float
+    """There: the share of steps that are open in right plays less that in wrong ones (Youden's J)."""
+    pass_rate: float
+    """There: the share of steps that are open."""
+    curve: tuple[tuple[float, float, int], ...]
+    """(mean score, share of plays that ended right, steps) of each bin that is not empty."""
+
+
+def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
+    """By agent and function, and by agent for the whole sub-reward where several functions make it.
+
+    Steps of plays whose outcome nobody scored, and failed scores, are left out; functions of weight 0 are not.
+    """
+    found: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
+    tasks: dict[str, int] = {}
+    for batch in batches:
+        top_N = np.array([np.nan if score is None else score.rescaled for score in batch.outcome_scores])
+        task_N = np.array([tasks.setdefault(name, len(tasks)) for name in batch.group_names], dtype=np.int64)
+        task_S = task_N[batch.group_of_trajectory][batch.trajectory_of_step]
+        right_S = top_N[batch.trajectory_of_step]
+        for name, score_S in _scores(batch):
+            has_S = ~np.isnan(score_S) & ~np.isnan(right_S)
+            for a in np.unique(batch.agent_of_step[has_S]):
+                at = has_S & (batch.agent_of_step == a)
+                columns = (score_S[at], right_S[at] >= RIGHT, task_S[at])
+                found.setdefault((batch.agent_names[a], name), []).append(columns)
+    return [
+        Observations(agent, name, *(np.concatenate(column) for column in zip(*parts, strict=True)))
+        for (agent, name), parts in found.items()
+    ]
+
+
+def _scores(batch: TrajectoryBatch) -> Iterator[tuple[str, Floats]]:
+    """(name, [S] scores, NaN where there is none)."""
+    for k, name in enumerate(batch.score_names):
+        yield name, np.where(batch.score_status[:, k] == OK, batch.scores[:, k], np.nan)
+    counts_SK = counting(batch)
+    several_S = (counts_SK.sum(axis=1) > 1) & (~counts_SK | batch.scored).all(axis=1)
+    weights_SK = np.where(counts_SK, batch.score_weights, 0.0)
+    total_S = (weights_SK * np.where(counts_SK & batch.scored, batch.scores, 0.0)).sum(axis=1)
+    if several_S.any():
+        yield ALL, np.where(several_S, total_S / np.where(several_S, weights_SK.sum(axis=1), 1.0), np.nan)
+
+
+def calibrate(seen: Observations) -> Calibration:
+    """The numbers of one function on one agent's steps; there is at least one."""
+    level_L, level_X = _levels(seen.score_X)
+    tasks, task_X = np.unique(seen.task_X, return_inverse=True)
+    counts = np.zeros((len(tasks), len(level_L), 2))
+    np.add.at(counts, (task_X, level_X, seen.right_X.astype(np.int64)), 1.0)
+    wrong_L, right_L = counts.sum(axis=0).T
+    low, high = _interval(counts)
+    threshold, separation, pass_rate = _best_threshold(level_L, wrong_L, right_L)
+    error, curve = _reliability(seen.score_X, seen.right_X)
+    return Calibration(
+        agent=seen.agent,
+        name=seen.name,
+        steps=len(seen.score_X),
+        mean_score=float(seen.score_X.mean()),
+        mean_right=float(seen.right_X.mean()),
+        auc=_auc(wrong_L, right_L),
+        auc_low=low,
+        auc_high=high,
+        auc_within=_auc_within(counts),
+        error=error,
+        threshold=threshold,
+        separation=separation,
+        pass_rate=pass_rate,
+        curve=curve,
+    )
+
+
+def _levels(score_X: Floats) -> tuple[Floats, Ints]:
+    """The different scores in order, and which of them each one is."""
+    level_L, level_X = np.unique(score_X, return_inverse=True)
+    if len(level_L) <= _LEVELS:
+        return level_L, level_X
+    edges = np.unique(np.quantile(score_X, np.linspace(0, 1, _LEVELS)))
+    return edges, np.searchsorted(edges, score_X, side="right") - 1
+
+
+def _auc(wrong_L: Floats, right_L: Floats) -> float:
+    """The Mann-Whitney statistic from counts by level."""
+    below_L = np.cumsum(wrong_L) - wrong_L
+    pairs = float(wrong_L.sum() * right_L.sum())
+    return float((right_L * (below_L + wrong_L / 2)).sum()) / pairs if pairs else float("nan")
+
+
+def _auc_within(counts: Floats) -> float:
+    """The same over pairs of one task; `counts`: [tasks, levels, 2]."""
+    wrong, right = counts[..., 0], counts[..., 1]
+    below = np.cumsum(wrong, axis=1) - wrong
+    pairs = float((wrong.sum(axis=1) * right.sum(axis=1)).sum())
+    return float((right * (below + wrong / 2)).sum()) / pairs if pairs else float("nan")
+
+
+def _interval(counts: Floats) -> tuple[float, float]:
+    """95 % of the bootstrap of `_auc` over tasks."""
+    tasks = len(counts)
+    rng = np.random.default_rng(_SEED)
+    drawn = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=_RESAMPLES)
+    flat = (drawn @ counts.reshape(tasks, -1)).reshape(_RESAMPLES, *counts.shape[1:])
+    found = np.array([_auc(one[:, 0], one[:, 1]) for one in flat])
+    if tasks < 2 or np.isnan(found).all():
+        return float("nan"), float("nan")
+    low, high = np.nanquantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _best_threshold(level_L: Floats, wrong_L: Floats, right_L: Floats) -> tuple[float, float, float]:
+    wrongs, rights = wrong_L.sum(), right_L.sum()
+    if len(level_L) < 2 or not wrongs or not rights:
+        return (float("nan"),) * 3
+    open_right = 1 - np.cumsum(right_L)[:-1] / rights
+    open_wrong = 1 - np.cumsum(wrong_L)[:-1] / wrongs
+    best = int(np.argmax(open_right - open_wrong))
+    passing = float((open_right[best] * rights + open_wrong[best] * wrongs) / (rights + wrongs))
+    return float(level_L[best : best + 2].mean()), float(open_right[best] - open_wrong[best]), passing
+
+
+def _reliability(score_X: Floats, right_X: Bools) -> tuple[float, tuple[tuple[float, float, int], ...]]:
+    bin_X = np.minimum((score_X * BINS).astype(np.int64), BINS - 1)
+    counts = np.bincount(bin_X, minlength=BINS)
+    at = np.flatnonzero(counts)
+    score = np.bincount(bin_X, score_X, BINS)[at] / counts[at]
+    right = np.bincount(bin_X, right_X.astype(np.float64), BINS)[at] / counts[at]
+    error = float((np.abs(right - score) * counts[at]).sum() / counts.sum())
+    return error, tuple(zip(score.tolist(), right.tolist(), counts[at].tolist(), strict=True))
