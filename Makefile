@@ -3,6 +3,8 @@
 # make test-all     the slow ones too
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
+# make browser      install chromium, likewise, for the tests of report and view
+# make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install what benchmarks compare with
 # make claims       measure what docs/claims.md claims: an hour
 # make study        rules of credit in training, docs/thresholds.md: five hours; MINUTES=60 for an hour of it
@@ -12,7 +14,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint sandbox benchmarks claims study constraints clean
+.PHONY: demo test test-all lint sandbox browser charts benchmarks claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -42,10 +44,10 @@ demo: $(STAMPS)/demo
 		--seeds 1 --no-arms --jobs $(DEMO_JOBS) \
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
-test: lint sandbox
+test: lint sandbox browser
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: lint sandbox
+test-all: lint sandbox browser
 	$(BIN)/python -m pytest
 
 # What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
@@ -90,6 +92,17 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) $(UV)
 	@touch $@
 
+# What the tests of report and view look at their pages with. Without it these are skipped and say so.
+browser:
+	@if command -v chromium >/dev/null || command -v google-chrome >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "apt-get install chromium"; export DEBIAN_FRONTEND=noninteractive; \
+		apt-get install -y -qq chromium >/dev/null 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; \
+	else \
+		echo "chromium is not installed, and cannot be from here: the tests of pages will be skipped." >&2; \
+	fi
+
 $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	$(INSTALL) -e '.[report]'
 	@touch $@
@@ -105,6 +118,9 @@ constraints: $(STAMPS)/torch
 		-c constraints.in pyproject.toml -o $(STAMPS)/constraints.txt
 	{ echo '# Made by `make constraints` from pyproject.toml and constraints.in: every extra resolves together.'; \
 		grep -Ev '^(nvidia-|cuda-|triton)' $(STAMPS)/constraints.txt; } > constraints.part && mv constraints.part constraints.txt
+
+charts:
+	cd charts && npm install --silent --no-package-lock --ignore-scripts && node build.mjs
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

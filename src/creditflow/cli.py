@@ -280,6 +280,35 @@ def calibrate(
     calibrate_run(run, last, plot, json, _reporter())
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run, and up to three to compare it with.")],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")] = Path("report.html"),
+    plays: Annotated[int, typer.Option(min=0, help="Sample plays.")] = 10,
+) -> None:
+    """A run as one HTML file that needs no network: curves, agents, credit as it flowed, why of each sampled step."""
+    from creditflow.commands.report import report
+
+    report(runs, out, plays, _reporter())
+
+
+@app.command()
+def view(
+    run: Run,
+    *,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8321,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let --host be one that other machines can reach.")
+    ] = False,
+) -> None:
+    """The report, live, in a browser: follows a running training, and shows all plays. Writes nothing."""
+    from creditflow.commands.view import view
+
+    view(run, host, port, remote=allow_remote, reporter=_reporter())
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],

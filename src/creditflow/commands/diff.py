@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from creditflow.credit import CreditOptions
 from creditflow.credit.difference import Moved, added, moved
 from creditflow.ledger import Ledger, Recorded
 from creditflow.progress import Reporter
+from creditflow.report.overview import different
+from creditflow.report.overview import settings as settings_of
 from creditflow.report.tables import moved_table, new_table, number, results_console, show
 
 
@@ -25,7 +25,7 @@ def diff(first: Path, second: Path, reporter: Reporter) -> None:
         for torn in ledger.torn:
             reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
     settings = new_table("setting", "first", "second")
-    for key, values in _different(_settings(one), _settings(two)).items():
+    for key, values in different([settings_of(one), settings_of(two)]).items():
         settings.add_row(key, *(json.dumps(value) for value in values))
     show(console, "settings", settings) if settings.row_count else console.print("settings: the same")
     common = [step for step in one.steps if step in two.steps]
@@ -97,32 +97,6 @@ class _Sides:
                 cells.append(" / ".join(pair))
             table.add_row(name, *cells)
         return table
-
-
-def _settings(ledger: Ledger) -> dict[str, Any]:
-    """Dotted keys of the configuration, with what a recrediting changed."""
-    run = ledger.run
-    config = run.get("config")
-    flat = dict(_flat(config)) if isinstance(config, dict) else {}
-    changed = run.get("changed")
-    known = {one.name for one in fields(CreditOptions)}
-    if isinstance(changed, dict):
-        flat |= {f"algorithm.{key}": value for key, value in changed.items() if key in known}
-    flat.pop("trainer.default_local_dir", None)  # of course it is
-    return flat
-
-
-def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
-def _different(one: Mapping[str, Any], two: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    pairs = {key: (one.get(key), two.get(key)) for key in {**one, **two}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _last_metrics(ledger: Ledger) -> dict[str, float]:

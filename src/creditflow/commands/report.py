@@ -1,0 +1,54 @@
+"""`creditflow report`: a run as one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from creditflow.errors import InputError
+from creditflow.files import write_whole
+from creditflow.ledger import Ledger
+from creditflow.progress import Reporter
+from creditflow.report.html import page
+from creditflow.report.index import Index
+from creditflow.report.overview import curves, different, of_agents, overview, settings
+from creditflow.report.samples import samples
+
+MOST_RUNS = 4
+
+
+def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> None:
+    """Write the report of the first run, compared with the others, to `out`."""
+    if len(paths) > MOST_RUNS:
+        raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(paths)}")
+    if not out.parent.is_dir():
+        raise InputError(f"-o: {out.parent} is no folder")
+    ledgers = [Ledger.open(path) for path in paths]
+    indices = []
+    with reporter.bar("read", len(ledgers)) as bar:
+        for ledger in ledgers:
+            index = Index(ledger)
+            index.refresh(ledger)
+            indices.append(index)
+            bar.advance()
+    first, index = ledgers[0], indices[0]
+    data: dict[str, Any] = {"overview": overview(first, index), "samples": samples(first, index, plays)}
+    if len(ledgers) > 1:
+        data["comparison"] = _comparison(ledgers, indices)
+    text = page(data, f"creditflow: {first.path.resolve().name}")
+    write_whole(out, lambda path: path.write_text(text, encoding="utf-8"))
+    for name in data["overview"]["run"]["set_aside"]:
+        reporter.say(f"set aside: {name} cannot be read")
+    reporter.say(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")
+
+
+def _comparison(ledgers: Sequence[Ledger], indices: Sequence[Index]) -> dict[str, Any]:
+    names = [ledger.path.resolve().name for ledger in ledgers]
+    if len(set(names)) < len(names):
+        names = [f"{ledger.path.resolve().parent.name}/{name}" for ledger, name in zip(ledgers, names, strict=True)]
+    runs = [
+        {"name": name, "curves": curves(ledger), "agents": of_agents(index)}
+        for name, ledger, index in zip(names, ledgers, indices, strict=True)
+    ]
+    return {"runs": runs, "settings": different([settings(ledger) for ledger in ledgers])}

@@ -1,0 +1,177 @@
+"""One play as a graph, and one step with all that made its advantage, as JSON can hold it. Computes no credit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from creditflow.credit import Assignment, explain
+from creditflow.credit.propagate import SHARES, parent_counts
+from creditflow.ledger import Recorded
+from creditflow.report.index import finite
+from creditflow.report.why import first_error, terms, tree
+from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
+
+Pieces = Callable[[Sequence[int]], list[str]]
+"""The text of each token; together the response."""
+SHOWN = 20_000
+"""Characters of a text; what is longer is cut off, and says so."""
+_TOKENS = 4_000
+
+
+def play_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
+    """A play: nodes are steps, edges what a step used; `flow` is the credit that came back along an edge.
+
+    Raises ValueError where there is no such play in the training step.
+    """
+    batch, a = recorded.batch, recorded.assignment
+    n = list(batch.trajectory_ids).index(trajectory_id)
+    at = np.flatnonzero(batch.trajectory_of_step == n)
+    wrong = first_error(a, batch, at.tolist())
+    score = batch.outcome_scores[n]
+    return {
+        "training_step": recorded.step,
+        "trajectory_id": trajectory_id,
+        "uid": batch.group_names[batch.group_of_trajectory[n]],
+        "task": cut(batch.tasks[n].text),
+        "ground_truth": cut(str(batch.tasks[n].ground_truth)),
+        "answer": None if batch.answers[n] is None else cut(str(batch.answers[n])),
+        "outcome": None if score is None or score.status != "ok" else score.value,
+        "outcome_said": "not scored" if score is None else f"{score.status} {score.reason}".strip(),
+        "status": TRAJECTORY_STATUSES[batch.status_of_trajectory[n]],
+        "steps": [_node(batch, a, s, first_error=s == wrong) for s in at.tolist()],
+        "edges": _edges(batch, a, int(at[0]), int(at[-1]) + 1) if at.size else [],
+    }
+
+
+def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: bool) -> dict[str, Any]:
+    node: dict[str, Any] = {
+        "id": batch.step_ids[s],
+        "index": int(batch.index_of_step[s]),
+        "agent": batch.agent_names[batch.agent_of_step[s]],
+        "turn": int(batch.turn_of_step[s]),
+        "response": cut(batch.responses[s], 80),
+        "first_error": first_error,
+    }
+    if a is not None:
+        node |= {
+            "sub_reward": float(a.sub_reward_S[s]) if a.scored_S[s] else None,
+            "failed": bool(a.failed_S[s]),
+            "gate_open": bool(a.gate_open_S[s]),
+            "threshold": float(a.threshold_S[s]),
+            "trained": bool(a.trained_S[s]),
+            "credit": float(a.credit_S[s]),
+            "advantage": float(a.advantage_S[s]),
+        }
+    return finite(node)
+
+
+def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) -> list[dict[str, Any]]:
+    first, last = np.searchsorted(batch.edge_child, (start, stop))
+    child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
+    flow_E = np.zeros(len(child_E)) if a is None else _flow(batch, a, child_E, parent_E)
+    open_E = np.ones(len(child_E)) if a is None else a.out_S[child_E] * a.in_S[parent_E]
+    return [
+        {"parent": int(parent - start), "child": int(child - start), "flow": float(flow), "open": float(opened)}
+        for parent, child, flow, opened in zip(parent_E, child_E, flow_E, open_E, strict=True)
+    ]
+
+
+def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
+    """What came back along each edge, as the formula of docs/credit.md has it; under `share: once`, where credit goes
+    by best paths, what `split` would divide: a picture.
+    """
+    if a.options.propagation not in ("discounted", "threshold"):
+        return np.zeros(len(child_E))
+    kind = "split" if a.options.share == "once" else a.options.share
+    share_S = SHARES[kind](batch, parent_counts(batch))
+    stand_in_E = np.nan_to_num(a.stand_in_S[child_E])
+    passed_E = a.out_S[child_E] * (a.own_S + a.received_S)[child_E] + (1 - a.out_S[child_E]) * stand_in_E
+    return a.options.gamma * a.in_S[parent_E] * share_S[child_E] * passed_E
+
+
+def step_detail(recorded: Recorded, step_id: str, token: int | None, pieces: Pieces | None) -> dict[str, Any]:
+    """A step: texts, tokens with their advantages, scores, and where its advantage came from.
+
+    Raises ValueError where there is no such step in the training step, BatchError where there is no such token.
+    """
+    batch, a = recorded.batch, recorded.assignment
+    s = list(batch.step_ids).index(step_id)
+    found: dict[str, Any] = {
+        "id": step_id,
+        "training_step": recorded.step,
+        "trajectory_id": batch.trajectory_ids[batch.trajectory_of_step[s]],
+        "agent": batch.agent_names[batch.agent_of_step[s]],
+        "turn": int(batch.turn_of_step[s]),
+        "policy": batch.policy_names[batch.policy_of_step[s]],
+        "policy_version": int(batch.policy_version[s]),
+        "prompt": cut(batch.prompts[s]),
+        "response": cut(batch.responses[s]),
+        "scores": [
+            {
+                "name": name,
+                "value": None if score.status != "ok" or isinstance(score.value, tuple) else score.value,
+                "by_token": isinstance(score.value, tuple),
+                "status": score.status,
+                "reason": cut(score.reason, 500),
+                "weight": score.weight,
+            }
+            for name, score in batch.raw_scores[s].items()
+        ],
+        "tokens": _tokens(batch, a, s, pieces),
+    }
+    if a is not None:
+        explanation = explain(a, s, token)
+        found |= {"advantage": explanation.advantage, "why": tree(explanation), "terms": terms(explanation)}
+    return found
+
+
+def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces | None) -> list[dict[str, Any]]:
+    start, stop = (int(at) for at in batch.token_offsets[s : s + 2])
+    stop = min(stop, start + _TOKENS)
+    ids = batch.response_ids[start:stop].tolist()
+    texts = [f"[{id}]" for id in ids] if pieces is None else pieces(ids)
+    advantage_T = np.zeros(stop - start) if a is None else a.token_advantages()[start:stop]
+    mask, logprobs = batch.response_mask[start:stop].tolist(), batch.logprobs[start:stop].tolist()
+    return [
+        {
+            "text": text,
+            "sampled": bool(sampled),
+            "advantage": advantage,
+            "logprob": None if math.isnan(logprob) else logprob,
+        }
+        for text, sampled, advantage, logprob in zip(texts, mask, advantage_T.tolist(), logprobs, strict=True)
+    ]
+
+
+def cut(text: str, limit: int = SHOWN) -> str:
+    """At most `limit` characters, with how many there were."""
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
+
+
+def pieces_of(folder: Any) -> Pieces | None:
+    """The text of tokens by the tokenizer of the run's newest checkpoint; None where there is none that can be read.
+
+    Only `tokenizer.json` is read, which holds no code. A character of several tokens stands at the last of them.
+    """
+    from tokenizers import Tokenizer
+
+    files = sorted(folder.glob("checkpoints/global_step_*/**/tokenizer.json"), key=lambda file: file.stat().st_mtime)
+    for file in reversed(files):
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception:  # the library raises a plain Exception for any file that is none
+            continue
+        return lambda ids, tokenizer=tokenizer: _pieces(tokenizer, list(ids))  # type: ignore[misc]
+    return None
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(skip_special_tokens=False)
+    found = [stream.step(tokenizer, id) or "" for id in ids]
+    return found

@@ -1,0 +1,200 @@
+"""A run's plays and steps as two small tables in memory, so that filters and sums over a million steps stay quick.
+
+Reads of the step files only what is asked of them together; texts stay where they are. Knows nothing of pages.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from creditflow.errors import InputError, first_line
+from creditflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_AT_ONCE = 64
+"""Step files that are taken in by one query: others may ask in between."""
+
+_TABLES = """
+CREATE TABLE plays (
+    training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR
+);
+CREATE TABLE steps (
+    training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
+    scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
+    stopped DOUBLE, advantage DOUBLE, ended_right BOOLEAN
+);
+"""
+_RIGHT = """
+CASE WHEN outcome IS NULL THEN NULL
+     ELSE (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
+          / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9 END
+"""
+"""Whether the outcome, rescaled from its range, is at its top; as `trajectory.RIGHT` says."""
+
+
+_TAKE = """
+CREATE TEMP TABLE taken AS
+SELECT parse_filename(filename, true)::INTEGER AS training_step, file_row_number AS place, trajectory_id, uid, status,
+       outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
+       CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
+       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt
+FROM {source}
+"""
+_PROMPT = 200
+"""Characters of a task that are kept."""
+_INSERT = f"""
+INSERT INTO plays
+SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
+       any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
+       any_value(left(prompt, {_PROMPT}))
+FROM taken GROUP BY training_step, trajectory_id;
+INSERT INTO steps
+SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
+       trained, credit, stopped, advantage, p.ended_right
+FROM taken t JOIN plays p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
+WHERE position IS NOT NULL;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which plays are wanted. What is None is not asked for; what is said of steps must hold for one and the same."""
+
+    agent: str | None = None
+    least_score: float | None = None
+    most_score: float | None = None
+    gate: str | None = None
+    """`open` or `closed`."""
+    outcome: str | None = None
+    """`right`, `wrong` or `unscored`."""
+    training_step: int | None = None
+
+    def clauses(self) -> tuple[str, list[Any]]:
+        """A condition on `plays`, and its values."""
+        of_play: list[str] = []
+        of_step: list[str] = []
+        play_values: list[Any] = []
+        step_values: list[Any] = []
+        if self.training_step is not None:
+            of_play.append("training_step = ?")
+            play_values.append(self.training_step)
+        if self.outcome is not None:
+            said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
+            if self.outcome not in said:
+                raise InputError(f"outcome: expected {' or '.join(said)}, got {self.outcome!r}")
+            of_play.append(said[self.outcome])
+        for value, clause in (
+            (self.agent, "agent = ?"),
+            (self.least_score, "scored AND sub_reward >= ?"),
+            (self.most_score, "scored AND sub_reward <= ?"),
+        ):
+            if value is not None:
+                of_step.append(clause)
+                step_values.append(value)
+        if self.gate is not None:
+            if self.gate not in ("open", "closed"):
+                raise InputError(f"gate: expected open or closed, got {self.gate!r}")
+            of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
+        if of_step:
+            such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"
+            of_play.append(f"(training_step, trajectory_id) IN ({such})")
+        return " AND ".join(of_play) or "true", [*play_values, *step_values]
+
+
+class Index:
+    """The tables, and how far they are. Safe to ask from several threads."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        import duckdb
+
+        self.ledger = ledger
+        self._connection: DuckDBPyConnection = duckdb.connect(
+            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
+        )
+        self._connection.execute(_TABLES)
+        self._lock = threading.Lock()
+        self.taken: set[int] = set()
+        """Training steps that are in the tables."""
+        self.damaged: dict[int, str] = {}
+        """Those whose file cannot be read, and why."""
+
+    def refresh(self, ledger: Ledger) -> None:
+        """Take in what is new in `ledger`, newest first; begin anew where the run was led back."""
+        with self._lock:
+            self.ledger = ledger
+            if self.taken - set(ledger.steps):
+                self._connection.execute("DELETE FROM plays; DELETE FROM steps")
+                self.taken.clear()
+        new = [step for step in reversed(ledger.steps) if step not in self.taken and step not in self.damaged]
+        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: it is what is looked at first
+        for size in sizes:
+            part, new = new[:size], new[size:]
+            if part:
+                self._take(part)
+
+    def _take(self, steps: Sequence[int]) -> None:
+        with self._lock:
+            try:
+                self._insert(steps)
+            except self._errors() as error:
+                if len(steps) == 1:
+                    self.damaged[steps[0]] = first_line(error)
+                    return
+            else:
+                self.taken.update(steps)
+                return
+        for step in steps:  # one of them is damaged
+            self._take([step])
+
+    @staticmethod
+    def _errors() -> tuple[type[Exception], ...]:
+        import duckdb
+
+        return (duckdb.IOException, duckdb.InvalidInputException, duckdb.BinderException, OSError)
+
+    def _insert(self, steps: Sequence[int]) -> None:
+        files = ", ".join("'" + str(self.ledger.file(step)).replace("'", "''") + "'" for step in steps)
+        source = f"read_parquet([{files}], union_by_name = true, filename = true, file_row_number = true)"
+        connection = self._connection
+        connection.execute("BEGIN")
+        try:
+            present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
+            assigned = "advantage" in present
+            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "stopped", "advantage")
+            of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
+            sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
+            connection.execute(_TAKE.format(sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source))
+            connection.execute(_INSERT)
+            connection.execute("DROP TABLE taken")
+            connection.execute("COMMIT")
+        except self._errors():
+            connection.execute("ROLLBACK")
+            raise
+
+    def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The rows of a query over `plays` and `steps`."""
+        with self._lock:
+            cursor = self._connection.execute(query, list(values))
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
+        """`{total, plays: [...]}`: from the newest training step on, in the order in which they lie in its file."""
+        clause, values = wanted.clauses()
+        total = self.ask(f"SELECT count(*) AS n FROM plays WHERE {clause}", values)[0]["n"]
+        plays = self.ask(
+            f"SELECT * EXCLUDE (place) FROM plays WHERE {clause} ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
+            [*values, limit, offset],
+        )
+        return {"total": total, "plays": plays}
+
+
+def finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row, with null for numbers that JSON has no word for."""
+    return {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in row.items()}

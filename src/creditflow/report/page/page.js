@@ -1,0 +1,290 @@
+"use strict";
+/* The report and the live view are this one page. The report finds its data in itself; the view asks its server.
+   What models wrote reaches the page as text nodes only. */
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const live = data.live === true;
+  const $ = (id) => document.getElementById(id);
+  const palette = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c6d31", "#7f7f7f"];
+  const dashes = ["solid", "dashed", "dotted", [8, 3, 2, 3]];
+  const PAGE = 25;
+
+  /* ---- where data comes from ------------------------------------------------------------------------------------ */
+
+  const query = (values) => new URLSearchParams(Object.entries(values).filter(([, v]) => v !== "" && v != null)).toString();
+  async function asked(path, values) {
+    const answer = await fetch(`api/${path}?${query(values)}`);
+    const said = await answer.json();
+    if (!answer.ok) throw new Error(said.detail || answer.statusText);
+    return said;
+  }
+  const embedded = {
+    overview: async () => data.overview,
+    plays: async (wanted) => {
+      const fits = data.samples.plays.filter((play) => matches(play, data.samples.graphs[play.trajectory_id], wanted));
+      return { total: fits.length, plays: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
+    },
+    play: async ({ trajectory_id }) => data.samples.graphs[trajectory_id] || missing("This play is not among the samples; creditflow view shows all."),
+    step: async ({ step_id }) => data.samples.steps[step_id] || missing("This step is not among the samples; creditflow view shows all."),
+  };
+  const source = live ? { overview: () => asked("overview", {}), plays: (w) => asked("plays", w), play: (w) => asked("play", w), step: (w) => asked("step", w) } : embedded;
+  function missing(words) { throw new Error(words); }
+  function matches(play, graph, w) {
+    const ended = play.ended_right === null ? "unscored" : play.ended_right ? "right" : "wrong";
+    if (w.outcome && w.outcome !== ended) return false;
+    if (w.training_step !== "" && w.training_step != null && Number(w.training_step) !== play.training_step) return false;
+    const asks = w.agent || w.gate || w.least_score !== "" || w.most_score !== "";
+    return !asks || graph.steps.some((s) => (!w.agent || s.agent === w.agent) && (!w.gate || s.gate_open === (w.gate === "open"))
+      && (w.least_score === "" || (s.sub_reward !== null && s.sub_reward >= Number(w.least_score)))
+      && (w.most_score === "" || (s.sub_reward !== null && s.sub_reward <= Number(w.most_score))));
+  }
+
+  /* ---- small parts ------------------------------------------------------------------------------------------------ */
+
+  function el(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+      if (name === "onclick") made.addEventListener("click", value);
+      else if (value !== null && value !== undefined) made.setAttribute(name, value);
+    }
+    made.append(...children.filter((child) => child !== null && child !== undefined));
+    return made;
+  }
+  function svg(tag, attributes = {}, ...children) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children);
+    return made;
+  }
+  const number = (value, digits = 3) => (value === null || value === undefined ? "-" : Number(value).toFixed(digits));
+  const signed = (value) => (value === null || value === undefined ? "-" : (value >= 0 ? "+" : "") + Number(value).toFixed(3));
+  const percent = (value) => (value === null || value === undefined ? "-" : `${(100 * value).toFixed(1)} %`);
+  const count = (value) => (value === null || value === undefined ? "-" : Number(value).toLocaleString("en"));
+  const ended = (play) => (play.ended_right === null ? "-" : play.ended_right ? "right" : "wrong");
+  const short = (text, most) => (text && text.length > most ? `${text.slice(0, most)}…` : text || "");
+  function table(columns, rows) {
+    const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
+    const body = rows.map((row) => el("tr", {}, ...row.map((cell, i) => el("td", { class: columns[i][1] }, cell))));
+    return el("table", {}, el("thead", {}, head), el("tbody", {}, ...body));
+  }
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const mix = (a, b, t) => `rgb(${[0, 1, 2].map((i) => Math.round(a[i] + (b[i] - a[i]) * t)).join(",")})`;
+  /* Blue above zero, orange below, pale at zero: told apart with any kind of colour vision, and by brightness. */
+  function hue(value, most) {
+    if (value === null || value === undefined || !most) return "rgb(235,235,235)";
+    const t = Math.min(1, Math.abs(value) / most);
+    return mix([244, 244, 244], value >= 0 ? [67, 147, 195] : [241, 143, 59], Math.sqrt(t));
+  }
+
+  /* ---- charts ------------------------------------------------------------------------------------------------------ */
+
+  const drawn = new Map();
+  function chart(place, option, said) {
+    let made = drawn.get(place);
+    if (!made) {
+      made = charts.init(place, null, { renderer: "svg" });
+      drawn.set(place, made);
+      new ResizeObserver(() => made.resize()).observe(place);
+    }
+    const ink = css("--ink"), soft = css("--soft"), grid = css("--grid");
+    const axis = { axisLine: { lineStyle: { color: soft } }, axisLabel: { color: soft }, nameTextStyle: { color: soft }, splitLine: { lineStyle: { color: grid } } };
+    const styled = (a) => ({ ...axis, ...a, axisLabel: { ...axis.axisLabel, ...a.axisLabel } });
+    made.setOption({ animation: false, aria: { enabled: true, label: { description: said } }, color: palette, textStyle: { color: ink }, ...option, xAxis: styled(option.xAxis), yAxis: styled(option.yAxis) }, true);
+    place.setAttribute("role", "img");
+    place.setAttribute("aria-label", said);
+  }
+  const title = (text) => el("h3", {}, text);
+  function lines(place, name, unit, series, events) {
+    const marks = events.map((event) => ({ xAxis: event.step, label: { show: false } }));
+    const seen = new Map(events.map((event) => [event.step, `${event.rule} ${event.what || ""}: ${event.note || event.action || ""}`]));
+    chart(place, {
+      grid: { left: 62, right: 18, top: 52, bottom: 42 },
+      legend: { top: 26, type: "scroll", textStyle: { color: css("--ink") }, show: series.length > 1 },
+      graphic: [], tooltip: { trigger: "axis", confine: true, renderMode: "richText", valueFormatter: (v) => (v == null ? "-" : Number(v).toPrecision(4)), formatter: (points) => [`training step ${points[0].axisValue}`, ...points.map((p) => `${p.seriesName}: ${Number(p.value[1]).toPrecision(4)}`), seen.get(points[0].axisValue) || ""].join("\n").trim() },
+      xAxis: { type: "value", name: "training step", nameLocation: "middle", nameGap: 26, minInterval: 1, min: "dataMin", max: "dataMax" },
+      yAxis: { type: "value", name: unit ? `${name} [${unit}]` : name, nameLocation: "end", nameTextStyle: { align: "left", color: css("--ink"), padding: [0, 0, series.length > 1 ? 22 : 0, -48] }, scale: true },
+      dataZoom: [{ type: "inside" }],
+      series: series.map((one, i) => ({ type: "line", name: one.name, data: one.points, symbol: one.points.length > 60 ? "none" : "circle", symbolSize: 4, lineStyle: { width: 1.8, type: dashes[Math.floor(i / palette.length) % dashes.length] }, markLine: i === 0 && marks.length ? { silent: true, symbol: "none", lineStyle: { color: css("--bad"), type: "dotted" }, data: marks } : undefined })),
+    }, `${name}${unit ? ` in ${unit}` : ""} by training step: ${series.map((s) => `${s.name} from ${number(s.points[0]?.[1])} to ${number(s.points.at(-1)?.[1])}`).join("; ")}`);
+  }
+  function into(box, id) {
+    let place = box.querySelector(`[data-chart="${CSS.escape(id)}"]`);
+    if (!place) { place = el("div", { class: "chart", "data-chart": id }); box.append(place); }
+    return place;
+  }
+
+  /* ---- the run as a whole ------------------------------------------------------------------------------------------- */
+
+  const SHOWN = ["val/pass_at_1", "train/pass_at_1", "val/step_error_rate", "actor/entropy", "actor/grad_norm", "reward/error_rate", "propagation/pass_rate", "throughput/tokens_per_s"];
+  let told = null;
+  function curve(box, name) {
+    const of = told.curves[name];
+    if (!of) return;
+    const others = (data.comparison ? data.comparison.runs : []).filter((run) => run.curves[name]);
+    const series = data.comparison ? others.map((run) => ({ name: run.name, points: run.curves[name].points })) : [{ name, points: of.points }];
+    lines(into(box, name), name, of.unit, series, told.events);
+  }
+  function show(overview) {
+    told = overview;
+    const run = told.run, last = (name) => told.curves[name]?.points.at(-1)?.[1];
+    $("title").textContent = `creditflow: ${run.name}`;
+    $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
+    const tiles = [["training steps", count(run.training_steps)], ["plays", count(run.plays)], ["steps", count(run.steps)], ["plays that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
+    $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
+    const notes = [
+      ...told.named.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
+      ...run.set_aside.map((file) => el("p", { class: "note" }, `Set aside: ${file} cannot be read.`)),
+    ];
+    const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
+    if (events.length) notes.push(title("What the guard saw and did"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
+    $("notes").replaceChildren(...notes);
+    for (const name of SHOWN) curve($("charts"), name);
+    $("metrics").replaceChildren(...Object.keys(told.curves).map((name) => el("option", { value: name })));
+    agents();
+    const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => open(t.trajectory_id, t.training_step) }, short(t.prompt, 160)), count(t.plays), percent(t.ended_right), number(t.first_error, 1)]);
+    $("hardest").replaceChildren(table([["task", "text"], ["plays", "n"], ["ended right", "n"], ["first error at step, mean", "n"]], rows));
+    const chosen = $("filter").agent, before = chosen.value;
+    chosen.replaceChildren(el("option", { value: "" }, "any"), ...told.agents.map((a) => el("option", {}, a.agent)));
+    chosen.value = before;
+  }
+  function agents() {
+    const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ["pass rate", "n"], ["threshold", "n"], ["mean credit", "n"], ["share of credit", "n"], ["stopped at gates", "n"], ["wrong but rewarded", "n"], ["right but blamed", "n"]];
+    const rows = told.agents.map((a) => [a.agent, count(a.steps), percent(a.scored), number(a.sub_reward), percent(a.error_rate), percent(a.pass_rate), number(a.threshold, 2), signed(a.credit), percent(a.share), number(a.stopped, 1), percent(a.wrong_rewarded), percent(a.right_blamed)]);
+    $("of-agents").replaceChildren(table(columns, rows));
+    const words = { credit: ["mean credit", ""], pass_rate: ["gates open", "share"], threshold: ["threshold", ""], sub_reward: ["mean sub-reward", ""] };
+    for (const [key, [name, unit]] of Object.entries(words)) {
+      const series = Object.entries(told.series).filter(([, of]) => of[key].length).map(([agent, of]) => ({ name: agent, points: of[key] }));
+      if (series.length) lines(into($("agent-charts"), key), name, unit, series, told.events);
+    }
+    heat();
+    const { edges, agents: counts } = told.advantages;
+    const middle = edges.slice(1).map((edge, i) => Number(((edge + edges[i]) / 2).toPrecision(3)));
+    chart($("advantages"), {
+      grid: { left: 70, right: 18, top: 52, bottom: 42 }, legend: { top: 24, type: "scroll", textStyle: { color: css("--ink") } }, tooltip: { trigger: "axis", confine: true, renderMode: "richText" },
+      xAxis: { type: "category", name: "advantage (outermost bins hold what lies beyond)", nameLocation: "middle", nameGap: 26, data: middle },
+      yAxis: { type: "value", name: "steps", nameTextStyle: { align: "left" } },
+      series: Object.entries(counts).map(([agent, of]) => ({ type: "bar", stack: "all", name: agent, data: of })),
+    }, `Distribution of advantages by agent, from ${number(edges[0])} to ${number(edges.at(-1))}`);
+  }
+  function heat() {
+    const key = $("heat-of").value, of = told.heat.filter((cell) => cell[key] !== null);
+    const names = [...new Set(told.heat.map((c) => c.agent))], turns = [...new Set(told.heat.map((c) => c.turn))].sort((a, b) => a - b);
+    const most = Math.max(1e-9, ...of.map((c) => Math.abs(c[key]))), shares = key === "error_rate";
+    chart($("heat"), {
+      grid: { left: 110, right: 90, top: 20, bottom: 48 }, tooltip: { confine: true, renderMode: "richText", formatter: (p) => `${names[p.value[1]]}, turn ${turns[p.value[0]]}\n${$("heat-of").selectedOptions[0].text}: ${number(p.value[2])}\n${count(p.value[3])} steps` },
+      visualMap: { min: shares ? 0 : -most, max: shares ? Math.max(most, 1e-9) : most, calculable: true, orient: "vertical", right: 0, top: "middle", itemHeight: 130, precision: 2, textStyle: { color: css("--soft") }, inRange: { color: shares ? ["#f4f4f4", "#f18f3b", "#8c3a00"] : ["#c35a00", "#f18f3b", "#f4f4f4", "#4393c3", "#1f5f99"] }, dimension: 2 },
+      xAxis: { type: "category", name: "turn of the agent", nameLocation: "middle", nameGap: 28, data: turns },
+      yAxis: { type: "category", data: names },
+      series: [{ type: "heatmap", data: of.map((c) => [turns.indexOf(c.turn), names.indexOf(c.agent), c[key], c.steps]) }],
+    }, `${$("heat-of").selectedOptions[0].text} by agent and turn, at most ${number(most)} away from zero`);
+  }
+  function compare() {
+    if (!data.comparison) return;
+    $("comparison").hidden = false;
+    document.querySelector('nav a[href="#comparison"]').hidden = false;
+    const runs = data.comparison.runs, names = runs.map((run) => [run.name, "n"]);
+    const settings = Object.entries(data.comparison.settings).map(([key, values]) => [key, ...values.map((v) => JSON.stringify(v))]);
+    const metrics = ["val/pass_at_1", "val/pass_at_1_greedy", "val/step_error_rate", "train/pass_at_1", "propagation/pass_rate", "reward/error_rate", "actor/entropy"].filter((name) => runs.some((run) => run.curves[name]));
+    const shares = [...new Set(runs.flatMap((run) => run.agents.map((a) => a.agent)))].flatMap((agent) => [["mean credit", "credit", signed], ["gates open", "pass_rate", percent], ["wrong but rewarded", "wrong_rewarded", percent]].map(([words, key, shown]) => [`${agent}: ${words}`, ...runs.map((run) => shown(run.agents.find((a) => a.agent === agent)?.[key]))]));
+    $("compared").replaceChildren(
+      title("Settings that differ"), el("div", { class: "scroll" }, table([["setting", ""], ...names], settings)),
+      title("Last of each run"), el("div", { class: "scroll" }, table([["metric", ""], ...names], metrics.map((name) => [name, ...runs.map((run) => number(run.curves[name]?.points.at(-1)?.[1]))]))),
+      title("Agents"), el("div", { class: "scroll" }, table([["", ""], ...names], shares)));
+  }
+
+  /* ---- plays ---------------------------------------------------------------------------------------------------------- */
+
+  let offset = 0;
+  async function list() {
+    const wanted = { ...Object.fromEntries(new FormData($("filter"))), offset, limit: PAGE };
+    let page;
+    try { page = await source.plays(wanted); } catch (error) { $("found").textContent = error.message; return; }
+    const what = live ? "plays" : "sample plays";
+    $("found").textContent = page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.plays.length)} shown` : `no ${what} like that`;
+    const rows = page.plays.map((p) => [el("button", { class: "link", type: "button", "data-play": p.trajectory_id, onclick: () => open(p.trajectory_id, p.training_step) }, p.trajectory_id), String(p.training_step), short(p.prompt, 110), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status]);
+    $("list").replaceChildren(table([["play", ""], ["training step", "n"], ["task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""]], rows));
+    $("earlier").disabled = offset === 0;
+    $("later").disabled = offset + PAGE >= page.total;
+  }
+  async function open(trajectory_id, training_step) {
+    let graph;
+    $("step").replaceChildren();
+    try { graph = await source.play({ trajectory_id, training_step }); } catch (error) { $("play").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+    const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
+    $("play").replaceChildren(title(`Play ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
+      el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a gate that is shut; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
+      el("div", { class: "scroll" }, draw(graph)));
+    $("play").scrollIntoView({ block: "start" });
+  }
+  function draw(graph) {
+    const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
+    const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
+    const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow)));
+    const picture = svg("svg", { class: "play", width: x(graph.steps.length - 1) + 50, height: top + lanes.length * dy, role: "group", "aria-label": `Graph of ${graph.steps.length} steps of ${lanes.length} agents` });
+    for (const agent of lanes) picture.append(svg("text", { class: "lane", x: 10, y: top + lanes.indexOf(agent) * dy + 4 }, short(agent, 16)));
+    for (const edge of graph.edges) {
+      const [x1, y1, x2, y2] = [x(edge.parent), y(edge.parent), x(edge.child), y(edge.child)];
+      const bend = y1 === y2 && edge.child - edge.parent > 1 ? -26 - 4 * (edge.child - edge.parent) : 0;
+      const shut = edge.open < 0.5, size = Math.abs(edge.flow) / flow;
+      const path = svg("path", { d: `M${x1},${y1} Q${(x1 + x2) / 2},${(y1 + y2) / 2 + bend} ${x2},${y2}`, fill: "none", stroke: Math.abs(edge.flow) < 1e-12 ? css("--soft") : edge.flow > 0 ? css("--good") : css("--bad"), "stroke-width": 1 + 7 * size, "stroke-opacity": Math.abs(edge.flow) < 1e-12 ? 0.45 : 0.8, "stroke-dasharray": shut ? "3 4" : "none", "data-flow": edge.flow });
+      path.append(svg("title", {}, `${signed(edge.flow)} flowed from step ${edge.child} to step ${edge.parent}${shut ? "; the gate is shut" : ""}`));
+      picture.append(path);
+      if (shut) {
+        const a = Math.atan2(y2 - (y1 + y2) / 2 - bend, x2 - (x1 + x2) / 2), bx = x2 - 25 * Math.cos(a), by = y2 - 25 * Math.sin(a), s = Math.sin(a) * 9, c = Math.cos(a) * 9;
+        picture.append(svg("line", { class: "gate", x1: bx - s, y1: by + c, x2: bx + s, y2: by - c, stroke: css("--ink"), "stroke-width": 3 }));
+      }
+    }
+    graph.steps.forEach((s, i) => {
+      const said = `step ${s.index}, ${s.agent}: score ${s.failed ? "failed" : number(s.sub_reward, 2)}, gate ${s.gate_open ? "open" : "closed"}, credit ${signed(s.credit)}, advantage ${s.trained === false ? "masked" : signed(s.advantage)}${s.first_error ? ", first error" : ""}`;
+      const node = svg("g", { tabindex: 0, role: "button", "aria-label": said, "data-step": s.id, transform: `translate(${x(i)},${y(i)})` });
+      if (s.first_error) node.append(svg("circle", { r: 20, fill: "none", stroke: css("--bad"), "stroke-width": 2 }));
+      node.append(svg("circle", { r: 15.5, fill: hue(s.credit, most), stroke: css("--ink"), "stroke-width": s.trained === false ? 0.6 : 1.4, "stroke-dasharray": s.trained === false ? "2 2" : "none" }), svg("text", { "text-anchor": "middle", y: 4, style: "fill:#111" }, String(s.index)), svg("text", { "text-anchor": "middle", y: 33 }, s.failed ? "failed" : s.sub_reward == null ? "" : number(s.sub_reward, 2)), svg("title", {}, `${said}\n${s.response}`));
+      const select = () => { for (const other of picture.querySelectorAll("[aria-current]")) other.removeAttribute("aria-current"); node.setAttribute("aria-current", "true"); step(s.id, graph.training_step); };
+      node.addEventListener("click", select);
+      node.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") { event.preventDefault(); select(); }
+        const next = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (next) { event.preventDefault(); picture.querySelectorAll("g[role=button]")[i + next]?.focus(); }
+      });
+      picture.append(node);
+    });
+    return picture;
+  }
+  async function step(step_id, training_step, token) {
+    let of;
+    try { of = await source.step({ step_id, training_step, token }); } catch (error) { $("step").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+    const most = Math.max(1e-9, ...of.tokens.map((t) => Math.abs(t.advantage)));
+    const scores = of.scores.map((s) => [s.name, s.status === "ok" ? (s.by_token ? "by token" : String(s.value)) : s.status, s.weight === 0 ? "0: not part of credit" : String(s.weight), s.reason]);
+    const tokens = el("pre", { class: "tokens" }, ...of.tokens.map((t, j) => {
+      const token = el("span", t.sampled ? { class: "token", style: `background:${hue(t.advantage, most)}`, title: `token ${j}: advantage ${signed(t.advantage)}${t.logprob === null ? "" : `, log-probability ${number(t.logprob)}`}` } : { class: "token not-sampled", title: `token ${j}: not sampled by the policy` }, t.text);
+      if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => step(step_id, training_step, j); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
+      return token;
+    }));
+    $("step").replaceChildren(title(`Step ${of.id}: ${of.agent}, turn ${of.turn}`), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
+      scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No function looked at it."),
+      title("Prompt"), el("pre", { "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { "data-part": "response" }, of.response),
+      ...(of.tokens.length ? [title("Tokens, coloured by advantage"), tokens] : []),
+      ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
+  }
+
+  /* ---- begin ------------------------------------------------------------------------------------------------------------ */
+
+  $("filter").addEventListener("submit", (event) => { event.preventDefault(); offset = 0; list(); });
+  $("earlier").addEventListener("click", () => { offset = Math.max(0, offset - PAGE); list(); });
+  $("later").addEventListener("click", () => { offset += PAGE; list(); });
+  $("heat-of").addEventListener("change", heat);
+  $("metric").addEventListener("change", () => { if (told.curves[$("metric").value]) curve($("chosen"), $("metric").value); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => show(told));
+  let seen = "";
+  async function look() {
+    try {
+      const overview = await source.overview();
+      const now = JSON.stringify([overview.run, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
+      if (now !== seen) { seen = now; show(overview); if (offset === 0) await list(); }
+      document.body.dataset.ready = "true";
+    } catch (error) { $("facts").textContent = `The server does not answer: ${error.message}`; }
+    if (live) setTimeout(look, 2000);
+  }
+  compare();
+  look();
+})();

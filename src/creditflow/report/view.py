@@ -1,0 +1,189 @@
+"""The live view: the report's page, asking a server of this machine. Reads a run's folder, and can write nothing.
+
+Answers only requests whose Host it was started for: a page elsewhere whose name is made to point here (DNS rebinding)
+gets nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from starlette.middleware.base import RequestResponseEndpoint
+
+from creditflow.errors import BatchError, CreditflowError, InputError
+from creditflow.ledger import Ledger, Recorded
+from creditflow.report.detail import Pieces, pieces_of, play_graph, step_detail
+from creditflow.report.html import page
+from creditflow.report.index import Filter, Index, finite
+from creditflow.report.overview import overview
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_EVERY = 1.0
+"""Seconds between two looks at the folder."""
+_MOST = 200
+"""Plays on a page."""
+
+
+class Watched:
+    """A run's folder and what is known of it, kept up with by a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = Ledger.open(path)
+        self.index = Index(self.ledger)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._read: dict[int, Recorded] = {}
+        self._pieces: Pieces | None = None
+        self._told: tuple[Any, dict[str, Any]] | None = None
+
+    def follow(self) -> None:
+        """Until `stop`: take in what is new."""
+        while not self._stop.is_set():
+            self.look()
+            self._stop.wait(_EVERY)
+
+    def look(self) -> None:
+        """Take in what is new now."""
+        ledger = Ledger.open(self.path)
+        if self.ledger.steps != ledger.steps:
+            with self._lock:
+                self._read.clear()
+        self.ledger = ledger
+        self.index.refresh(ledger)
+
+    def stop(self) -> None:
+        """Ends `follow`."""
+        self._stop.set()
+
+    def recorded(self, step: int) -> Recorded:
+        """A training step; the last few that were asked for stay in memory."""
+        with self._lock:
+            if step not in self._read:
+                while len(self._read) >= 2:
+                    self._read.pop(next(iter(self._read)))
+                self._read[step] = self.ledger.read(step)
+            return self._read[step]
+
+    def pieces(self) -> Pieces | None:
+        """Of the newest checkpoint there was when it was first found."""
+        if self._pieces is None:
+            self._pieces = pieces_of(self.path)
+        return self._pieces
+
+    def overview(self) -> dict[str, Any]:
+        """Made anew where something has changed."""
+        files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
+        now = (
+            len(self.index.taken),
+            self.ledger.steps[-1:],
+            *(file.stat().st_size for file in files if file.is_file()),
+        )
+        if self._told is None or self._told[0] != now:
+            self._told = (now, overview(self.ledger, self.index))
+        return self._told[1]
+
+
+def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
+    """The server's answers. `hosts`: whose names may stand in Host; None: any."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    title = f"creditflow: {watched.path.resolve().name}"
+
+    @app.middleware("http")
+    async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        named = request.url.hostname
+        if hosts is not None and named not in hosts:
+            return JSONResponse({"detail": f"this server is {' or '.join(hosts)}, not {named}"}, status_code=421)
+        response = await call_next(request)
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["X-Frame-Options"] = "DENY"
+        response.headers["Referrer-Policy"] = "no-referrer"
+        response.headers["Cache-Control"] = "no-store"
+        return response
+
+    @app.exception_handler(CreditflowError)
+    async def refused(request: Request, error: Exception) -> Response:
+        status = 400 if isinstance(error, InputError | BatchError) else 500
+        return JSONResponse({"detail": str(error)}, status_code=status)
+
+    @app.get("/", response_class=HTMLResponse)
+    def index() -> str:
+        return page({"live": True}, title)
+
+    @app.get("/api/overview")
+    def whole() -> dict[str, Any]:
+        return watched.overview()
+
+    @app.get("/api/plays")
+    def plays(
+        agent: str | None = None,
+        least_score: float | None = None,
+        most_score: float | None = None,
+        gate: str | None = None,
+        outcome: str | None = None,
+        training_step: int | None = None,
+        offset: int = Query(0, ge=0),
+        limit: int = Query(25, ge=1, le=_MOST),
+    ) -> dict[str, Any]:
+        wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
+        found = watched.index.page(wanted, offset, limit)
+        return {**found, "plays": [finite(row) for row in found["plays"]]}
+
+    @app.get("/api/play")
+    def play(trajectory_id: str, training_step: int) -> dict[str, Any]:
+        return _found(lambda: play_graph(watched.recorded(training_step), trajectory_id))
+
+    @app.get("/api/step")
+    def step(step_id: str, training_step: int, token: int | None = None) -> dict[str, Any]:
+        return _found(lambda: step_detail(watched.recorded(training_step), step_id, token, watched.pieces()))
+
+    return app
+
+
+def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        return dict(make())
+    except ValueError as error:
+        raise HTTPException(404, "there is no such play or step in this training step") from error
+
+
+def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:
+    """Serve until interrupted. Raises InputError for a host that others can reach, unless `remote`; a taken port."""
+    import uvicorn
+
+    if host not in LOOPBACK and not remote:
+        raise InputError(
+            f"--host: {host} can be reached from other machines, and whoever reaches it reads the whole run: expected "
+            f"{' or '.join(LOOPBACK)}, or --allow-remote"
+        )
+    watched = Watched(path)
+    socket = _bound(host, port)
+    follower = threading.Thread(target=watched.follow, daemon=True)
+    follower.start()
+    shown = f"[{host}]" if ":" in host else host
+    say(f"view: http://{shown}:{socket.getsockname()[1]}/ (ends with Ctrl-C)")
+    app = application(watched, None if remote else LOOPBACK)
+    try:
+        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
+    finally:
+        watched.stop()
+        socket.close()
+
+
+def _bound(host: str, port: int) -> Any:
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError as error:
+        made.close()
+        raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
+    return made

@@ -1,0 +1,33 @@
+"""A headless Chromium for tests of the page; skips where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@contextmanager
+def opened(url: str, scheme: str = "light") -> Iterator["Page"]:
+    """The page at `url`, ready; fails at the end if anything was said in its console."""
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed (Debian: apt-get install chromium)")
+    said: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+        page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: said.append(f"error: {error}"))
+        page.on("requestfailed", lambda request: said.append(f"not loaded: {request.url}"))
+        page.goto(url)
+        page.wait_for_selector("body[data-ready=true]")
+        yield page
+        browser.close()
+    assert said == []

@@ -1,0 +1,267 @@
+"""The report and the live view in a browser: what is drawn is what is in the ledger, and no text becomes code."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+from creditflow.cli import app
+from creditflow.credit import explain
+from creditflow.ledger import Ledger, RunFolder
+from creditflow.report.view import LOOPBACK, Watched, application
+from creditflow.trajectory import TrajectoryBatch
+from tests.report.browser import opened
+from tests.report.runs import HOSTILE, a_batch, a_play, a_run, write_step
+
+
+def reported(out: Path, *runs: Path) -> str:
+    result = CliRunner().invoke(app, ["report", *map(str, runs), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    return out.as_uri()
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Ledger:
+    return a_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@contextmanager
+def served(path: Path) -> Iterator[tuple[str, Watched]]:
+    watched = Watched(path)
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(application(watched, LOOPBACK), log_level="error"))
+        threads = [threading.Thread(target=work) for work in (watched.follow, lambda: server.run(sockets=[bound]))]
+        for thread in threads:
+            thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}/", watched
+        finally:
+            server.should_exit = True
+            watched.stop()
+            for thread in threads:
+                thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_report_opens_without_a_word_in_the_console_and_its_charts_have_data(
+    ledger: Ledger, tmp_path: Path, scheme: str
+) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path), scheme) as page:
+        for name in ("val/pass_at_1", "actor/entropy", "propagation/pass_rate", "credit", "threshold"):
+            label = page.get_attribute(f'[data-chart="{name}"]', "aria-label")
+            assert label is not None
+            assert " from " in label
+            assert page.locator(f'[data-chart="{name}"] svg path').count() > 3
+        assert "from 0.100 to 0.300" in page.get_attribute('[data-chart="val/pass_at_1"]', "aria-label")
+        assert page.locator("#heat svg path").count() > 5
+        assert page.locator("#advantages svg path").count() > 5
+        assert page.locator("#tiles .tile").first.inner_text().split() == ["3", "training", "steps"]
+        assert "entropy" in page.inner_text("#notes")
+        assert page.locator("#of-agents tbody tr").count() == 3
+        page.select_option("#heat-of", "error_rate")
+        assert "share of wrong steps" in page.get_attribute("#heat", "aria-label")
+
+
+def test_a_click_on_a_node_shows_that_step_with_where_its_advantage_came_from(ledger: Ledger, tmp_path: Path) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        play = page.locator("#list [data-play]").first
+        trajectory = play.get_attribute("data-play")
+        play.click()
+        recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
+        for index in (0, 3):
+            id = f"{trajectory}/{index}"
+            page.click(f'[data-step="{id}"]')
+            s = recorded.batch.step_ids.index(id)
+            assert page.inner_text('[data-part="prompt"]') == recorded.batch.prompts[s]
+            assert page.inner_text('[data-part="response"]') == recorded.batch.responses[s]
+            said = explain(recorded.assignment, s)
+            assert page.inner_text('[data-part="why"]').splitlines()[-1] == f"= {said.advantage!r}"
+            assert (
+                page.locator("span.token").count()
+                == recorded.batch.token_offsets[s + 1] - recorded.batch.token_offsets[s]
+            )
+
+
+def test_the_graph_shows_gates_that_are_shut_and_credit_that_flowed_and_can_be_walked_by_keyboard(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        wrong = page.locator("#list tr:has-text('wrong') [data-play]").first
+        trajectory = wrong.get_attribute("data-play")
+        wrong.focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("svg.play")
+        recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
+        made = recorded.assignment
+        first = recorded.batch.step_ids.index(f"{trajectory}/0")
+        shut = sum(not made.gate_open_S[s] for s in range(first + 1, first + 6))
+        assert page.locator("svg.play line.gate").count() == shut > 0
+        flows = [float(p.get_attribute("data-flow")) for p in page.locator("svg.play path[data-flow]").all()]
+        assert sum(flows) == pytest.approx(made.received_S[first : first + 6].sum())
+        page.locator("svg.play g[role=button]").first.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"text=Step {trajectory}/1")
+        assert page.get_attribute(f'[data-step="{trajectory}/1"]', "aria-current") == "true"
+
+
+def test_a_filter_filters_the_samples(ledger: Ledger, tmp_path: Path) -> None:
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        before = page.locator("#list [data-play]").count()
+        page.select_option("#filter [name=outcome]", "right")
+        page.click("#filter button")
+        rows = page.locator("#list tbody tr").all_inner_texts()
+        assert 0 < len(rows) < before
+        assert all("\tright\t" in row for row in rows)
+
+
+def test_what_a_model_wrote_stays_text_however_long(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {"recipe": HOSTILE}, "")
+    batch = a_batch(1)
+    responses = [HOSTILE + "x" * 1_000_000, *batch.responses[1:]]
+    write_step(folder, 1, replace(batch, responses=tuple(responses), prompts=tuple(HOSTILE for _ in responses)))
+    url = reported(tmp_path / "report.html", folder.path)
+    assert (tmp_path / "report.html").stat().st_size < 5_000_000
+    with served(folder.path) as (live, _):
+        for address in (url, live):
+            with opened(address) as page:
+                page.wait_for_selector("#list [data-play]")
+                title = page.title()
+                for play in page.locator("#list [data-play]").all():
+                    if play.get_attribute("data-play") == "0-1-0-0":
+                        play.click()
+                        page.click('[data-step="0-1-0-0/0"]')
+                        shown = page.inner_text('[data-part="response"]')
+                        assert shown.startswith("</script><script>")
+                        assert f"({1_000_000 + len(HOSTILE):,} characters)" in shown
+                        assert len(shown) < 30_000
+                        break
+                assert "task 0: </script>" in page.inner_text("#hardest")
+                assert page.locator("img").count() == 0
+                assert page.title() == title == "creditflow: run"
+
+
+def test_up_to_four_runs_are_compared(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / f"run{k}", gamma=gamma) for k, gamma in enumerate((0.9, 0.99, 0.5, 0.3))]
+    with opened(reported(tmp_path / "report.html", *(run.path for run in runs))) as page:
+        text = page.inner_text("#compared")
+        assert "algorithm.gamma\t0.9\t0.99\t0.5\t0.3" in text
+        label = page.get_attribute('[data-chart="val/pass_at_1"]', "aria-label")
+        assert all(f"run{k} from" in label for k in range(4))
+    five = CliRunner().invoke(app, ["report", *[str(runs[0].path)] * 5, "-o", str(tmp_path / "x.html")])
+    assert five.exit_code == 2
+    assert "expected at most 4 runs, got 5" in five.stderr
+
+
+def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    folder = RunFolder.open(ledger.path)
+    with served(ledger.path) as (url, watched), opened(url) as page:
+        page.wait_for_selector("text=3 of 3 training steps indexed")
+        assert page.inner_text("#found").startswith("48 plays;")
+        write_step(folder, 4)
+        page.wait_for_selector("text=4 of 4 training steps indexed", timeout=20_000)
+        page.wait_for_function("document.querySelector('#found').innerText.startsWith('64 plays;')")
+        assert page.locator("#list [data-play]").first.get_attribute("data-play").startswith("0-4-")
+        page.select_option("#filter [name=agent]", "verifier")
+        page.select_option("#filter [name=gate]", "closed")
+        page.fill("#filter [name=training_step]", "2")
+        page.click("#filter button")
+        batch, made = ledger.read(2).batch, ledger.read(2).assignment
+        verifier = batch.agent_names.index("verifier")
+        such = {int(batch.trajectory_of_step[s]) for s in range(batch.n_steps)
+                if batch.agent_of_step[s] == verifier and not made.gate_open_S[s]}  # fmt: skip
+        page.wait_for_function(f"document.querySelector('#found').innerText.startsWith('{len(such)} plays;')")
+        page.locator("#list [data-play]").first.click()
+        page.locator("svg.play g[role=button]").first.click()
+        page.wait_for_selector("[data-part=why]")
+        page.locator("span.token").last.click()
+        page.wait_for_selector("text=Why this advantage of token")
+        folder.rewind(1)
+        page.wait_for_selector("text=1 of 1 training steps indexed", timeout=20_000)
+        assert watched.index.taken == {1}
+
+
+def test_the_view_pages(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    write_step(folder, 1, a_batch(1, tasks=10, plays=6))
+    with served(folder.path) as (url, _), opened(url) as page:
+        page.wait_for_selector("text=60 plays; 1 to 25 shown")
+        page.click("#later")
+        page.wait_for_selector("text=60 plays; 26 to 50 shown")
+        page.click("#later")
+        page.wait_for_selector("text=60 plays; 51 to 60 shown")
+        assert page.is_disabled("#later")
+
+
+def test_the_view_answers_its_own_names_alone_and_bad_questions_with_a_line(ledger: Ledger) -> None:
+    with served(ledger.path) as (url, _), httpx.Client(base_url=url) as client:
+        assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 421
+        assert client.get("/").headers["x-frame-options"] == "DENY"
+        assert client.get("/api/plays", params={"gate": "ajar"}).json() == {
+            "detail": "gate: expected open or closed, got 'ajar'"
+        }
+        assert client.get("/api/plays", params={"limit": 10_000}).status_code == 422
+        assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 1}).status_code == 404
+        assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 99}).status_code == 400
+        assert client.get("/api/step", params={"step_id": "x", "training_step": 1}).status_code == 404
+        for method in ("post", "put", "delete", "patch"):
+            assert getattr(client, method)("/api/plays").status_code == 405
+
+
+def test_the_view_refuses_a_host_that_others_can_reach(ledger: Ledger) -> None:
+    result = CliRunner().invoke(app, ["view", str(ledger.path), "--host", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "--host: 0.0.0.0 can be reached from other machines" in result.stderr
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["view", str(ledger.path), "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"--port: 127.0.0.1:{port} cannot be had" in result.stderr
+
+
+def test_an_empty_run_and_one_with_damaged_files_have_a_page_that_says_so(tmp_path: Path) -> None:
+    empty = RunFolder.create(tmp_path / "empty", {}, "")
+    with opened(reported(tmp_path / "empty.html", empty.path)) as page:
+        assert page.locator("#tiles .tile").first.inner_text().split()[0] == "0"
+        assert page.inner_text("#found") == "no sample plays like that"
+    ledger = a_run(tmp_path / "run")
+    whole = ledger.file(2).read_bytes()
+    ledger.file(2).write_bytes(whole[: len(whole) // 2])
+    ledger.file(3).write_bytes(b"PAR1 nothing")
+    with opened(reported(tmp_path / "report.html", ledger.path)) as page:
+        text = page.inner_text("#notes")
+        assert "Set aside: 000002.parquet cannot be read." in text
+        assert "Set aside: 000003.parquet cannot be read." in text
+        assert page.locator("#list [data-play]").count() == 10
+
+
+def test_a_play_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    plays = [a_play(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(plays))
+    with opened(reported(tmp_path / "report.html", folder.path)) as page:
+        page.locator("#list [data-play]").first.click()
+        assert page.locator("svg.play g[role=button]").count() == 1000
+    assert (tmp_path / "report.html").stat().st_size < 8_000_000
+
+
+def test_nothing_that_the_page_brings_along_ends_its_script_early() -> None:
+    from creditflow.report.html import page
+
+    made = page({"live": True}, "</title><script>x</script>")
+    assert made.count("<script") == made.count("</script>") == 3
