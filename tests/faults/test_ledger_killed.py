@@ -1,0 +1,73 @@
+"""A ledger whose writer is killed at any moment has every step that was finished, once, and goes on from there."""
+
+import multiprocessing
+import random
+import time
+from dataclasses import replace
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.ledger import Ledger, RunFolder
+from creditflow.ledger.run_folder import read_events, read_metrics
+from creditflow.ledger.step_files import read_step_file, write_step_file
+from creditflow.trajectory import TrajectoryBatch
+from tests.report.runs import a_batch
+
+KILLS = 100
+
+
+def batch_at(step: int, like: TrajectoryBatch) -> TrajectoryBatch:
+    """The same plays under other names: making them anew would take longer than to write them."""
+    return replace(like, step_ids=tuple(f"{step}/{id}" for id in like.step_ids))
+
+
+def write(path: str, assigned: str, ready: Event) -> None:
+    """One training step after the other, until it is killed."""
+    folder = RunFolder.open(Path(path))
+    done = max([row["step"] for row in read_metrics(folder.path)], default=0)
+    folder.rewind(done)
+    recorded = read_step_file(Path(assigned))
+    batch_at(0, recorded.batch).write_parquet(Path(assigned).with_suffix(".first"))  # imports what it needs
+    ready.set()
+    while True:
+        done += 1
+        folder.write_steps(done, batch_at(done, recorded.batch), recorded.assignment)
+        folder.append_events([{"step": done, "rule": "x" * 200}])
+        folder.append_metrics(done, {"loss": 1 / done, "long": 1.0})
+
+
+def test_of_a_writer_that_is_killed_a_hundred_times_every_complete_step_can_be_read_and_none_is_there_twice(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.faults.test_ledger_killed", "pyarrow.parquet", "pandas"])
+    rng, path = random.Random(0), RunFolder.create(tmp_path / "run", {}, "").path
+    batch = a_batch(1, tasks=40)
+    expected = assign(batch, CreditOptions())
+    write_step_file(tmp_path / "assigned", 0, batch, expected)
+    during = 0
+    for _ in range(KILLS):
+        ready = context.Event()
+        writer = context.Process(target=write, args=(str(path), str(tmp_path / "assigned"), ready), daemon=True)
+        writer.start()
+        assert ready.wait(60)
+        time.sleep(rng.uniform(0, 0.15))  # any moment will do
+        writer.kill()
+        writer.join()
+        during += bool(list(path.glob("steps/.*.part")))
+        ledger = Ledger.open(path)
+        assert ledger.torn == ()
+        assert ledger.steps == tuple(range(1, len(ledger.steps) + 1))
+        of_metrics = [row["step"] for row in read_metrics(path)]
+        assert of_metrics == list(range(1, len(of_metrics) + 1))
+        assert len(of_metrics) <= len(ledger.steps) <= len(of_metrics) + 1
+    assert during > 0  # some were killed while a file was being written
+    assert len(ledger.steps) > KILLS / 4
+    ids = [id for recorded in ledger for id in recorded.batch.step_ids]
+    assert len(ids) == len(set(ids)) == batch.n_steps * len(ledger.steps)
+    events = [row["step"] for row in read_events(path)]
+    assert events == sorted(set(events))
+    for recorded in ledger:
+        assert recorded.assignment is not None
+        assert (recorded.assignment.advantage_S == expected.advantage_S).all()
