@@ -16,7 +16,7 @@ from creditflow.engines.local import actor
 from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
-from creditflow.report.why import plain
+from creditflow.report.text import plain
 
 TOY = Path(__file__).parent / "recipes" / "toy.yaml"
 PPO = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")

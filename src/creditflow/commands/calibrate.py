@@ -12,7 +12,8 @@ from creditflow.calibration import ALL, Calibration, calibrate, observe
 from creditflow.errors import ConfigError, DataError
 from creditflow.ledger import Ledger
 from creditflow.progress import Bar, Reporter
-from creditflow.report.tables import new_table, number, results_console, show
+from creditflow.report.tables import new_table, results_console, show
+from creditflow.report.text import number
 from creditflow.trajectory import TrajectoryBatch
 
 

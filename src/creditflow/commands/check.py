@@ -17,7 +17,8 @@ from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
-from creditflow.report.tables import new_table, number, results_console, show
+from creditflow.report.tables import new_table, results_console, show
+from creditflow.report.text import number
 from creditflow.reward.manager import ScoringReport
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 

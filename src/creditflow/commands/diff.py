@@ -14,7 +14,8 @@ from creditflow.ledger import Ledger, Recorded
 from creditflow.progress import Reporter
 from creditflow.report.overview import different
 from creditflow.report.overview import settings as settings_of
-from creditflow.report.tables import moved_table, new_table, number, results_console, show
+from creditflow.report.tables import moved_table, new_table, results_console, show
+from creditflow.report.text import number
 
 
 def diff(first: Path, second: Path, reporter: Reporter) -> None:

@@ -14,7 +14,8 @@ from creditflow.credit import CreditOptions
 from creditflow.errors import ConfigError, DataError
 from creditflow.progress import Reporter
 from creditflow.report.simulation_plot import draw_simulation
-from creditflow.report.tables import new_table, number, results_console, show
+from creditflow.report.tables import new_table, results_console, show
+from creditflow.report.text import number
 from creditflow.simulation import (
     Credited,
     SimulatedTeam,

@@ -9,8 +9,8 @@ from pathlib import Path
 from creditflow.credit import explain
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded
-from creditflow.report.tables import results_console
-from creditflow.report.why import plain, play_lines, step_head, terms, tree
+from creditflow.report.text import plain
+from creditflow.report.why import play_lines, step_head, terms, tree
 
 
 def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
@@ -49,8 +49,6 @@ def _token_line(recorded: Recorded, s: int, token: int) -> str:
 
 
 def _print(ledger: Ledger, lines: list[str]) -> None:
-    console = results_console()
     for torn in ledger.torn:
         lines.append(f"set aside: {plain(str(torn))} is incomplete, a crash cut it off")
-    for line in lines:
-        console.print(line, soft_wrap=True)
+    print("\n".join(lines))

@@ -14,6 +14,7 @@ from creditflow.credit.difference import Moved
 from creditflow.monitor import Evaluation
 from creditflow.report.bootstrap import COVERAGE
 from creditflow.report.comparison import ArmDifference, ArmResult, spread
+from creditflow.report.text import number
 
 _WIDTH_OF_A_FILE = 160
 """Columns where standard output is no terminal: a table there must not be folded to 80."""
@@ -38,11 +39,6 @@ def new_table(first: str, *others: str) -> Table:
     for name in others:
         table.add_column(name, justify="right")
     return table
-
-
-def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
-    """Fixed digits; a dash for what is not there."""
-    return format(value, f"{'+' if signed else ''}.{digits}f") if math.isfinite(value) else "-"
 
 
 def comparison_title(of: str, steps: Collection[int]) -> str:

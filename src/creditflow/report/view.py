@@ -183,6 +183,7 @@ def _bound(host: str, port: int) -> Any:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((host, port))
+        made.listen(128)  # who comes before the server is ready waits
     except OSError as error:
         made.close()
         raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error

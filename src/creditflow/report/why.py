@@ -11,7 +11,7 @@ import numpy as np
 
 from creditflow.credit import Assignment, Explanation
 from creditflow.credit.explain import Operation
-from creditflow.report.tables import number
+from creditflow.report.text import number, plain
 from creditflow.trajectory import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
 
 _SHOWN = 400
@@ -102,13 +102,6 @@ def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Se
     if assignment is None:
         return None
     return next((s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < RIGHT), None)
-
-
-def plain(text: str, limit: int | None = None) -> str:
-    """On one line, control characters spelled out; cut off after `limit` characters, with how many there were."""
-    cut = text if limit is None or len(text) <= limit else text[:limit]
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
-    return shown if cut is text else f"{shown}... ({len(text):,} characters)"
 
 
 def _step_row(a: Assignment | None, batch: TrajectoryBatch, s: int) -> tuple[str, ...]:

@@ -3,9 +3,22 @@
 This room knows nothing of credit, models or training: it fills `step.scores` and `trajectory.outcome`, and reports.
 """
 
-from creditflow.reward.entries import load_reward_functions
-from creditflow.reward.manager import FunctionReport, RewardManager, ScoringReport
+from typing import TYPE_CHECKING
+
+from creditflow.lazy import attach
 from creditflow.reward.registry import RewardFunction, answer, outcome, reward
+
+if TYPE_CHECKING:
+    from creditflow.reward.entries import load_reward_functions
+    from creditflow.reward.manager import FunctionReport, RewardManager, ScoringReport
+
+__getattr__ = attach(
+    __name__,
+    {
+        "creditflow.reward.entries": ("load_reward_functions",),
+        "creditflow.reward.manager": ("FunctionReport", "RewardManager", "ScoringReport"),
+    },
+)
 
 __all__ = [
     "FunctionReport",
@@ -17,3 +30,7 @@ __all__ = [
     "outcome",
     "reward",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,162 @@
+"""What a ledger costs to write and to ask: `python -m benchmarks.ledger [--quick]`.
+
+Writing: `timing/ledger_s` against `timing/step_s` of a run of `arithmetic_chain`, training step by training step.
+Asking: that run's plays, written again under other names until there are a million steps, and then `why`, `report` and
+`view` as whole processes. About five minutes on two cores, most of it to write the million.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.record import ROOT, Figure, show, write
+from creditflow.credit import Assignment
+from creditflow.ledger import Ledger, RunFolder
+from creditflow.ledger.run_folder import read_metrics
+
+STEPS = 1_000_000
+TRAINED = 12
+FILTERS = (
+    "agent=verifier&gate=closed",
+    "outcome=wrong&most_score=0.3",
+    "agent=executor&least_score=0.4&most_score=0.6&outcome=right",
+    "training_step=7",
+)
+
+
+def main() -> int:
+    """Measure, print, write `docs/results/ledger.json`; 1 if a number falls short."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the steps; holds the same, writes nothing")
+    quick = parser.parse_args().quick
+    with tempfile.TemporaryDirectory() as folder:
+        trained = _train(Path(folder) / "trained", 4 if quick else TRAINED)
+        share = [
+            row["timing/ledger_s"] / row["timing/step_s"]
+            for row in read_metrics(trained.path)
+            if "timing/step_s" in row
+        ]
+        figures = [Figure.of("writing, share of a training step", share[1:], 0.03, at_most=True)]
+        large, n = _large(trained, Path(folder) / "large", STEPS // 10 if quick else STEPS)
+        size = sum(file.stat().st_size for file in large.path.glob("steps/*.parquet"))
+        figures.append(Figure("bytes per step", size / n, unit="B"))
+        figures += [*_why(large, 3 if quick else 7), *_report(large, Path(folder), 1 if quick else 3), *_view(large)]
+    failed = show(figures)
+    if not quick:
+        write("ledger", figures, ("creditflow", "pyarrow", "duckdb", "fastapi"), {"steps": n})
+    return int(failed)
+
+
+def _train(folder: Path, steps: int) -> Ledger:
+    options = (f"trainer.total_training_steps={steps}", "trainer.test_freq=-1", "data.val_max_samples=8")
+    _creditflow("train", "recipes/arithmetic_chain.yaml", *options, f"trainer.default_local_dir={folder}")
+    return Ledger.open(folder)
+
+
+def _large(trained: Ledger, folder: Path, steps: int) -> tuple[Ledger, int]:
+    """A run of `steps` steps and a little more, with as many lines of metrics as training steps; and how many steps."""
+    target = RunFolder.create(folder, trained.run, (trained.path / "config.yaml").read_text())
+    recorded = [(of.batch, of.assignment) for of in trained]
+    rows = [row for row in read_metrics(trained.path) if row["step"] > 0]
+    written, number = 0, 0
+    while written < steps:
+        batch, assignment = recorded[number % len(recorded)]
+        assert isinstance(assignment, Assignment)
+        row = {key: value for key, value in rows[number % len(rows)].items() if key != "step"}
+        number += 1
+        renamed = replace(
+            batch,
+            trajectory_ids=tuple(f"0-{number}-{n}" for n in range(batch.n_trajectories)),
+            step_ids=tuple(
+                f"0-{number}-{n}/{i}"
+                for n, i in zip(batch.trajectory_of_step.tolist(), batch.index_of_step.tolist(), strict=True)
+            ),
+        )
+        target.write_steps(number, renamed, assignment)
+        target.append_metrics(number, {key: value for key, value in row.items() if value is not None})
+        written += batch.n_steps
+    return Ledger.open(folder), written
+
+
+def _why(ledger: Ledger, repeats: int) -> Iterator[Figure]:
+    rng = random.Random(0)
+    ids = [f"0-{rng.choice(ledger.steps)}-{rng.randrange(64)}/{rng.randrange(8)}" for _ in range(repeats)]
+    yield Figure.of("why, a whole process", [_timed("why", ledger.path, id) for id in ids], 1.0, at_most=True, unit="s")
+
+
+def _report(ledger: Ledger, folder: Path, repeats: int) -> Iterator[Figure]:
+    out = folder / "report.html"
+    times = [_timed("report", ledger.path, "-o", out) for _ in range(repeats)]
+    yield Figure.of("report, a whole process", times, 20.0, at_most=True, unit="s")
+    yield Figure("report", out.stat().st_size / 1e6, 5.0, at_most=True, unit="MB")
+
+
+def _view(ledger: Ledger) -> Iterator[Figure]:
+    """The first page is asked for when the server says where it is; filtered ones when all is indexed."""
+    with _server(ledger.path) as (url, started):
+        yield Figure("view, from the command to its address", started, unit="s")
+        begin = time.perf_counter()
+        _get(url)
+        first = json.loads(_get(f"{url}api/plays"))
+        yield Figure("view, first page of plays", time.perf_counter() - begin, 1.0, at_most=True, unit="s")
+        assert first["plays"], "the newest training step is there at once"
+        while json.loads(_get(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
+            time.sleep(0.2)
+        yield Figure("view, until all is indexed", time.perf_counter() - begin, unit="s")
+        times = []
+        for wanted in FILTERS:
+            for offset in (0, 1000):
+                begin = time.perf_counter()
+                _get(f"{url}api/plays?{wanted}&offset={offset}")
+                times.append(time.perf_counter() - begin)
+        yield Figure("view, a filtered page, the slowest of 8", max(times), 0.3, at_most=True, unit="s")
+        yield Figure("view, a filtered page, median", median(times), unit="s")
+
+
+@contextmanager
+def _server(path: Path) -> Iterator[tuple[str, float]]:
+    begin = time.perf_counter()
+    command = [sys.executable, "-m", "creditflow", "view", str(path), "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        assert server.stderr is not None
+        found = re.search(r"http://\S+/", server.stderr.readline())
+        assert found is not None, "the view did not start"
+        try:
+            yield found[0], time.perf_counter() - begin
+        finally:
+            server.terminate()
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url) as answer:  # our own server on loopback
+        said: bytes = answer.read()
+        return said
+
+
+def _timed(*arguments: Any) -> float:
+    begin = time.perf_counter()
+    _creditflow(*arguments)
+    return time.perf_counter() - begin
+
+
+def _creditflow(*arguments: Any) -> None:
+    command = [sys.executable, "-m", "creditflow", *map(str, arguments)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
