@@ -251,8 +251,11 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
         others: int = all_scored - of["scored"]
         return (all_errors - of["errors"]) / others if others else 0.0
 
+    # Where nobody else is scored there is nobody to err less.
     errs_more = {
-        agent: of["errors"] / of["scored"] >= 2 * others_rate(of) for agent, of in rates.items() if of["scored"]
+        agent: of["errors"] / of["scored"] >= 2 * others_rate(of)
+        for agent, of in rates.items()
+        if of["scored"] and all_scored - of["scored"] >= _ENOUGH
     }
     for row in with_it:
         if row["marked"] < _ENOUGH or row["others"] < _ENOUGH:

@@ -1,0 +1,135 @@
+"""What is said of a run as a whole, against the plays that it was made of."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from creditflow.credit import CreditOptions, assign
+from creditflow.ledger import Ledger, RunFolder
+from creditflow.report.index import Filter, Index
+from creditflow.report.overview import POINTS, named, of_agents, overview, thinned
+from creditflow.trajectory import RIGHT, Trajectory
+from tests.builders import batch_of, play, step
+from tests.report.runs import a_run
+
+
+def indexed(ledger: Ledger) -> Index:
+    index = Index(ledger)
+    index.refresh(ledger)
+    return index
+
+
+def written(path: Path, plays: list[Trajectory], **options: object) -> Index:
+    folder = RunFolder.create(path, {}, "")
+    batch = batch_of(*plays)
+    folder.write_steps(1, batch, assign(batch, CreditOptions(**options)))  # type: ignore[arg-type]
+    return indexed(Ledger.open(folder.path))
+
+
+def test_rows_of_agents_are_the_means_of_the_ledgers_columns(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    rows = {row["agent"]: row for row in of_agents(indexed(ledger))}
+    made = [recorded.assignment for recorded in ledger if recorded.assignment is not None]
+    assert len(made) == 3
+    for agent, row in rows.items():
+        at = [a.batch.agent_of_step == a.batch.agent_names.index(agent) for a in made]
+
+        def every(name: str, at: list[np.ndarray] = at) -> np.ndarray:
+            return np.concatenate([getattr(a, name)[s] for a, s in zip(made, at, strict=True)])
+
+        assert row["steps"] == len(every("credit_S"))
+        assert row["credit"] == pytest.approx(every("credit_S").mean())
+        assert row["scored"] == every("scored_S").mean()
+        if row["scored"]:
+            wrong = every("sub_reward_S") < RIGHT
+            assert row["error_rate"] == pytest.approx(wrong.mean())
+            assert row["pass_rate"] == pytest.approx(every("gate_open_S").mean())
+            assert row["wrong_rewarded"] == pytest.approx((every("advantage_S")[wrong] > 0).mean())
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
+
+
+def test_pages_are_of_the_plays_that_a_filter_asks_for(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    index = indexed(ledger)
+    for wanted, fits in (
+        (Filter(), lambda a, at, right: True),
+        (Filter(outcome="right"), lambda a, at, right: right),
+        (Filter(agent="verifier", gate="closed"), lambda a, at, right: any(
+            a.batch.agent_names[a.batch.agent_of_step[s]] == "verifier" and not a.gate_open_S[s] for s in at)),
+        (Filter(most_score=0.5, outcome="wrong", training_step=2), lambda a, at, right: not right and any(
+            a.sub_reward_S[s] <= 0.5 for s in at)),
+    ):  # fmt: skip
+        expected = []
+        for recorded in reversed(list(ledger)):
+            a = recorded.assignment
+            assert a is not None
+            for n, id in enumerate(a.batch.trajectory_ids):
+                at = np.flatnonzero(a.batch.trajectory_of_step == n)
+                if wanted.training_step in (None, recorded.step) and fits(a, at, a.batch.outcome[n] == 1.0):
+                    expected.append(id)
+        pages = [index.page(wanted, offset, 7) for offset in range(0, len(expected) + 7, 7)]
+        assert [play["trajectory_id"] for page in pages for play in page["plays"]] == expected
+        assert {page["total"] for page in pages} == {len(expected)}
+
+
+def test_a_saboteur_is_named_and_a_healthy_team_is_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def plays(sabotage: float) -> list[Trajectory]:
+        found = []
+        for k in range(120):
+            scores = [float(rng.uniform() > rate) for rate in (0.1, sabotage, 0.1)]
+            steps = [step(agent, score) for agent, score in zip(("plan", "write", "check"), scores, strict=True)]
+            found.append(play(str(k), steps, outcome=float(min(scores)), task=f"q{k % 12}"))
+        return found
+
+    bad = written(tmp_path / "bad", plays(0.5))
+    (said,) = named(of_agents(bad), bad)
+    assert (said["agent"], said["as"]) == ("write", "saboteur")
+    assert "plays in which it errs end right 0% of the time" in said["why"]
+    good = written(tmp_path / "good", plays(0.1))
+    assert named(of_agents(good), good) == []
+
+
+def test_an_unscored_saboteur_is_named_by_the_plays_that_it_takes_part_in(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = []
+    for k in range(160):
+        spoilt = k % 2 == 0
+        steps = [step("write", 1.0), *([step("saboteur")] if spoilt else [])]
+        made.append(play(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}"))
+    index = written(tmp_path / "run", made)
+    (said,) = named(of_agents(index), index)
+    assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
+
+
+def test_a_free_rider_is_named_under_shared_credit_and_not_under_its_own(tmp_path: Path) -> None:
+    """The checker errs where the task is easy: with the shared reward its errors are rewarded."""
+    made = []
+    for k in range(160):
+        solved = k % 2
+        made.append(
+            play(str(k), [step("write", float(solved)), step("check", 1.0 - solved)], outcome=float(solved), task="q")
+        )
+    shared = written(tmp_path / "shared", made, propagation="identical")
+    assert [(one["agent"], one["as"]) for one in named(of_agents(shared), shared)] == [("check", "free rider")]
+    own = written(tmp_path / "own", made, propagation="none", w_o=0.5)
+    assert named(of_agents(own), own) == []
+
+
+def test_one_agent_alone_or_one_that_alone_is_scored_is_no_saboteur(tmp_path: Path) -> None:
+    made = [play(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)]
+    index = written(tmp_path / "run", made)
+    assert named(of_agents(index), index) == []
+
+
+def test_an_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
+    import json
+
+    ledger = a_run(tmp_path / "run")
+    assert len(json.dumps(overview(ledger, indexed(ledger)), allow_nan=False)) < 100_000
+    long = thinned([(k, k / 7) for k in range(100_000)])
+    assert len(long) == POINTS
+    assert long[-1][0] == 99_999
+    assert thinned([(1, 0.123456789)]) == [[1, 0.123457]]
