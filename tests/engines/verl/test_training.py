@@ -9,8 +9,9 @@ pytest.importorskip("verl_cpu")
 import torch
 
 from creditflow.config import load_recipe
-from creditflow.credit import assign, make_threshold
+from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
+from creditflow.ledger import Ledger
 from tests.engines.verl.runs import CHAIN, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
@@ -112,6 +113,17 @@ def test_what_is_recorded_is_what_the_credit_core_makes_of_the_recorded_plays(ch
         assert file["credit"].to_numpy().tolist() == made.credit_S.tolist()
 
 
+def assert_every_step_can_be_asked_why(folder: Path) -> None:
+    for recorded in Ledger.open(folder):
+        assert recorded.assignment is not None
+        for s in range(recorded.batch.n_steps):
+            assert explain(recorded.assignment, s).replay() == recorded.assignment.advantage_S[s]
+
+
+def test_every_recorded_step_can_be_asked_where_its_advantage_came_from(chain: Run):
+    assert_every_step_can_be_asked_why(chain.folder)
+
+
 def test_scores_come_step_by_step_and_are_not_the_last_steps(chain: Run):
     batch = chain.batch(1)
     assert batch.scored.any(axis=1).all()
@@ -157,6 +169,7 @@ def test_gae_trains_a_critic_beside_the_policy(tmp_path: Path):
     assert (made.series("critic/grad_norm") > 0).all()
     assert (made.series("actor/grad_norm") > 0).all()
     assert made.series("critic/vf_loss")[-1] != made.series("critic/vf_loss")[0]
+    assert_every_step_can_be_asked_why(made.folder)
 
 
 @pytest.mark.slow
