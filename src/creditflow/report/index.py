@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import InputError, first_line
+from creditflow.errors import InputError
 from creditflow.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -60,6 +60,10 @@ SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scor
 FROM taken t JOIN plays p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
 WHERE position IS NOT NULL;
 """
+
+
+Signature = tuple[int, int]
+"""When a file was written, in ns, and its size: a file of the same name may be another after a rollback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,38 +123,40 @@ class Index:
         )
         self._connection.execute(_TABLES)
         self._lock = threading.Lock()
-        self.taken: set[int] = set()
-        """Training steps that are in the tables."""
-        self.damaged: dict[int, str] = {}
-        """Those whose file cannot be read, and why."""
+        self.taken: dict[int, Signature] = {}
+        """Training steps that are in the tables, with what their files were like."""
+        self.damaged: dict[int, Signature] = {}
+        """Those whose file cannot be read."""
 
     def refresh(self, ledger: Ledger) -> None:
-        """Take in what is new in `ledger`, newest first; begin anew where the run was led back."""
+        """Take in what is new in `ledger`, newest first; anew where the run was led back, or a file is another."""
+        there = {step: found for step in ledger.steps if (found := _signature(ledger, step)) is not None}
         with self._lock:
             self.ledger = ledger
-            if self.taken - set(ledger.steps):
+            if any(there.get(step) != found for step, found in self.taken.items()):
                 self._connection.execute("DELETE FROM plays; DELETE FROM steps")
                 self.taken.clear()
-        new = [step for step in reversed(ledger.steps) if step not in self.taken and step not in self.damaged]
+            self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
+        new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
         sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: it is what is looked at first
         for size in sizes:
             part, new = new[:size], new[size:]
             if part:
-                self._take(part)
+                self._take({step: there[step] for step in part})
 
-    def _take(self, steps: Sequence[int]) -> None:
+    def _take(self, steps: Mapping[int, Signature]) -> None:
         with self._lock:
             try:
-                self._insert(steps)
-            except self._errors() as error:
+                self._insert(list(steps))
+            except self._errors():
                 if len(steps) == 1:
-                    self.damaged[steps[0]] = first_line(error)
+                    self.damaged |= steps
                     return
             else:
-                self.taken.update(steps)
+                self.taken |= steps
                 return
-        for step in steps:  # one of them is damaged
-            self._take([step])
+        for step, found in steps.items():  # one of them is damaged
+            self._take({step: found})
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
@@ -193,6 +199,15 @@ class Index:
             [*values, limit, offset],
         )
         return {"total": total, "plays": plays}
+
+
+def _signature(ledger: Ledger, step: int) -> Signature | None:
+    """None where the file is gone by now."""
+    try:
+        found = ledger.file(step).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _EVERY = 1.0
 """Seconds between two looks at the folder."""
 _MOST = 200
 """Plays on a page."""
+_KEPT = 2
+"""Training steps that stay in memory."""
 
 
 class Watched:
@@ -38,22 +41,24 @@ class Watched:
         self.index = Index(self.ledger)
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._read: dict[int, Recorded] = {}
+        self._read: dict[int, tuple[int, Recorded]] = {}
         self._pieces: Pieces | None = None
         self._told: tuple[Any, dict[str, Any]] | None = None
 
     def follow(self) -> None:
-        """Until `stop`: take in what is new."""
+        """Until `stop`: take in what is new.
+
+        Where the folder is being rewound just then a file may be gone while it is looked at: the next look sees what
+        there is.
+        """
         while not self._stop.is_set():
-            self.look()
+            with suppress(OSError, CreditflowError):
+                self.look()
             self._stop.wait(_EVERY)
 
     def look(self) -> None:
         """Take in what is new now."""
         ledger = Ledger.open(self.path)
-        if self.ledger.steps != ledger.steps:
-            with self._lock:
-                self._read.clear()
         self.ledger = ledger
         self.index.refresh(ledger)
 
@@ -63,12 +68,13 @@ class Watched:
 
     def recorded(self, step: int) -> Recorded:
         """A training step; the last few that were asked for stay in memory."""
+        written = self.ledger.file(step).stat().st_mtime_ns  # after a rollback it is another of the same number
         with self._lock:
-            if step not in self._read:
-                while len(self._read) >= 2:
+            if step not in self._read or self._read[step][0] != written:
+                while len(self._read) >= _KEPT:
                     self._read.pop(next(iter(self._read)))
-                self._read[step] = self.ledger.read(step)
-            return self._read[step]
+                self._read[step] = (written, self.ledger.read(step))
+            return self._read[step][1]
 
     def pieces(self) -> Pieces | None:
         """Of the newest checkpoint there was when it was first found."""
@@ -80,7 +86,7 @@ class Watched:
         """Made anew where something has changed."""
         files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
         now = (
-            len(self.index.taken),
+            frozenset(self.index.taken.items()),
             self.ledger.steps[-1:],
             *(file.stat().st_size for file in files if file.is_file()),
         )
@@ -148,7 +154,7 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
 def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     try:
         return dict(make())
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise HTTPException(404, "there is no such play or step in this training step") from error
 
 

@@ -24,11 +24,14 @@
       const fits = data.samples.plays.filter((play) => matches(play, data.samples.graphs[play.trajectory_id], wanted));
       return { total: fits.length, plays: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
     },
-    play: async ({ trajectory_id }) => data.samples.graphs[trajectory_id] || missing("This play is not among the samples; creditflow view shows all."),
-    step: async ({ step_id }) => data.samples.steps[step_id] || missing("This step is not among the samples; creditflow view shows all."),
+    play: async ({ trajectory_id }) => sampled(data.samples.graphs, trajectory_id, "play"),
+    step: async ({ step_id }) => sampled(data.samples.steps, step_id, "step"),
   };
   const source = live ? { overview: () => asked("overview", {}), plays: (w) => asked("plays", w), play: (w) => asked("play", w), step: (w) => asked("step", w) } : embedded;
-  function missing(words) { throw new Error(words); }
+  function sampled(of, id, what) {
+    if (!Object.hasOwn(of, id)) throw new Error(`This ${what} is not among the samples; creditflow view shows all.`);
+    return of[id];
+  }
   function matches(play, graph, w) {
     const ended = play.ended_right === null ? "unscored" : play.ended_right ? "right" : "wrong";
     if (w.outcome && w.outcome !== ended) return false;
