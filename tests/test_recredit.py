@@ -99,6 +99,9 @@ def test_a_new_assignment_is_a_run_of_its_own_that_why_and_diff_can_read(ledger:
     assert Ledger.open(made).run["changed"] == {"w_o": 0.5}
     why = creditflow("why", made, ledger.read(1).batch.step_ids[0])
     assert "w_o = 0.5" in why.stdout
+    twice = creditflow("recredit", made, "share=once", "-o", made.parent / "twice")
+    assert twice.exit_code == 0, twice.output
+    assert Ledger.open(made.parent / "twice").run["changed"] == {"w_o": 0.5, "share": "once"}
     diff = creditflow("diff", ledger.path, made)
     settings = rows(diff.stdout, "settings")
     assert settings["algorithm.w_o"] == ["1.0", "0.5"]
@@ -125,6 +128,7 @@ def test_two_runs_of_other_plays_are_compared_by_agent_and_by_metrics(ledger: Le
         ("data.seed=1", "expected an option of credit"),
         ("gate=ajar", "algorithm.gate: expected hard or soft, got 'ajar'"),
         ("adv_estimator=gae", "algorithm.outcome_to"),
+        ("algorithm.shadow={propagation: none}", "recredit is itself a second rule"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:

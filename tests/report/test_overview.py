@@ -49,6 +49,27 @@ def test_rows_of_agents_are_the_means_of_the_ledgers_columns(tmp_path: Path) -> 
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
 
 
+def test_a_folder_that_is_named_like_an_assignment_changes_nothing(tmp_path: Path) -> None:
+    index = indexed(a_run(tmp_path / "agent=x" / "turn=7"))
+    assert [row["agent"] for row in of_agents(index)] == ["executor", "planner", "verifier"]
+    assert index.ask("SELECT count(DISTINCT turn) AS n FROM steps")[0]["n"] > 1
+
+
+def test_a_file_whose_footer_is_damaged_is_set_aside_and_the_others_are_read(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", training_steps=4)
+    rng = np.random.default_rng(0)
+    whole = ledger.file(2).read_bytes()
+    for _ in range(30):
+        length = int.from_bytes(whole[-8:-4], "little")
+        damaged = bytearray(whole)
+        for at in rng.integers(len(whole) - 8 - length, len(whole) - 8, 40):
+            damaged[at] = rng.integers(256)
+        ledger.file(2).write_bytes(bytes(damaged))
+        index = indexed(ledger)
+        assert {*index.taken, *index.damaged} == {1, 2, 3, 4}
+        assert {1, 3, 4} <= set(index.taken)
+
+
 def test_pages_are_of_the_plays_that_a_filter_asks_for(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     index = indexed(ledger)

@@ -21,12 +21,17 @@ from creditflow.report.tables import moved_table, results_console, show
 def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: Reporter) -> None:
     """Assign the credit of a run again under `overrides`; print what moved, and write it as a run of its own."""
     ledger, changed = Ledger.open(path), credit_overrides(overrides)
+    if "shadow" in changed:
+        raise InputError("algorithm.shadow: recredit is itself a second rule beside the one in force; name its options")
     if not ledger.steps:
         raise InputError(f"{path}: no training step is on record yet")
     out = out or path / "recredited" / _name(overrides)
     if (out / "run.json").exists():
         raise InputError(f"{out} holds an assignment already; name another folder with -o")
-    facts = ledger.run | {"recredited_from": str(path.resolve()), "changed": changed}
+    run = ledger.run
+    before = run.get("changed")
+    in_force = {**(before if isinstance(before, dict) else {}), **changed}
+    facts = run | {"recredited_from": str(path.resolve()), "changed": in_force}
     target: RunFolder | None = None
     total: dict[str, Moved] = {}
     with reporter.bar("recredit", len(ledger.steps)) as bar:

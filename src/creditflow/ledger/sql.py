@@ -33,7 +33,7 @@ def connect(ledger: Ledger) -> DuckDBPyConnection:
         number = "parse_filename(filename, true)::INTEGER AS training_step"
         connection.execute(
             f"CREATE VIEW steps AS SELECT {number}, * EXCLUDE (filename) "
-            f"FROM read_parquet([{listed}], union_by_name = true, filename = true)"
+            f"FROM read_parquet([{listed}], union_by_name = true, filename = true, hive_partitioning = false)"
         )
     for name in ("metrics", "events"):
         file = ledger.path / f"{name}.jsonl"

@@ -173,5 +173,10 @@ def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     from tokenizers.decoders import DecodeStream
 
     stream = DecodeStream(skip_special_tokens=False)
-    found = [stream.step(tokenizer, id) or "" for id in ids]
+    found: list[str] = []
+    for id in ids:
+        try:
+            found.append(stream.step(tokenizer, id) or "")
+        except Exception:  # the library raises a plain Exception where the tokens make no text
+            return [f"[{id}]" for id in ids]
     return found

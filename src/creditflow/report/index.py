@@ -162,11 +162,13 @@ class Index:
     def _errors() -> tuple[type[Exception], ...]:
         import duckdb
 
-        return (duckdb.IOException, duckdb.InvalidInputException, duckdb.BinderException, OSError)
+        return (duckdb.Error, OSError)  # a damaged footer raises the plain one
 
     def _insert(self, steps: Sequence[int]) -> None:
         files = ", ".join("'" + str(self.ledger.file(step)).replace("'", "''") + "'" for step in steps)
-        source = f"read_parquet([{files}], union_by_name = true, filename = true, file_row_number = true)"
+        # Without hive_partitioning: a folder named KEY=VALUE would stand in the place of the file's own column.
+        more = "union_by_name = true, filename = true, file_row_number = true, hive_partitioning = false"
+        source = f"read_parquet([{files}], {more})"
         connection = self._connection
         connection.execute("BEGIN")
         try:
@@ -179,7 +181,7 @@ class Index:
             connection.execute(_INSERT)
             connection.execute("DROP TABLE taken")
             connection.execute("COMMIT")
-        except self._errors():
+        except BaseException:
             connection.execute("ROLLBACK")
             raise
 

@@ -147,7 +147,7 @@
     const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => open(t.trajectory_id, t.training_step) }, short(t.prompt, 160)), count(t.plays), percent(t.ended_right), number(t.first_error, 1)]);
     $("hardest").replaceChildren(table([["task", "text"], ["plays", "n"], ["ended right", "n"], ["first error at step, mean", "n"]], rows));
     const chosen = $("filter").agent, before = chosen.value;
-    chosen.replaceChildren(el("option", { value: "" }, "any"), ...told.agents.map((a) => el("option", {}, a.agent)));
+    chosen.replaceChildren(el("option", { value: "" }, "any"), ...told.agents.map((a) => el("option", { value: a.agent }, a.agent)));
     chosen.value = before;
   }
   function agents() {
