@@ -12,7 +12,7 @@ from creditflow.commands.recredit import reassigned
 from creditflow.config import credit_overrides, load_recipe
 from creditflow.credit import CreditOptions, assign
 from creditflow.engines.local.trainer import train
-from creditflow.ledger import Ledger
+from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.progress import Reporter
 
@@ -137,13 +137,38 @@ def test_settings_that_make_no_sense_are_refused_and_write_nothing(ledger: Ledge
     assert sorted(ledger.path.rglob("*")) == before
 
 
+def test_a_recrediting_that_is_broken_off_leaves_nothing_that_passes_for_a_whole_one(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, written = RunFolder.write_steps, []
+
+    def breaks(self: RunFolder, step: int, *args: object) -> None:
+        if written:
+            raise KeyboardInterrupt
+        written.append(step)
+        write(self, step, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunFolder, "write_steps", breaks)
+    assert creditflow("recredit", ledger.path, "w_o=3", "-o", tmp_path / "out").exit_code == 130
+    assert written
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_torn_file_that_is_not_the_newest_is_set_aside_by_every_reader(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", "trainer.total_training_steps=3")
+    torn = ledger.file(2)
+    torn.write_bytes(torn.read_bytes()[:1000])
+    assert Ledger.open(ledger.path).steps == (1, 3)
+    for command in (["recredit", ledger.path], ["calibrate", ledger.path], ["diff", ledger.path, ledger.path]):
+        result = creditflow(*command)
+        assert result.exit_code == 0, result.output
+
+
 def test_a_critic_that_the_run_had_not_is_asked_for_in_vain(ledger: Ledger) -> None:
     assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae", "outcome_to=answer")
 
 
 def test_what_was_never_assigned_stays_so(ledger: Ledger, tmp_path: Path) -> None:
-    from creditflow.ledger import RunFolder
-
     folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
     folder.write_steps(1, ledger.read(1).batch)
     result = creditflow("recredit", folder.path, "w_o=2", "-o", tmp_path / "out")

@@ -526,7 +526,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     assert isinstance(config, Config)
     _resolve_aliases(config.algorithm, config.reward)
     _validate(config)
-    keys_given = frozenset(_leaves(OmegaConf.to_container(given)))
+    keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
     return Recipe(config=config, name=path.stem, folder=path.resolve().parent, given=keys_given)
 
 
@@ -551,13 +551,13 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _leaves(section: Any, path: str = "") -> Iterator[str]:
-    """The dotted keys of what stands in nested sections."""
+def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of what stands in nested sections; an empty section is a value."""
     for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{path}{key}.")
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{path}{key}.")
         else:
-            yield f"{path}{key}"
+            yield f"{path}{key}", value
 
 
 def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:

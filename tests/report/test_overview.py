@@ -1,5 +1,6 @@
 """What is said of a run as a whole, against the plays that it was made of."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from creditflow.credit import CreditOptions, assign
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.report.index import Filter, Index
-from creditflow.report.overview import POINTS, named, of_agents, overview, thinned
+from creditflow.report.overview import POINTS, hardest, named, of_agents, overview, thinned
 from creditflow.trajectory import RIGHT, Trajectory
 from tests.builders import batch_of, play, step
 from tests.report.runs import a_run
@@ -68,6 +69,15 @@ def test_a_file_whose_footer_is_damaged_is_set_aside_and_the_others_are_read(tmp
         index = indexed(ledger)
         assert {*index.taken, *index.damaged} == {1, 2, 3, 4}
         assert {1, 3, 4} <= set(index.taken)
+
+
+def test_tasks_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+    made = []
+    for k in range(4):
+        one = play(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
+        one.task = replace(one.task, prompt=({"role": "user", "content": "preamble " * 60 + str(k)},))
+        made.append(one)
+    assert [row["plays"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
 
 
 def test_pages_are_of_the_plays_that_a_filter_asks_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,18 +33,29 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
     before = run.get("changed")
     in_force = {**(before if isinstance(before, dict) else {}), **changed}
     facts = run | {"recredited_from": str(path.resolve()), "changed": in_force}
-    target: RunFolder | None = None
+    try:
+        config = (path / "config.yaml").read_text()
+    except OSError as error:
+        raise InputError(
+            f"{path / 'config.yaml'}: {error.strerror}; expected what the run was configured with"
+        ) from error
     total: dict[str, Moved] = {}
-    with reporter.bar("recredit", len(ledger.steps)) as bar:
-        for recorded, made in reassigned(ledger, changed):
-            if target is None:  # the settings make sense
-                target = RunFolder.create(out, facts, (path / "config.yaml").read_text())
-            target.write_steps(recorded.step, recorded.batch, made)
-            if made is not None:
-                target.append_metrics(recorded.step, made.metrics())
-            if recorded.assignment is not None and made is not None:
-                total = added(total, moved(recorded.assignment, made))
-            bar.advance()
+    aside = out.with_name(f".{out.name}.part")  # what was broken off must not pass for the whole
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        with reporter.bar("recredit", len(ledger.steps)) as bar:
+            for recorded, made in reassigned(ledger, changed):
+                if not aside.exists():  # the settings make sense
+                    target = RunFolder.create(aside, facts, config)
+                target.write_steps(recorded.step, recorded.batch, made)
+                if made is not None:
+                    target.append_metrics(recorded.step, made.metrics())
+                if recorded.assignment is not None and made is not None:
+                    total = added(total, moved(recorded.assignment, made))
+                bar.advance()
+        aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     for torn in ledger.torn:
         reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
     console = results_console()

@@ -1,6 +1,7 @@
 """A run's folder, opened to be read. Knows where things lie; nothing of what they mean.
 
-Opening looks at names alone, so that a run of ten million steps opens at once; each file is read when it is asked for.
+Opening looks at names and at the last bytes of each file, so that a run of ten million steps opens at once; a file is
+read when it is asked for.
 """
 
 from __future__ import annotations
@@ -32,10 +33,9 @@ class Ledger:
         """Raises InputError where `path` is no run's folder."""
         if not (path / "run.json").is_file():
             raise InputError(f"{path}: expected the folder of a run, with a run.json in it")
-        files = {int(file.stem): file for file in path.glob("steps/*.parquet") if file.stem.isdigit()}
-        steps = sorted(files)
-        torn = [files[steps.pop()]] if steps and _is_torn(files[steps[-1]]) else []
-        return cls(path, tuple(steps), tuple(torn))
+        files = sorted(file for file in path.glob("steps/*.parquet") if re.fullmatch("[0-9]{6,9}", file.stem))
+        torn = tuple(file for file in files if _is_torn(file))
+        return cls(path, tuple(sorted(int(file.stem) for file in files if file not in torn)), torn)
 
     @property
     def run(self) -> dict[str, Any]:

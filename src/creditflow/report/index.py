@@ -22,7 +22,8 @@ _AT_ONCE = 64
 _TABLES = """
 CREATE TABLE plays (
     training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
-    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR
+    ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR,
+    task_key UBIGINT
 );
 CREATE TABLE steps (
     training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
@@ -43,7 +44,8 @@ CREATE TEMP TABLE taken AS
 SELECT parse_filename(filename, true)::INTEGER AS training_step, file_row_number AS place, trajectory_id, uid, status,
        outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
        CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
-       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt
+       CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt,
+       CASE WHEN coalesce("index", 0) = 0 THEN hash(task) END AS task_key
 FROM {source}
 """
 _PROMPT = 200
@@ -52,7 +54,7 @@ _INSERT = f"""
 INSERT INTO plays
 SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
        any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
-       any_value(left(prompt, {_PROMPT}))
+       any_value(left(prompt, {_PROMPT})), any_value(task_key)
 FROM taken GROUP BY training_step, trajectory_id;
 INSERT INTO steps
 SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
@@ -197,7 +199,8 @@ class Index:
         clause, values = wanted.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM plays WHERE {clause}", values)[0]["n"]
         plays = self.ask(
-            f"SELECT * EXCLUDE (place) FROM plays WHERE {clause} ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
+            f"SELECT * EXCLUDE (place, task_key) FROM plays WHERE {clause} "
+            "ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
             [*values, limit, offset],
         )
         return {"total": total, "plays": plays}

@@ -5,11 +5,12 @@ Sums over an index and a ledger; draws nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from creditflow.config import leaves
 from creditflow.ledger import Ledger
 from creditflow.monitor.catalog import Names, described
 from creditflow.report.index import Index, finite
@@ -63,7 +64,7 @@ def settings(ledger: Ledger) -> dict[str, Any]:
     """Dotted keys of the configuration that the run has, with what a recrediting changed."""
     run = ledger.run
     config, changed = run.get("config"), run.get("changed")
-    flat = dict(_flat(config)) if isinstance(config, dict) else {}
+    flat = dict(leaves(config)) if isinstance(config, dict) else {}
     if isinstance(changed, dict):
         flat |= {f"algorithm.{key}": value for key, value in changed.items()}
     flat.pop("trainer.default_local_dir", None)  # of course it is another
@@ -75,14 +76,6 @@ def different(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for of_run in of_runs for key in of_run)
     found = {key: [of_run.get(key) for of_run in of_runs] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
-
-
-def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def curves(ledger: Ledger) -> dict[str, Any]:
@@ -189,10 +182,10 @@ def hardest(index: Index) -> list[dict[str, Any]]:
     """The tasks that ended right least often; of those, the ones played most."""
     rows = index.ask(
         """
-        SELECT prompt, count(*) AS plays, avg(ended_right::INT) AS ended_right, avg(first_error) AS first_error,
-               arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
+        SELECT any_value(prompt) AS prompt, count(*) AS plays, avg(ended_right::INT) AS ended_right,
+               avg(first_error) AS first_error, arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
         FROM plays WHERE prompt IS NOT NULL AND ended_right IS NOT NULL
-        GROUP BY prompt ORDER BY ended_right, plays DESC, prompt LIMIT ?
+        GROUP BY task_key ORDER BY ended_right, plays DESC, prompt LIMIT ?
         """,
         [_HARDEST],
     )

@@ -53,7 +53,7 @@ def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
         WITH flowed AS (
             SELECT trajectory_id, sum(abs(credit)) AS flowed FROM steps WHERE training_step = $1 GROUP BY trajectory_id
         ), ranked AS (
-            SELECT p.* EXCLUDE (place), row_number() OVER (
+            SELECT p.* EXCLUDE (place, task_key), row_number() OVER (
                 PARTITION BY coalesce(ended_right, false) ORDER BY flowed DESC NULLS LAST, place
             ) AS rank
             FROM plays p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1

@@ -27,6 +27,7 @@ from creditflow.config import (
     Config,
     OptimConfig,
     Recipe,
+    leaves,
     lora_rank_of,
     model_of,
     optim_of,
@@ -487,7 +488,7 @@ class _Wanted:
         for key, value in (("config_name", name), ("model_engine", engine)):
             if not isinstance(value, str | None):
                 raise ConfigError(f"verl.{key}: expected a name, got {value!r}")
-        flat = dict(_leaves(section))
+        flat = dict(leaves(section))
         added = {key.replace("+", "") for key in flat if "+" in key}
         kept = {key.replace("+", ""): value for key, value in flat.items()}
         outranked = {key for key, of in _sources().items() if not recipe.given.isdisjoint(of)}
@@ -502,7 +503,7 @@ class _Wanted:
             elif override.is_delete():
                 deleted.add(key)
             else:
-                given = dict(_leaves({key: override.value()}))
+                given = dict(leaves({key: override.value()}))
                 values |= given
                 if override.is_add() or override.is_force_add():
                     added |= given.keys()
@@ -581,14 +582,6 @@ def _compose(
         raise ConfigError(f"verl's configuration: {' '.join(str(error).split())}") from error
 
 
-def _leaves(section: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
-
-
 def _flat(config: DictConfig) -> dict[str, Any]:
     """Dotted keys and values of a configuration, resolved where that can be; a section's value is {}."""
     flat: dict[str, Any] = {}
@@ -634,7 +627,7 @@ def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 def _ray(config: Config) -> dict[str, Any]:
     """The recipe's `ray_kwargs.ray_init`, and what else Ray is started with."""
-    given = {f"ray_kwargs.ray_init.{key}": value for key, value in _leaves(config.ray_kwargs.ray_init)}
+    given = {f"ray_kwargs.ray_init.{key}": value for key, value in leaves(config.ray_kwargs.ray_init)}
     quiet = {"ray_kwargs.ray_init.log_to_driver": False, "ray_kwargs.ray_init.logging_level": "warning"}
     threads = config.trainer.num_threads
     name = "ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS"
