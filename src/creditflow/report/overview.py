@@ -183,7 +183,8 @@ def hardest(index: Index) -> list[dict[str, Any]]:
     rows = index.ask(
         """
         SELECT any_value(prompt) AS prompt, count(*) AS plays, avg(ended_right::INT) AS ended_right,
-               avg(first_error) AS first_error, arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
+               avg(first_error) AS first_error,
+               arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
         FROM plays WHERE prompt IS NOT NULL AND ended_right IS NOT NULL
         GROUP BY task_key ORDER BY ended_right, plays DESC, prompt LIMIT ?
         """,
