@@ -266,7 +266,8 @@ def test_functions_can_be_checked_where_a_loop_is_running():
 # ---- propagation rules ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROPAGATION_RULES.names())
+# `shapley` reads what was measured of each play, which made-up plays have not: tests/credit/test_shapley.py.
+@pytest.mark.parametrize("name", [name for name in PROPAGATION_RULES.names() if name != "shapley"])
 def test_every_built_in_rule_conforms_and_keeps_plays_apart(name):
     assert set(check_propagation_rule(name, independent=True).passed) == names(rules)
 

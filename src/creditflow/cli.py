@@ -282,6 +282,37 @@ def calibrate(
 
 
 @app.command()
+def audit(
+    run: Run,
+    *,
+    training_step: Annotated[
+        int | None,
+        typer.Option(min=1, help="Whose plays; default: the last that a checkpoint is near.", show_default=False),
+    ] = None,
+    plays: Annotated[int, typer.Option(min=1, help="Plays for each trajectory, at most.")] = 28,
+    budget: Annotated[int, typer.Option(min=1, help="Plays in all, at most.")] = 4000,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(metavar="RULE", help="Its name, or options of credit in quotes; repeat it.", show_default=False),
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Who answers anew; default: a checkpoint.", show_default=False)
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Who stands in; default: where training began.", show_default=False),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the correlations (PNG).")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the numbers here.")] = None,
+) -> None:
+    """Whether credit goes to the agents that make the difference: plays the run's plays again without each of them."""
+    from creditflow.commands.audit import Asked, audit
+
+    asked = Asked(training_step, plays, budget, model, baseline, tuple(rule or ()))
+    audit(run, asked, plot, json, _reporter())
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run, and up to three to compare it with.")],
     *,

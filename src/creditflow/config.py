@@ -212,6 +212,9 @@ class AlgorithmConfig(CreditOptions):
     strata: str | None = None
     """`file.py:function` of a step that returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    counterfactual_plays: int = 16
+    """With `propagation: shapley`: so many plays, at most, to measure what the agents of one trajectory added to its
+    outcome. 2^A - 1 for A agents, up to four; A^2 beyond, or where these are less."""
 
 
 @dataclass
@@ -863,6 +866,7 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
         "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
         "algorithm.filter_groups.max_num_gen_batches": config.algorithm.filter_groups.max_num_gen_batches,
+        "algorithm.counterfactual_plays": config.algorithm.counterfactual_plays,
         "trainer.total_epochs": config.trainer.total_epochs,
         "reward.timeout": config.reward.timeout,
         "reward.max_in_flight": config.reward.max_in_flight,

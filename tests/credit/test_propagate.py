@@ -130,5 +130,7 @@ def test_a_rule_of_ones_own_is_registered_by_name():
 
 
 def test_an_unknown_rule_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"expected one of threshold, discounted, none, identical, uniform, got 'x'"):
+    with pytest.raises(
+        ConfigError, match=r"expected one of threshold, discounted, none, shapley, identical, uniform, got 'x'"
+    ):
         PROPAGATION_RULES["x"]

@@ -79,7 +79,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
             yield recorded, None
             continue
         options = replace(was.options, shadow=None, **changed)
-        threshold: Threshold = _AsRecorded.of(was) if moving is None else moving
+        threshold = thresholds_on_record(was) if moving is None else moving
         values_T = None if was.critic is None else was.critic.values_T
         try:
             made = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
@@ -92,20 +92,21 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         yield recorded, made
 
 
+def thresholds_on_record(was: Assignment) -> Threshold:
+    """A threshold that stays where it was, for each agent, in a training step."""
+    batch = was.batch
+    agents, first = np.unique(batch.agent_of_step, return_index=True)
+    names = [batch.agent_names[a] for a in agents]
+    floor = make_threshold(was.options.propagation_threshold).floor
+    return _AsRecorded(dict(zip(names, was.threshold_S[first].tolist(), strict=True)), floor)
+
+
 @dataclass(slots=True)
 class _AsRecorded:
     """The thresholds that were in force in a training step, agent by agent."""
 
     by_agent: dict[str, float]
     floor: float
-
-    @classmethod
-    def of(cls, was: Assignment) -> _AsRecorded:
-        batch = was.batch
-        agents, first = np.unique(batch.agent_of_step, return_index=True)
-        names = [batch.agent_names[a] for a in agents]
-        floor = make_threshold(was.options.propagation_threshold).floor
-        return cls(dict(zip(names, was.threshold_S[first].tolist(), strict=True)), floor)
 
     def theta(self, agent: str) -> float:
         return self.by_agent[agent]

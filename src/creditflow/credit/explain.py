@@ -19,12 +19,13 @@ from creditflow.credit.assignment import Assignment
 from creditflow.credit.decompose import counting, outcomes
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.propagate import PROPAGATION_RULES, SHARES, answer_steps, first_edges, first_steps, parent_counts
+from creditflow.credit.shapley import of_trajectory
 from creditflow.errors import BatchError, CreditflowError
 
 FLOWING = ("discounted", "threshold")
 """Rules whose received part is listed operation by operation: the formula of `creditflow.credit.propagate`."""
 
-DECOMPOSED = ("none", *FLOWING)
+DECOMPOSED = ("none", "shapley", *FLOWING)
 """Rules whose own and shared parts are listed operation by operation; those of other rules are given."""
 
 SHARING = ("identical", "uniform")
@@ -394,6 +395,13 @@ class _Story:
     def shared(self) -> int:
         a, options = self.assignment, self.assignment.options
         rule = options.propagation
+        if rule == "shapley":
+            agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
+            known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
+            value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
+            note = f"of {agent} in this play" if known else "the outcome is not known"
+            weight = self.given("w_o", options.w_o)
+            return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
         if rule in DECOMPOSED:
             if options.outcome_to == "all":
                 return self.weighted_outcome()

@@ -27,7 +27,8 @@ class CreditOptions:
     reward_decomp: bool = True
     """False: outcome only. No sub-reward enters credit, and no gate closes."""
     propagation: str = "threshold"
-    """How rewards become credit: `identical`, `uniform`, `none`, `discounted`, `threshold`, or a registered rule."""
+    """How rewards become credit: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, or a registered
+    rule."""
     propagation_threshold: Any = 0.5
     """theta: a gate is open where the sub-reward is above it. Below 0 all are open, from 1 on scored ones closed. A
     number, or `{kind: fixed | tuned | noise | quantile, ...}`, see `creditflow.credit.thresholds`."""
@@ -154,6 +155,11 @@ class CreditOptions:
                 critic and self.outcome_to == "all" and rule.pays_own,
                 f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
                 "expected answer, got all",
+            ),
+            (
+                "outcome_to",
+                self.propagation == "shapley" and self.outcome_to != "all",
+                f"shapley gives every step its agent's part of the outcome: expected all, got {self.outcome_to}",
             ),
         ]
 

@@ -331,6 +331,16 @@ def none(flow: Flow) -> Credit:
     return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(flow))
 
 
+@propagation_rule("shapley")
+def shapley(flow: Flow) -> Credit:
+    """As `none`, with the agent's Shapley value in the play in place of the outcome (`creditflow.credit.shapley`)."""
+    from creditflow.credit.shapley import of_steps
+
+    value_S = of_steps(flow.batch, flow.outcome_known_N)
+    nothing_S = np.zeros_like(flow.own_S)
+    return Credit(flow.own_S, nothing_S, flow.options.w_o * value_S, nothing_S, _sources(flow))
+
+
 # ---- rules that share ----------------------------------------------------------------------------------------------
 
 

@@ -210,6 +210,7 @@ class RewardManager:
         *,
         max_failed_frac: float | None = None,
         progress: Progress | None = None,
+        outcome_only: bool = False,
     ) -> ScoringReport:
         """Fill `step.scores` and `trajectory.outcome` in place.
 
@@ -219,7 +220,7 @@ class RewardManager:
         readings would differ between two runs of one seed.
 
         `max_failed_frac`: instead of the manager's. `progress`: told, from whichever thread, how many calls of how many
-        are answered.
+        are answered. `outcome_only`: ask no function but the outcome's.
 
         Raises TooManyFailedScores where more than `max_failed_frac` of all scores failed, or of the outcomes (each of
         which masks a whole trajectory). The scores are filled in by then.
@@ -227,10 +228,11 @@ class RewardManager:
         start = time.perf_counter()
         calls: list[Call] = []
         given: list[tuple[Call, Score]] = []
+        functions = [function for function in self.functions if not outcome_only or function.level == "outcome"]
         for trajectory in trajectories:
             if trajectory.status == "failed":
                 continue
-            for function in self.functions:
+            for function in functions:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
                     given.append((Call(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
@@ -248,7 +250,7 @@ class RewardManager:
 
         counted = await self._counted()
         report = ScoringReport(
-            tuple(_report(function, given, ran, counted) for function in self.functions),
+            tuple(_report(function, given, ran, counted) for function in functions),
             seconds=time.perf_counter() - start,
         )
         expect_few_failures(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)

@@ -14,6 +14,7 @@ from creditflow.rollout.client import (
 )
 from creditflow.rollout.frozen import FrozenModel
 from creditflow.rollout.play import Play, Workflow, play_all, play_one
+from creditflow.rollout.replay import play_again
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, AgentSpec, Reply, Team
 
@@ -33,6 +34,7 @@ __all__ = [
     "Scheduler",
     "Team",
     "Workflow",
+    "play_again",
     "play_all",
     "play_one",
 ]

@@ -214,11 +214,16 @@ class Agent:
             )
         counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         return _Said(
-            prompt="\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in call.messages),
+            prompt=spelled(call.messages),
             response=reply.text,
             cut_off=f"{call.max_tokens} tokens" if reply.finish_reason == "length" else None,
             info={name: count for name, count in counts.items() if count is not None},
         )
+
+
+def spelled(messages: Sequence[Message]) -> str:
+    """What a step has as its prompt where the model's own spelling is not known."""
+    return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in messages)
 
 
 @dataclass(frozen=True, slots=True)

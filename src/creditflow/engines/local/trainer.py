@@ -9,6 +9,7 @@ import numpy as np
 
 from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import Observed, assign, make_threshold
+from creditflow.engines.local.counterfactual import add_values, fail_unmeasured, wants_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
 from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
@@ -42,7 +43,8 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     expect_to_go_on(recipe, path, steps)
     guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
     expect_installed(recipe.config.trainer.logger)
-    crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts))
+    keep_reference = needs_reference(parts) or wants_values(recipe.config.algorithm)
+    crew = Crew.of(recipe, steps, keep_reference=keep_reference)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, guard, reporter)
     if run.done < steps:  # of a shorter run: it would say that this one is finished
@@ -168,12 +170,25 @@ async def train_step(
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise error.cause from None
     run.tasks_taken = gathered.tasks_taken
+    options = run.guard.options(config.algorithm)
+    if wants_values(options):
+        with timing("counterfactual"):
+            gathered.metrics["rollout/counterfactual_plays"] = await add_values(
+                parts,
+                crew.policies,
+                {name: crew.references[name] for name in crew.actors},
+                gathered.trajectories,
+                config.algorithm.counterfactual_plays,
+                (step,),
+                lambda done, wanted: note(f"playing again {done}/{wanted}"),
+            )
+            fail_unmeasured(gathered.trajectories)
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     with timing("values"):
         values_T = crew.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
-        assignment = assign(batch, run.guard.options(config.algorithm), values_T=values_T, threshold=threshold)
+        assignment = assign(batch, options, values_T=values_T, threshold=threshold)
         run.threshold.update(assignment.observed())
     with timing("update"):
         note("updating")

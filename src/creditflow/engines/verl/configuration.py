@@ -243,10 +243,11 @@ _LOCAL = (
 )
 """Options that verl has nothing for."""
 _LOCAL_VALUES = {
+    "algorithm.propagation": "shapley",
     "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
 }
-"""Values that verl's option of the same name does not have."""
+"""Values that only the embedded engine has."""
 
 
 def _expect_known_to_verl(config: Config) -> None:
@@ -254,6 +255,7 @@ def _expect_known_to_verl(config: Config) -> None:
     default = Config()
     wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
     wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
+    wanted += ["algorithm.shadow"] * ((config.algorithm.shadow or {}).get("propagation") == "shapley")
     if wanted:
         raise ConfigError(f"{wanted[0]}: {_value(config, wanted[0])} is for --engine local; verl has no such thing")
 

@@ -1,0 +1,173 @@
+"""What each agent of a team adds to an outcome, from plays in which some of them were replaced.
+
+A game has A players, the agents. The value of a coalition is the outcome to be expected where the agents in it act as
+they did and a baseline acts for the others; that of all A is the outcome that was. Coalitions are numbers: bit a is
+set where agent a is in it. Knows no play; `rollout.replay` makes them.
+
+Shape suffixes: A agents, C coalitions, P plays, O orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import factorial
+from typing import Any
+
+import numpy as np
+
+from creditflow.errors import BatchError
+from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
+
+KEY = "counterfactual"
+"""Where `trajectory.info` has what was measured: `{"shapley": {agent: value}, ...}`."""
+EXACT_UP_TO = 4
+"""Agents whose coalitions are all played, if there are plays enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which coalitions are to be played for one trajectory."""
+
+    agents: int
+    exact: bool
+    """Whether all coalitions are; else agents join one by one, in random orders."""
+    coalition_P: Ints
+    """[P] one for each play. Exact: all but the whole team, again and again. Else: [O, A], of O orders the coalitions
+    that an agent joins, the empty one first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Values:
+    """What each of A agents adds to one trajectory's outcome, in units of the outcome."""
+
+    shapley_A: Floats
+    """The mean over all orders in which a team can come together of what the agent adds when it joins (Shapley 1953, "A
+    value for n-person games"). Their sum is the outcome minus what the baseline alone comes to."""
+    shapley_se_A: Floats
+    """Standard error, from how much plays of the same coalition (exact), or orders, differ; NaN where there is one."""
+    left_out_A: Floats
+    """Outcome minus what the others come to without the agent."""
+    left_out_se_A: Floats
+
+
+def plan(agents: int, budget: int, rng: np.random.Generator) -> Plan:
+    """How to spend at most `budget` plays on a trajectory of so many agents.
+
+    Up to four agents: every coalition but the whole team, as often as the budget allows, if it allows it once. Else
+    random orders, each with its A rotations (each agent is then once in every place), A * A plays for each such block.
+    Raises ValueError where the budget is too small for either.
+    """
+    coalitions = 2**agents - 1
+    if agents <= EXACT_UP_TO and budget >= coalitions:
+        return Plan(agents, True, np.tile(np.arange(coalitions), budget // coalitions))
+    blocks = budget // agents**2
+    if blocks < 1:
+        least = min(coalitions, agents**2) if agents <= EXACT_UP_TO else agents**2
+        raise ValueError(f"expected at least {least} plays for {agents} agents, got {budget}")
+    drawn = [rng.permutation(agents) for _ in range(blocks)]
+    order_OA = np.array([np.roll(order, shift) for order in drawn for shift in range(agents)])
+    joined_OA = np.cumsum(1 << order_OA, axis=1)
+    return Plan(agents, False, np.column_stack([np.zeros(len(order_OA), np.int64), joined_OA[:, :-1]]).ravel())
+
+
+def values(plan: Plan, whole: float, outcome_P: Floats) -> Values:
+    """What plays of a plan say. `whole`: the outcome that was; `outcome_P`: NaN where a play failed.
+
+    A failed play is left out; a value that needs a coalition of which no play is left is NaN.
+    """
+    return _exact(plan, whole, outcome_P) if plan.exact else _sampled(plan, whole, outcome_P)
+
+
+def _exact(plan: Plan, whole: float, outcome_P: Floats) -> Values:
+    n, last = plan.agents, 2**plan.agents - 1
+    played_P = np.isfinite(outcome_P)
+    code_P, found_P = plan.coalition_P[played_P], outcome_P[played_P]
+    count_C = np.bincount(code_P, minlength=last + 1).astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_C = np.bincount(code_P, found_P, last + 1) / count_C
+        square_C = np.bincount(code_P, (found_P - mean_C[code_P]) ** 2, last + 1)
+        error_C = np.where(count_C > 1, square_C / (count_C - 1) / count_C, np.nan)  # squared
+    mean_C[last], error_C[last] = whole, 0.0
+    shapley_AC, left_out_AC = _weights(n)
+    return Values(
+        shapley_AC @ mean_C,
+        np.sqrt(shapley_AC**2 @ error_C),
+        _times(left_out_AC, mean_C),
+        np.sqrt(_times(left_out_AC**2, error_C)),
+    )
+
+
+def _weights(n: int) -> tuple[Floats, Floats]:
+    """[A, C] how coalitions' values make Shapley values, and what leaving an agent out costs."""
+    shapley_AC, left_out_AC = np.zeros((n, 2**n)), np.zeros((n, 2**n))
+    for agent in range(n):
+        for coalition in (c for c in range(2**n) if not c >> agent & 1):
+            size = coalition.bit_count()
+            weight = factorial(size) * factorial(n - size - 1) / factorial(n)
+            shapley_AC[agent, coalition | 1 << agent] = weight
+            shapley_AC[agent, coalition] = -weight
+        left_out_AC[agent, -1], left_out_AC[agent, 2**n - 1 - (1 << agent)] = 1.0, -1.0
+    return shapley_AC, left_out_AC
+
+
+def _times(weight_AC: Floats, value_C: Floats) -> Floats:
+    """The product, in which a value that is not there matters only where it has a weight."""
+    return np.asarray((weight_AC * np.where(weight_AC == 0, 0.0, value_C)).sum(axis=1))
+
+
+def _sampled(plan: Plan, whole: float, outcome_P: Floats) -> Values:
+    n = plan.agents
+    before_OA, coalition_OA = outcome_P.reshape(-1, n), plan.coalition_P.reshape(-1, n)
+    after_OA = np.column_stack([before_OA[:, 1:], np.full(len(before_OA), whole)])
+    joined_OA = np.column_stack([coalition_OA[:, 1:], np.full(len(before_OA), 2**n - 1)]) - coalition_OA
+    agent_OA = np.log2(joined_OA).round().astype(np.int64)
+    added_OA = np.take_along_axis(after_OA - before_OA, np.argsort(agent_OA, axis=1), axis=1)  # by agent
+    last_OA = np.where(agent_OA[:, -1:] == np.arange(n), added_OA, np.nan)
+    return Values(*_mean_and_error(added_OA), *_mean_and_error(last_OA))
+
+
+def _mean_and_error(value_OA: Floats) -> tuple[Floats, Floats]:
+    there_OA = np.isfinite(value_OA)
+    count_A = there_OA.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean_A = np.where(there_OA, value_OA, 0.0).sum(axis=0) / count_A
+        square_A = np.where(there_OA, (value_OA - mean_A) ** 2, 0.0).sum(axis=0)
+        error_A = np.where(count_A > 1, np.sqrt(square_A / (count_A - 1) / count_A), np.nan)
+    return mean_A, error_A
+
+
+def noted(names: Sequence[str], found: Values, plays: int) -> dict[str, Any]:
+    """For `trajectory.info[KEY]`; `names`: of agents by number. What is not known is None."""
+
+    def by_name(value_A: Floats) -> dict[str, float | None]:
+        given = zip(names, value_A.tolist(), strict=True)
+        return {name: value if np.isfinite(value) else None for name, value in given}
+
+    return {
+        "shapley": by_name(found.shapley_A),
+        "shapley_se": by_name(found.shapley_se_A),
+        "left_out": by_name(found.left_out_A),
+        "left_out_se": by_name(found.left_out_se_A),
+        "plays": plays,
+    }
+
+
+def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
+    """The Shapley value of each agent in trajectory `n`; one that nothing was played for (frozen, or behind an
+    endpoint) is not in it, and adds nothing. Raises BatchError where values were not measured.
+    """
+    found: dict[str, float] | None = batch.trajectory_info[n].get(KEY, {}).get("shapley")
+    if found is None or None in found.values():
+        raise BatchError(
+            f"trajectory {batch.trajectory_ids[n]}: expected Shapley values, found none; they are measured in "
+            "training, on the embedded engine with algorithm.propagation: shapley"
+        )
+    return found
+
+
+def of_steps(batch: TrajectoryBatch, known_N: Bools) -> Floats:
+    """[S] the Shapley value of each step's agent in its trajectory; 0 where the outcome is not known."""
+    values_N = [of_trajectory(batch, n) if known else {} for n, known in enumerate(known_N.tolist())]
+    steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), strict=True)
+    return np.array([values_N[n].get(batch.agent_names[a], 0.0) for n, a in steps], dtype=np.float64)

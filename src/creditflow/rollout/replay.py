@@ -1,0 +1,102 @@
+"""Plays a recorded trajectory again with some of its agents replaced.
+
+An agent that stays answers as it did where it is asked what it was asked then, and through its policy where it is
+asked anything else; so up to the first answer of a replaced agent the play is the recorded one, and after it only what
+depends on that answer is played anew. Knows who answers, not what the play was worth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from creditflow.rollout.client import (
+    ChatClient,
+    ChatReply,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    Generator,
+    PolicyView,
+)
+from creditflow.rollout.play import Play, Workflow, play_one
+from creditflow.rollout.team import AgentSpec, Sampling, spelled
+from creditflow.trajectory import Message, Step, Trajectory
+
+
+async def play_again(
+    recorded: Trajectory,
+    play: Play,
+    replaced: Collection[str],
+    baselines: Mapping[str, str],
+    workflow: Workflow,
+    agents: Mapping[str, AgentSpec],
+    generator: Generator,
+    sampling: Sampling,
+) -> Trajectory:
+    """`recorded` again, as `play` (its seed is that of whatever is answered anew), without the agents `replaced`.
+
+    `baselines`: for each policy of a replaced agent the policy of `generator` that answers for it. For the rest see
+    `play_one`.
+    """
+    stand_ins = {name: replace(agents[name], policy=baselines[agents[name].policy]) for name in replaced}
+    asked = {**agents, **stand_ins}
+    # Each agent has a client of its own name: what was said is remembered agent by agent.
+    named = {name: replace(spec, policy=name) for name, spec in asked.items()}
+    memory = _Memory(generator, {name: spec.policy for name, spec in asked.items()}, recorded.steps, replaced)
+    played = await play_one(play, workflow, named, memory, sampling)
+    for step in played.steps:
+        step.policy = asked[step.agent].policy
+    return played
+
+
+class _Memory:
+    """The generator of one play: by agent, first what is recorded, else the policy of the agent."""
+
+    def __init__(
+        self, generator: Generator, policy_of: Mapping[str, str], steps: Sequence[Step], replaced: Collection[str]
+    ) -> None:
+        self._generator, self._policy_of = generator, policy_of
+        self._tokens: dict[tuple[str, tuple[int, ...]], deque[Step]] = defaultdict(deque)
+        texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
+        for step in steps:
+            if step.agent not in replaced:
+                self._tokens[step.agent, step.prompt_ids].append(step)
+                texts[step.agent][step.prompt].append(step)
+        self.clients: dict[str, PolicyView | ChatClient] = {}
+        for agent, policy in policy_of.items():
+            client = generator.clients[policy]
+            self.clients[agent] = _Chat(client, texts[agent]) if isinstance(client, ChatClient) else client
+
+    @property
+    def fault(self) -> Exception | None:
+        return self._generator.fault
+
+    async def generate(self, policy: str, request: GenerationRequest) -> Generation:
+        if said := self._tokens.get((policy, request.prompt_ids)):
+            step = said.popleft()
+            return Generation(step.response_ids, step.logprobs, _finish_reason(step), step.policy_version)
+        return await self._generator.generate(self._policy_of[policy], request)
+
+    async def idle(self) -> None:
+        await self._generator.idle()
+
+
+class _Chat(ChatClient):
+    """A frozen model behind an endpoint, which is asked only what it has not answered."""
+
+    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]]) -> None:
+        self._client, self._said = client, said
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
+    ) -> ChatReply:
+        if said := self._said.get(spelled(messages)):
+            step = said.popleft()
+            return ChatReply(step.response, _finish_reason(step))
+        return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
+
+
+def _finish_reason(step: Step) -> FinishReason:
+    return "length" if step.info.get("finish_reason") == "length" else "stop"

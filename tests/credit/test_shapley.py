@@ -1,0 +1,172 @@
+"""Shapley values and leaving out, against the definition: every order in which a team can come together."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.shapley import KEY, Plan, plan, values
+from creditflow.errors import BatchError, ConfigError
+from tests.builders import batch_of, play, step
+
+OPTIONS = CreditOptions(propagation="shapley")
+
+
+def by_definition(value_of: dict[int, float], agents: int) -> list[float]:
+    """The mean over all orders of what each agent adds as it joins."""
+    added = np.zeros(agents)
+    orders = list(itertools.permutations(range(agents)))
+    for order in orders:
+        team = 0
+        for agent in order:
+            added[agent] += value_of[team | 1 << agent] - value_of[team]
+            team |= 1 << agent
+    return list(added / len(orders))
+
+
+def played(of: Plan, value_of: dict[int, float]) -> np.ndarray:
+    return np.array([value_of[coalition] for coalition in of.coalition_P.tolist()])
+
+
+games = st.integers(1, 4).flatmap(
+    lambda agents: st.tuples(
+        st.just(agents), st.lists(st.floats(-1, 1), min_size=2**agents, max_size=2**agents), st.integers(1, 3)
+    )
+)
+
+
+@given(games)
+def test_exact_values_are_those_of_the_definition_and_sum_to_what_the_whole_team_adds(game):
+    agents, listed, times = game
+    value_of = dict(enumerate(listed))
+    of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
+    assert of.exact
+    assert len(of.coalition_P) == times * (2**agents - 1)
+
+    found = values(of, value_of[2**agents - 1], played(of, value_of))
+
+    np.testing.assert_allclose(found.shapley_A, by_definition(value_of, agents), atol=1e-12)
+    assert math.isclose(found.shapley_A.sum(), listed[-1] - listed[0], abs_tol=1e-12)
+    left_out = [listed[-1] - value_of[2**agents - 1 - (1 << a)] for a in range(agents)]
+    np.testing.assert_allclose(found.left_out_A, left_out, atol=1e-12)
+    if times > 1:
+        np.testing.assert_allclose(found.shapley_se_A, 0.0, atol=1e-12)
+    else:
+        assert np.isnan(found.shapley_se_A).all()
+
+
+@given(st.integers(2, 7), st.integers(0, 1000))
+def test_sampled_orders_are_exact_where_agents_add_up_and_sum_to_the_whole_in_any_game(agents, seed):
+    rng = np.random.default_rng(seed)
+    alone, value = rng.normal(size=agents), rng.normal(size=2**agents)
+    adds_up = {c: float(sum(alone[a] for a in range(agents) if c >> a & 1)) for c in range(2**agents)}
+    any_game = dict(enumerate(value.tolist()))
+    budget = 2 * agents**2 if agents > 4 else 2**agents - 2
+    if agents**2 > budget:
+        return  # too small a team to be sampled
+    of = plan(agents, budget, rng)
+    assert not of.exact
+    assert len(of.coalition_P) <= budget
+    assert 2**agents - 1 not in of.coalition_P
+
+    found = values(of, adds_up[2**agents - 1], played(of, adds_up))
+    np.testing.assert_allclose(found.shapley_A, alone, atol=1e-9)
+    np.testing.assert_allclose(found.left_out_A, alone, atol=1e-9)
+    of_any = values(of, any_game[2**agents - 1], played(of, any_game))
+    assert math.isclose(of_any.shapley_A.sum(), value[-1] - value[0], abs_tol=1e-9)
+
+
+def test_sampled_values_come_to_the_exact_ones_and_their_errors_are_as_large_as_they_say():
+    agents, rng = 5, np.random.default_rng(1)
+    value_of = dict(enumerate(rng.uniform(size=2**agents).tolist()))
+    truth = np.array(by_definition(value_of, agents))
+    offs, errors = [], []
+    for _ in range(400):
+        of = plan(agents, 4 * agents**2, rng)
+        noisy = played(of, value_of) + rng.normal(scale=0.3, size=len(of.coalition_P))
+        found = values(of, value_of[2**agents - 1], noisy)
+        offs.append(found.shapley_A - truth)
+        errors.append(found.shapley_se_A)
+    assert np.abs(np.mean(offs, axis=0)).max() < 4 * np.std(offs, axis=0).max() / math.sqrt(400)
+    said, was = np.sqrt(np.mean(np.square(errors))), np.sqrt(np.mean(np.square(offs)))
+    assert 0.9 < said / was < 1.4  # each agent's turn in every place makes it a little better than said
+
+
+def test_errors_of_exact_values_are_as_large_as_they_say():
+    rng, agents = np.random.default_rng(2), 3
+    chance = rng.uniform(size=2**agents)
+    of = plan(agents, 10 * (2**agents - 1), rng)
+    truth = np.array(by_definition(dict(enumerate([*chance[:-1].tolist(), 1.0])), agents))
+    offs, errors = [], []
+    for _ in range(1000):
+        found = values(of, 1.0, (rng.uniform(size=len(of.coalition_P)) < chance[of.coalition_P]).astype(float))
+        offs.append(found.shapley_A - truth)
+        errors.append(found.shapley_se_A)
+    np.testing.assert_allclose(np.sqrt(np.mean(np.square(errors), axis=0)), np.std(offs, axis=0), rtol=0.1)
+
+
+def test_a_failed_play_is_left_out_and_a_value_that_needs_it_is_not_known():
+    of = plan(2, 6, np.random.default_rng(0))
+    outcome = np.array([0.0, 0.5, np.nan, 0.2, 0.5, np.nan])  # nobody, the first, the second: twice each
+    found = values(of, 1.0, outcome)
+    assert np.isnan(found.shapley_A).all()
+    assert np.isnan(found.left_out_A[0])  # the second alone was never played
+    assert found.left_out_A[1] == 0.5
+    outcome[5] = 0.7
+    assert math.isclose(values(of, 1.0, outcome).shapley_A[1], (1.0 - 0.5 + 0.7 - 0.1) / 2)
+
+
+@pytest.mark.parametrize(("agents", "budget", "least"), [(3, 6, 7), (4, 14, 15), (5, 24, 25)])
+def test_a_budget_that_is_too_small_says_the_least(agents, budget, least):
+    with pytest.raises(ValueError, match=f"at least {least} plays for {agents} agents, got {budget}"):
+        plan(agents, budget, np.random.default_rng(0))
+
+
+def test_a_team_of_four_is_sampled_where_not_all_its_coalitions_can_be_played():
+    assert plan(4, 15, np.random.default_rng(0)).exact
+    assert plan(3, 7, np.random.default_rng(0)).exact
+    assert not plan(5, 31, np.random.default_rng(0)).exact
+
+
+def measured(id: str, outcome: float, shapley: dict[str, float | None], score: float = 0.5):
+    made = play(id, [step("planner", score, tokens=2), step("executor", tokens=1)], outcome=outcome)
+    made.info[KEY] = {"shapley": shapley}
+    return made
+
+
+def test_the_rule_gives_each_step_its_own_reward_and_what_its_agent_added():
+    batch = batch_of(
+        measured("a", 1.0, {"planner": 0.75, "executor": 0.25}),
+        measured("b", 0.0, {"planner": -0.5, "executor": 0.0}, score=1.0),
+        play("c", [step("planner", 0.5, tokens=1)], outcome="failed"),  # nothing was measured, and it is masked
+    )
+    made = assign(batch, replace(OPTIONS, w_o=2.0, w_r=0.5))
+    np.testing.assert_array_equal(made.credit_S[:4], [-0.25 + 1.5, 0.5, -1.0, 0.0])
+    assert not made.trained_S[4]
+    for s in range(4):
+        said = explain(made, s)
+        assert said.replay() == said.advantage == made.advantage_S[s]
+        assert "Shapley value" in [operation.name for operation in said.operations]
+
+
+def test_a_frozen_agent_adds_nothing():
+    batch = batch_of(*(measured(id, 1.0, {"planner": 0.5}) for id in "ab"))
+    assert assign(batch, OPTIONS).shared_S.tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("shapley", [None, {"planner": None, "executor": 0.0}])
+def test_plays_without_values_are_refused(shapley):
+    batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"))
+    info = ({}, {KEY: {"shapley": shapley}})[shapley is not None]
+    with pytest.raises(BatchError, match="trajectory a: expected Shapley values, found none"):
+        assign(replace(batch, trajectory_info=(info, batch.trajectory_info[1])), OPTIONS)
+
+
+def test_the_outcome_must_go_to_all_steps():
+    with pytest.raises(ConfigError, match="expected all, got answer"):
+        replace(OPTIONS, outcome_to="answer").validate()

@@ -1,0 +1,115 @@
+"""A recorded play, again: who answers as it did, and who is asked anew."""
+
+import asyncio
+from collections.abc import Mapping
+
+from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Play, Scheduler, Team, Workflow, play_again, play_one
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Task, Trajectory
+from tests.builders import Scripted
+
+TASK = Task("test", ({"role": "user", "content": "7"},), None)
+AGENTS = {"plan": AgentSpec("plan"), "do": AgentSpec("do"), "check": AgentSpec("check")}
+BASELINES = {"default": "baseline"}
+
+
+async def chain(task: Task, team: Team) -> str:
+    planned = await team.plan(task.text)
+    done = await team.do(planned)
+    checked = await team.check(done)
+    return await team.do(checked) if checked == "again" else done
+
+
+def model(plan: str, do: str, check: str = "fine") -> Scripted:
+    said = {"plan": plan, "do": do, "check": check}
+    return Scripted(lambda prompt: said[prompt.split("\n")[0]].encode())
+
+
+def recorded(clients: Mapping, workflow: Workflow = chain, agents: Mapping[str, AgentSpec] = AGENTS) -> Trajectory:
+    return asyncio.run(play_one(Play(TASK, "u", "t", (1,)), workflow, agents, Scheduler(clients), Sampling()))
+
+
+def again(
+    before: Trajectory, replaced: set[str], clients: Mapping, agents: Mapping[str, AgentSpec] = AGENTS
+) -> Trajectory:
+    play = Play(TASK, "u", "t~0", (2,))
+    return asyncio.run(play_again(before, play, replaced, BASELINES, chain, agents, Scheduler(clients), Sampling()))
+
+
+def said(trajectory: Trajectory) -> list[tuple[str, str]]:
+    return [(step.agent, step.response) for step in trajectory.steps]
+
+
+def test_with_nobody_replaced_the_play_is_the_same_and_no_model_is_asked():
+    before = recorded({"default": model("a", "b")})
+    now, other = model("other", "other"), model("base", "base")
+    after = again(before, set(), {"default": now, "baseline": other})
+    assert said(after) == said(before) == [("plan", "a"), ("do", "b"), ("check", "fine")]
+    assert after.answer == "b"
+    assert [step.policy for step in after.steps] == ["default"] * 3
+    assert now.prompts == other.prompts == []
+
+
+def test_what_comes_before_a_replaced_agent_is_as_recorded_and_after_it_only_what_depends_on_it_is_new():
+    before = recorded({"default": model("a", "b", "again")})
+    now, other = model("new", "new", "fine"), model("base", "base", "base")
+    after = again(before, {"do"}, {"default": now, "baseline": other})
+    assert said(after) == [("plan", "a"), ("do", "base"), ("check", "fine")]
+    assert other.prompts == ["do\na"]
+    assert now.prompts == ["check\nbase"]  # it was never asked that
+    assert [step.policy for step in after.steps] == ["default", "baseline", "default"]
+
+
+def test_where_the_replacement_says_the_same_the_rest_is_as_recorded():
+    before = recorded({"default": model("a", "b", "again")})
+    now = model("new", "new", "new")
+    after = again(before, {"plan"}, {"default": now, "baseline": model("a", "base")})
+    assert said(after) == said(before)
+    assert now.prompts == []
+
+
+def test_an_agent_that_is_asked_the_same_again_gives_its_answers_in_order_and_then_answers_anew():
+    async def thrice(task: Task, team: Team) -> str:
+        return "".join([await team.do("x") for _ in range(3)])
+
+    count = iter("12")
+    before = recorded({"default": Scripted(lambda prompt: next(count, "3").encode())}, thrice)
+    before.steps.pop()  # a play that was shorter
+    play = Play(TASK, "u", "t~0", (2,))
+    clients = {"default": model("", "new"), "baseline": model("", "")}
+    after = asyncio.run(play_again(before, play, set(), BASELINES, thrice, AGENTS, Scheduler(clients), Sampling()))
+    assert after.answer == "12new"
+
+
+def test_agents_of_one_policy_that_are_asked_the_same_keep_their_own_answers():
+    same = {name: AgentSpec("") for name in AGENTS}
+
+    async def both(task: Task, team: Team) -> str:
+        return await team.plan("x") + await team.do("x")
+
+    count = iter("12")
+    before = recorded({"default": Scripted(lambda prompt: next(count).encode())}, both, same)
+    play = Play(TASK, "u", "t~0", (2,))
+    clients = {"default": Scripted(lambda prompt: b"new"), "baseline": Scripted(lambda prompt: b"base")}
+    after = asyncio.run(play_again(before, play, {"plan"}, BASELINES, both, same, Scheduler(clients), Sampling()))
+    assert after.answer == "base2"
+
+
+def test_a_model_behind_an_endpoint_is_asked_only_what_it_has_not_answered():
+    class Chat(ChatClient):
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def chat(self, messages, *, max_tokens, temperature, seed):
+            self.asked.append(messages[-1]["content"])
+            return ChatReply(f"to {messages[-1]['content']}", "stop")
+
+    agents = {**AGENTS, "do": AgentSpec("do", "remote")}
+    chat = Chat()
+    before = recorded({"default": model("a", ""), "remote": chat}, chain, agents)
+    clients = {"default": model("new", ""), "baseline": model("c", ""), "remote": chat}
+    assert said(again(before, set(), clients, agents)) == said(before)
+    assert chat.asked == ["a"]
+    after = again(before, {"plan"}, clients, agents)
+    assert said(after)[:2] == [("plan", "c"), ("do", "to c")]
+    assert chat.asked == ["a", "c"]

@@ -1,0 +1,161 @@
+"""Counterfactual credit on real, small runs: measured in training, and by `creditflow audit`."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+from typer.testing import CliRunner
+
+from creditflow.audit import Measured, agreement, spearman
+from creditflow.cli import app
+from creditflow.config import load_recipe
+from creditflow.credit import CreditOptions, assign, explain
+from creditflow.credit.shapley import KEY
+from creditflow.engines.local.trainer import train
+from creditflow.errors import ConfigError
+from creditflow.ledger import Ledger
+from creditflow.progress import Reporter
+from tests.builders import batch_of, play, step
+
+TOY = Path(__file__).parent / "recipes" / "toy.yaml"
+
+
+def a_run(folder: Path, *overrides: str) -> Ledger:
+    options = [f"trainer.default_local_dir={folder}", "trainer.test_freq=-1", "trainer.val_before_train=false"]
+    return Ledger.open(train(load_recipe(TOY, [*options, *overrides]), Reporter()).path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_run(tmp_path_factory.mktemp("audit") / "run", "trainer.save_freq=1").path
+
+
+def audit(*arguments: object):
+    return CliRunner().invoke(app, ["audit", *map(str, arguments)])
+
+
+numbers = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3), st.integers(0, 3)), min_size=2, max_size=20)
+
+
+@given(numbers)
+def test_the_correlation_is_scipys_of_the_rows_repeated_as_often_as_they_count(rows):
+    a, b, times = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
+    repeated = [np.repeat(column, times.astype(int)) for column in (a, b)]
+    if any(len(np.unique(column)) < 2 for column in repeated):
+        assert math.isnan(spearman(a, b, times))
+    else:
+        assert math.isclose(spearman(a, b, times), spearmanr(*repeated).statistic, abs_tol=1e-9)
+
+
+def a_play(id: str, task: str, good: float, outcome: float):
+    """The first agent's score says what it added; the second added nothing."""
+    made = play(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
+    made.info[KEY] = {
+        "shapley": {"one": good - 0.5, "two": 0.0},
+        "shapley_se": {"one": 0.1, "two": None},
+        "left_out": {"one": good - 0.5, "two": 0.0},
+    }
+    return made
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 100))
+def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_agent_from_another(seed):
+    rng = np.random.default_rng(seed)
+    plays = [a_play(f"p{i}", f"q{i // 4}", float(rng.choice([0.0, 0.25, 0.75])), float(i % 2)) for i in range(24)]
+    batch = batch_of(*plays)
+    seen = Measured.of(batch)
+    assert len(seen.shapley_X) == 48
+    own = agreement("own", assign(batch, CreditOptions(propagation="none", w_o=0.0)), seen)
+    shared = agreement("shared", assign(batch, CreditOptions(propagation="identical")), seen)
+    assert math.isclose(own.by_agent["one"].value, 1.0)
+    assert math.isnan(own.by_agent["two"].value)
+    assert shared.within.value == 0.5
+    assert own.by_agent["one"].low <= own.by_agent["one"].value <= own.by_agent["one"].high + 1e-12
+
+
+def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Path, tmp_path: Path):
+    done = audit(run, "--plays", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
+                 "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "training step 2: 8 plays again; checkpoint 1 answers anew" in done.output
+    for words in ("in force", "identical", "propagation=none outcome_to=answer", "writer", "critic"):
+        assert words in done.output
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    kept = json.loads((run / "audit/000002.json").read_text())
+    assert kept == json.loads((tmp_path / "a.json").read_text())
+    batch = Ledger.open(run).read(2).batch
+    assert kept["values"].keys() == set(batch.trajectory_ids)
+    assert all(one["plays"] == 9 for one in kept["values"].values())  # of two agents: three coalitions, three times
+    # What the writer says decides nothing but by what the critic makes of it, and each answers with random bytes.
+    for id, outcome in zip(batch.trajectory_ids, batch.outcome.tolist(), strict=True):
+        total = sum(kept["values"][id]["shapley"].values())
+        assert -1e-9 <= outcome - total <= 1 + 1e-9  # what the baseline alone comes to
+    again = audit(run, "--plays", 9, "--rule", "identical", "--json", tmp_path / "b.json")
+    assert again.exit_code == 0
+    assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
+
+
+def test_an_audit_with_other_models_says_whose_answers_it_heard(run: Path):
+    model = run / "checkpoints/global_step_2"
+    done = audit(run, "--training-step", 1, "--plays", 3, "--budget", 12, "--model", model, "--baseline", model)
+    assert done.exit_code == 0, done.output
+    assert "training step 1: 4 plays again" in done.output
+    assert done.output.count(str(model)) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--plays", "2"], "expected at least 3 plays for 2 agents, got 2"),
+        (["--plays", "30", "--budget", "20"], "--budget: expected at least as many plays as --plays"),
+        (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
+        (["--rule", "treshold"], "shapley or identical or uniform, got 'treshold'"),
+        (["--rule", "gama=1"], "did you mean 'gamma'?"),
+        (["--model", "nowhere"], "nowhere"),
+        (["--rule", "shapley", "--budget", "30", "--plays", "9"], "expected Shapley values, found none"),
+    ],
+)
+def test_bad_input_is_one_line(run: Path, options: list[str], said: str):
+    done = audit(run, *options)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
+def test_a_run_without_a_checkpoint_asks_for_a_model(run: Path, tmp_path: Path):
+    (tmp_path / "steps").mkdir()
+    for name in ("run.json", "config.yaml", "steps/000001.parquet"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    done = audit(tmp_path)
+    assert done.exit_code == 2
+    assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
+
+
+def test_training_by_shapley_values_records_them_and_why_tells_them(tmp_path: Path):
+    ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
+    metrics = ledger.metrics()
+    for row in metrics:
+        assert row["rollout/counterfactual_plays"] == 8 * 6
+        assert row["timing/counterfactual_s"] > 0
+    other = a_run(tmp_path / "two", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
+    for recorded, same in zip(ledger, other, strict=True):
+        batch, made = recorded.batch, recorded.assignment
+        assert made is not None
+        assert same.assignment is not None
+        np.testing.assert_array_equal(made.advantage_S, same.assignment.advantage_S)
+        for n, info in enumerate(batch.trajectory_info):
+            assert info[KEY]["plays"] == 6
+            for s in np.flatnonzero(batch.trajectory_of_step == n):
+                assert made.shared_S[s] == info[KEY]["shapley"][batch.agent_names[batch.agent_of_step[s]]]
+                assert explain(made, int(s)).replay() == made.advantage_S[s]
+    assert np.unique(np.concatenate([one.assignment.shared_S for one in ledger if one.assignment])).size > 2
+
+
+def test_a_team_that_is_too_large_for_the_plays_is_told_so_before_it_learns(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"algorithm.counterfactual_plays: .*at least 3 plays for 2 agents, got 2"):
+        a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=2")
