@@ -6,31 +6,39 @@ each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on tw
 their own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind
 of.
 
-About a thousand runs of 35 seconds: five hours on two cores. Into `runs/study/`, where finished runs are found again,
-so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). Seeds are outermost: what is
-there is balanced. Writes what there is to `docs/results/study.json` and `study.png`.
+About a thousand runs of 20 to 30 seconds: three to four hours on two cores. Into `runs/study/`, where finished runs
+are found again, so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). What the
+rates and each seed came to is kept in `docs/results/study/`: a seed that is whole is never run again, wherever it was
+run. A warm start made on another machine is another model, so seeds may begin from different ones; all arms of a seed
+begin from the same. Writes the seeds that there are to `docs/results/study.json` and `study.png`.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 import yaml
 
-from benchmarks.record import RESULTS, ROOT, Figure, write
+from benchmarks.record import RESULTS, ROOT, Figure, processor, write
 from benchmarks.runs import Run, finish
 from creditflow.credit.thresholds import Observed, make_threshold
+from creditflow.files import write_whole
 from creditflow.ledger.run_folder import read_metrics
-from creditflow.report.bootstrap import Difference, paired_difference
-from creditflow.report.comparison import ArmResult, spread
+from creditflow.report.bootstrap import Counts, Difference, paired_difference
+from creditflow.report.comparison import METRICS, spread
+from creditflow.trajectory import Floats
 
 RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
 SEEDS, TUNING_SEED = 5, 100
@@ -163,10 +171,15 @@ class Study:
     """What is run, and where it is."""
 
     folder: Path
+    """Of runs."""
+    results: Path
+    """Of what they came to: a file for each seed, and the rates."""
     arms: tuple[Arm, ...]
     seeds: int
     rates: tuple[str, ...] = RATES
     short: tuple[str, ...] = ()
+
+    # ---- runs
 
     def run(self, arm: Arm, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One run, in the folder `under`."""
@@ -188,15 +201,6 @@ class Study:
         """On tasks that are never reported."""
         return self.run(family, case, TUNING_SEED, rate, "recipe.val_split=tune", under=f"tuning/{rate}")
 
-    def scored(self, family: Arm, rate: str) -> float:
-        """pass@1 in tuning, mean over its cases."""
-        runs = [self.tuning(family, case, rate) for case in TUNING_CASES]
-        return mean(run.result().after.metrics["pass_at_1"] for run in runs)
-
-    def rate(self, arm: Arm) -> str:
-        """The rate that did best."""
-        return max(self.rates, key=lambda rate: self.scored(arm.family, rate))
-
     def final(self, arm: Arm, case: str, seed: int) -> Run:
         """The run that counts. A tuned threshold that has had no reason to move is the one that it began as."""
         plain = Arm("threshold", arm.outcome_to)
@@ -210,35 +214,87 @@ class Study:
         """The same with the guard, for arms that fail without it."""
         return self.run(arm, case, seed, self.rate(arm), *GUARDED, under="guarded")
 
-    def failed(self, seeds: int) -> list[tuple[Arm, str]]:
-        """Arms that end below where they began."""
-        began = {case: self.before(case).result().after.metrics["pass_at_1"] for case in CASES}
-        return [
-            (arm, case)
-            for case, arm in itertools.product(CASES, self.arms)
-            if mean(self.pass_at_1(arm, case, s) for s in range(seeds)) < began[case] - FELL
+    # ---- what they came to
+
+    @property
+    def families(self) -> list[Arm]:
+        """Arms that have learning rates of their own."""
+        return list(dict.fromkeys(arm.family for arm in self.arms))
+
+    def rate(self, arm: Arm) -> str:
+        """The rate that did best in tuning."""
+        by_rate = self.tuned()[str(arm.family)]
+        return max(self.rates, key=lambda rate: by_rate[rate])
+
+    def tuned(self) -> dict[str, dict[str, float]]:
+        """pass@1 in tuning, mean over its cases, by family and rate."""
+        found: dict[str, dict[str, float]] = json.loads((self.results / "rates.json").read_text())
+        return found
+
+    def seed_file(self, seed: int) -> Path:
+        """What the runs of a seed came to."""
+        return self.results / f"seed{seed}.json"
+
+    def whole(self) -> list[dict[str, Any]]:
+        """Of the seeds that are whole."""
+        files = [self.seed_file(seed) for seed in range(self.seeds)]
+        return [json.loads(file.read_text()) for file in files if file.exists()]
+
+    def finish(self, until: float | None) -> bool:
+        """Do what is not done; False where the time was over before."""
+        self.results.mkdir(parents=True, exist_ok=True)
+        if not (self.results / "rates.json").exists():
+            of_each = itertools.product(self.rates, TUNING_CASES, self.families)
+            tuning = dict.fromkeys(self.tuning(family, case, rate) for rate, case, family in of_each)
+            if not finish(list(tuning), "tuning", until):
+                return False
+            _keep(
+                self.results / "rates.json",
+                {str(family): {rate: self._scored(family, rate) for rate in self.rates} for family in self.families},
+            )
+        return all(self.seed_file(seed).exists() or self._finish(seed, until) for seed in range(self.seeds))
+
+    def _scored(self, family: Arm, rate: str) -> float:
+        runs = [self.tuning(family, case, rate) for case in TUNING_CASES]
+        return mean(run.result().after.metrics["pass_at_1"] for run in runs)
+
+    def _finish(self, seed: int, until: float | None) -> bool:
+        every = list(itertools.product(CASES, self.arms))
+        # Twice: where accuracy fell, a tuned threshold has a run of its own, which is known only then.
+        for _ in range(2):
+            runs = [*map(self.before, CASES), *(self.final(arm, case, seed) for case, arm in every)]
+            if not finish(list(dict.fromkeys(runs)), f"seed {seed}", until):
+                return False
+        began = {case: _score(self.before(case)) for case in CASES}
+        ended = {case: {str(arm): _score(self.final(arm, case, seed)) for arm in self.arms} for case in CASES}
+        failed = [
+            (arm, case) for case, arm in every if ended[case][str(arm)]["pass_at_1"] < began[case]["pass_at_1"] - FELL
         ]
+        guarded = {one: self.guarded(*one, seed) for one in failed}
+        if not finish(list(dict.fromkeys(guarded.values())), f"seed {seed}, what failed, with the guard", until):
+            return False
+        for (arm, case), run in guarded.items():
+            ended[case][str(arm)]["guarded"] = _score(run)["pass_at_1"]
+        where = {"processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        _keep(self.seed_file(seed), {**where, "seed": seed, "before": began, "after": ended})
+        return True
 
-    def pass_at_1(self, arm: Arm, case: str, seed: int) -> float:
-        """After training."""
-        return self.final(arm, case, seed).result().after.metrics["pass_at_1"]
 
-    def finish(self, until: float | None) -> int:
-        """Do what is not done; the number of seeds that are whole."""
-        families = dict.fromkeys(arm.family for arm in self.arms)
-        of_each = itertools.product(self.rates, TUNING_CASES, families)
-        tuning = dict.fromkeys(self.tuning(family, case, rate) for rate, case, family in of_each)
-        if not finish([*map(self.before, CASES), *tuning], "tuning", until):
-            return 0
-        for seed in range(self.seeds):
-            # Twice: where accuracy fell, a tuned threshold has a run of its own, which is known only then.
-            for _ in range(2):
-                runs = [self.final(arm, case, seed) for case, arm in itertools.product(CASES, self.arms)]
-                if not finish(list(dict.fromkeys(runs)), f"seed {seed}", until):
-                    return seed
-        again = [self.guarded(*failed, seed) for failed in self.failed(self.seeds) for seed in range(self.seeds)]
-        finish(again, "what failed, with the guard", until)
-        return self.seeds
+def _score(run: Run) -> dict[str, Any]:
+    """What is kept of a run: its rates, and which tasks it passed, four to a hexadecimal digit."""
+    after = run.result().after
+    passed = "".join(str(int(value)) for value in after.sampled)
+    kept = {name: round(after.metrics.get(name, math.nan), 6) for name in METRICS}
+    return {**kept, "tasks": len(passed), "passed": f"{int(passed, 2):x}"}
+
+
+def _passed(kept: Mapping[str, Any]) -> Floats:
+    """[V] 1 for each task that was passed."""
+    return np.array(list(f"{int(kept['passed'], 16):0{kept['tasks']}b}"), dtype=np.float64)
+
+
+def _keep(path: Path, what: Mapping[str, Any]) -> None:
+    write_whole(path, lambda file: file.write_text(json.dumps(what, indent=1) + "\n"))
 
 
 def _fell(run: Run) -> bool:
@@ -271,102 +327,95 @@ def main() -> int:
     given = parser.parse_args()
     _register()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    study = Study(ROOT / "runs" / "study", ARMS, SEEDS)
+    study = Study(ROOT / "runs" / "study", RESULTS / "study", ARMS, SEEDS)
     if given.quick:
         few = (IDENTICAL, OWN, Arm("threshold tuned", "answer"), Arm("conditional", "answer"), Arm("posterior", "all"))
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        study = Study(ROOT / "runs" / "study-quick", few, 1, RATES[:1], short)
-    seeds = study.finish(until)
-    if seeds:
-        report(study, seeds, write_it=not given.quick)
-    return int(seeds < study.seeds)
+        folder = ROOT / "runs" / "study-quick"
+        study = Study(folder, folder / "results", few, 1, RATES[:1], short)
+    done = study.finish(until)
+    if study.whole():
+        report(study, write_it=not given.quick)
+    return int(not done)
 
 
 # ---- what came of it -----------------------------------------------------------------------------------------------
 
 
-def report(study: Study, seeds: int, *, write_it: bool) -> None:
-    """The table, the file and the picture."""
-    results = {
-        case: {
-            arm: ArmResult(str(arm), [], [study.final(arm, case, s).result() for s in range(seeds)])
-            for arm in study.arms
-        }
-        for case in CASES
+def report(study: Study, *, write_it: bool) -> None:
+    """The table, the file and the picture, of the seeds that are whole."""
+    whole = study.whole()
+    began = {case: mean(seed["before"][case]["pass_at_1"] for seed in whole) for case in CASES}
+    by_arm = {arm: {case: [seed["after"][case][str(arm)] for seed in whole] for case in CASES} for arm in study.arms}
+    means = {
+        arm: {case: mean(one["pass_at_1"] for one in cases[case]) for case in CASES} for arm, cases in by_arm.items()
     }
-    print("pass@1 after training, mean over seeds; in brackets the rate")
+    realistic = {arm: mean(means[arm][case] for case in REALISTIC) for arm in study.arms}
+    print(f"pass@1 after training, mean over {len(whole)} seeds; in brackets the rate")
     widths = [max(len(str(arm)) for arm in study.arms) + 9, *(len(case) for case in CASES), len("realistic")]
-    rows = [["", *CASES, "realistic"]]
-    rows.append(["before", *(f"{study.before(case).result().after.metrics['pass_at_1']:.3f}" for case in CASES), ""])
+    rows = [["", *CASES, "realistic"], ["before", *(f"{began[case]:.3f}" for case in CASES), ""]]
     for arm in study.arms:
-        means = {case: mean(results[case][arm].after("pass_at_1")) for case in CASES}
-        cells = [f"{means[case]:.3f}" for case in CASES]
-        rows.append([f"{arm} ({study.rate(arm)})", *cells, f"{mean(means[case] for case in REALISTIC):.3f}"])
+        cells = [f"{means[arm][case]:.3f}" for case in CASES]
+        rows.append([f"{arm} ({study.rate(arm)})", *cells, f"{realistic[arm]:.3f}"])
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    saved = _saved(study, seeds)
-    for name, values in saved.items():
-        print(f"{name} fails: pass@1 {mean(values['without']):.3f}, with the guard {mean(values['with']):.3f}")
+    failed = {f"{case}: {arm}": found for case in CASES for arm in study.arms if (found := _saved(by_arm[arm][case]))}
+    for name, values in failed.items():
+        print(
+            f"{name} fails in {len(values['without'])} seeds: pass@1 {mean(values['without']):.3f}, with the guard "
+            f"{mean(values['with']):.3f}"
+        )
     against = {
         name: {
-            case: {arm: _difference(by_arm[arm], by_arm[base]) for arm in study.arms if arm != base}
-            for case, by_arm in results.items()
+            case: {arm: _difference(by_arm[arm][case], by_arm[base][case]) for arm in study.arms if arm != base}
+            for case in CASES
         }
         for name, base in (("identical", IDENTICAL), ("own + outcome", OWN))
     }
     details = {
-        "seeds": seeds,
+        "seeds": len(whole),
         "rates": {
-            str(family): {rate: study.scored(family, rate) for rate in study.rates} | {"chosen": study.rate(family)}
-            for family in dict.fromkeys(arm.family for arm in study.arms)
+            name: by_rate | {"chosen": max(by_rate, key=lambda r: by_rate[r])}
+            for name, by_rate in study.tuned().items()
         },
-        "failed": saved,
-        "before": {case: study.before(case).result().after.metrics["pass_at_1"] for case in CASES},
+        "failed": failed,
+        "before": began,
         "results": {
             case: {
                 str(arm): {
-                    "pass_at_1": _numbers(result, "pass_at_1"),
-                    "pass_at_1_greedy": _numbers(result, "pass_at_1_greedy"),
-                    "step_error_rate": _numbers(result, "step_error_rate"),
+                    **{metric: _numbers(by_arm[arm][case], metric) for metric in METRICS},
                     **{
                         f"pass_at_1 - {name}": {"mean": d.mean, "interval": [d.low, d.high]}
                         for name, by_case in against.items()
                         if (d := by_case[case].get(arm)) is not None
                     },
                 }
-                for arm, result in by_arm.items()
+                for arm in study.arms
             }
-            for case, by_arm in results.items()
+            for case in CASES
         },
     }
-    realistic = {arm: mean(mean(results[case][arm].after("pass_at_1")) for case in REALISTIC) for arm in study.arms}
     figures = [Figure(f"{arm}: pass@1, mean over the realistic cases", value) for arm, value in realistic.items()]
     best = str(max(study.arms, key=lambda arm: realistic[arm]))
-    draw((RESULTS if write_it else study.folder) / "study.png", against["identical"], seeds)
+    draw((RESULTS if write_it else study.folder) / "study.png", against["identical"], len(whole))
     if write_it:
         write("study", figures, ("creditflow", "torch", "transformers", "numpy"), {"best": best, **details})
 
 
-def _saved(study: Study, seeds: int) -> dict[str, dict[str, list[float]]]:
-    """Of arms that fail: pass@1 by seed without the guard and with it, where those runs are there."""
-    found = {}
-    for arm, case in study.failed(seeds):
-        runs = [study.guarded(arm, case, seed) for seed in range(seeds)]
-        if all(run.finished for run in runs):
-            found[f"{case}: {arm}"] = {
-                "without": [study.pass_at_1(arm, case, seed) for seed in range(seeds)],
-                "with": [run.result().after.metrics["pass_at_1"] for run in runs],
-            }
-    return found
+def _saved(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Of the seeds in which an arm failed: pass@1 without the guard and with it."""
+    fell = [one for one in seeds if "guarded" in one]
+    return {"without": [one["pass_at_1"] for one in fell], "with": [one["guarded"] for one in fell]} if fell else {}
 
 
-def _numbers(result: ArmResult, metric: str) -> dict[str, Any]:
-    values = result.after(metric)
+def _numbers(seeds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    values = [one[metric] for one in seeds]
     return {"mean": mean(values), "sd": spread(values) if len(values) > 1 else None, "seeds": values}
 
 
-def _difference(a: ArmResult, b: ArmResult) -> Difference:
-    return paired_difference(a.counts("pass_at_1"), b.counts("pass_at_1"))
+def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Difference:
+    parts = [np.array([_passed(one) for one in seeds]) for seeds in (a, b)]
+    return paired_difference(*(Counts(part_RV, np.ones_like(part_RV)) for part_RV in parts))
 
 
 def draw(path: Path, against: dict[str, dict[Arm, Difference]], seeds: int) -> None:
