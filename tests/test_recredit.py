@@ -175,3 +175,13 @@ def test_what_was_never_assigned_stays_so(ledger: Ledger, tmp_path: Path) -> Non
     assert result.exit_code == 0, result.output
     assert Ledger.open(tmp_path / "out").read(1).assignment is None
     assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
+
+
+def test_values_are_read_as_a_recipes_are_and_a_mapping_is_compared_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
+    assert credit_overrides(["gamma=9e-1", "algorithm.share=once"]) == {"gamma": 0.9, "share": "once"}
+    changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
+    assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0
+    shown = rows(creditflow("diff", ledger.path, tmp_path / "other").stdout, "settings")
+    assert shown["algorithm.propagation_threshold.kind"] == ["null", '"noise"']
+    assert shown["reward.decomp_granularity"] == ['"step"', '"agent"']
+    assert "algorithm.decomp_granularity" not in shown

@@ -538,7 +538,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises ConfigError for another key, naming the nearest, and for a value that YAML cannot read.
     """
-    import yaml
+    from omegaconf import OmegaConf
 
     known = [one.name for one in dataclasses.fields(CreditOptions)]
     found: dict[str, Any] = {}
@@ -547,10 +547,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         key = "decomp_granularity" if key == "reward.decomp_granularity" else key.removeprefix("algorithm.")
         if not equals or key not in known:
             raise ConfigError(f"{override}: expected an option of credit, key=value{did_you_mean(key, known)}")
-        try:
-            found[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{override}: a value is not readable as YAML") from error
+        found |= OmegaConf.to_container(_dotlist([f"{key}={value}"]))  # type: ignore[arg-type]
     return found
 
 

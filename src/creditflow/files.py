@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from creditflow.errors import InputError
 
@@ -23,6 +25,15 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> None:
     finally:
         aside.unlink(missing_ok=True)
     _sync(target.parent)
+
+
+def json_ready(value: Any) -> Any:
+    """`value`, with null in place of numbers that JSON has no word for, in mappings and lists too."""
+    if isinstance(value, Mapping):
+        return {key: json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_whole(target: Path, fill: Callable[[Path], object]) -> None:

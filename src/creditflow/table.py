@@ -307,10 +307,19 @@ def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
     texts = []
     for i, value in enumerate(values):
         try:
-            texts.append(None if value is None else json.dumps(value))
+            texts.append(None if value is None else _spelled(value))
         except (TypeError, ValueError, RecursionError) as error:
             raise BatchError(f"{what} {ids[i]}: expected what can be written as JSON: {first_line(error)}") from error
     return pa.array(texts, type=_TEXT)
+
+
+def _spelled(value: object) -> str:
+    """JSON that every reader can read: half a surrogate pair, which is no character, becomes U+FFFD."""
+    text = json.dumps(value)
+    if "\\ud" not in text:
+        return text
+    whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return json.dumps(json.loads(whole))
 
 
 def _text(values: Sequence[str | None], what: str, ids: Sequence[str]) -> pa.Array:
@@ -813,6 +822,22 @@ class Beside:
     """[T]"""
 
 
+def facts_of(path: Path | str) -> dict[str, Any]:
+    """What a file says of itself as a whole, without reading it. Raises BatchError for one that is none of ours."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return _facts(file)
+    except (OSError, ValueError) as error:
+        raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
+
+
+def _facts(file: pq.ParquetFile) -> dict[str, Any]:
+    facts = json.loads((file.metadata.metadata or {}).get(_FACTS, b"{}"))
+    if not isinstance(facts, dict):
+        raise ValueError(f"expected an object under the key {_FACTS.decode()}, got {facts!r}")
+    return facts
+
+
 def read_beside(
     path: Path | str,
     step_columns: Iterable[str] = (),
@@ -830,7 +855,7 @@ def read_beside(
             present = set(file.schema_arrow.names)
             wanted = (*schema().names, *step_columns, *trajectory_columns, *token_columns)
             table = file.read(columns=[name for name in wanted if name in present])
-            facts = json.loads((file.metadata.metadata or {}).get(_FACTS, b"{}"))
+            facts = _facts(file)
     except (OSError, ValueError) as error:
         raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
     try:

@@ -1,18 +1,24 @@
 """What is said of a run as a whole, against the plays that it was made of."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from creditflow.cli import app
 from creditflow.credit import CreditOptions, assign
+from creditflow.errors import DataError
 from creditflow.ledger import Ledger, RunFolder
+from creditflow.ledger.sql import connect
 from creditflow.report.index import Filter, Index
 from creditflow.report.overview import POINTS, hardest, named, of_agents, overview, thinned
-from creditflow.trajectory import RIGHT, Trajectory
+from creditflow.trajectory import RIGHT, Trajectory, TrajectoryBatch
 from tests.builders import batch_of, play, step
-from tests.report.runs import a_run
+from tests.report.runs import a_batch, a_run, write_step
 
 
 def indexed(ledger: Ledger) -> Index:
@@ -164,3 +170,53 @@ def test_an_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
     assert len(long) == POINTS
     assert long[-1][0] == 99_999
     assert thinned([(1, 0.123456789)]) == [[1, 0.123457]]
+
+
+def test_a_file_of_a_later_version_is_set_aside_and_sql_refuses_it(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    file = ledger.file(2)
+    table = pq.read_table(file)
+    facts = json.loads(table.schema.metadata[b"creditflow"]) | {"version": 99}
+    pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), file)
+    index = Index(ledger)
+    index.refresh(ledger)
+    assert set(index.taken) == {1, 3}
+    assert set(index.damaged) == {2}
+    with pytest.raises(DataError, match=r"000002.parquet: a step file of version 99; .* update creditflow"):
+        connect(ledger)
+
+
+def test_half_a_surrogate_pair_in_a_reason_or_a_task_takes_nothing_from_the_index(tmp_path: Path) -> None:
+    batch = a_batch(1)
+    plays = batch.to_trajectories()
+    plays[0].task = replace(plays[0].task, ground_truth={"said": "half \ud83d of \U0001f600"})
+    folder = RunFolder.create(tmp_path / "run", {}, "")
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(plays))
+    ledger = Ledger.open(folder.path)
+    index = Index(ledger)
+    index.refresh(ledger)
+    assert set(index.taken) == {1}
+    assert ledger.read(1).batch.tasks[0].ground_truth == {"said": "half \ufffd of \U0001f600"}
+
+
+def test_curves_leave_out_what_no_number_is(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    with (ledger.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "actor/entropy": NaN, "actor/loss": 1e999, "actor/kl": 1' + "0" * 400 + "}\n")
+    last = ledger.metrics()[-1]
+    assert last == {"step": 4, "actor/entropy": None, "actor/loss": None, "actor/kl": None}
+    json.dumps(overview(ledger, Index(ledger)), allow_nan=False)
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"actor/entropy": 1}', '{"step": "four"}', "nothing"])
+def test_odd_lines_of_metrics_and_events_are_one_line_of_error(tmp_path: Path, line: str) -> None:
+    ledger = a_run(tmp_path / "run")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        file = ledger.path / name
+        before = file.read_text()
+        file.write_text(f"{line}\n{before}")
+        result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "report.html")])
+        assert result.exit_code == 2, result.output
+        assert f"{name}:1: " in result.stderr
+        assert result.stderr.count("\n") == 1
+        file.write_text(before)

@@ -1,5 +1,6 @@
 """The report and the live view in a browser: what is drawn is what is in the ledger, and no text becomes code."""
 
+import json
 import socket
 import threading
 import time
@@ -12,11 +13,15 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.credit import explain
 from creditflow.ledger import Ledger, RunFolder
+from creditflow.report import view
+from creditflow.report.detail import Spelling
 from creditflow.report.index import Filter
 from creditflow.report.view import LOOPBACK, Watched, application
 from creditflow.trajectory import TrajectoryBatch
@@ -216,6 +221,31 @@ def test_a_step_file_that_is_another_after_a_rollback_is_read_anew(tmp_path: Pat
     assert set(watched.index.taken) == {1, 2, 3}
 
 
+def test_a_host_of_this_machine_is_checked_also_where_others_are_allowed(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = []
+    monkeypatch.setattr(view, "application", lambda watched, names: hosts.append(names))
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
+    for host in ("127.0.0.1", "0.0.0.0"):
+        view.serve(ledger.path, host, 0, remote=True, say=lambda text: None)
+    assert hosts == [LOOPBACK, None]
+
+
+def test_tokens_are_spelled_by_the_tokenizer_of_their_own_policy(tmp_path: Path) -> None:
+    for policy, words in (("red", ["a", "b"]), ("blue", ["c", "d"])):
+        folder = tmp_path / f"checkpoints/global_step_1/{policy}"
+        folder.mkdir(parents=True)
+        made = Tokenizer(WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
+        made.save(str(folder / "tokenizer.json"))
+    agents = {"x": {"policy": "red"}, "y": {"policy": "blue"}, "z": {"policy": "green"}}
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"team": {"agents": agents}}}))
+    spelling = Spelling(Ledger.open(tmp_path))
+    assert "".join(spelling.of("red")([1, 0])).split() == ["b", "a"]
+    assert "".join(spelling.of("blue")([1, 0])).split() == ["d", "c"]
+    assert spelling.of("green") is None
+
+
 def test_the_view_pages(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     write_step(folder, 1, a_batch(1, tasks=10, plays=6))
@@ -239,6 +269,10 @@ def test_the_view_answers_its_own_names_alone_and_bad_questions_with_a_line(ledg
         assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 1}).status_code == 404
         assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 99}).status_code == 400
         assert client.get("/api/step", params={"step_id": "x", "training_step": 1}).status_code == 404
+        for host, status in (("[", 421), ("[::1]:80", 200), ("localhost.example", 421), ("", 421)):
+            assert client.get("/api/plays", headers={"Host": host}).status_code == status
+        for far in ({"offset": 10**20}, {"training_step": 10**20}, {"training_step": -1}):
+            assert client.get("/api/plays", params=far).status_code == 422
         for method in ("post", "put", "delete", "patch"):
             assert getattr(client, method)("/api/plays").status_code == 405
 

@@ -20,7 +20,7 @@ from creditflow.engines.local.counterfactual import add_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.errors import BatchError, ConfigError, InputError
-from creditflow.files import write_whole
+from creditflow.files import json_ready, write_whole
 from creditflow.ledger import Ledger, Recorded
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -234,13 +234,4 @@ def _facts(
         "rules": [asdict(one) for one in found],
         "values": {one.id: one.info[KEY] for one in trajectories if KEY in one.info},
     }
-    return {key: _plain(value) for key, value in facts.items()}
-
-
-def _plain(value: Any) -> Any:
-    """`value` without NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return dict(json_ready(facts))

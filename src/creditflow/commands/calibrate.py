@@ -10,6 +10,7 @@ from pathlib import Path
 
 from creditflow.calibration import ALL, Calibration, calibrate, observe
 from creditflow.errors import ConfigError, DataError
+from creditflow.files import json_ready
 from creditflow.ledger import Ledger
 from creditflow.progress import Bar, Reporter
 from creditflow.report.tables import new_table, results_console, show
@@ -42,7 +43,7 @@ def calibrate_run(path: Path, last: int | None, plot: Path | None, out: Path | N
         draw_calibration(plot, found)
         reporter.say(f"figure: {plot}")
     if out is not None:
-        numbers = [{k: None if v != v else v for k, v in asdict(one).items()} for one in found]  # noqa: PLR0124 - NaN
+        numbers = json_ready([asdict(one) for one in found])
         out.write_text(json.dumps(numbers, indent=1) + "\n")
 
 

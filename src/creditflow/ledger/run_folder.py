@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.credit import Assignment
-from creditflow.errors import DataError, InputError
-from creditflow.files import make_folder, write_whole
+from creditflow.errors import DataError, InputError, first_line
+from creditflow.files import json_ready, make_folder, write_whole
 from creditflow.ledger.step_files import write_step_file
 from creditflow.trajectory import TrajectoryBatch
 
@@ -78,10 +78,7 @@ class RunFolder:
 
     def _lines(self, name: str) -> list[tuple[str, dict[str, Any]]]:
         """The lines of a file, each with what it says; every one says of which training step."""
-        lines = _whole_lines(self.path / name)
-        if odd := [line for line, row in lines if not isinstance(row.get("step"), int)]:
-            raise DataError(f"{self.path / name}: expected a training step in every line, got {odd[0][:60]}")
-        return lines
+        return _whole_lines(self.path / name)
 
     def _write_lines(self, name: str, lines: Sequence[str]) -> None:
         """Where there is such a file, or something to write."""
@@ -94,9 +91,8 @@ class RunFolder:
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
-        values = {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps({**values, "step": step}) + "\n")
+            file.write(json.dumps({**json_ready(metrics), "step": step}) + "\n")
 
     def append_events(self, events: Iterable[Mapping[str, Any]], back_to: int | None = None) -> None:
         """Lines of `events.jsonl`, each with its `step`. `back_to`: the step that the run goes on from because of them.
@@ -142,7 +138,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for _, row in _whole_lines(path / "metrics.jsonl"):
-        if rows and row.get("step") == rows[-1].get("step"):
+        if rows and row["step"] == rows[-1]["step"]:
             rows[-1] |= row
         else:
             rows.append(row)
@@ -150,13 +146,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line of JSON as it stands, and what it says; none where there is no such file."""
+    """Each line of JSON as it stands, and what it says; none where there is no such file.
+
+    A torn last line is left out. Raises DataError where another is damaged, or says of no training step. Numbers that
+    no float holds are null.
+    """
     lines = file.read_text().splitlines() if file.is_file() else []
     rows: list[tuple[str, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append((line, json.loads(line)))
-        except json.JSONDecodeError as error:
+            row = json.loads(line, parse_int=_whole_number)
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
-                raise DataError(f"{file}:{number}: not JSON: {error.msg}") from error
+                raise DataError(f"{file}:{number}: not JSON: {first_line(error)}") from error
+            break
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            raise DataError(f"{file}:{number}: expected an object with the training step, got {line[:60]}")
+        rows.append((line, json_ready(row)))
     return rows
+
+
+def _whole_number(digits: str) -> int | None:
+    return int(digits) if len(digits) < _DIGITS else None
+
+
+_DIGITS = 300
+"""Longer numbers are none that were measured, and a float does not hold them."""

@@ -62,6 +62,24 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     )
 
 
+def expect_readable(path: Path) -> None:
+    """Raises DataError for a file of a later version of the schema, or one that is no Parquet file."""
+    from creditflow import table
+
+    try:
+        _expect_version(path, table.facts_of(path))
+    except BatchError as error:
+        raise DataError(str(error)) from error
+
+
+def _expect_version(path: Path, facts: Mapping[str, Any]) -> None:
+    version = facts.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise DataError(
+            f"{path}: a step file of version {version}; this creditflow reads up to {VERSION}: update creditflow"
+        )
+
+
 def read_step_file(path: Path) -> Recorded:
     """What `write_step_file` wrote, the advantage of each step bit for bit; but for `shadow`, which can be made again.
 
@@ -77,11 +95,7 @@ def read_step_file(path: Path) -> Recorded:
         )
     except BatchError as error:
         raise DataError(str(error)) from error
-    version = beside.facts.get("version", 0)
-    if not isinstance(version, int) or version > VERSION:
-        raise DataError(
-            f"{path}: a step file of version {version}; this creditflow reads up to {VERSION}: update creditflow"
-        )
+    _expect_version(path, beside.facts)
     step = int(beside.facts.get("training_step", path.stem if path.stem.isdigit() else 0))
     if "advantage" not in beside.step:
         return Recorded(step, batch, None)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from creditflow.files import json_ready
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
 from creditflow.report.bootstrap import Counts, Difference, paired_difference
@@ -109,16 +110,16 @@ def spread(values: Sequence[float]) -> float:
 
 def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
     """The content of `comparison.json`. What JSON has no word for (the spread of one value) is null."""
-    return {
+    said = {
         "vary": vary,
         "values": {
             arm.name: {
                 metric: {
-                    "before": _plain(arm.before_mean(metric)),
+                    "before": arm.before_mean(metric),
                     "after": {
-                        "mean": _plain(float(np.mean(arm.after(metric)))),
-                        "std": _plain(spread(arm.after(metric))),
-                        "seeds": [_plain(value) for value in arm.after(metric)],
+                        "mean": float(np.mean(arm.after(metric))),
+                        "std": spread(arm.after(metric)),
+                        "seeds": arm.after(metric),
                     },
                 }
                 for metric in METRICS
@@ -129,18 +130,12 @@ def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]
             {
                 "value": difference.name,
                 "against": difference.against,
-                **{
-                    metric: {"mean": _plain(d.mean), "interval": [_plain(d.low), _plain(d.high)]}
-                    for metric, d in difference.by_metric.items()
-                },
+                **{metric: {"mean": d.mean, "interval": [d.low, d.high]} for metric, d in difference.by_metric.items()},
             }
             for difference in found
         ],
     }
-
-
-def _plain(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return dict(json_ready(said))
 
 
 def _number(value: Any) -> float:

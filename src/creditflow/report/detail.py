@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from creditflow.config import leaves
 from creditflow.credit import Assignment, explain
 from creditflow.credit.propagate import SHARES, parent_counts
-from creditflow.ledger import Recorded
-from creditflow.report.index import finite
+from creditflow.files import json_ready
+from creditflow.ledger import Ledger, Recorded
 from creditflow.report.why import first_error, terms, tree
 from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
 
@@ -66,7 +68,7 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: 
             "credit": float(a.credit_S[s]),
             "advantage": float(a.advantage_S[s]),
         }
-    return finite(node)
+    return dict(json_ready(node))
 
 
 def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) -> list[dict[str, Any]]:
@@ -93,7 +95,7 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) ->
     return a.options.gamma * a.in_S[parent_E] * share_S[child_E] * passed_E
 
 
-def step_detail(recorded: Recorded, step_id: str, token: int | None, pieces: Pieces | None) -> dict[str, Any]:
+def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
     """A step: texts, tokens with their advantages, scores, and where its advantage came from.
 
     Raises ValueError where there is no such step in the training step, BatchError where there is no such token.
@@ -121,7 +123,7 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, pieces: Pie
             }
             for name, score in batch.raw_scores[s].items()
         ],
-        "tokens": _tokens(batch, a, s, pieces),
+        "tokens": _tokens(batch, a, s, spelling.of(batch.policy_names[batch.policy_of_step[s]])),
     }
     if a is not None:
         explanation = explain(a, s, token)
@@ -152,21 +154,37 @@ def cut(text: str, limit: int = SHOWN) -> str:
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
-def pieces_of(folder: Any) -> Pieces | None:
-    """The text of tokens by the tokenizer of the run's newest checkpoint; None where there is none that can be read.
+class Spelling:
+    """How a run's tokens are spelled: by the tokenizers in its newest checkpoints, those of each policy apart.
 
     Only `tokenizer.json` is read, which holds no code. A character of several tokens stands at the last of them.
     """
-    from tokenizers import Tokenizer
 
-    files = sorted(folder.glob("checkpoints/global_step_*/**/tokenizer.json"), key=lambda file: file.stat().st_mtime)
-    for file in reversed(files):
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception:  # the library raises a plain Exception for any file that is none
-            continue
-        return lambda ids, tokenizer=tokenizer: _pieces(tokenizer, list(ids))  # type: ignore[misc]
-    return None
+    def __init__(self, ledger: Ledger) -> None:
+        self._folder = ledger.path
+        config = ledger.run.get("config")
+        named = leaves(config) if isinstance(config, dict) else ()
+        of_agents = {value for key, value in named if re.fullmatch(r"team\.agents\..*\.policy", key)}
+        self._alone = len(of_agents) <= 1
+        self._found: dict[str, Pieces] = {}
+
+    def of(self, policy: str) -> Pieces | None:
+        """None where there is no tokenizer of this policy that can be read; there may be one later."""
+        if policy not in self._found and (found := self._tokenizer(policy)) is not None:
+            self._found[policy] = lambda ids: _pieces(found, list(ids))
+        return self._found.get(policy)
+
+    def _tokenizer(self, policy: str) -> Any:
+        from tokenizers import Tokenizer
+
+        files = self._folder.glob("checkpoints/global_step_*/**/tokenizer.json")
+        own = [file for file in files if self._alone or policy in file.relative_to(self._folder).parts]
+        for file in sorted(own, key=lambda file: file.stat().st_mtime, reverse=True):
+            try:
+                return Tokenizer.from_file(str(file))
+            except Exception:  # the library raises a plain Exception for any file that is none
+                continue
+        return None
 
 
 def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:

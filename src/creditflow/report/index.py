@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import InputError
+from creditflow.errors import DataError, InputError
+from creditflow.files import json_ready
 from creditflow.ledger import Ledger
+from creditflow.ledger.sql import TRAINING_STEP, database, source_of
+from creditflow.ledger.step_files import expect_readable
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -41,7 +44,7 @@ CASE WHEN outcome IS NULL THEN NULL
 
 _TAKE = """
 CREATE TEMP TABLE taken AS
-SELECT parse_filename(filename, true)::INTEGER AS training_step, file_row_number AS place, trajectory_id, uid, status,
+SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
        outcome, "index" AS position, agent, turn, {sub_reward}, {of_credit},
        CASE WHEN coalesce("index", 0) = 0 THEN {right} END AS ended_right,
        CASE WHEN coalesce("index", 0) = 0 THEN task ->> '$.prompt[-1].content' END AS prompt,
@@ -117,18 +120,14 @@ class Index:
     """The tables, and how far they are. Safe to ask from several threads."""
 
     def __init__(self, ledger: Ledger) -> None:
-        import duckdb
-
         self.ledger = ledger
-        self._connection: DuckDBPyConnection = duckdb.connect(
-            config={"autoinstall_known_extensions": False, "autoload_known_extensions": False, "threads": 2}
-        )
+        self._connection: DuckDBPyConnection = database()
         self._connection.execute(_TABLES)
         self._lock = threading.Lock()
         self.taken: dict[int, Signature] = {}
         """Training steps that are in the tables, with what their files were like."""
         self.damaged: dict[int, Signature] = {}
-        """Those whose file cannot be read."""
+        """Those whose file cannot be read: it is damaged, or of a later version."""
 
     def refresh(self, ledger: Ledger) -> None:
         """Take in what is new in `ledger`, newest first; anew where the run was led back, or a file is another."""
@@ -164,13 +163,13 @@ class Index:
     def _errors() -> tuple[type[Exception], ...]:
         import duckdb
 
-        return (duckdb.Error, OSError)  # a damaged footer raises the plain one
+        return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain one
 
     def _insert(self, steps: Sequence[int]) -> None:
-        files = ", ".join("'" + str(self.ledger.file(step)).replace("'", "''") + "'" for step in steps)
-        # Without hive_partitioning: a folder named KEY=VALUE would stand in the place of the file's own column.
-        more = "union_by_name = true, filename = true, file_row_number = true, hive_partitioning = false"
-        source = f"read_parquet([{files}], {more})"
+        files = [self.ledger.file(step) for step in steps]
+        for file in files:
+            expect_readable(file)
+        source = source_of(files, ", file_row_number = true")
         connection = self._connection
         connection.execute("BEGIN")
         try:
@@ -179,7 +178,11 @@ class Index:
             columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "stopped", "advantage")
             of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
             sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
-            connection.execute(_TAKE.format(sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source))
+            connection.execute(
+                _TAKE.format(
+                    training_step=TRAINING_STEP, sub_reward=sub_reward, of_credit=of_credit, right=_RIGHT, source=source
+                )
+            )
             connection.execute(_INSERT)
             connection.execute("DROP TABLE taken")
             connection.execute("COMMIT")
@@ -188,11 +191,11 @@ class Index:
             raise
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query over `plays` and `steps`."""
+        """The rows of a query over `plays` and `steps`, as JSON can hold them."""
         with self._lock:
             cursor = self._connection.execute(query, list(values))
             names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
         """`{total, plays: [...]}`: from the newest training step on, in the order in which they lie in its file."""
@@ -213,8 +216,3 @@ def _signature(ledger: Ledger, step: int) -> Signature | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
-
-
-def finite(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row, with null for numbers that JSON has no word for."""
-    return {k: None if isinstance(v, float) and not abs(v) < float("inf") else v for k, v in row.items()}

@@ -13,7 +13,7 @@ import numpy as np
 from creditflow.config import leaves
 from creditflow.ledger import Ledger
 from creditflow.monitor.catalog import Names, described
-from creditflow.report.index import Index, finite
+from creditflow.report.index import Index
 
 POINTS = 400
 """Of a curve: longer ones are averaged over neighbours."""
@@ -48,7 +48,7 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     said = {key: run.get(key) for key in _FACTS}
     return {
         **{key: value for key, value in said.items() if value is not None},
-        **finite(counted),
+        **counted,
         "name": ledger.path.resolve().name,
         "training_steps": len(ledger.steps),
         "indexed": len(index.taken),
@@ -65,10 +65,17 @@ def settings(ledger: Ledger) -> dict[str, Any]:
     run = ledger.run
     config, changed = run.get("config"), run.get("changed")
     flat = dict(leaves(config)) if isinstance(config, dict) else {}
-    if isinstance(changed, dict):
-        flat |= {f"algorithm.{key}": value for key, value in changed.items()}
+    for key, value in changed.items() if isinstance(changed, dict) else ():
+        name = f"algorithm.{key}"
+        flat = {other: was for other, was in flat.items() if other != name and not other.startswith(f"{name}.")}
+        flat |= dict(leaves({name: value}))
+    if _GRANULARITY in flat:  # said under another name in recipes
+        flat["reward.decomp_granularity"] = flat.pop(_GRANULARITY)
     flat.pop("trainer.default_local_dir", None)  # of course it is another
     return flat
+
+
+_GRANULARITY = "algorithm.decomp_granularity"
 
 
 def different(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -125,7 +132,7 @@ def of_agents(index: Index) -> list[dict[str, Any]]:
                avg(failed::INT) AS failed
         FROM steps GROUP BY agent ORDER BY agent
     """)
-    return [finite(row) for row in rows]
+    return rows
 
 
 def series(index: Index) -> dict[str, Any]:
@@ -138,7 +145,7 @@ def series(index: Index) -> dict[str, Any]:
         FROM steps GROUP BY agent, training_step ORDER BY agent, training_step
     """)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for row in map(finite, rows):
+    for row in rows:
         of_agent = found.setdefault(row["agent"], {name: [] for name in names})
         for name in names:
             if row[name] is not None:
@@ -154,7 +161,7 @@ def heat(index: Index) -> list[dict[str, Any]]:
                avg((sub_reward < 1 - 1e-9)::INT) AS error_rate
         FROM steps GROUP BY ALL ORDER BY ALL
     """)
-    return [finite(row) for row in rows]
+    return rows
 
 
 def advantages(index: Index) -> dict[str, Any]:
@@ -190,7 +197,7 @@ def hardest(index: Index) -> list[dict[str, Any]]:
         """,
         [_HARDEST],
     )
-    return [finite(row) for row in rows]
+    return rows
 
 
 def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, Any]]:
@@ -203,7 +210,7 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
         FROM steps GROUP BY agent ORDER BY agent
     """)
     found = []
-    for row in map(finite, rows):
+    for row in rows:
         if row["wrong"] < _ENOUGH or row["paid"] is None or row["spread"] is None:
             continue
         if row["paid"] - 2 * row["spread"] / row["wrong"] ** 0.5 > 0:

@@ -6,8 +6,8 @@ from typing import Any
 
 from creditflow.errors import DataError
 from creditflow.ledger import Ledger
-from creditflow.report.detail import pieces_of, play_graph, step_detail
-from creditflow.report.index import Index, finite
+from creditflow.report.detail import Spelling, play_graph, step_detail
+from creditflow.report.index import Index
 
 _STEPS = 2000
 """Of all samples together: plays of thousands of steps would make a report that no browser opens."""
@@ -16,7 +16,7 @@ _TEXT = 2_000_000
 
 
 def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
-    """`{plays, graphs, steps}`: rows of the list, the graph of each, and each of their steps, by id.
+    """`{plays, graphs, steps}`: rows of the list, the graph of each, and each of their steps, by training step and id.
 
     From the newest training step that can be read; further ones where it has too few. Where the texts grow long, the
     last plays are left out.
@@ -26,7 +26,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
         if len(chosen) >= count:
             break
         chosen += _of_step(index, step, count - len(chosen))
-    pieces = pieces_of(ledger.path)
+    spelling = Spelling(ledger)
     found: dict[str, Any] = {"plays": [], "graphs": {}, "steps": {}}
     recorded, written = None, 0
     for row in chosen:
@@ -36,19 +36,23 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
             except DataError:
                 continue  # it is named among what was set aside
         graph = play_graph(recorded, row["trajectory_id"])
-        details = {step["id"]: step_detail(recorded, step["id"], None, pieces) for step in graph["steps"]}
+        # Ids say which training step they are of in our engines; elsewhere two may have the same.
+        details = {
+            f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
+            for step in graph["steps"]
+        }
         size = sum(len(str(detail)) for detail in details.values())
         if found["plays"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
             break
         written += size
         found["plays"].append(row)
-        found["graphs"][row["trajectory_id"]] = graph
+        found["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
         found["steps"] |= details
     return found
 
 
 def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
-    rows = index.ask(
+    return index.ask(
         """
         WITH flowed AS (
             SELECT trajectory_id, sum(abs(credit)) AS flowed FROM steps WHERE training_step = $1 GROUP BY trajectory_id
@@ -62,4 +66,3 @@ def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
         """,
         [step, count],
     )
-    return [finite(row) for row in rows]

@@ -6,21 +6,24 @@ gets nothing.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.base import RequestResponseEndpoint
 
 from creditflow.errors import BatchError, CreditflowError, InputError
+from creditflow.files import json_ready
 from creditflow.ledger import Ledger, Recorded
-from creditflow.report.detail import Pieces, pieces_of, play_graph, step_detail
+from creditflow.report.detail import Spelling, play_graph, step_detail
 from creditflow.report.html import page
-from creditflow.report.index import Filter, Index, finite
+from creditflow.report.index import Filter, Index
 from creditflow.report.overview import overview
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -40,9 +43,9 @@ class Watched:
         self.ledger = Ledger.open(path)
         self.index = Index(self.ledger)
         self._stop = threading.Event()
-        self._lock = threading.Lock()
+        self._lock, self._telling = threading.Lock(), threading.Lock()
         self._read: dict[int, tuple[int, Recorded]] = {}
-        self._pieces: Pieces | None = None
+        self.spelling = Spelling(self.ledger)
         self._told: tuple[Any, dict[str, Any]] | None = None
 
     def follow(self) -> None:
@@ -76,33 +79,31 @@ class Watched:
                 self._read[step] = (written, self.ledger.read(step))
             return self._read[step][1]
 
-    def pieces(self) -> Pieces | None:
-        """Of the newest checkpoint there was when it was first found."""
-        if self._pieces is None:
-            self._pieces = pieces_of(self.path)
-        return self._pieces
-
     def overview(self) -> dict[str, Any]:
         """Made anew where something has changed."""
         files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
-        now = (
-            frozenset(self.index.taken.items()),
-            self.ledger.steps[-1:],
-            *(file.stat().st_size for file in files if file.is_file()),
-        )
-        if self._told is None or self._told[0] != now:
-            self._told = (now, overview(self.ledger, self.index))
-        return self._told[1]
+        with self._telling:
+            ledger = self.ledger
+            now = (
+                frozenset(self.index.taken.items()),
+                frozenset(self.index.damaged),
+                ledger.steps,
+                ledger.torn,
+                *(file.stat().st_size for file in files if file.is_file()),
+            )
+            if self._told is None or self._told[0] != now:
+                self._told = (now, overview(ledger, self.index))
+            return self._told[1]
 
 
 def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
     """The server's answers. `hosts`: whose names may stand in Host; None: any."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_AsciiJson)
     title = f"creditflow: {watched.path.resolve().name}"
 
     @app.middleware("http")
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        named = request.url.hostname
+        named = _host_name(request.headers.get("host", ""))
         if hosts is not None and named not in hosts:
             return JSONResponse({"detail": f"this server is {' or '.join(hosts)}, not {named}"}, status_code=421)
         response = await call_next(request)
@@ -132,23 +133,41 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         most_score: float | None = None,
         gate: str | None = None,
         outcome: str | None = None,
-        training_step: int | None = None,
-        offset: int = Query(0, ge=0),
+        training_step: Small | None = None,
+        offset: Small = 0,
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
         wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
         found = watched.index.page(wanted, offset, limit)
-        return {**found, "plays": [finite(row) for row in found["plays"]]}
+        return found
 
     @app.get("/api/play")
-    def play(trajectory_id: str, training_step: int) -> dict[str, Any]:
+    def play(trajectory_id: str, training_step: Small) -> dict[str, Any]:
         return _found(lambda: play_graph(watched.recorded(training_step), trajectory_id))
 
     @app.get("/api/step")
-    def step(step_id: str, training_step: int, token: int | None = None) -> dict[str, Any]:
-        return _found(lambda: step_detail(watched.recorded(training_step), step_id, token, watched.pieces()))
+    def step(step_id: str, training_step: Small, token: Small | None = None) -> dict[str, Any]:
+        return _found(lambda: step_detail(watched.recorded(training_step), step_id, token, watched.spelling))
 
     return app
+
+
+Small = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+
+class _AsciiJson(JSONResponse):
+    """Texts that UTF-8 cannot hold come out as they went in, numbers that JSON has no word for as null."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, without its port; None where it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
 
 
 def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
@@ -173,7 +192,7 @@ def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str]
     follower.start()
     shown = f"[{host}]" if ":" in host else host
     say(f"view: http://{shown}:{socket.getsockname()[1]}/ (ends with Ctrl-C)")
-    app = application(watched, None if remote else LOOPBACK)
+    app = application(watched, LOOPBACK if host in LOOPBACK else None)
     try:
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
     finally:

@@ -14,18 +14,18 @@
   const query = (values) => new URLSearchParams(Object.entries(values).filter(([, v]) => v !== "" && v != null)).toString();
   async function asked(path, values) {
     const answer = await fetch(`api/${path}?${query(values)}`);
-    const said = await answer.json();
-    if (!answer.ok) throw new Error(said.detail || answer.statusText);
-    return said;
+    if (answer.ok) return answer.json();
+    const said = await answer.json().catch(() => ({}));
+    throw new Error(typeof said.detail === "string" ? said.detail : `${answer.status} ${answer.statusText}`);
   }
   const embedded = {
     overview: async () => data.overview,
     plays: async (wanted) => {
-      const fits = data.samples.plays.filter((play) => matches(play, data.samples.graphs[play.trajectory_id], wanted));
+      const fits = data.samples.plays.filter((play) => matches(play, data.samples.graphs[`${play.training_step} ${play.trajectory_id}`], wanted));
       return { total: fits.length, plays: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
     },
-    play: async ({ trajectory_id }) => sampled(data.samples.graphs, trajectory_id, "play"),
-    step: async ({ step_id }) => sampled(data.samples.steps, step_id, "step"),
+    play: async ({ trajectory_id, training_step }) => sampled(data.samples.graphs, `${training_step} ${trajectory_id}`, "play"),
+    step: async ({ step_id, training_step }) => sampled(data.samples.steps, `${training_step} ${step_id}`, "step"),
   };
   const source = live ? { overview: () => asked("overview", {}), plays: (w) => asked("plays", w), play: (w) => asked("play", w), step: (w) => asked("step", w) } : embedded;
   function sampled(of, id, what) {
