@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,9 @@ from creditflow.audit import Measured, agreement, spearman
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.shapley import KEY
+from creditflow.credit.shapley import KEY, Values
 from creditflow.engines.local.trainer import train
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
 from tests.builders import batch_of, play, step
@@ -53,30 +54,37 @@ def test_the_correlation_is_scipys_of_the_rows_repeated_as_often_as_they_count(r
 
 
 def a_play(id: str, task: str, good: float, outcome: float):
-    """The first agent's score says what it added; the second added nothing."""
-    made = play(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
-    made.info[KEY] = {
-        "shapley": {"one": good - 0.5, "two": 0.0},
-        "shapley_se": {"one": 0.1, "two": None},
-        "left_out": {"one": good - 0.5, "two": 0.0},
-    }
-    return made
+    return play(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
+
+
+def added(good: float) -> Values:
+    """The first agent's score says what it added; the second added nothing, as far as one play can tell."""
+    value_A = np.array([good - 0.5, 0.0])
+    return Values(value_A, np.array([0.1, np.nan]), value_A, np.array([0.1, np.nan]), 4, ("one", "two"))
 
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 100))
 def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_agent_from_another(seed):
     rng = np.random.default_rng(seed)
-    plays = [a_play(f"p{i}", f"q{i // 4}", float(rng.choice([0.0, 0.25, 0.75])), float(i % 2)) for i in range(24)]
-    batch = batch_of(*plays)
-    seen = Measured.of(batch)
+    good = rng.choice([0.0, 0.25, 0.75], size=24).tolist()
+    batch = batch_of(*(a_play(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
+    seen = Measured.of(batch, {f"p{i}": added(good[i]) for i in range(24)})
     assert len(seen.shapley_X) == 48
+    assert math.isclose(seen.reliability, max(0.0, 1 - 0.01 / np.var(good)))
     own = agreement("own", assign(batch, CreditOptions(propagation="none", w_o=0.0)), seen)
     shared = agreement("shared", assign(batch, CreditOptions(propagation="identical")), seen)
     assert math.isclose(own.by_agent["one"].value, 1.0)
     assert math.isnan(own.by_agent["two"].value)
     assert shared.within.value == 0.5
     assert own.by_agent["one"].low <= own.by_agent["one"].value <= own.by_agent["one"].high + 1e-12
+
+
+def test_where_no_error_is_known_no_reliability_is():
+    batch = batch_of(a_play("p", "q", 1.0, 1.0))
+    unknown = np.full(2, np.nan)
+    seen = Measured.of(batch, {"p": Values(np.array([0.5, 0.0]), unknown, unknown, unknown, 3, ("one", "two"))})
+    assert math.isnan(seen.reliability)
 
 
 def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Path, tmp_path: Path):
@@ -107,11 +115,16 @@ def test_an_audit_with_other_models_says_whose_answers_it_heard(run: Path):
     assert done.exit_code == 0, done.output
     assert "training step 1: 4 plays again" in done.output
     assert done.output.count(str(model)) == 2
+    assert "of the values' variance" not in done.output  # a play of each coalition tells no error
+    first = audit(run, "--training-step", 1, "--plays", 3)
+    assert "what training began with answers anew" in first.output
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
+        (["--rule", "propagation=gae"], "got 'gae'"),
         (["--plays", "2"], "expected at least 3 plays for 2 agents, got 2"),
         (["--plays", "30", "--budget", "20"], "--budget: expected at least as many plays as --plays"),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
@@ -136,11 +149,60 @@ def test_a_run_without_a_checkpoint_asks_for_a_model(run: Path, tmp_path: Path):
     assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
 
 
+def test_a_run_on_verl_asks_for_a_model_too(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run")
+    facts = json.loads((run / "run.json").read_text()) | {"engine": "verl"}
+    (tmp_path / "run/run.json").write_text(json.dumps(facts))
+    assert "name a model with --model" in audit(tmp_path / "run").output
+
+
+def test_an_audit_of_a_run_by_shapley_values_is_not_of_its_own_measurement(tmp_path: Path):
+    options = ("algorithm.propagation=shapley", "algorithm.counterfactual_plays=9", "algorithm.w_r=0")
+    ledger = a_run(tmp_path / "run", *options, "trainer.save_freq=1")
+    done = audit(ledger.path, "--plays", 9, "--budget", 36, "--rule", "shapley")
+    assert done.exit_code == 0, done.output
+    kept = json.loads((ledger.path / "audit/000002.json").read_text())
+    assert len(kept["values"]) == 4
+    in_force, again = kept["rules"]
+    assert {**in_force, "rule": "", "options": {}} == {**again, "rule": "", "options": {}}
+    assert in_force["credit"]["value"] is None or in_force["credit"]["value"] < 0.99
+    batch = ledger.read(2).batch
+    trained = {id: info[KEY]["shapley"] for id, info in zip(batch.trajectory_ids, batch.trajectory_info, strict=True)}
+    assert any(kept["values"][id]["shapley"] != trained[id] for id in kept["values"])
+
+
+def test_a_check_of_a_recipe_with_shapley_measures_values():
+    result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.propagation=shapley"])
+    assert result.exit_code == 0, result.output
+    assert "the recipe can be trained" in result.output
+
+
+def test_where_too_many_plays_again_fail_the_run_ends_and_the_plays_are_kept(tmp_path: Path):
+    (tmp_path / "toy.yaml").write_text(TOY.read_text().replace("toy.py:solve", "broken.py:solve"))
+    (tmp_path / "toy.py").write_text(TOY.with_name("toy.py").read_text())
+    (tmp_path / "broken.py").write_text(
+        "plays = 0\n"
+        "async def solve(task, team):\n"
+        "    global plays\n"
+        "    plays += 1\n"
+        "    if plays > 8:\n"
+        "        raise OSError('the tool is gone')\n"
+        "    return await team.critic(await team.writer(task.text))\n"
+    )
+    options = ["algorithm.propagation=shapley", "algorithm.counterfactual_plays=3", "trainer.val_before_train=false"]
+    with pytest.raises(TooManyFailedScores, match=r"24 of 24 counterfactual plays failed.*the tool is gone"):
+        train(
+            load_recipe(tmp_path / "toy.yaml", [*options, f"trainer.default_local_dir={tmp_path / 'run'}"]), Reporter()
+        )
+    assert Ledger.open(tmp_path / "run").read(1).batch.n_trajectories == 8
+
+
 def test_training_by_shapley_values_records_them_and_why_tells_them(tmp_path: Path):
     ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
     metrics = ledger.metrics()
     for row in metrics:
         assert row["rollout/counterfactual_plays"] == 8 * 6
+        assert row["rollout/counterfactual_failed_frac"] == 0
         assert row["timing/counterfactual_s"] > 0
     other = a_run(tmp_path / "two", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
     for recorded, same in zip(ledger, other, strict=True):
@@ -157,5 +219,7 @@ def test_training_by_shapley_values_records_them_and_why_tells_them(tmp_path: Pa
 
 
 def test_a_team_that_is_too_large_for_the_plays_is_told_so_before_it_learns(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"algorithm.counterfactual_plays: .*at least 3 plays for 2 agents, got 2"):
+    with pytest.raises(
+        ConfigError, match=r"counterfactual_plays: .*at least 3 plays for 2 agents \(writer, critic\), got 2"
+    ):
         a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=2")

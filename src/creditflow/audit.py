@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from creditflow.credit import Assignment
-from creditflow.credit.shapley import KEY
+from creditflow.credit.shapley import Values
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 _RESAMPLES = 1000
@@ -34,18 +34,18 @@ class Measured:
     agents: tuple[str, ...]
 
     @classmethod
-    def of(cls, batch: TrajectoryBatch) -> Measured:
-        """The rows of `batch` whose Shapley values are known; agents that nothing was played for have none."""
+    def of(cls, batch: TrajectoryBatch, measured: Mapping[str, Values]) -> Measured:
+        """The rows of `batch` whose Shapley values are known. `measured`: by the trajectory's id."""
         rows = []
         codes = {name: code for code, name in enumerate(batch.agent_names)}
-        for n, info in enumerate(batch.trajectory_info):
-            found = info.get(KEY, {"shapley": {}})
-            for name, value in found["shapley"].items():
-                if value is not None:
-                    task = int(batch.group_of_trajectory[n])
-                    others = (found["left_out"][name], found["shapley_se"][name])
-                    rows.append((n, codes[name], task, value, *(np.nan if v is None else v for v in others)))
+        for n, id in enumerate(batch.trajectory_ids):
+            if (found := measured.get(id)) is None:
+                continue
+            columns = (found.shapley_A, found.left_out_A, found.shapley_se_A)
+            for name, *numbers in zip(found.agents, *map(np.ndarray.tolist, columns), strict=True):
+                rows.append((n, codes[name], int(batch.group_of_trajectory[n]), *numbers))
         table = np.array(rows, dtype=np.float64).reshape(-1, 6)
+        table = table[np.isfinite(table[:, 3])]
         play_X, agent_X, task_X = table[:, :3].T.astype(np.int64)
         shapley_X, left_out_X, shapley_se_X = table[:, 3:].T
         return cls(play_X, agent_X, task_X, shapley_X, left_out_X, shapley_se_X, batch.agent_names)
@@ -54,10 +54,11 @@ class Measured:
     def reliability(self) -> float:
         """Of the variance of Shapley values, the part that is not error of measurement, from 0 to 1; NaN: not known.
 
-        No rule can correlate with the values by more than about its square root.
+        Of the values whose error is known. No rule can correlate with them by more than about its square root.
         """
-        spread, error = float(np.var(self.shapley_X)), float(np.mean(self.shapley_se_X**2))
-        return max(0.0, 1 - error / spread) if spread else float("nan")
+        known_X = np.isfinite(self.shapley_se_X)
+        spread = float(np.var(self.shapley_X[known_X])) if known_X.any() else 0.0
+        return max(0.0, 1 - float(np.mean(self.shapley_se_X[known_X] ** 2)) / spread) if spread else float("nan")
 
 
 @dataclass(frozen=True, slots=True)

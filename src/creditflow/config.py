@@ -214,7 +214,7 @@ class AlgorithmConfig(CreditOptions):
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     counterfactual_plays: int = 16
     """With `propagation: shapley`: so many plays, at most, to measure what the agents of one trajectory added to its
-    outcome. 2^A - 1 for A agents, up to four; A^2 beyond, or where these are less."""
+    outcome. At least 2^A - 1 for A agents, up to four; A^2 beyond."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Shapley values and leaving out, against the definition: every order in which a team can come together."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign, explain
-from creditflow.credit.shapley import KEY, Plan, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, plan, values
 from creditflow.errors import BatchError, ConfigError
 from tests.builders import batch_of, play, step
 
@@ -45,7 +46,7 @@ def test_exact_values_are_those_of_the_definition_and_sum_to_what_the_whole_team
     agents, listed, times = game
     value_of = dict(enumerate(listed))
     of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
-    assert of.exact
+    assert of.order_OA is None
     assert len(of.coalition_P) == times * (2**agents - 1)
 
     found = values(of, value_of[2**agents - 1], played(of, value_of))
@@ -60,18 +61,14 @@ def test_exact_values_are_those_of_the_definition_and_sum_to_what_the_whole_team
         assert np.isnan(found.shapley_se_A).all()
 
 
-@given(st.integers(2, 7), st.integers(0, 1000))
+@given(st.integers(5, 8), st.integers(0, 1000))
 def test_sampled_orders_are_exact_where_agents_add_up_and_sum_to_the_whole_in_any_game(agents, seed):
     rng = np.random.default_rng(seed)
     alone, value = rng.normal(size=agents), rng.normal(size=2**agents)
     adds_up = {c: float(sum(alone[a] for a in range(agents) if c >> a & 1)) for c in range(2**agents)}
     any_game = dict(enumerate(value.tolist()))
-    budget = 2 * agents**2 if agents > 4 else 2**agents - 2
-    if agents**2 > budget:
-        return  # too small a team to be sampled
-    of = plan(agents, budget, rng)
-    assert not of.exact
-    assert len(of.coalition_P) <= budget
+    of = plan(agents, 2 * agents**2 + 3, rng)
+    assert len(of.coalition_P) == 2 * agents**2
     assert 2**agents - 1 not in of.coalition_P
 
     found = values(of, adds_up[2**agents - 1], played(of, adds_up))
@@ -127,16 +124,36 @@ def test_a_budget_that_is_too_small_says_the_least(agents, budget, least):
         plan(agents, budget, np.random.default_rng(0))
 
 
-def test_a_team_of_four_is_sampled_where_not_all_its_coalitions_can_be_played():
-    assert plan(4, 15, np.random.default_rng(0)).exact
-    assert plan(3, 7, np.random.default_rng(0)).exact
-    assert not plan(5, 31, np.random.default_rng(0)).exact
+@pytest.mark.parametrize("agents", [25, 62])
+def test_a_large_team_is_sampled_and_one_that_no_number_holds_is_refused(agents):
+    of = plan(agents, agents**2, np.random.default_rng(0))
+    outcome = np.array([sum(a + 1.0 for a in range(agents) if int(c) >> a & 1) for c in of.coalition_P])
+    found = values(of, agents * (agents + 1) / 2, outcome)
+    np.testing.assert_allclose(found.shapley_A, np.arange(1, agents + 1))
+    with pytest.raises(ValueError, match="at most 62 agents, got 63"):
+        plan(63, 63**2, np.random.default_rng(0))
+
+
+@given(games)
+def test_values_are_read_as_they_were_written(game):
+    agents, listed, times = game
+    of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
+    made = values(of, listed[-1], played(of, dict(enumerate(listed))), tuple("abcd"[:agents]))
+    read = Values.from_json(json.loads(json.dumps(made.to_json())))
+    assert (read.agents, read.plays) == (made.agents, made.plays)
+    for name in ("shapley_A", "shapley_se_A", "left_out_A", "left_out_se_A"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
 
 
 def measured(id: str, outcome: float, shapley: dict[str, float | None], score: float = 0.5):
     made = play(id, [step("planner", score, tokens=2), step("executor", tokens=1)], outcome=outcome)
-    made.info[KEY] = {"shapley": shapley}
+    made.info[KEY] = noted(shapley)
     return made
+
+
+def noted(shapley: dict[str, float | None]):
+    value_A = np.array(list(shapley.values()), dtype=np.float64)
+    return Values(value_A, value_A, value_A, value_A, 7, tuple(shapley)).to_json()
 
 
 def test_the_rule_gives_each_step_its_own_reward_and_what_its_agent_added():
@@ -154,6 +171,11 @@ def test_the_rule_gives_each_step_its_own_reward_and_what_its_agent_added():
         assert "Shapley value" in [operation.name for operation in said.operations]
 
 
+def test_a_play_that_ended_before_its_first_step_asks_for_no_values():
+    batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"), play("c", [], outcome=0.0))
+    assert assign(batch, OPTIONS).shared_S.tolist() == [0.5] * 4
+
+
 def test_a_frozen_agent_adds_nothing():
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5}) for id in "ab"))
     assert assign(batch, OPTIONS).shared_S.tolist() == [0.5, 0.0, 0.5, 0.0]
@@ -162,11 +184,19 @@ def test_a_frozen_agent_adds_nothing():
 @pytest.mark.parametrize("shapley", [None, {"planner": None, "executor": 0.0}])
 def test_plays_without_values_are_refused(shapley):
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"))
-    info = ({}, {KEY: {"shapley": shapley}})[shapley is not None]
+    info = {} if shapley is None else {KEY: noted(shapley)}
     with pytest.raises(BatchError, match="trajectory a: expected Shapley values, found none"):
         assign(replace(batch, trajectory_info=(info, batch.trajectory_info[1])), OPTIONS)
 
 
-def test_the_outcome_must_go_to_all_steps():
-    with pytest.raises(ConfigError, match="expected all, got answer"):
-        replace(OPTIONS, outcome_to="answer").validate()
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"outcome_to": "answer"}, "outcome_to: shapley .* expected all, got answer"),
+        ({"adv_estimator": "gae"}, "adv_estimator: gae has values of its own"),
+        ({"propagation": "none", "shadow": {"propagation": "shapley"}}, "shadow.propagation: shapley needs plays"),
+    ],
+)
+def test_what_makes_no_sense_with_it_is_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(OPTIONS, **options).validate()

@@ -3,7 +3,20 @@
 import asyncio
 from collections.abc import Mapping
 
-from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Play, Scheduler, Team, Workflow, play_again, play_one
+import pytest
+
+from creditflow.rollout import (
+    Agent,
+    AgentSpec,
+    ChatClient,
+    ChatReply,
+    Play,
+    Scheduler,
+    Team,
+    Workflow,
+    play_again,
+    play_one,
+)
 from creditflow.rollout.team import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Scripted
@@ -113,3 +126,39 @@ def test_a_model_behind_an_endpoint_is_asked_only_what_it_has_not_answered():
     after = again(before, {"plan"}, clients, agents)
     assert said(after)[:2] == [("plan", "c"), ("do", "to c")]
     assert chat.asked == ["a", "c"]
+
+
+@pytest.mark.parametrize("replaced", [set(), {"check"}])
+def test_parallel_branches_meet_as_they_met(replaced: set[str]) -> None:
+    async def branches(task: Task, team: Team) -> str:
+        async def branch(agent: Agent, name: str) -> list[str]:
+            said = [await agent(f"{name}{turn}") for turn in range(3)]
+            return [f"{reply.step.parents}" for reply in said]
+
+        found = await asyncio.gather(branch(team.plan, "a"), branch(team.do, "b"), branch(team.check, "c"))
+        return str(found)
+
+    answers = Scripted(lambda prompt: prompt.split("\n")[1].encode())
+    before = recorded({"default": answers}, branches)
+    assert [step.agent for step in before.steps] == ["plan", "do", "check"] * 3  # they take turns
+    play = Play(TASK, "u", "t~0", (2,))
+    clients = {"default": answers, "baseline": answers}
+    after = asyncio.run(play_again(before, play, replaced, BASELINES, branches, AGENTS, Scheduler(clients), Sampling()))
+    kept = [step.response for step in after.steps if step.agent not in replaced]
+    assert kept == [step.response for step in before.steps if step.agent not in replaced]
+    if not replaced:
+        assert after.answer == before.answer
+
+
+def test_an_answer_that_is_not_asked_for_any_more_is_not_waited_for() -> None:
+    async def two(task: Task, team: Team) -> str:
+        return await team.do("first") + await team.do("second")
+
+    async def second_alone(task: Task, team: Team) -> str:
+        return await team.do("second")
+
+    before = recorded({"default": Scripted(lambda prompt: prompt.encode()[-1:])}, two)
+    play = Play(TASK, "u", "t~0", (2,))
+    clients = {"default": Scripted(lambda prompt: b"new"), "baseline": Scripted(lambda prompt: b"base")}
+    replaying = play_again(before, play, set(), BASELINES, second_alone, AGENTS, Scheduler(clients), Sampling())
+    assert asyncio.run(asyncio.wait_for(replaying, 20)).answer == "d"

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.audit import Agreement, Measured, Share, agreement
-from creditflow.commands.recredit import thresholds_on_record
 from creditflow.config import Recipe, credit_overrides, load_recipe
-from creditflow.credit import CreditOptions, assign
-from creditflow.credit.shapley import KEY
+from creditflow.credit import Assignment, assign
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.counterfactual import add_values
+from creditflow.engines.local.counterfactual import AUDIT, Replayed, measure
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.errors import BatchError, ConfigError, InputError
@@ -55,7 +53,9 @@ class _Cast:
     """Who plays."""
 
     step: int
-    policies: Mapping[str, Policy]
+    checkpoint: int | None
+    """Whose policies answer anew; 0: what training began with. None: another model does."""
+    crew: Crew
     baselines: Mapping[str, Policy]
     words: str
     """Whose answers these are, for people."""
@@ -67,27 +67,33 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{option}: {file.parent} is no folder")
     ledger = Ledger.open(path)
-    options = _rules(asked.rules)
+    rules = _rules(asked.rules)
     recipe = load_recipe(path / "config.yaml")
     parts = build_parts(recipe, tasks=False)
     cast = _cast(ledger, recipe, asked)
     recorded = ledger.read(cast.step)
-    if recorded.assignment is None:
-        raise InputError(f"{path}: no credit was assigned in training step {cast.step}; name another --training-step")
-    trajectories = _some(recorded.batch, asked.budget // max(asked.plays, 1))
-    for changed in options.values():  # or say now what cannot be, not after the plays
-        replace(recorded.assignment.options, shadow=None, **changed).validate()
+    made = _assigned(recorded, rules)
+    trajectories = _some(recorded.batch, asked.budget // asked.plays)
     reporter.say(f"training step {cast.step}: {len(trajectories)} plays again; {cast.words}")
-    made = asyncio.run(_measure(parts, cast, trajectories, asked, reporter))
-    by_id = {trajectory.id: trajectory for trajectory in trajectories}
-    every = recorded.batch.to_trajectories()
-    batch = TrajectoryBatch.from_trajectories([by_id.get(one.id, one) for one in every])
-    seen = Measured.of(batch)
+    measured = asyncio.run(_measure(parts, cast, trajectories, asked.plays, reporter))
+    seen = Measured.of(recorded.batch, measured.by_id)
     if not len(seen.shapley_X):
         raise InputError(f"{path}: no play of training step {cast.step} has an outcome and an agent that is trained")
-    found = [agreement(name, _assigned(recorded, batch, changed), seen) for name, changed in options.items()]
-    _print(found, seen, made, cast)
-    facts = _facts(found, seen, trajectories, cast, asked, recipe)
+    found = [agreement(name, assignment, seen) for name, assignment in made.items()]
+    _print(found, seen, measured.plays, cast)
+    facts = json_ready(
+        {
+            "training_step": cast.step,
+            "checkpoint": cast.checkpoint,
+            "who_answers": cast.words,
+            "asked": {**asdict(asked), "model": _text(asked.model), "baseline": _text(asked.baseline)},
+            "seed": recipe.config.data.seed,
+            "plays_failed": measured.failed,
+            "reliability": seen.reliability,
+            "rules": [{**asdict(one), "options": rules.get(one.rule, {})} for one in found],
+            "values": {id: values.to_json() for id, values in measured.by_id.items()},
+        }
+    )
     kept = path / "audit" / f"{cast.step:06d}.json"
     kept.parent.mkdir(exist_ok=True)
     for file in (kept, *([out] if out is not None else [])):
@@ -100,48 +106,75 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
     results_console().print(f"written: {kept}", soft_wrap=True)
 
 
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+IN_FORCE = "in force"
+"""The name under which a run's own credit is shown."""
+
+
 def _rules(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options of credit by the name that a rule is shown under; the one in force first."""
-    found: dict[str, dict[str, Any]] = {"in force": {}}
+    """Options of credit by the name that a rule is shown under."""
+    found: dict[str, dict[str, Any]] = {}
     for rule in given or RULES:
         words = rule.split()
-        named = words[:1] if words and "=" not in words[0] else []
+        if not words:
+            raise ConfigError("--rule: expected the name of a rule, or options of credit, got nothing")
+        named = words[:1] if "=" not in words[0] else []
         found[rule] = credit_overrides([f"propagation={name}" for name in named] + words[len(named) :])
     return found
 
 
+def _assigned(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
+    """What was assigned, and what each rule makes of the recorded plays."""
+    was = recorded.assignment
+    if was is None:
+        raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
+    made = {IN_FORCE: was}
+    for name, changed in rules.items():
+        options = replace(was.options, shadow=None, **changed)
+        options.validate()
+        threshold = None if "propagation_threshold" in changed else was.standing_threshold()
+        values_T = None if was.critic is None else was.critic.values_T
+        try:
+            made[name] = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
+        except BatchError as error:
+            raise InputError(f"--rule {name}: training step {recorded.step}: {error}") from error
+    return made
+
+
 def _cast(ledger: Ledger, recipe: Recipe, asked: Asked) -> _Cast:
+    if not ledger.steps:
+        raise InputError(f"{ledger.path}: no training step is on record yet")
+    step, saved = (asked.step or ledger.steps[-1], None) if asked.model is not None else _nearest(ledger, asked.step)
+    ledger.file(step)
     device = pick_device(recipe.config.trainer.device)
     crew = Crew.of(recipe, recipe.config.trainer.total_training_steps or 1, keep_reference=True)
-    baselines = {name: crew.references[name] for name in crew.actors}
-    words = "for an agent that is left out answers what its policy began as"
+    baselines, stands_in = {name: crew.references[name] for name in crew.actors}, "what its policy began as"
     if asked.baseline is not None:
-        one = Policy.load(asked.baseline, device)
-        baselines = dict.fromkeys(crew.policies, one)
-        words = f"for an agent that is left out answers {asked.baseline}"
+        baselines, stands_in = dict.fromkeys(crew.actors, Policy.load(asked.baseline, device)), str(asked.baseline)
     if asked.model is not None:
-        if asked.step is None and not ledger.steps:
-            raise InputError(f"{ledger.path}: no training step is on record yet")
-        one = Policy.load(asked.model, device)
-        policies = {name: one if name in crew.actors else policy for name, policy in crew.policies.items()}
-        return _Cast(asked.step or ledger.steps[-1], policies, baselines, f"{asked.model} answers anew, and {words}")
-    step, saved = _nearest(ledger, asked.step)
-    checkpoint.load(ledger.path, saved, crew)
-    return _Cast(step, crew.policies, baselines, f"checkpoint {saved} answers anew, and {words}")
+        crew = replace(crew, policies={**crew.policies, **dict.fromkeys(crew.actors, Policy.load(asked.model, device))})
+    elif saved:
+        checkpoint.load(ledger.path, saved, crew)
+    answers = asked.model or (f"checkpoint {saved}" if saved else "what training began with")
+    words = f"{answers} answers anew, and for an agent that is left out answers {stands_in}"
+    return _Cast(step, saved, crew, baselines, words)
 
 
 def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
     """A training step on record, and the checkpoint nearest to the policy that played it: that of the step before."""
-    saved = checkpoint.saved_steps(ledger.path)
+    saved = [] if ledger.run.get("engine") == "verl" else checkpoint.saved_steps(ledger.path)
     if not saved:
         raise InputError(
             f"{ledger.path}: expected a checkpoint of the embedded engine, found none; name a model with --model, or "
             "train with trainer.save_freq"
         )
-    if step is None and not ledger.steps:
-        raise InputError(f"{ledger.path}: no training step is on record yet")
-    steps = ledger.steps if step is None else (step,)
-    return min(((s, c) for s in steps for c in saved), key=lambda pair: (abs(pair[1] - pair[0] + 1), -pair[0]))
+    if step is not None:
+        return step, min((*saved, 0), key=lambda c: abs(c - step + 1))
+    pairs = ((s, c) for s in ledger.steps for c in saved)
+    return min(pairs, key=lambda pair: (abs(pair[1] - pair[0] + 1), -pair[0]))
 
 
 def _some(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
@@ -158,8 +191,8 @@ def _some(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
 
 
 async def _measure(
-    parts: Parts, cast: _Cast, trajectories: Sequence[Trajectory], asked: Asked, reporter: Reporter
-) -> int:
+    parts: Parts, cast: _Cast, trajectories: Sequence[Trajectory], plays: int, reporter: Reporter
+) -> Replayed:
     with reporter.bar("play again", len(trajectories)) as bar:
         shown = 0
 
@@ -169,20 +202,8 @@ async def _measure(
             bar.advance(now - shown, f"{done:,} of {wanted:,} plays")
             shown = now
 
-        async with parts.rewards.open(cast.policies):
-            return await add_values(parts, cast.policies, cast.baselines, trajectories, asked.plays, (cast.step,), note)
-
-
-def _assigned(recorded: Recorded, batch: TrajectoryBatch, changed: Mapping[str, Any]) -> Any:
-    was = recorded.assignment
-    assert was is not None
-    options: CreditOptions = replace(was.options, shadow=None, **changed)
-    threshold = None if "propagation_threshold" in changed else thresholds_on_record(was)
-    values_T = None if was.critic is None else was.critic.values_T
-    try:
-        return assign(batch, options, values_T=values_T, threshold=threshold)
-    except BatchError as error:
-        raise InputError(f"training step {recorded.step}: {error}") from error
+        async with parts.rewards.open(cast.crew.policies):
+            return await measure(parts, cast.crew, cast.baselines, trajectories, plays, (AUDIT, cast.step), note)
 
 
 def _print(found: Sequence[Agreement], seen: Measured, plays: int, cast: _Cast) -> None:
@@ -214,24 +235,3 @@ def _cell(share: Share) -> str:
         return "-"
     interval = "" if math.isnan(share.low) else f" [{share.low:.2f}, {share.high:.2f}]"
     return f"{number(share.value, 2)}{interval}"
-
-
-def _facts(
-    found: Sequence[Agreement],
-    seen: Measured,
-    trajectories: Sequence[Trajectory],
-    cast: _Cast,
-    asked: Asked,
-    recipe: Recipe,
-) -> dict[str, Any]:
-    """All that it takes to do it again, and what came of it."""
-    facts = {
-        "training_step": cast.step,
-        "who_answers": cast.words,
-        "seed": recipe.config.data.seed,
-        "plays_of_each": asked.plays,
-        "reliability": seen.reliability,
-        "rules": [asdict(one) for one in found],
-        "values": {one.id: one.info[KEY] for one in trajectories if KEY in one.info},
-    }
-    return dict(json_ready(facts))

@@ -12,6 +12,7 @@ from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, assign
 from creditflow.credit.linter import lint
 from creditflow.credit.metrics import reach
+from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
@@ -30,6 +31,8 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
+    if wants_values(recipe.config.algorithm):
+        expect_enough_plays(recipe.config)
     crew = Crew.of(recipe, steps=1, keep_reference=False)
     console = results_console()
     console.print(recipe.to_yaml(), soft_wrap=True)
@@ -76,6 +79,8 @@ async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory],
     trajectories = await play(parts, crew, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
     async with parts.rewards.open(crew.policies):
         report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
+        if wants_values(parts.recipe.config.algorithm):
+            await add_values(parts, crew, trajectories, 0, lambda done, wanted: None)
     parts.label(trajectories)
     return trajectories, report
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from creditflow.config import credit_overrides
-from creditflow.credit import Assignment, Observed, Threshold, assign, make_threshold
+from creditflow.credit import Assignment, Observed, assign, make_threshold
 from creditflow.credit.difference import Moved, added, moved
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded, RunFolder
@@ -79,7 +77,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
             yield recorded, None
             continue
         options = replace(was.options, shadow=None, **changed)
-        threshold = thresholds_on_record(was) if moving is None else moving
+        threshold = was.standing_threshold() if moving is None else moving
         values_T = None if was.critic is None else was.critic.values_T
         try:
             made = assign(recorded.batch, options, values_T=values_T, threshold=threshold)
@@ -90,38 +88,6 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
             if accuracy.get(recorded.step) is not None:
                 moving.update(Observed({}, {}, accuracy=accuracy[recorded.step]))
         yield recorded, made
-
-
-def thresholds_on_record(was: Assignment) -> Threshold:
-    """A threshold that stays where it was, for each agent, in a training step."""
-    batch = was.batch
-    agents, first = np.unique(batch.agent_of_step, return_index=True)
-    names = [batch.agent_names[a] for a in agents]
-    floor = make_threshold(was.options.propagation_threshold).floor
-    return _AsRecorded(dict(zip(names, was.threshold_S[first].tolist(), strict=True)), floor)
-
-
-@dataclass(slots=True)
-class _AsRecorded:
-    """The thresholds that were in force in a training step, agent by agent."""
-
-    by_agent: dict[str, float]
-    floor: float
-
-    def theta(self, agent: str) -> float:
-        return self.by_agent[agent]
-
-    def update(self, observed: Observed) -> None:
-        """What is on record does not move."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is no state."""
-
-    def metrics(self) -> dict[str, float]:
-        return {}
 
 
 def _name(overrides: Sequence[str]) -> str:

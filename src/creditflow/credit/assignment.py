@@ -31,7 +31,7 @@ from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
-from creditflow.credit.thresholds import Observed, Threshold, make_threshold, open_starved, thetas
+from creditflow.credit.thresholds import Observed, Standing, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
@@ -130,6 +130,13 @@ class Assignment:
     def learns_S(self) -> Bools:
         """[S] trained, and compared with something: its advantage is what the formula says, and not exactly 0."""
         return self.trained_S & (self.group_S >= 0) & ~self.tied_S
+
+    def standing_threshold(self) -> Threshold:
+        """A threshold that stays where it was for each agent here."""
+        agents, first = np.unique(self.batch.agent_of_step, return_index=True)
+        names = [self.batch.agent_names[a] for a in agents]
+        floor = make_threshold(self.options.propagation_threshold).floor
+        return Standing(dict(zip(names, self.threshold_S[first].tolist(), strict=True)), floor)
 
     @property
     def returns_T(self) -> Floats | None:

@@ -152,9 +152,14 @@ class CreditOptions:
             ),
             (
                 "outcome_to",
-                critic and self.outcome_to == "all" and rule.pays_own,
+                critic and self.outcome_to == "all" and rule.pays_own and self.propagation != "shapley",
                 f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
                 "expected answer, got all",
+            ),
+            (
+                "adv_estimator",
+                critic and self.propagation == "shapley",
+                f"{self.adv_estimator} has values of its own, and shapley measures them: expected another estimator",
             ),
             (
                 "outcome_to",
@@ -180,6 +185,8 @@ class CreditOptions:
                 )
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
+        if made.propagation == "shapley" != self.propagation:
+            raise ConfigError("algorithm.shadow.propagation: shapley needs plays of its own: expected another rule")
         if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
             raise ConfigError(
                 f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "

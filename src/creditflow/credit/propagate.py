@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import codes_of_level, leave_one_out_mean
 from creditflow.credit.registry import Registry
+from creditflow.credit.shapley import of_steps
 from creditflow.errors import BatchError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -334,8 +335,6 @@ def none(flow: Flow) -> Credit:
 @propagation_rule("shapley")
 def shapley(flow: Flow) -> Credit:
     """As `none`, with the agent's Shapley value in the play in place of the outcome (`creditflow.credit.shapley`)."""
-    from creditflow.credit.shapley import of_steps
-
     value_S = of_steps(flow.batch, flow.outcome_known_N)
     nothing_S = np.zeros_like(flow.own_S)
     return Credit(flow.own_S, nothing_S, flow.options.w_o * value_S, nothing_S, _sources(flow))

@@ -547,3 +547,29 @@ def _read_numbers(state: Mapping[str, Any], key: str) -> list[float]:
     if not (isinstance(values, Sequence) and all(_is_number(v) and 0 <= v <= 1 for v in values)):
         raise ConfigError(f"threshold state: {key}: expected a list of numbers from 0 to 1, got {values!r}")
     return [float(value) for value in values]
+
+
+@dataclass(slots=True)
+class Standing:
+    """Thresholds that stay where they are, agent by agent: no kind of a recipe's, but what one came to."""
+
+    by_agent: dict[str, float]
+    floor: float
+
+    def theta(self, agent: str) -> float:
+        """See Threshold."""
+        return self.by_agent[agent]
+
+    def update(self, observed: Observed) -> None:
+        """Nothing moves."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """There is no state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is no state."""
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}

@@ -138,6 +138,7 @@ METRICS: list[Metric] = [
         ("gen_batches", "batches", "that dynamic sampling played", "local"),
         ("filtered_frac", "share", "plays that dynamic sampling left out", "local"),
         ("counterfactual_plays", "plays", "made to measure Shapley values", "local"),
+        ("counterfactual_failed_frac", "share", "of those, that came to no outcome", "local"),
         ("lost_frac", "share", "plays that left no record", "verl"),
         ("replayed_plays", "plays", "made once more because rollout servers died", "verl"),
     ),

@@ -13,7 +13,7 @@ from creditflow.rollout.client import (
     PolicyView,
 )
 from creditflow.rollout.frozen import FrozenModel
-from creditflow.rollout.play import Play, Workflow, play_all, play_one
+from creditflow.rollout.play import Play, Workflow, play_all, play_one, together
 from creditflow.rollout.replay import play_again
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, AgentSpec, Reply, Team
@@ -37,4 +37,5 @@ __all__ = [
     "play_again",
     "play_all",
     "play_one",
+    "together",
 ]

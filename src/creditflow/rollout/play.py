@@ -76,16 +76,21 @@ async def play_all(
     What is no play's fault is raised when all have ended: the generator's fault, or the first ConfigError. When this
     returns, nothing is generated any more.
     """
+    return await together([play_one(play, workflow, agents, generator, sampling) for play in plays], generator)
+
+
+async def together(playing: Sequence[Awaitable[Trajectory]], generator: Generator) -> list[Trajectory]:
+    """What plays on one generator come to; see `play_all`."""
     mistakes: list[ConfigError] = []
 
-    async def one(play: Play) -> Trajectory | None:
+    async def one(play: Awaitable[Trajectory]) -> Trajectory | None:
         try:
-            return await play_one(play, workflow, agents, generator, sampling)
+            return await play
         except ConfigError as mistake:  # the other plays end first
             mistakes.append(mistake)
             return None
 
-    played = await asyncio.gather(*(one(play) for play in plays))
+    played = await asyncio.gather(*map(one, playing))
     await generator.idle()
     for fault in (generator.fault, *mistakes):
         if fault is not None:

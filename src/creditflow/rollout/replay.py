@@ -7,8 +7,9 @@ depends on that answer is played anew. Knows who answers, not what the play was 
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from creditflow.rollout.client import (
@@ -51,6 +52,32 @@ async def play_again(
     return played
 
 
+_QUIET_TURNS = 3
+"""Turns of the event loop without a call after which nobody calls who could come before."""
+
+
+class _Turns:
+    """Lets remembered answers out in the order in which they were given, so that branches meet as they met.
+
+    One that should come first and is not asked for any more is not waited for.
+    """
+
+    def __init__(self, indices: Iterable[int]) -> None:
+        self._left, self._waiting, self._calls = set(indices), set[int](), 0
+
+    async def wait_for(self, step: Step) -> None:
+        """Returns when it is the turn of `step`."""
+        self._calls += 1
+        self._waiting.add(step.index)
+        await asyncio.sleep(0)  # branches that call together do so before the first is answered
+        quiet, seen = 0, self._calls
+        while min(self._left) < step.index and not (quiet >= _QUIET_TURNS and min(self._waiting) == step.index):
+            await asyncio.sleep(0)
+            quiet, seen = (quiet + 1, seen) if self._calls == seen else (0, self._calls)
+        self._waiting.discard(step.index)
+        self._left.discard(step.index)
+
+
 class _Memory:
     """The generator of one play: by agent, first what is recorded, else the policy of the agent."""
 
@@ -60,14 +87,16 @@ class _Memory:
         self._generator, self._policy_of = generator, policy_of
         self._tokens: dict[tuple[str, tuple[int, ...]], deque[Step]] = defaultdict(deque)
         texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
+        turns = _Turns(step.index for step in steps if step.agent not in replaced)
         for step in steps:
             if step.agent not in replaced:
                 self._tokens[step.agent, step.prompt_ids].append(step)
                 texts[step.agent][step.prompt].append(step)
+        self._turns = turns
         self.clients: dict[str, PolicyView | ChatClient] = {}
         for agent, policy in policy_of.items():
             client = generator.clients[policy]
-            self.clients[agent] = _Chat(client, texts[agent]) if isinstance(client, ChatClient) else client
+            self.clients[agent] = _Chat(client, texts[agent], turns) if isinstance(client, ChatClient) else client
 
     @property
     def fault(self) -> Exception | None:
@@ -75,7 +104,7 @@ class _Memory:
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         if said := self._tokens.get((policy, request.prompt_ids)):
-            step = said.popleft()
+            await self._turns.wait_for(step := said.popleft())
             return Generation(step.response_ids, step.logprobs, _finish_reason(step), step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
 
@@ -86,14 +115,14 @@ class _Memory:
 class _Chat(ChatClient):
     """A frozen model behind an endpoint, which is asked only what it has not answered."""
 
-    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]]) -> None:
-        self._client, self._said = client, said
+    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]], turns: _Turns) -> None:
+        self._client, self._said, self._turns = client, said, turns
 
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
     ) -> ChatReply:
         if said := self._said.get(spelled(messages)):
-            step = said.popleft()
+            await self._turns.wait_for(step := said.popleft())
             return ChatReply(step.response, _finish_reason(step))
         return await self._client.chat(messages, max_tokens=max_tokens, temperature=temperature, seed=seed)
 

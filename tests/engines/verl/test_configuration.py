@@ -220,7 +220,6 @@ def test_of_several_policies_each_has_its_own_adapter_and_optimizer():
         "critic.loss_agg_mode=traj-mean-step-mean",
         "critic.sees=play",
         "algorithm.propagation=shapley",
-        "algorithm.shadow={'propagation': 'shapley'}",
     ],
 )
 def test_what_only_the_embedded_engine_has_is_refused_by_its_name(given):

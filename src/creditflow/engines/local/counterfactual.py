@@ -6,30 +6,124 @@ by the baseline of its policy. Same plays, policies and key: the same values.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
+from creditflow.config import Config, policies_in_use, trained_policies
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
-from creditflow.credit.shapley import KEY, Plan, noted, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, least_plays, plan, values
+from creditflow.engines.local.actor import fill_reference_logprobs
+from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.plays import UnscoredPlays, needs_reference
 from creditflow.engines.local.policy import Policy
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.parts import Parts
-from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_again
+from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_again, together
 from creditflow.trajectory import Floats, Trajectory, TrajectoryBatch
 
-COUNTERFACTUAL = 2
-"""First part of a play's random key; training has 0 and validation 1."""
-_AT_ONCE = 4096
-"""So many plays live together: bounds the memory that they take."""
+COUNTERFACTUAL, AUDIT = 3, 4
+"""First parts of plays' random keys, in training and in an audit; training itself has 0, validation 1, a check 2."""
+_AT_ONCE = 1024
+"""So many plays live together: bounds the memory that they take, and shows how far it is."""
+Note = Callable[[int, int], None]
+"""Told how many plays of how many are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What playing again found."""
+
+    by_id: dict[str, Values]
+    """By trajectory; those without a known outcome, or without an agent to be replaced, are not in it."""
+    plays: int
+    failed: int
+    """Of them: those that came to no outcome."""
 
 
 def wants_values(options: CreditOptions) -> bool:
-    """Whether credit is made of counterfactual values, in force or as shadow."""
-    return "shapley" in (options.propagation, (options.shadow or {}).get("propagation"))
+    """Whether credit is made of what agents added."""
+    return options.propagation == "shapley"
+
+
+def expect_enough_plays(config: Config) -> None:
+    """Raises ConfigError where the budget would not do for a play in which every agent that learns takes part."""
+    learning, using = trained_policies(config), policies_in_use(config)
+    agents = [agent for policy in learning for agent in using[policy]]
+    least, given = least_plays(len(agents)), config.algorithm.counterfactual_plays
+    if given < least:
+        raise ConfigError(
+            f"algorithm.counterfactual_plays: expected at least {least} plays for {len(agents)} agents "
+            f"({', '.join(agents)}), got {given}"
+        )
+
+
+async def add_values(parts: Parts, crew: Crew, plays: Sequence[Trajectory], step: int, note: Note) -> dict[str, float]:
+    """Measure scored `plays` of a training step, into `info[KEY]`; metrics of it.
+
+    A trajectory of which too many plays failed is failed itself, and masked: what could not be measured is no value of
+    0. Raises UnscoredPlays where more of them failed than `rollout.max_failed_frac` allows.
+    """
+    config = parts.recipe.config
+    baselines = {name: crew.references[name] for name in crew.actors}
+    budget = config.algorithm.counterfactual_plays
+    try:
+        found = await measure(parts, crew, baselines, plays, budget, (COUNTERFACTUAL, step), note)
+    except TooManyFailedScores as error:
+        raise UnscoredPlays(error, plays) from error
+    for trajectory in plays:
+        of = found.by_id.get(trajectory.id)
+        if of is None and _is_known(trajectory):  # nobody in it learns
+            of = Values(*(np.zeros(0),) * 4, plays=0)
+        if of is not None:
+            trajectory.info[KEY] = of.to_json()
+            if not of.known:
+                trajectory.status = "failed"
+                trajectory.info["error"] = f"of {of.plays} counterfactual plays too many failed"
+    return {
+        "rollout/counterfactual_plays": float(found.plays),
+        "rollout/counterfactual_failed_frac": found.failed / max(found.plays, 1),
+    }
+
+
+async def measure(
+    parts: Parts,
+    crew: Crew,
+    baselines: Mapping[str, Policy],
+    trajectories: Sequence[Trajectory],
+    budget: int,
+    key: tuple[int, ...],
+    note: Note = lambda done, wanted: None,
+) -> Replayed:
+    """The values of scored `trajectories`, at most `budget` plays for each. `baselines`: by policy, who answers for an
+    agent that is left out; agents of other policies always stay.
+
+    Raises ConfigError where there is no outcome to be measured, or the budget is too small; TooManyFailedScores where
+    more plays came to no outcome than `rollout.max_failed_frac` allows.
+    """
+    games = _games(parts, baselines, trajectories, budget, key)
+    table = _Table(parts, crew, baselines, key)
+    seats = [(game, p) for game in games for p in range(len(game.plan.coalition_P))]
+    outcome_P = np.full(len(seats), np.nan)
+    note(0, len(seats))
+    for first in range(0, len(seats), _AT_ONCE):
+        some = seats[first : first + _AT_ONCE]
+        outcome_P[first : first + len(some)] = await table.play(some)
+        note(first + len(some), len(seats))
+    failed = int(np.isnan(outcome_P).sum())
+    most = parts.recipe.config.actor_rollout_ref.rollout.max_failed_frac
+    if failed > most * len(seats):
+        raise TooManyFailedScores(
+            f"{failed} of {len(seats)} counterfactual plays failed, more than actor_rollout_ref.rollout.max_failed_frac"
+            f"={most:g} allows; the first: {table.first_failure}"
+        )
+    ends = np.cumsum([len(game.plan.coalition_P) for game in games])
+    parted = np.split(outcome_P, ends[:-1]) if games else []
+    found = {game.trajectory.id: game.values(own_P) for game, own_P in zip(games, parted, strict=True)}
+    return Replayed(found, len(seats), failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +134,14 @@ class _Game:
     players: tuple[str, ...]
     plan: Plan
 
+    def replaced(self, p: int) -> list[str]:
+        """Who is not in the coalition of play `p`."""
+        coalition = int(self.plan.coalition_P[p])
+        return [player for a, player in enumerate(self.players) if not coalition >> a & 1]
 
-async def add_values(
-    parts: Parts,
-    policies: Mapping[str, Policy],
-    baselines: Mapping[str, Policy],
-    trajectories: Sequence[Trajectory],
-    budget: int,
-    key: tuple[int, ...],
-    note: Callable[[int, int], None] = lambda done, wanted: None,
-) -> int:
-    """Measure the values of scored `trajectories`, at most `budget` plays for each, into `info[KEY]`; how many plays.
-
-    `baselines`: by policy, who answers for an agent that is left out; agents of other policies always stay. Plays that
-    have no known outcome are left alone. Where too many plays of a trajectory failed, a value is None. `note`: told how
-    many plays of how many are done.
-
-    Raises ConfigError where there is no outcome to be measured, or the budget is too small for the team.
-    """
-    games = _games(parts, baselines, trajectories, budget, key)
-    clients: dict[str, ModelClient | ChatClient] = {**policies, **parts.chat_clients}
-    clients |= {_baseline_of(name): policy for name, policy in baselines.items()}
-    scheduler = Scheduler(clients, parts.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-    wanted, done = sum(len(game.plan.coalition_P) for game in games), 0
-    for some in _chunks(games):
-        played = await _play(parts, scheduler, some, baselines, key)
-        outcome_P, first = await _outcomes(parts, played), 0
-        for game in some:
-            own_P = outcome_P[first : (first := first + len(game.plan.coalition_P))]
-            _note_values(game, own_P)
-        done += len(played)
-        note(done, wanted)
-    return wanted
+    def values(self, outcome_P: Floats) -> Values:
+        outcome: Any = self.trajectory.outcome
+        return values(self.plan, float(outcome.value), outcome_P, self.players)
 
 
 def _games(
@@ -80,86 +150,70 @@ def _games(
     if not any(function.level == "outcome" for function in parts.rewards.functions):
         raise ConfigError("reward.functions: expected an outcome function, of which values are measured, found none")
     games = []
-    for place, trajectory in enumerate(trajectories):
-        if not _known(trajectory):
-            continue
+    for trajectory in filter(_is_known, trajectories):
         players = tuple(dict.fromkeys(s.agent for s in trajectory.steps if parts.agents[s.agent].policy in baselines))
-        if not players:
-            trajectory.info[KEY] = {"shapley": {}}
-            continue
-        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence((*key, place))))
-        try:
-            games.append(_Game(trajectory, players, plan(len(players), budget, rng)))
-        except ValueError as error:
-            raise ConfigError(f"algorithm.counterfactual_plays: {error} ({', '.join(players)})") from error
+        if players:
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(_seed(parts, key, trajectory))))
+            try:
+                games.append(_Game(trajectory, players, plan(len(players), budget, rng)))
+            except ValueError as error:
+                raise ConfigError(f"{error} ({', '.join(players)})") from error
     return games
 
 
-def _chunks(games: Sequence[_Game]) -> list[list[_Game]]:
-    chunks: list[list[_Game]] = []
-    plays = _AT_ONCE
-    for game in games:
-        if plays + len(game.plan.coalition_P) > _AT_ONCE:
-            chunks.append([])
-            plays = 0
-        chunks[-1].append(game)
-        plays += len(game.plan.coalition_P)
-    return chunks
-
-
-def fail_unmeasured(trajectories: Sequence[Trajectory]) -> None:
-    """Mask those whose values could not be told: what could not be measured is no value of 0."""
-    for trajectory in trajectories:
-        if None in trajectory.info.get(KEY, {"shapley": {}})["shapley"].values():
-            trajectory.status = "failed"
-            trajectory.info["error"] = f"of {trajectory.info[KEY]['plays']} counterfactual plays too many failed"
-
-
-async def _play(
-    parts: Parts, scheduler: Scheduler, games: Sequence[_Game], baselines: Mapping[str, Policy], key: tuple[int, ...]
-) -> list[Trajectory]:
-    others = {name: _baseline_of(name) for name in baselines}
-    waiting = []
-    for game in games:
-        recorded = game.trajectory
-        for p, coalition in enumerate(game.plan.coalition_P.tolist()):
-            replaced = [player for a, player in enumerate(game.players) if not coalition >> a & 1]
-            seed = (parts.recipe.config.data.seed, COUNTERFACTUAL, *key, *recorded.id.encode(), p)
-            play = Play(recorded.task, recorded.uid, f"{recorded.id}~{p}", seed)
-            waiting.append(
-                play_again(recorded, play, replaced, others, parts.workflow, parts.agents, scheduler, parts.sampling)
-            )
-    try:
-        played = await asyncio.gather(*waiting)
-    finally:
-        await scheduler.idle()
-        for client in parts.chat_clients.values():
-            await client.aclose()
-    if scheduler.fault is not None:
-        raise scheduler.fault
-    return played
-
-
-def _baseline_of(policy: str) -> str:
-    """The name by which a scheduler knows a policy's baseline: none of the recipe's, which may not hold a blank."""
-    return f"baseline of {policy}"
-
-
-async def _outcomes(parts: Parts, played: Sequence[Trajectory]) -> Floats:
-    """[P] NaN where a play failed, or its scoring."""
-    await parts.rewards.score(played, outcome_only=True)
-    found = outcomes(TrajectoryBatch.from_trajectories(played), parts.recipe.config.algorithm)
-    return np.where(found.known_N, found.value_N, np.nan)
-
-
-def _known(trajectory: Trajectory) -> bool:
+def _is_known(trajectory: Trajectory) -> bool:
+    """Whether there is an outcome that an agent may have made."""
     outcome = trajectory.outcome
     return trajectory.status != "failed" and outcome is not None and outcome.status == "ok" and bool(trajectory.steps)
 
 
-def _note_values(game: _Game, outcome_P: Floats) -> None:
-    trajectory = game.trajectory
-    assert trajectory.outcome is not None
-    assert isinstance(trajectory.outcome.value, int | float)
-    found = values(game.plan, float(trajectory.outcome.value), outcome_P)
-    trajectory.info[KEY] = noted(game.players, found, len(outcome_P))
+def _seed(parts: Parts, key: tuple[int, ...], trajectory: Trajectory) -> tuple[int, ...]:
+    return (parts.recipe.config.data.seed, *key, *trajectory.id.encode())
+
+
+class _Table:
+    """Where coalitions are played."""
+
+    def __init__(self, parts: Parts, crew: Crew, baselines: Mapping[str, Policy], key: tuple[int, ...]) -> None:
+        self.parts, self.key = parts, key
+        self.stand_ins = {name: f"baseline of {name}" for name in baselines}
+        clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
+        clients |= {self.stand_ins[name]: policy for name, policy in baselines.items()}
+        self.scheduler = Scheduler(clients, parts.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
+        references = crew.references
+        self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
+        self.first_failure = ""
+
+    async def play(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
+        """[P] the outcome of each play; NaN where it failed, or its scoring."""
+        parts, config = self.parts, self.parts.recipe.config
+        playing = [
+            play_again(
+                game.trajectory,
+                self._play_of(game, p),
+                game.replaced(p),
+                self.stand_ins,
+                parts.workflow,
+                parts.agents,
+                self.scheduler,
+                parts.sampling,
+            )
+            for game, p in seats
+        ]
+        try:
+            played = await together(playing, self.scheduler)
+        finally:
+            for client in parts.chat_clients.values():
+                await client.aclose()
+        if needs_reference(parts):
+            fill_reference_logprobs(self.references, played, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+        report = await parts.rewards.score(played, outcome_only=True, max_failed_frac=1.0)
+        # A stand-in that rambles is cut off: its outcome counts, whether or not such plays are trained on.
+        found = outcomes(TrajectoryBatch.from_trajectories(played), replace(config.algorithm, mask_truncated=False))
+        errors = [*(one.info["error"] for one in played if one.status == "failed"), *report.reasons]
+        self.first_failure = self.first_failure or next(iter(errors), "")
+        return np.where(found.known_N, found.value_N, np.nan)
+
+    def _play_of(self, game: _Game, p: int) -> Play:
+        recorded = game.trajectory
+        return Play(recorded.task, recorded.uid, f"{recorded.id}~{p}", (*_seed(self.parts, self.key, recorded), p))

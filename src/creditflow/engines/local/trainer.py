@@ -9,7 +9,7 @@ import numpy as np
 
 from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import Observed, assign, make_threshold
-from creditflow.engines.local.counterfactual import add_values, fail_unmeasured, wants_values
+from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
 from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
@@ -43,8 +43,10 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     expect_to_go_on(recipe, path, steps)
     guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
     expect_installed(recipe.config.trainer.logger)
-    keep_reference = needs_reference(parts) or wants_values(recipe.config.algorithm)
-    crew = Crew.of(recipe, steps, keep_reference=keep_reference)
+    measures = wants_values(recipe.config.algorithm)
+    if measures:
+        expect_enough_plays(recipe.config)
+    crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts) or measures)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, guard, reporter)
     if run.done < steps:  # of a shorter run: it would say that this one is finished
@@ -164,25 +166,18 @@ async def train_step(
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
     parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
     crew.forget_peaks()
+    options = run.guard.options(config.algorithm)
     try:
         gathered = await gather(step, parts, crew, run.tasks_taken, timing, note)
+        if wants_values(options):
+            with timing("counterfactual"):
+                tell = lambda done, wanted: note(f"playing again {done}/{wanted}")  # noqa: E731
+                gathered.metrics.update(await add_values(parts, crew, gathered.trajectories, step, tell))
     except UnscoredPlays as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise error.cause from None
     run.tasks_taken = gathered.tasks_taken
-    options = run.guard.options(config.algorithm)
-    if wants_values(options):
-        with timing("counterfactual"):
-            gathered.metrics["rollout/counterfactual_plays"] = await add_values(
-                parts,
-                crew.policies,
-                {name: crew.references[name] for name in crew.actors},
-                gathered.trajectories,
-                config.algorithm.counterfactual_plays,
-                (step,),
-                lambda done, wanted: note(f"playing again {done}/{wanted}"),
-            )
-            fail_unmeasured(gathered.trajectories)
+
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     with timing("values"):
         values_T = crew.values(batch)
