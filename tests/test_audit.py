@@ -48,9 +48,9 @@ def test_the_correlation_is_scipys_of_the_rows_repeated_as_often_as_they_count(r
     a, b, times = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     repeated = [np.repeat(column, times.astype(int)) for column in (a, b)]
     if any(len(np.unique(column)) < 2 for column in repeated):
-        assert math.isnan(spearman(a, b, times))
+        assert math.isnan(spearman(a, b, times[None])[0])
     else:
-        assert math.isclose(spearman(a, b, times), spearmanr(*repeated).statistic, abs_tol=1e-9)
+        assert math.isclose(spearman(a, b, times[None])[0], spearmanr(*repeated).statistic, abs_tol=1e-9)
 
 
 def a_play(id: str, task: str, good: float, outcome: float):
@@ -60,7 +60,7 @@ def a_play(id: str, task: str, good: float, outcome: float):
 def added(good: float) -> Values:
     """The first agent's score says what it added; the second added nothing, as far as one play can tell."""
     value_A = np.array([good - 0.5, 0.0])
-    return Values(value_A, np.array([0.1, np.nan]), value_A, np.array([0.1, np.nan]), 4, ("one", "two"))
+    return Values(value_A, np.full(2, 0.1), value_A, np.full(2, np.nan), 4, ("one", "two"))
 
 
 @settings(max_examples=10, deadline=None)
@@ -71,7 +71,8 @@ def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_
     batch = batch_of(*(a_play(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
     seen = Measured.of(batch, {f"p{i}": added(good[i]) for i in range(24)})
     assert len(seen.shapley_X) == 48
-    assert math.isclose(seen.reliability, max(0.0, 1 - 0.01 / np.var(good)))
+    values = [value for one in good for value in (one - 0.5, 0.0)]
+    assert math.isclose(seen.reliability, max(0.0, 1 - 0.01 / np.var(values)))
     own = agreement("own", assign(batch, CreditOptions(propagation="none", w_o=0.0)), seen)
     shared = agreement("shared", assign(batch, CreditOptions(propagation="identical")), seen)
     assert math.isclose(own.by_agent["one"].value, 1.0)
@@ -80,11 +81,14 @@ def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_
     assert own.by_agent["one"].low <= own.by_agent["one"].value <= own.by_agent["one"].high + 1e-12
 
 
-def test_where_no_error_is_known_no_reliability_is():
-    batch = batch_of(a_play("p", "q", 1.0, 1.0))
-    unknown = np.full(2, np.nan)
-    seen = Measured.of(batch, {"p": Values(np.array([0.5, 0.0]), unknown, unknown, unknown, 3, ("one", "two"))})
+@pytest.mark.parametrize("error", [[np.nan, np.nan], [0.1, np.nan]])
+def test_where_not_most_errors_are_known_no_reliability_is_and_of_one_task_no_interval(error: list[float]):
+    batch = batch_of(a_play("p", "q", 0.5, 1.0), a_play("o", "q", 0.0, 0.0))
+    columns = (np.array([0.5, 0.0]), np.array(error), np.array([0.5, 0.0]), np.array(error))
+    seen = Measured.of(batch, {"p": Values(*columns, 3, ("one", "two"))})
     assert math.isnan(seen.reliability)
+    found = agreement("own", assign(batch, CreditOptions(propagation="none")), seen).credit
+    assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
 
 
 def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Path, tmp_path: Path):

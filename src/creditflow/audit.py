@@ -8,7 +8,7 @@ Shape suffixes: X rows, V tasks, L levels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,11 @@ class Measured:
     def reliability(self) -> float:
         """Of the variance of Shapley values, the part that is not error of measurement, from 0 to 1; NaN: not known.
 
-        Of the values whose error is known. No rule can correlate with them by more than about its square root.
+        Of the values whose error is known, which must be most. No rule can correlate with them by more than about its
+        square root.
         """
         known_X = np.isfinite(self.shapley_se_X)
-        spread = float(np.var(self.shapley_X[known_X])) if known_X.any() else 0.0
+        spread = float(np.var(self.shapley_X[known_X])) if 2 * known_X.sum() > len(known_X) else 0.0
         return max(0.0, 1 - float(np.mean(self.shapley_se_X[known_X] ** 2)) / spread) if spread else float("nan")
 
 
@@ -92,12 +93,12 @@ def agreement(rule: str, made: Assignment, seen: Measured) -> Agreement:
     """How the credit and the advantages of `made`, means over each agent's steps in a play, agree with `seen`."""
     credit_X = _mean_over_steps(made.batch, made.credit_S, seen)
     advantage_X = _mean_over_steps(made.batch, made.advantage_S, seen)
-    weights_RV = _resampled(seen.task_X)
+    drawn_RV = _resampled(seen.task_X)
     everywhere_X = np.ones(len(credit_X), dtype=np.bool_)
 
     def correlation(value_X: Floats, other_X: Floats, at_X: Bools = everywhere_X) -> Share:
         at_X = at_X & np.isfinite(value_X) & np.isfinite(other_X)
-        return _share(lambda weight_X: spearman(value_X[at_X], other_X[at_X], weight_X[at_X]), seen.task_X, weights_RV)
+        return _share(spearman(value_X[at_X], other_X[at_X], drawn_RV[:, seen.task_X[at_X]]))
 
     return Agreement(
         rule,
@@ -109,7 +110,7 @@ def agreement(rule: str, made: Assignment, seen: Measured) -> Agreement:
             for code, name in enumerate(seen.agents)
             if (seen.agent_X == code).any()
         },
-        within=_within(credit_X, seen, weights_RV),
+        within=_within(credit_X, seen, drawn_RV),
     )
 
 
@@ -122,29 +123,35 @@ def _mean_over_steps(batch: TrajectoryBatch, value_S: Floats, seen: Measured) ->
     return np.asarray(sum_C[cell_X] / count_C[cell_X])
 
 
-def spearman(a_X: Floats, b_X: Floats, weight_X: Floats) -> float:
-    """Rank correlation, ties at their mean rank; `weight_X`: how often each row counts. NaN without any spread."""
-    if len(a_X) < 2 or not weight_X.sum():
-        return float("nan")
-    a_X, b_X = _ranks(a_X, weight_X), _ranks(b_X, weight_X)
-    a_X, b_X = a_X - np.average(a_X, weights=weight_X), b_X - np.average(b_X, weights=weight_X)
-    norm = float(np.sqrt((weight_X * a_X**2).sum() * (weight_X * b_X**2).sum()))
-    return float((weight_X * a_X * b_X).sum()) / norm if norm > _TINY else float("nan")
+def spearman(a_X: Floats, b_X: Floats, weight_RX: Floats) -> Floats:
+    """[R] rank correlations, ties at their mean rank; each row counts as often as `weight_RX` says. NaN without any
+    spread.
+    """
+    if not len(a_X):
+        return np.full(len(weight_RX), np.nan)
+    total_R = weight_RX.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ranks = (_ranks(column_X, weight_RX) for column_X in (a_X, b_X))
+        a_RX, b_RX = (rank_RX - ((weight_RX * rank_RX).sum(axis=1) / total_R)[:, None] for rank_RX in ranks)
+        norm_R = np.sqrt((weight_RX * a_RX**2).sum(axis=1) * (weight_RX * b_RX**2).sum(axis=1))
+        return np.where(norm_R > _TINY, (weight_RX * a_RX * b_RX).sum(axis=1) / norm_R, np.nan)
 
 
 _TINY = 1e-12
 
 
-def _ranks(value_X: Floats, weight_X: Floats) -> Floats:
-    """[X] the mean rank of each row among the rows, each taken as often as it counts. Values that differ by rounding
+def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
+    """[R, X] the mean rank of each row among the rows, each taken as often as it counts. Values that differ by rounding
     alone are the same.
     """
-    _, level_X = np.unique(value_X.round(9), return_inverse=True)
-    weight_L = np.bincount(level_X, weight_X)
-    return np.asarray((np.cumsum(weight_L) - weight_L / 2)[level_X])
+    _, level_X, count_L = np.unique(value_X.round(9), return_inverse=True, return_counts=True)
+    below_RX = np.cumsum(weight_RX[:, np.argsort(level_X, kind="stable")], axis=1)
+    end_RL = below_RX[:, np.cumsum(count_L) - 1]
+    start_RL = np.column_stack([np.zeros(len(weight_RX)), end_RL[:, :-1]])
+    return np.asarray(((start_RL + end_RL) / 2)[:, level_X])
 
 
-def _within(credit_X: Floats, seen: Measured, weights_RV: Floats) -> Share:
+def _within(credit_X: Floats, seen: Measured, drawn_RV: Floats) -> Share:
     pairs = [
         (seen.task_X[i], (np.sign(round(credit_X[i] - credit_X[j], 9)) * np.sign(difference) + 1) / 2)
         for rows in _rows_of_plays(seen.play_X)
@@ -155,11 +162,9 @@ def _within(credit_X: Floats, seen: Measured, weights_RV: Floats) -> Share:
     if not pairs:
         return Share(float("nan"), float("nan"), float("nan"))
     task_P, right_P = np.array(pairs).T
-    return _share(lambda weight_P: _average(right_P, weight_P), task_P.astype(np.int64), weights_RV)
-
-
-def _average(value: Floats, weight: Floats) -> float:
-    return float(np.average(value, weights=weight)) if weight.sum() else float("nan")
+    weight_RP = drawn_RV[:, task_P.astype(np.int64)]
+    with np.errstate(invalid="ignore"):
+        return _share((weight_RP @ right_P) / weight_RP.sum(axis=1))
 
 
 def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
@@ -170,21 +175,20 @@ def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
 
 
 def _resampled(task_X: Ints) -> Floats:
-    """[R, V] how often each task is drawn."""
-    tasks = int(task_X.max()) + 1 if len(task_X) else 1
-    there = np.bincount(task_X, minlength=tasks) > 0
-    drawn_RV = np.zeros((_RESAMPLES, tasks))
-    count = int(there.sum())
-    if count:
-        drawn_RV[:, there] = np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), _RESAMPLES)
+    """[1 + R, V] how often each task counts: once each, then as often as resamples draw it. Of one task there are none."""
+    there = np.unique(task_X)
+    resamples = _RESAMPLES if len(there) > 1 else 0
+    drawn_RV = np.zeros((1 + resamples, there[-1] + 1))
+    drawn_RV[0, there] = 1.0
+    rng = np.random.default_rng(_SEED)
+    drawn_RV[1:, there] = rng.multinomial(len(there), np.full(len(there), 1 / len(there)), resamples)
     return drawn_RV
 
 
-def _share(statistic: Callable[[Floats], float], task_X: Ints, weights_RV: Floats) -> Share:
-    value = statistic(np.ones(len(task_X)))
-    found = np.array([statistic(weight_V[task_X]) for weight_V in weights_RV])
-    found = found[np.isfinite(found)]
-    if np.isnan(value) or not len(found) or len(np.unique(task_X)) < 2:
+def _share(found_R: Floats) -> Share:
+    """Of a number as it is, and then as resamples have it, if there are any."""
+    value, resampled = float(found_R[0]), found_R[1:][np.isfinite(found_R[1:])]
+    if np.isnan(value) or not len(resampled):
         return Share(value, float("nan"), float("nan"))
-    low, high = np.quantile(found, [0.025, 0.975])
+    low, high = np.quantile(resampled, [0.025, 0.975])
     return Share(value, float(low), float(high))

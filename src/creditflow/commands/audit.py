@@ -23,7 +23,6 @@ from creditflow.ledger import Ledger, Recorded
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
-from creditflow.report.text import number
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
 RULES = ("identical", "none", "discounted", "threshold")
@@ -208,17 +207,19 @@ async def _measure(
 
 def _print(found: Sequence[Agreement], seen: Measured, plays: int, cast: _Cast) -> None:
     console = results_console()
-    agents = list(found[0].by_agent)
-    table = new_table("rule", "credit", "advantage", *agents, "within plays", "left out")
+    table = new_table("rule", "credit", "left out", "advantage", "within plays")
     for one in found:
-        shares = (one.credit, one.advantage, *one.by_agent.values(), one.within, one.left_out)
-        table.add_row(one.rule, *map(_cell, shares))
+        table.add_row(one.rule, *map(_cell, (one.credit, one.left_out, one.advantage, one.within)))
     rows = f"{len(seen.shapley_X):,} agents in plays, {plays:,} plays again"
     show(console, f"credit and what agents added to the outcome, training step {cast.step}; {rows}", table)
+    agents = new_table("rule", *found[0].by_agent)
+    for one in found:
+        agents.add_row(one.rule, *map(_cell, one.by_agent.values()))
+    show(console, "advantage, among the plays of one agent", agents)
     console.print(
-        "Spearman's rank correlation [95 %] with Shapley values: of credit; of advantages, all and among the plays of "
-        "one agent;\nwithin plays: how often, of two agents, the one that added more has more credit (chance: 0.5); "
-        "left out: of credit with what leaving the agent out costs.",
+        "Spearman's rank correlation [95 %] with Shapley values, of credit and of advantages; left out: of credit with "
+        "what leaving the agent out costs; within plays: how often, of two agents, the one that added more has more "
+        "credit (chance: 0.5).",
         highlight=False,
     )
     if not math.isnan(seen.reliability):
@@ -233,5 +234,5 @@ def _print(found: Sequence[Agreement], seen: Measured, plays: int, cast: _Cast) 
 def _cell(share: Share) -> str:
     if math.isnan(share.value):
         return "-"
-    interval = "" if math.isnan(share.low) else f" [{share.low:.2f}, {share.high:.2f}]"
-    return f"{number(share.value, 2)}{interval}"
+    value, low, high = (f"{one:.2f}".replace("0.", ".", 1) for one in (share.value, share.low, share.high))
+    return value if math.isnan(share.low) else f"{value} [{low}, {high}]"
