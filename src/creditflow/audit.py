@@ -175,7 +175,7 @@ def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
 
 
 def _resampled(task_X: Ints) -> Floats:
-    """[1 + R, V] how often each task counts: once each, then as often as resamples draw it. Of one task there are none."""
+    """[1 + R, V] how often each task counts: once each, then as drawn; of one task nothing is drawn."""
     there = np.unique(task_X)
     resamples = _RESAMPLES if len(there) > 1 else 0
     drawn_RV = np.zeros((1 + resamples, there[-1] + 1))
