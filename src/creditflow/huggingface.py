@@ -68,7 +68,22 @@ def load_folder(
     embedded = model.get_input_embeddings().num_embeddings
     if len(tokenizer) > embedded:
         raise unusable(key, path, f"has a tokenizer of {len(tokenizer)} tokens, but a model that embeds {embedded}")
+    _align(model)
     return model, tokenizer
+
+
+def _align(model: Any) -> None:
+    """Weights in memory of torch's own, which begins at multiples of 64 bytes.
+
+    What a file is read into begins anywhere, and products' last bits may depend on that: of two processes that load one
+    model, each would have its own.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % _ALIGNED:
+            tensor.data = tensor.data.clone()
+
+
+_ALIGNED = 64
 
 
 def load_tokenizer(folder: Path | str, key: str) -> Any:

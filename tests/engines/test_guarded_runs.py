@@ -124,7 +124,10 @@ def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> N
 
 
 def test_an_accuracy_that_falls_lowers_the_threshold(recipe) -> None:
-    path = run(recipe("misleads"), "run", steps(30), "trainer.test_freq=1", "actor_rollout_ref.actor.optim.lr=0.02")
+    # From step 8 on, and nothing else is paid: whatever the last bits of a machine's products, it unlearns.
+    misleads = "{fn: 'play.py:verdict', args: {sick: misleads, first: 8}}"
+    options = [f"reward.functions=[{{fn: 'play.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
+    path = run(recipe(), "run", steps(16), "trainer.test_freq=1", *options)
     _, action, fired = happened(path, "accuracy")[0]
     assert action == "set_threshold"
     theta = [set(pq.read_table(path / f"steps/{s:06d}.parquet")["threshold"].to_pylist()) for s in (fired, fired + 1)]

@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.sampler import generate
+from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ModelError
 from creditflow.rollout import GenerationRequest
 from tests.engines.small_models import small_model
@@ -185,3 +187,11 @@ def test_a_finished_row_that_is_still_in_the_batch_needs_no_position_beyond_the_
     generations = generate(model, requests, frozenset(), pad_id=0, shared=shared)
 
     assert [len(generation.response_ids) for generation in generations] == [2, *[20] * 9]
+
+
+def test_weights_begin_where_products_do_not_depend_on_it(byte_policy: Policy, tmp_path: Path) -> None:
+    """At multiples of 64 bytes, also where a file is read to elsewhere: two processes must compute the same bits."""
+    byte_policy.save(tmp_path)
+    for folder in (tmp_path, tiny_byte_model()):
+        model = Policy.load(folder, torch.device("cpu")).model
+        assert {weight.data_ptr() % 64 for weight in (*model.parameters(), *model.buffers())} == {0}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
-from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.engines.test_trainer import PLAY, RECIPE
 from tests.faults.dies import PLACES
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def expect_that_a_kill_changes_nothing(folder: Path, team: str, place: str, seed
 
     train(folder, name, team, place, k, when)
     if not (folder / name / "evaluation.json").exists():  # the last file: the run was finished
-        run(folder / "toy.yaml", name, *EVERY_STEP, *TEAMS[team])
+        train(folder, name, team)  # by a process of its own, as after any kill
 
     expect_the_same(there, folder / name)
     left = [path.name for path in (folder / name).rglob(".*")]
