@@ -153,6 +153,15 @@ def test_a_run_without_a_checkpoint_asks_for_a_model(run: Path, tmp_path: Path):
     assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
 
 
+def test_where_nothing_can_be_kept_nothing_is_played(run: Path, tmp_path: Path):
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
+    (tmp_path / "run/audit").write_text("in the way")
+    done = audit(tmp_path / "run")
+    assert done.exit_code == 2
+    assert "audit cannot be made: File exists" in done.output
+    assert "plays again" not in done.output
+
+
 def test_a_run_on_verl_asks_for_a_model_too(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run")
     facts = json.loads((run / "run.json").read_text()) | {"engine": "verl"}

@@ -181,10 +181,10 @@ def test_a_frozen_agent_adds_nothing():
     assert assign(batch, OPTIONS).shared_S.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
-@pytest.mark.parametrize("shapley", [None, {"planner": None, "executor": 0.0}])
-def test_plays_without_values_are_refused(shapley):
+@pytest.mark.parametrize("entry", [None, {"shapley": 3}, "mine", {"planner": None, "executor": 0.0}])
+def test_plays_without_values_are_refused(entry):
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"))
-    info = {} if shapley is None else {KEY: noted(shapley)}
+    info = {} if entry is None else {KEY: noted(entry) if "planner" in entry else entry}
     with pytest.raises(BatchError, match="trajectory a: expected Shapley values, found none"):
         assign(replace(batch, trajectory_info=(info, batch.trajectory_info[1])), OPTIONS)
 

@@ -18,7 +18,7 @@ from creditflow.engines.local.counterfactual import AUDIT, Replayed, measure
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.errors import BatchError, ConfigError, InputError
-from creditflow.files import json_ready, write_whole
+from creditflow.files import json_ready, make_folder, write_whole
 from creditflow.ledger import Ledger, Recorded
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -70,6 +70,7 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
     recipe = load_recipe(path / "config.yaml")
     parts = build_parts(recipe, tasks=False)
     cast = _cast(ledger, recipe, asked)
+    make_folder(path / "audit", "RUN")  # or say now that nothing can be kept, not after the plays
     recorded = ledger.read(cast.step)
     made = _assigned(recorded, rules)
     trajectories = _some(recorded.batch, asked.budget // asked.plays)
@@ -94,7 +95,6 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
         }
     )
     kept = path / "audit" / f"{cast.step:06d}.json"
-    kept.parent.mkdir(exist_ok=True)
     for file in (kept, *([out] if out is not None else [])):
         write_whole(file, lambda target: target.write_text(json.dumps(facts, indent=1) + "\n"))
     if plot is not None:

@@ -80,7 +80,7 @@ async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory],
     async with parts.rewards.open(crew.policies):
         report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
         if wants_values(parts.recipe.config.algorithm):
-            await add_values(parts, crew, trajectories, 0, lambda done, wanted: None)
+            await add_values(parts, crew, trajectories, 0)
     parts.label(trajectories)
     return trajectories, report
 

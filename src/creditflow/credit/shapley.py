@@ -177,8 +177,10 @@ def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     """The Shapley value of each agent in trajectory `n`; one that nothing was played for (frozen, or behind an
     endpoint) is not in it, and adds nothing. Raises BatchError where values were not measured.
     """
-    said = batch.trajectory_info[n].get(KEY)
-    found = None if said is None else Values.from_json(said)
+    try:
+        found = Values.from_json(batch.trajectory_info[n][KEY])
+    except (KeyError, TypeError, ValueError):  # not there, or somebody else's entry of that name
+        found = None
     if found is None or not found.known:
         raise BatchError(
             f"trajectory {batch.trajectory_ids[n]}: expected Shapley values, found none; they are measured in "

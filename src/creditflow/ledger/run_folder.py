@@ -51,7 +51,7 @@ class RunFolder:
         one where later step files and metrics are kept; their events then stay too: they say why. Raises DataError
         where another line is damaged; then nothing is removed.
         """
-        metrics, events = self._lines("metrics.jsonl"), self._lines("events.jsonl")
+        metrics, events = (_whole_lines(self.path / name) for name in ("metrics.jsonl", "events.jsonl"))
         kept = [line for line, row in metrics if row["step"] <= step]
         numbered = [found for found in self.path.glob("steps/*.parquet") if found.stem.isdigit()]
         later = [found for found in numbered if int(found.stem) > step]
@@ -75,10 +75,6 @@ class RunFolder:
         self._write_lines("metrics.jsonl", kept)
         for found in (*later, *self.path.glob("steps/.*.part"), *self.path.glob(".*.part")):
             found.unlink()
-
-    def _lines(self, name: str) -> list[tuple[str, dict[str, Any]]]:
-        """The lines of a file, each with what it says; every one says of which training step."""
-        return _whole_lines(self.path / name)
 
     def _write_lines(self, name: str, lines: Sequence[str]) -> None:
         """Where there is such a file, or something to write."""

@@ -138,8 +138,7 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         limit: int = Query(25, ge=1, le=_MOST),
     ) -> dict[str, Any]:
         wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
-        found = watched.index.page(wanted, offset, limit)
-        return found
+        return watched.index.page(wanted, offset, limit)
 
     @app.get("/api/play")
     def play(trajectory_id: str, training_step: Small) -> dict[str, Any]:

@@ -61,8 +61,10 @@ def expect_enough_plays(config: Config) -> None:
         )
 
 
-async def add_values(parts: Parts, crew: Crew, plays: Sequence[Trajectory], step: int, note: Note) -> dict[str, float]:
-    """Measure scored `plays` of a training step, into `info[KEY]`; metrics of it.
+async def add_values(
+    parts: Parts, crew: Crew, plays: Sequence[Trajectory], step: int, note: Callable[[str], None] = lambda _: None
+) -> dict[str, float]:
+    """Measure scored `plays` of a training step, into `info[KEY]`; metrics of it. `note`: told what is being done.
 
     A trajectory of which too many plays failed is failed itself, and masked: what could not be measured is no value of
     0. Raises UnscoredPlays where more of them failed than `rollout.max_failed_frac` allows.
@@ -70,8 +72,12 @@ async def add_values(parts: Parts, crew: Crew, plays: Sequence[Trajectory], step
     config = parts.recipe.config
     baselines = {name: crew.references[name] for name in crew.actors}
     budget = config.algorithm.counterfactual_plays
+
+    def say(done: int, wanted: int) -> None:
+        note(f"playing again {done}/{wanted}")
+
     try:
-        found = await measure(parts, crew, baselines, plays, budget, (COUNTERFACTUAL, step), note)
+        found = await measure(parts, crew, baselines, plays, budget, (COUNTERFACTUAL, step), say)
     except TooManyFailedScores as error:
         raise UnscoredPlays(error, plays) from error
     for trajectory in plays:

@@ -171,13 +171,11 @@ async def train_step(
         gathered = await gather(step, parts, crew, run.tasks_taken, timing, note)
         if wants_values(options):
             with timing("counterfactual"):
-                tell = lambda done, wanted: note(f"playing again {done}/{wanted}")  # noqa: E731
-                gathered.metrics.update(await add_values(parts, crew, gathered.trajectories, step, tell))
+                gathered.metrics.update(await add_values(parts, crew, gathered.trajectories, step, note))
     except UnscoredPlays as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise error.cause from None
     run.tasks_taken = gathered.tasks_taken
-
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     with timing("values"):
         values_T = crew.values(batch)
