@@ -341,6 +341,65 @@ def view(
     view(run, host, port, remote=allow_remote, reporter=_reporter())
 
 
+@app.command()
+def convert(
+    spans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="SPANS...",
+            help="OpenTelemetry's spans (OTLP as JSON or protobuf), Agent Lightning's, or a log of chats.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The Parquet file to write.")],
+    agent_match: Annotated[
+        str, typer.Option(metavar="REGEX", help="Leave out calls of other agents.", show_default=False)
+    ] = "",
+    outcome: Annotated[
+        str, typer.Option(metavar="NAME", help="The reward that is the outcome.", show_default=False)
+    ] = "",
+    range: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOW:HIGH", help="What a reward may be; default 0:1.", show_default=False),
+    ] = None,
+    trajectory_by: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY", help="The attribute that tells plays apart; default: the trace.", show_default=False
+        ),
+    ] = "",
+    uid_by: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY", help="The attribute that names the task; default: the first prompt.", show_default=False
+        ),
+    ] = "",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For steps whose trace has no token ids.", show_default=False),
+    ] = None,
+    left_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write here what is no step and nobody's reward.", show_default=False),
+    ] = None,
+    credit: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Also assign the plays' credit, as a run: for why, recredit, report and view.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Turn traces of other systems into trajectories: each model call is a step, or is said to be left out, and why."""
+    from creditflow.adapters import ConvertOptions
+    from creditflow.commands.convert import convert_files
+
+    options = ConvertOptions(agent_match, outcome, {}, trajectory_by, uid_by)
+    convert_files(spans, out, options, range or [], tokenizer, left_out, credit, _reporter())
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],

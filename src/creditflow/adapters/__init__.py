@@ -1,0 +1,33 @@
+"""Other systems' traces to trajectories.
+
+It knows the nouns, and how others write down what agents did; nothing of training. `read_spans` and its relatives bring
+spans into one form, `convert` makes trajectories of them.
+"""
+
+from creditflow.adapters.chat_log import from_chat_log
+from creditflow.adapters.convert import Converted, ConvertOptions, LeftOut, Tokens, convert
+from creditflow.adapters.read import read_spans
+from creditflow.adapters.spans import (
+    Span,
+    from_agent_lightning,
+    from_json,
+    from_otlp_json,
+    from_otlp_protobuf,
+    from_readable,
+)
+
+__all__ = [
+    "ConvertOptions",
+    "Converted",
+    "LeftOut",
+    "Span",
+    "Tokens",
+    "convert",
+    "from_agent_lightning",
+    "from_chat_log",
+    "from_json",
+    "from_otlp_json",
+    "from_otlp_protobuf",
+    "from_readable",
+    "read_spans",
+]

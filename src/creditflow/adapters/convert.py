@@ -1,0 +1,269 @@
+"""Spans to trajectories: which calls are steps, of which agent, following which, with which rewards.
+
+It puts together what the other modules find out; docs/adapters.md has the rules in words. Every model call becomes a
+step or is listed as left out, with the reason; so does every reward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from creditflow.adapters.forest import before, forest_of
+from creditflow.adapters.play import Chosen, Play, choose
+from creditflow.adapters.reuse import reused
+from creditflow.adapters.rewards import WHOLE, Given, place
+from creditflow.adapters.spans import Span, text_of
+from creditflow.errors import ConfigError
+from creditflow.rollout.team import spelled
+from creditflow.trajectory import Message, Score, Step, Task, Trajectory
+
+OUTCOMES = ("outcome", "final_reward", "reward", "primary")
+"""Of several rewards of a whole play, the first of these names is its outcome; else the one that was given first."""
+
+
+class Tokens(Protocol):
+    """Turns texts into tokens, for steps whose trace has none."""
+
+    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+        """As the model read them."""
+        ...
+
+    def response(self, text: str, *, ended: bool) -> Sequence[int]:
+        """As the model wrote it; `ended`: by itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """What to make of spans."""
+
+    agent_match: str = ""
+    """A regular expression (`re.search`): calls of other agents are left out."""
+    outcome: str = ""
+    """The name of the reward that is the outcome; empty: see `rewards.place`."""
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """By name, what a reward may be; [0, 1] for those not named."""
+    trajectory_by: str = ""
+    """The attribute, of a span, of one around it or of the resource, that says which play it belongs to; empty: the
+    trace."""
+    uid_by: str = ""
+    """The attribute, found likewise, that names the task; empty: plays that begin with the same prompt are of one."""
+    tokens: Tokens | None = None
+    """For steps without token ids in the trace; `info["tokens"]` says whose they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A model call that is no step, or a reward that is nobody's."""
+
+    what: Literal["model call", "reward"]
+    trajectory: str
+    span: str
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Converted:
+    """What spans have become."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    mended: Counter[str] = field(default_factory=Counter)
+    """How often something was wrong with a span that was used all the same."""
+    spans: int = 0
+
+
+def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Converted:
+    """The trajectories that `spans` tell of, by the rules of docs/adapters.md.
+
+    `spans`: those of one play need not lie together. Steps have no tokens where the trace has none, unless
+    `options.tokens` makes them; log-probabilities that are not known are NaN.
+    Raises ConfigError where `options` cannot be used.
+    """
+    options = options or ConvertOptions()
+    try:
+        wanted = re.compile(options.agent_match)
+    except re.error as error:
+        raise ConfigError(f"agent_match {options.agent_match!r} is not a regular expression: {error}") from error
+    for name, (low, high) in options.ranges.items():
+        if not (math.isfinite(high - low) and low < high):
+            raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
+    made = Converted()
+    traces: dict[str, list[Span]] = {}
+    for span in spans:
+        traces.setdefault(span.trace, []).append(span)
+        made.spans += 1
+    plays = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else traces
+    for name, of_play in plays.items():
+        _convert(name, of_play, options, wanted, made)
+    return made
+
+
+def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
+    """What lies in no span that has the attribute belongs to a play of the trace's own."""
+    plays: dict[str, list[Span]] = {}
+    for trace, spans in traces.items():
+        for span, value in zip(spans, _inherited(spans, key), strict=True):
+            plays.setdefault(trace if value is None else value, []).append(span)
+    return plays
+
+
+def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
+    """Of each span its value of an attribute, that of the nearest one around it, or that of its resource."""
+    own = [span.attributes.get(key) for span in spans]
+    forest = forest_of([span.id for span in spans], [span.parent for span in spans])
+    found = zip(forest.inherited(own), spans, strict=True)
+    return [
+        None if (v := span.resource.get(key) if value is None else value) is None else text_of(v)
+        for value, span in found
+    ]
+
+
+def _convert(
+    name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], made: Converted
+) -> None:
+    """Adds what becomes of one play's spans to `made`."""
+    play = Play.read(spans, made.mended)
+    chosen = choose(play, wanted)
+    made.left_out += [
+        LeftOut("model call", name, spans[at].id, spans[at].name, why) for at, why in sorted(chosen.left_out.items())
+    ]
+    steps = _steps(name, play, chosen, options.tokens)
+    trajectory = Trajectory(name, _uid(play, chosen, options.uid_by), _task(play, chosen), steps)
+    given = place(play, chosen, options.outcome)
+    made.left_out += [
+        LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
+    ]
+    made.left_out += [
+        LeftOut("reward", name, spans[one.at].id, one.name, "given again later")
+        for one in _pay(trajectory, given, options)
+    ]
+    if not steps:
+        return
+    trajectory.answer, trajectory.answer_steps = steps[-1].response, (len(steps) - 1,)
+    if cut := [step.agent for step in steps if step.info.get("finish_reason") == "length"]:
+        trajectory.status, trajectory.info["truncated"] = "truncated", f"{cut[0]} was cut off"
+    made.trajectories.append(trajectory)
+
+
+def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list[Step]:
+    calls = [play.call(at) for at in chosen.calls]
+    step_of = {at: step for step, at in enumerate(chosen.calls)}
+    after = before(play.forest, play.start, play.end, [at in step_of for at in range(len(play.spans))])
+    read = reused(
+        [[message["content"] for message in call.messages] for call in calls],
+        [call.response for call in calls],
+        [play.start[at] for at in chosen.calls],
+        [play.end[at] for at in chosen.calls],
+    )
+    turns: Counter[str] = Counter()
+    steps = []
+    for index, (at, call, by_text) in enumerate(zip(chosen.calls, calls, read, strict=True)):
+        agent = play.agent_of(at)
+        by_time = tuple(sorted(step_of[earlier] for earlier in after[at]))
+        info = {
+            "span_id": play.spans[at].id,
+            "start_ns": play.start[at],
+            "end_ns": play.end[at],
+            "parents_by": "text" if by_text else "time",
+            "done": index == len(calls) - 1,
+            **call.info,
+        }
+        prompt_ids, response_ids = call.prompt_ids, call.response_ids
+        if response_ids:
+            info["tokens"] = "of the trace"
+        elif tokens is not None:
+            info["tokens"] = "by a tokenizer"
+            prompt_ids = tuple(tokens.prompt(call.messages))
+            response_ids = tuple(tokens.response(call.response, ended=call.info.get("finish_reason") != "length"))
+        n_tokens = len(response_ids)
+        steps.append(
+            Step(
+                id=f"{name}/{index}",
+                trajectory_id=name,
+                index=index,
+                agent=agent,
+                turn=turns[agent],
+                parents=by_text or by_time,
+                prompt=spelled(call.messages),
+                response=call.response,
+                prompt_ids=prompt_ids,
+                response_ids=response_ids,
+                response_mask=(1,) * n_tokens,
+                logprobs=call.logprobs if len(call.logprobs) == n_tokens else (math.nan,) * n_tokens,
+                temperature=call.temperature,
+                policy=call.model or "default",
+                info=info,
+            )
+        )
+        turns[agent] += 1
+    return steps
+
+
+def _task(play: Play, chosen: Chosen) -> Task:
+    """What the first step was asked."""
+    messages: Sequence[Message] = play.call(chosen.calls[0]).messages if chosen.calls else ()
+    asked = tuple(message for message in messages if message["role"] == "user") or tuple(messages)
+    return Task("trace", asked, None)
+
+
+def _uid(play: Play, chosen: Chosen, key: str) -> str:
+    if key and (named := next((value for value in _inherited(play.spans, key) if value is not None), None)):
+        return named
+    first = spelled(play.call(chosen.calls[0]).messages) if chosen.calls else ""
+    return hashlib.sha256(first.encode(errors="replace")).hexdigest()[:16]
+
+
+def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions) -> list[Given]:
+    """Gives steps and play their rewards; what it returns was given again later."""
+    replaced: list[Given] = []
+    last: dict[tuple[int, str], Given] = {}
+    for one in given:
+        if one.owner is not None:
+            if (earlier := last.pop((one.owner, one.name), None)) is not None:
+                replaced.append(earlier)
+            last[one.owner, one.name] = one
+    whole: dict[str, Score] = {}
+    for (owner, name), one in last.items():
+        score = _score(one.value, options.ranges.get(name, (0.0, 1.0)))
+        if owner == WHOLE:
+            whole[name] = score
+        else:
+            step = trajectory.steps[owner]
+            step.scores[name] = score
+            step.info.setdefault("rewards_by", {})[name] = one.rule
+    if whole:
+        names = (options.outcome, *OUTCOMES, *whole)
+        outcome = next(name for name in names if name in whole)
+        trajectory.outcome = whole.pop(outcome)
+        trajectory.info["outcome"] = outcome
+    if whole:
+        trajectory.info["rewards"] = {name: score.value for name, score in whole.items()}
+    return replaced
+
+
+def _score(value: Any, range_: tuple[float, float]) -> Score:
+    """A reward as a score; one that is no number in its range has failed."""
+    low, high = range_
+    number = _number(value)
+    if low <= number <= high:
+        return Score(number, range_)
+    why = f"expected a number, got {text_of(value)[:80]!r}"
+    if math.isfinite(number):
+        why = f"{number:g} is not between {low:g} and {high:g}: give the reward's range"
+    return Score(math.nan, range_, status="failed", reason=why)
+
+
+def _number(value: Any) -> float:
+    """NaN for what is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

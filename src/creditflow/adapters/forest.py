@@ -1,0 +1,234 @@
+"""Spans as a forest: who encloses whom, and what had ended where before something began.
+
+It knows positions, parents and times; not what spans mean. All of it is iterative, and takes n log n for n spans of any
+depth.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+NEVER = 1 << 63
+"""Later than any time, in nanoseconds."""
+MISSING, CIRCLE = "a parent that is not in the trace", "a parent that is inside of its own child"
+MOST_EXITS = 64
+"""So many steps, those that ended last, may be somebody's parents by time: parallel branches that all end before all of
+another set begin would have as many edges as the product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """n spans of one trace, those that enclose before those that are enclosed."""
+
+    parents: list[int]
+    """[n] of each span the position of the one that encloses it; -1: none."""
+    order: list[int]
+    """[n] all positions, parents before children, the children of one span by their own positions."""
+    mended: dict[int, str]
+    """By position: what was wrong with its parent, which it has no longer."""
+
+    def inherited(self, own: Sequence[T | None]) -> list[T | None]:
+        """[n] each span's own value, or that of the nearest one around it that has one."""
+        found = list(own)
+        for at in self.order:
+            if found[at] is None and self.parents[at] >= 0:
+                found[at] = found[self.parents[at]]
+        return found
+
+
+def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
+    """The forest that the parents' names make.
+
+    Where an id stands twice, the first has the children. A parent that is not there, and one of those that would go
+    round in a circle (the first by position), is none, and is told in `mended`.
+    """
+    at_id: dict[str, int] = {}
+    for at, name in enumerate(ids):
+        at_id.setdefault(name, at)
+    parents, mended = [-1] * len(ids), dict[int, str]()
+    for at, around in enumerate(parent_ids):
+        if not around:
+            continue
+        parents[at] = at_id.get(around, -1)
+        if parents[at] < 0:
+            mended[at] = MISSING
+    for at in _closing_circles(parents):
+        mended[at] = CIRCLE
+        parents[at] = -1
+    children: list[list[int]] = [[] for _ in ids]
+    roots: list[int] = []
+    for at, parent in enumerate(parents):
+        (roots if parent < 0 else children[parent]).append(at)
+    order: list[int] = []
+    stack = roots[::-1]
+    while stack:
+        at = stack.pop()
+        order.append(at)
+        stack.extend(reversed(children[at]))
+    return Forest(parents, order, mended)
+
+
+def _closing_circles(parents: Sequence[int]) -> list[int]:
+    """Of each circle its first position."""
+    found, seen_from = [], [-1] * len(parents)
+    for start in range(len(parents)):
+        at = start
+        while at >= 0 and seen_from[at] < 0:
+            seen_from[at] = start
+            at = parents[at]
+        if at >= 0 and seen_from[at] == start:
+            circle, along = [at], parents[at]
+            while along != at:
+                circle.append(along)
+                along = parents[along]
+            found.append(min(circle))
+    return found
+
+
+def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
+    """[n] for each chosen span, the chosen ones that it follows; empty for others.
+
+    `start`, `end`: [n] times, `start < end`. What lies inside one span, taken together, is a unit. A span looks for the
+    nearest span around it (the trace itself at last) inside of which a whole unit had ended when it began; of the units
+    there it follows those that none of the others had followed; and of each of these units those of its spans that
+    nothing in it came after. So a call in an agent's loop follows the one before it in the same loop, whatever goes on
+    beside it; the first call of a branch follows what came before the branches; and what comes after them follows the
+    last of each. At most `MOST_EXITS` each, those that ended last.
+    """
+    units = _units(forest, start, end, chosen)
+    n = len(forest.parents)
+    inside: list[list[int]] = [[] for _ in range(n + 1)]  # the last: the trace itself
+    for at in forest.order:
+        if units[at].exits:
+            inside[forest.parents[at] if forest.parents[at] >= 0 else n].append(at)
+    follows: list[tuple[int, ...]] = [()] * n
+    path = _Path()
+    sorted_units: list[_Siblings | None] = [None] * (n + 1)
+
+    def enter(at: int) -> None:
+        path.push(min((units[unit].ended for unit in inside[at]), default=NEVER), at)
+
+    enter(n)
+    stack = [(at, False) for at in reversed(inside[n])]
+    while stack:
+        at, done = stack.pop()
+        if done:
+            path.pop()
+            continue
+        if chosen[at]:
+            nearest = path.deepest(start[at])
+            if nearest is not None:
+                siblings = sorted_units[nearest]
+                if siblings is None:
+                    siblings = sorted_units[nearest] = _Siblings.of([units[unit] for unit in inside[nearest]])
+                follows[at] = siblings.last_before(start[at], end)
+        if inside[at]:
+            enter(at)
+            stack.append((at, True))
+            stack.extend((unit, False) for unit in reversed(inside[at]))
+    return follows
+
+
+@dataclass(slots=True)
+class _Unit:
+    """All chosen spans at and inside one span."""
+
+    began: int = NEVER
+    """The first beginning."""
+    last_began: int = -NEVER
+    ended: int = -NEVER
+    """The last end."""
+    exits: tuple[int, ...] = ()
+    """Those that ended after all had begun: nothing in the unit came after them."""
+
+
+def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[_Unit]:
+    """[n] the unit of each span."""
+    units = [_Unit() for _ in forest.parents]
+    parts: list[list[tuple[int, ...]]] = [[] for _ in forest.parents]
+    for at in reversed(forest.order):
+        unit = units[at]
+        if chosen[at]:
+            unit.began, unit.last_began = min(unit.began, start[at]), max(unit.last_began, start[at])
+            unit.ended = max(unit.ended, end[at])
+            parts[at].append((at,))
+        if len(parts[at]) == 1:
+            unit.exits = parts[at][0]  # of one child alone: the same
+        elif parts[at]:
+            late = [exit for part in parts[at] for exit in part if end[exit] > unit.last_began]
+            unit.exits = _last(late, end)
+        parent = forest.parents[at]
+        if parent >= 0 and unit.exits:
+            around = units[parent]
+            around.began, around.last_began = min(around.began, unit.began), max(around.last_began, unit.last_began)
+            around.ended = max(around.ended, unit.ended)
+            parts[parent].append(unit.exits)
+        parts[at] = []
+    return units
+
+
+def _last(spans: list[int], end: Sequence[int]) -> tuple[int, ...]:
+    """At most `MOST_EXITS`, those that ended last."""
+    return tuple(spans if len(spans) <= MOST_EXITS else heapq.nlargest(MOST_EXITS, spans, key=end.__getitem__))
+
+
+@dataclass(frozen=True, slots=True)
+class _Siblings:
+    """The units directly inside one span, by their ends."""
+
+    units: list[_Unit]
+    ends: list[int]
+    began_by: list[int]
+    """The latest first beginning of a unit up to each."""
+
+    @classmethod
+    def of(cls, units: list[_Unit]) -> _Siblings:
+        units = sorted(units, key=lambda unit: unit.ended)
+        began_by, latest = [], -NEVER
+        for unit in units:
+            latest = max(latest, unit.began)
+            began_by.append(latest)
+        return cls(units, [unit.ended for unit in units], began_by)
+
+    def last_before(self, time: int, end: Sequence[int]) -> tuple[int, ...]:
+        """The exits of those units that had ended by `time` and that no other such unit came after."""
+        stop = bisect_right(self.ends, time)
+        first = bisect_right(self.ends, self.began_by[stop - 1], 0, stop)
+        recent = self.units[max(first, stop - MOST_EXITS) : stop]
+        return _last([exit for unit in recent for exit in unit.exits], end)
+
+
+class _Path:
+    """Numbers from the root down to where one is, and the deepest that is at most a given one.
+
+    Only a number that no deeper one undercuts can be the answer: these rise with depth, so they are bisected. A push
+    overwrites one place of them, which a pop restores.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._spans: list[int] = []
+        self._size = 0
+        self._undo: list[tuple[int, int, int, int]] = []
+
+    def push(self, number: int, span: int) -> None:
+        place = bisect_left(self._numbers, number, 0, self._size)
+        if place == len(self._numbers):
+            self._numbers.append(NEVER)
+            self._spans.append(-1)
+        self._undo.append((place, self._size, self._numbers[place], self._spans[place]))
+        self._numbers[place], self._spans[place], self._size = number, span, place + 1
+
+    def pop(self) -> None:
+        place, self._size, self._numbers[place], self._spans[place] = self._undo.pop()
+
+    def deepest(self, most: int) -> int | None:
+        """The deepest span whose number is at most `most`."""
+        place = bisect_right(self._numbers, most, 0, self._size)
+        return self._spans[place - 1] if place else None

@@ -1,0 +1,514 @@
+"""What a span says: a model call, a reward, an agent at work, or none of these.
+
+It knows conventions of names: OpenTelemetry's for generative AI (`gen_ai.*`, as attributes, events and log records), of
+OpenLLMetry, OpenInference and Agent Lightning, and creditflow's own. It does not know trees or times, nor what becomes
+of what it reads. Everything that it reads was written by others: what does not have the expected form is as if it were
+not there.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from creditflow.adapters.spans import Event, Span, text_of
+from creditflow.trajectory import Message
+
+_CALLS = ("chat", "text_completion", "generate_content", "completion")
+"""Of `gen_ai.operation.name`, and of OpenLLMetry's `llm.request.type`."""
+_NO_CALLS = ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """One request to a model."""
+
+    messages: list[Message]
+    """`role` and `content`, a text, of each."""
+    response: str
+    agent: str = ""
+    """As the call itself says; empty where it does not."""
+    response_id: str = ""
+    model: str = ""
+    temperature: float = 1.0
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+    """Usage, finish reason and what else a step keeps."""
+
+    @property
+    def unusable(self) -> str:
+        """Why it cannot be a step; empty where it can."""
+        if not self.response and not self.response_ids:
+            return "no response was recorded" if self.messages else "neither messages nor a response were recorded"
+        return ""
+
+    @property
+    def fullness(self) -> int:
+        """How much was recorded, to compare records of the same call."""
+        return 8 * bool(self.response_ids) + 4 * bool(self.messages) + 2 * bool(self.response) + bool(self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Numbers that were given to something."""
+
+    values: list[tuple[str, Any]]
+    links: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
+    """What it was given to: the first that there is. Each is pairs of an attribute and its value, all of which a span
+    must have; `span_id` and `trace_id` are the span's own. No pairs at all: the whole play."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAtWork:
+    """What lies inside is done by an agent."""
+
+    name: str
+
+
+Meaning = ModelCall | Reward | AgentAtWork
+
+
+def meaning_of(span: Span) -> Meaning | None:
+    """What `span` says; None: nothing of interest."""
+    attributes = span.attributes
+    if (reward := _reward_span(span)) is not None:
+        return reward
+    operation = attributes.get("gen_ai.operation.name")
+    if operation not in _NO_CALLS and (call := _model_call(span, operation)) is not None:
+        return call
+    name = _agent_name(span, operation)
+    return AgentAtWork(name) if name else None
+
+
+# ---- model calls ---------------------------------------------------------------------------------------------------
+
+_READ = ("gen_ai.prompt.", "llm.input_messages.", "agentlightning.operation.input.messages.")
+_WROTE = ("gen_ai.completion.", "llm.output_messages.", "agentlightning.operation.output.choices.")
+"""Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
+_SPREAD = (*_READ, *_WROTE)
+_PROMPT_IDS = (
+    "prompt_token_ids",
+    "llm.hosted_vllm.prompt_token_ids",
+    "agentlightning.operation.output.prompt_token_ids",
+)
+_RESPONSE_IDS = (
+    "response_token_ids",
+    "llm.hosted_vllm.response_token_ids",
+    "agentlightning.operation.output.response_token_ids.0",
+    "agentlightning.operation.output.choices.0.token_ids",
+    "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
+)
+_RESPONSE_ID = ("gen_ai.response.id", "llm.hosted_vllm.id", "agentlightning.operation.output.id")
+_MODEL = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")
+_COUNTS = {
+    "prompt_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
+    "completion_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+}
+_ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
+
+
+def _model_call(span: Span, operation: Any) -> ModelCall | None:
+    attributes = span.attributes
+    spread = {key: value for key, value in attributes.items() if key.startswith(_SPREAD)}
+    is_call = (
+        operation in _CALLS
+        or attributes.get("openinference.span.kind") == "LLM"
+        or attributes.get("llm.request.type") in _CALLS
+    )
+    if not (is_call or spread or any(key in attributes for key in _RESPONSE_IDS)):
+        return None
+    read, wrote = _from_attributes(attributes)
+    for event in span.events:
+        _from_event(event, read, wrote)
+    if spread and not (read or wrote):
+        read, wrote = _from_spread(spread)
+    said = wrote[0] if wrote else {}
+    reasons = attributes.get("gen_ai.response.finish_reasons")
+    reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, list | tuple) and reasons else None)
+    reason = reason or attributes.get("llm.finish_reason")
+    info: dict[str, Any] = {
+        name: count for name, keys in _COUNTS.items() if (count := _whole(_first(attributes, keys))) is not None
+    }
+    if isinstance(reason, str):
+        info["finish_reason"] = "length" if reason in _ENDED_BY_LENGTH else reason
+    if span.error:
+        info["error"] = span.error
+    return ModelCall(
+        messages=[{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in read],
+        response=_content(said),
+        agent=_agent_of_call(attributes),
+        response_id=text_of(_first(attributes, _RESPONSE_ID)),
+        model=text_of(_first(attributes, _MODEL)),
+        temperature=_temperature(attributes),
+        prompt_ids=_token_ids(_first(attributes, _PROMPT_IDS)),
+        response_ids=_token_ids(_first(attributes, _RESPONSE_IDS)),
+        logprobs=_logprobs(attributes.get("logprobs.content")),
+        info=info,
+    )
+
+
+Raw = dict[str, Any]
+"""A message as it was recorded: `role`, `content` or `parts`, `tool_calls`, `finish_reason`."""
+
+
+def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
+    """By OpenTelemetry's conventions since 1.37: what the call read, and what it wrote."""
+    read = _messages(attributes.get("gen_ai.input.messages"))
+    if (system := _json(attributes.get("gen_ai.system_instructions"))) is not None:
+        first = {"role": "system", "parts": [system] if isinstance(system, dict | str) else system}
+        if not (read and read[0].get("role") == "system" and _content(read[0]) == _content(first)):
+            read.insert(0, first)
+    return read, _messages(attributes.get("gen_ai.output.messages"))
+
+
+_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+
+
+def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
+    """By OpenTelemetry's conventions before, one event a message, and since, one for all."""
+    if event.name == "gen_ai.client.inference.operation.details":
+        if not (read or wrote):
+            more_read, more_wrote = _from_attributes(event.attributes)
+            read += more_read
+            wrote += more_wrote
+    elif event.name in _ROLES:
+        read.append({"role": _ROLES[event.name], **_body(event)})
+    elif event.name == "gen_ai.choice":
+        body = _body(event)
+        message = _json(body.get("message"))
+        wrote.append({**body, **(message if isinstance(message, dict) else {})})
+    elif event.name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
+        read += _messages(event.attributes.get("gen_ai.prompt"))
+        wrote += _messages(event.attributes.get("gen_ai.completion"))
+
+
+def _body(event: Event) -> Raw:
+    for body in (event.body, _json(event.attributes.get("gen_ai.event.content"))):
+        if isinstance(body, dict):
+            return body
+    return dict(event.attributes)
+
+
+def _from_spread(spread: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
+    """Messages that are spread over attributes, in the order of their numbers."""
+    read: dict[int, Raw] = {}
+    wrote: dict[int, Raw] = {}
+    for key, value in spread.items():
+        for prefixes, into in ((_READ, read), (_WROTE, wrote)):
+            for prefix in prefixes:
+                if key.startswith(prefix):
+                    number, _, rest = key[len(prefix) :].partition(".")
+                    if number.isdecimal() and len(number) < _DIGITS:
+                        _set(into.setdefault(int(number), {}), rest.removeprefix("message."), value)
+    return [read[number] for number in sorted(read)], [wrote[number] for number in sorted(wrote)]
+
+
+_DIGITS = 9
+
+
+def _set(message: Raw, rest: str, value: Any) -> None:
+    """One attribute of a message: `role`, `content`, `finish_reason`, or one of a list of parts or tool calls."""
+    name, _, deeper = rest.partition(".")
+    if name in ("role", "content", "finish_reason"):
+        message[name] = value
+    elif name in ("contents", "tool_calls") and deeper:
+        number, _, field_ = deeper.partition(".")
+        field_ = field_.rpartition(".")[2]  # tool_call.function.name, message_content.text
+        parts = message.setdefault(f"{name}_by_number", {})
+        if number.isdecimal() and len(number) < _DIGITS:
+            parts.setdefault(int(number), {})[field_] = value
+
+
+def _messages(raw: Any) -> list[Raw]:
+    found = _json(raw)
+    if isinstance(found, dict):
+        found = found.get("messages", [found])
+    if isinstance(found, str):
+        found = [{"content": found}]
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list | tuple) else []
+
+
+def _content(message: Raw) -> str:
+    """The text of a message: its parts in lines, a tool call as JSON."""
+    content = message.get("content")
+    if content is not None and not isinstance(content, str):
+        lines = list(_lines(content))
+    elif content and content[0] == "[" and isinstance(parts := _json(content), list) and _are_parts(parts):
+        lines = list(_lines(parts))
+    else:
+        lines = [content] if content else []
+    lines += _lines(message.get("parts"))
+    lines += _lines(_by_number(message.get("contents_by_number")))
+    for call in (*_listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number"))):
+        lines += _lines([{"type": "tool_call", **call} if isinstance(call, dict) else call])
+    # A tool's result may stand twice, as text and as a result.
+    return text_of("\n".join(line for at, line in enumerate(lines) if not at or line != lines[at - 1]))
+
+
+def _are_parts(value: Sequence[Any]) -> bool:
+    return bool(value) and all(isinstance(part, dict) and "type" in part for part in value)
+
+
+def _lines(parts: Any) -> Iterator[str]:
+    for one in _listed(parts):
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            function = one.get("function")  # OpenAI's form of a tool call
+            part = {**function, "type": "tool_call"} if isinstance(function, dict) else one
+            kind = part.get("type")
+            if isinstance(text := part.get("content", part.get("text")), str) and text.startswith(_A_MESSAGE):
+                yield from _lines_of_repr(text)
+            elif kind in ("tool_call", "tool_use", "function"):
+                yield _dumped({"name": part.get("name"), "arguments": _json(part.get("arguments", part.get("input")))})
+            elif kind in ("tool_call_response", "tool_result"):
+                yield _plain(part.get("response", part.get("result", part.get("content"))))
+            elif isinstance(text, str):
+                yield text
+
+
+_A_MESSAGE = "{'content': "
+"""So begins the text of a message that calls a tool, by OpenTelemetry's instrumentation of the Agents SDK: it is
+OpenAI's whole message, as Python prints it."""
+
+
+def _lines_of_repr(text: str) -> Iterator[str]:
+    try:
+        message = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+        message = None
+    if not isinstance(message, dict):
+        yield text
+    elif content := _content(message):
+        yield content
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else _dumped(value)
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    found = _json(value) if isinstance(value, str) else value
+    return found if isinstance(found, list | tuple) else () if found is None else (found,)
+
+
+def _by_number(parts: Any) -> list[Any]:
+    return [parts[number] for number in sorted(parts)] if isinstance(parts, dict) else []
+
+
+def _json(value: Any) -> Any:
+    """What a text says if it is JSON, else the text; other values as they are."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    for key in keys:
+        if (value := attributes.get(key)) is not None:
+            return value
+    return None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _temperature(attributes: Mapping[str, Any]) -> float:
+    value = attributes.get("gen_ai.request.temperature")
+    if value is None and isinstance(parameters := _json(attributes.get("llm.invocation_parameters")), dict):
+        value = parameters.get("temperature")
+    usable = isinstance(value, int | float) and 0 <= value < _HOTTEST
+    return float(value) if usable and value is not None else 1.0
+
+
+_HOTTEST = 1e6
+_MOST_TOKEN = (1 << 31) - 1
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """A list of ids, or the first of several, or a text that says either."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
+            return ()
+    if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+        value = value[0]
+    if not isinstance(value, list | tuple):
+        return ()
+    return tuple(value) if all(type(one) is int and 0 <= one <= _MOST_TOKEN for one in value) else ()
+
+
+def _logprobs(value: Any) -> tuple[float, ...]:
+    """Of OpenAI's list of tokens."""
+    found = [one.get("logprob") if isinstance(one, dict) else one for one in _listed(value)]
+    numbers = [float(one) for one in found if isinstance(one, int | float)]
+    return tuple(numbers) if len(numbers) == len(found) else ()
+
+
+# ---- agents --------------------------------------------------------------------------------------------------------
+
+
+def _agent_of_call(attributes: Mapping[str, Any]) -> str:
+    """Who made a call, where the call itself says so."""
+    named = _first(attributes, ("creditflow.agent", "gen_ai.agent.name", _GRAPH_NODE))
+    return text_of(named) if named and named != _UNNAMED else _node(attributes)
+
+
+_GRAPH_NODE = "traceloop.association.properties.langgraph_node"
+_UNNAMED = "OpenAI Agent"
+"""What OpenTelemetry's instrumentation of the Agents SDK calls all that is no agent's own span."""
+_TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
+"""AutoGen adds it to the name of an agent in a team; each run has another."""
+
+
+def _node(attributes: Mapping[str, Any]) -> str:
+    """The node of a LangGraph, as OpenInference keeps it."""
+    metadata = attributes.get("metadata")
+    if isinstance(metadata, str) and "langgraph_node" in metadata and isinstance(read := _json(metadata), dict):
+        return text_of(read.get("langgraph_node"))
+    return ""
+
+
+_AGENT = (
+    "creditflow.agent",
+    "gen_ai.agent.name",
+    "agent.name",
+    "recipient_agent_type",
+    "langchain.chain.type",
+    "executor.id",
+)
+_BY_KIND = (
+    ("agentops.span.kind", "agent", "operation.name"),
+    ("traceloop.span.kind", "agent", "traceloop.entity.name"),
+    ("type", "agent", "agentlightning.operation.input.name"),
+)
+
+
+def _agent_name(span: Span, operation: Any) -> str:
+    """The name of the agent whose work a span is; empty: no agent's."""
+    attributes = span.attributes
+    if operation == "create_agent":
+        return ""
+    if (named := _first(attributes, _AGENT)) and named != _UNNAMED:
+        return _TEAM_ID.sub("", text_of(named))
+    for key, kind, name in _BY_KIND:
+        if attributes.get(key) == kind and (named := attributes.get(name)):
+            return text_of(named)
+    if operation == "invoke_agent" or attributes.get("openinference.span.kind") == "AGENT":
+        return text_of(span.name.removeprefix("invoke_agent").strip())
+    return _node(attributes) or text_of(attributes.get(_GRAPH_NODE))
+
+
+# ---- rewards -------------------------------------------------------------------------------------------------------
+
+_ANNOTATION, _OPERATION = "agentlightning.annotation", "agentlightning.operation"
+_REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward."
+
+
+def _reward_span(span: Span) -> Reward | None:
+    """A span that is there to give a reward: model calls inside are made by whoever judges."""
+    attributes = span.attributes
+    values: list[tuple[str, Any]] = []
+    if any(key.startswith(_REWARD) for key in attributes):
+        given = _numbered(attributes, _REWARD)
+        values = [(text_of(one.get("name")) or "primary", one["value"]) for one in given if "value" in one]
+        if not given and _REWARD in attributes:
+            values = [("primary", attributes[_REWARD])]
+    elif span.name == _ANNOTATION and "reward" in attributes:  # Agent Lightning before 0.3
+        values = [("primary", attributes["reward"])]
+    elif (output := _agentops_output(attributes)) is not None:
+        values = [("primary", output.get("value"))]
+    elif not (
+        (span.name == _OPERATION and attributes.get("agentlightning.operation.name") == _REWARD)
+        or attributes.get("openinference.span.kind") == "EVALUATOR"
+    ):
+        return None
+    return Reward(values, _links(span))
+
+
+def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
+    for key in ("agentops.task.output", "agentops.entity.output"):
+        output = _json(attributes.get(key))
+        if isinstance(output, dict) and output.get("type") == "reward":
+            return output
+    return None
+
+
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Raw]:
+    """`prefix.0.name`, `prefix.0.value`, ... as a list, in the order of the numbers."""
+    found: dict[int, Raw] = {}
+    for key, value in attributes.items():
+        if key.startswith(prefix):
+            number, _, rest = key[len(prefix) + 1 :].partition(".")
+            if number.isdecimal() and len(number) < _DIGITS and rest:
+                found.setdefault(int(number), {})[rest.rpartition(".")[2]] = value
+    return _by_number(found)
+
+
+def _own(span: Span) -> list[tuple[str, Any]]:
+    return [(text_of(key[len(_OWN) :]), value) for key, value in span.attributes.items() if key.startswith(_OWN)]
+
+
+def _links(span: Span) -> list[tuple[tuple[str, str], ...]]:
+    """A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one."""
+    pairs = tuple(
+        (text_of(one["key_match"]), text_of(one["value_match"]))
+        for one in _numbered(span.attributes, _LINK)
+        if {"key_match", "value_match"} <= one.keys()
+    )
+    return ([pairs] if pairs else []) + [(("span_id", link.span),) for link in span.links]
+
+
+_FEEDBACK = ("evaluations", "annotations")
+
+
+def rewards_of(span: Span, meaning: Meaning | None) -> list[Reward]:
+    """All rewards that a span gives: what it is there to give, and what it has of its own, whatever else it is.
+
+    `creditflow.reward.NAME`; OpenTelemetry's event `gen_ai.evaluation.result`; OpenInference's evaluations and
+    annotations, those of the whole trace included.
+    """
+    values = _own(span)
+    found = []
+    for event in span.events:
+        if event.name == "gen_ai.evaluation.result" and "gen_ai.evaluation.score.value" in event.attributes:
+            name = text_of(event.attributes.get("gen_ai.evaluation.name")) or "evaluation"
+            value = event.attributes["gen_ai.evaluation.score.value"]
+            if response := event.attributes.get("gen_ai.response.id"):
+                found.append(Reward([(name, value)], [(("gen_ai.response.id", text_of(response)),)]))
+            else:
+                values.append((name, value))
+    whole: list[tuple[str, Any]] = []
+    if any(key.startswith(("evaluations.", "annotations.", "trace.")) for key in span.attributes):
+        for word in _FEEDBACK:
+            for prefix, into in ((word, values), (f"trace.{word}", whole)):
+                into += [
+                    (text_of(one.get("name")) or word.removesuffix("s"), one["score"])
+                    for one in _numbered(span.attributes, prefix)
+                    if "score" in one
+                ]
+    if whole:
+        found.append(Reward(whole, [()]))
+    if isinstance(meaning, Reward):
+        found.append(Reward(meaning.values + values, meaning.links))
+    elif values:
+        found.append(Reward(values, [(("span_id", span.id),)]))
+    return found

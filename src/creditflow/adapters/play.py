@@ -1,0 +1,180 @@
+"""The spans of one play, read: how they nest, when they were, what they mean, and which calls become steps.
+
+It knows nothing of forms and conventions (`spans`, `meaning`), nor of what steps and rewards are made into.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from creditflow.adapters.forest import Forest, forest_of
+from creditflow.adapters.meaning import AgentAtWork, Meaning, ModelCall, Reward, meaning_of, rewards_of
+from creditflow.adapters.spans import Span
+
+NO_AGENT = "agent"
+"""The name of an agent that nothing names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """n spans."""
+
+    spans: Sequence[Span]
+    forest: Forest
+    start: list[int]
+    end: list[int]
+    """[n] nanoseconds; `start < end`."""
+    meanings: list[Meaning | None]
+    rewards: list[tuple[int, Reward]]
+    """Each with its span, by their beginnings."""
+    agent_around: list[int | None]
+    """[n] the nearest span of an agent at work around it, or itself."""
+    agent_at: list[int | None]
+    """[n] the same; where there is none, the one that began last of those that go on from before it began until after
+    it ended (tracers that do not know of one another do not nest)."""
+
+    @classmethod
+    def read(cls, spans: Sequence[Span], mended: Counter[str]) -> Play:
+        """Counts in `mended` what was wrong with spans."""
+        forest = forest_of([span.id for span in spans], [span.parent for span in spans])
+        mended.update(forest.mended.values())
+        meanings = [meaning_of(span) for span in spans]
+        start, end = _times(spans, mended)
+        rewards = [(at, reward) for at, span in enumerate(spans) for reward in rewards_of(span, meanings[at])]
+        rewards.sort(key=lambda given: (start[given[0]], given[0]))
+        agents = [at for at, meaning in enumerate(meanings) if isinstance(meaning, AgentAtWork)]
+        own: list[int | None] = [None] * len(spans)
+        for at in agents:
+            own[at] = at
+        around = forest.inherited(own)
+        working = list(around)
+        for at, other in _meanwhile([at for at, agent in enumerate(around) if agent is None], agents, start, end):
+            working[at] = other
+        return cls(spans, forest, start, end, meanings, rewards, around, working)
+
+    def call(self, at: int) -> ModelCall:
+        """What a call's span says."""
+        meaning = self.meanings[at]
+        assert isinstance(meaning, ModelCall)
+        return meaning
+
+    def agent_of(self, at: int) -> str:
+        """By what the call says itself, else by the agent at work there."""
+        around = self.agent_at[at]
+        work = None if around is None else self.meanings[around]
+        return self.call(at).agent or (work.name if isinstance(work, AgentAtWork) else "") or NO_AGENT
+
+
+def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
+    """[n] beginnings and ends. One that is missing is the other one, or, where both are, when the span before in the
+    file began; one that ends before it begins ends where it began. Nothing is shorter than a nanosecond.
+    """
+    starts, ends, latest = [], [], 0
+    for span in spans:
+        start, end = span.start, span.end
+        if start is None:
+            mended["no time at all" if end is None else "no start time"] += 1
+            start = latest if end is None else end
+        elif end is None:
+            mended["no end time"] += 1
+        elif end < start:
+            mended["an end before its start"] += 1
+        latest = start
+        starts.append(start)
+        ends.append(max(start + 1, end or 0))
+    return starts, ends
+
+
+_LOOKED_BACK = 64
+"""Of agents that began before something, so many are looked at."""
+
+
+def _meanwhile(
+    spans: Sequence[int], agents: Sequence[int], start: Sequence[int], end: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Of each span that lies, by its times alone, in an agent's, that agent's."""
+    agents = sorted(agents, key=start.__getitem__)
+    began = [start[agent] for agent in agents]
+    for at in spans:
+        stop = bisect_right(began, start[at])
+        found = (agent for agent in reversed(agents[max(0, stop - _LOOKED_BACK) : stop]) if end[agent] >= end[at])
+        if (agent := next(found, None)) is not None:
+            yield at, agent
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which calls become steps."""
+
+    calls: list[int]
+    """Spans, in the order of their beginnings."""
+    same_as: dict[int, int]
+    """Of a call that repeats another one, that one."""
+    left_out: dict[int, str]
+    """Of every other call, why not."""
+
+
+def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
+    """The calls of the agents that are `wanted`, each once; not those of a reward, nor those that brought nothing."""
+    reward = play.forest.inherited([at if isinstance(m, Reward) else None for at, m in enumerate(play.meanings)])
+    left_out: dict[int, str] = {}
+    able: set[int] = set()
+    for at, meaning in enumerate(play.meanings):
+        if not isinstance(meaning, ModelCall):
+            continue
+        if reward[at] is not None:
+            left_out[at] = "made by a reward"
+        elif why := meaning.unusable:
+            left_out[at] = f"it failed: {play.spans[at].error}" if play.spans[at].error else why
+        else:
+            able.add(at)
+    same_as = _repeated(play, able)
+    for at, first in same_as.items():
+        left_out[at] = f"the same call as span {play.spans[first].id}"
+    calls = []
+    for at in sorted(able):
+        if at in same_as:
+            continue
+        if wanted.search(agent := play.agent_of(at)):
+            calls.append(at)
+        else:
+            left_out[at] = f"agent {agent!r} is not asked for"
+    calls.sort(key=lambda at: (play.start[at], play.end[at], at))
+    return Chosen(calls, same_as, left_out)
+
+
+def _repeated(play: Play, able: Set[int]) -> dict[int, int]:
+    """Calls that were recorded more than once: by response id, or, where one has none, by the same response inside of
+    another call. The fullest record stays; of equals the outermost, then the first.
+    """
+    inside = play.forest.inherited([at if at in able else None for at in range(len(play.spans))])
+    place = {at: order for order, at in enumerate(play.forest.order)}
+    of_id: dict[str, int] = {}
+    group: dict[int, int] = {}
+    """By call, the first of those that are the same."""
+    members: dict[int, list[int]] = {}
+    for at in sorted(able, key=place.__getitem__):
+        call, first = play.call(at), at
+        parent = play.forest.parents[at]
+        around = inside[parent] if parent >= 0 else None
+        if call.response_id in of_id:
+            first = of_id[call.response_id]
+        elif around is not None and _same(call, play.call(around)):
+            first = group[around]
+        if call.response_id:
+            of_id[call.response_id] = first
+        group[at] = first
+        members.setdefault(first, []).append(at)
+    same_as = {}
+    for found in members.values():
+        fullest = max(found, key=lambda at: play.call(at).fullness)  # of equals the first
+        same_as.update({at: fullest for at in found if at != fullest})
+    return same_as
+
+
+def _same(inner: ModelCall, outer: ModelCall) -> bool:
+    return inner.response == outer.response and not (inner.response_id and outer.response_id)

@@ -1,0 +1,98 @@
+"""Whose response stands in whose prompt.
+
+It knows texts and times; not spans, nor what becomes of what it finds. ahocorasick_rs is imported at the first call.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+from creditflow.errors import InputError
+
+SHORTEST = 8
+"""Characters of a response that is looked for inside of messages. A shorter one counts only where it is a message of
+its own: `yes` stands in many prompts that nobody's `yes` went into."""
+_LOOKED_BACK = 64
+"""Of steps that gave the same response, so many are asked whether they had ended."""
+_TRIES = 16
+"""So often a prompt is searched again from behind the start of a response that is only given later."""
+
+
+def reused(
+    messages: Sequence[Sequence[str]], responses: Sequence[str], start: Sequence[int], end: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """[S] for each of S steps the earlier ones whose whole response stands in one of its messages, ascending.
+
+    `messages`: [S] what each step read, message by message; `start`, `end`: [S], `start` rising. White space around a
+    response does not count. Of texts that overlap the one that begins first counts, and of those the longest: who reads
+    a summary with a quotation has used the summary. Of several steps with the same response, it is the last that had
+    ended when the prompt was made, else the last that had begun before.
+    """
+    steps_of: dict[str, list[int]] = {}
+    for step, response in enumerate(responses):
+        if text := response.strip():
+            steps_of.setdefault(text, []).append(step)
+    search = _Search([text for text in steps_of if len(text) >= SHORTEST])
+
+    def read_by(step: int) -> Callable[[str], int | None]:
+        return lambda text: _source(steps_of[text], step, start, end)
+
+    found: list[tuple[int, ...]] = []
+    for step, parts in enumerate(messages):
+        used = set()
+        for part in parts:
+            whole = part.strip()
+            source = _source(steps_of.get(whole, ()), step, start, end)
+            if source is not None:
+                used.add(source)
+            else:
+                used.update(search.sources(whole, read_by(step)))
+        found.append(tuple(sorted(used)))
+    return found
+
+
+class _Search:
+    """Finds which of many texts stand in a prompt, all at once."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._automaton = None
+        if texts:
+            try:
+                import ahocorasick_rs
+            except ModuleNotFoundError as error:
+                raise InputError("traces need ahocorasick_rs: pip install 'creditflow[traces]'") from error
+            self._automaton = ahocorasick_rs.AhoCorasick(texts, matchkind=ahocorasick_rs.MatchKind.LeftmostLongest)
+            self._shortest = min(map(len, texts))
+
+    def sources(self, prompt: str, source: Callable[[str], int | None]) -> Iterator[int]:
+        """What `source` says of each text in `prompt` that does not overlap one before it.
+
+        Where it says None, of a text that nobody had given yet, the search goes on from behind that text's first
+        character: an earlier one may begin inside of it.
+        """
+        if self._automaton is None or len(prompt) < self._shortest:
+            return
+        begin: int | None = 0
+        for left in range(_TRIES)[::-1]:
+            rest, begin = prompt[begin:] if begin else prompt, None
+            at = len(prompt) - len(rest)
+            for index, first, _ in self._automaton.find_matches_as_indexes(rest):
+                found = source(self._texts[index])
+                if found is not None:
+                    yield found
+                elif left:
+                    begin = at + first + 1
+                    break
+            if begin is None:
+                return
+
+
+def _source(steps: Sequence[int], reader: int, start: Sequence[int], end: Sequence[int]) -> int | None:
+    """Of `steps`, rising, the one that `reader` has read; None: none came before it."""
+    stop = bisect_left(steps, reader)
+    if not stop:
+        return None
+    recent = steps[max(0, stop - _LOOKED_BACK) : stop]
+    return next((step for step in reversed(recent) if end[step] <= start[reader]), recent[-1])

@@ -1,0 +1,290 @@
+"""Spans of a trace, and the forms in which they come: OTLP (JSON, lines of JSON, protobuf), OpenTelemetry's own
+objects, Agent Lightning's.
+
+It knows the forms; not what attributes mean. What is damaged inside a readable form becomes a span with what is left of
+it: nothing is dropped here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from creditflow.errors import DataError, InputError, first_line
+
+LATEST = (1 << 63) - 2
+"""Times are nanoseconds since 1970 from 0 to here; others are none."""
+_NANOSECONDS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Event:
+    """What was noted while a span was open, or in a log record that names the span."""
+
+    name: str
+    attributes: Mapping[str, Any]
+    body: Any = None
+
+
+@dataclass(slots=True)
+class Link:
+    """Another span that this one says it belongs to."""
+
+    trace: str
+    span: str
+
+
+@dataclass(slots=True)
+class Span:
+    """One span, in nobody's form."""
+
+    trace: str
+    id: str
+    parent: str | None
+    name: str
+    start: int | None
+    """Nanoseconds since 1970; None: not said."""
+    end: int | None
+    attributes: Mapping[str, Any]
+    events: list[Event] = field(default_factory=list)
+    links: Sequence[Link] = ()
+    error: str = ""
+    """What its status says, where that is an error."""
+    resource: Mapping[str, Any] = field(default_factory=dict)
+
+
+def json_values(data: bytes, path: Path) -> Iterator[Any]:
+    """The one value of a JSON file, or those of its lines."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected JSON in UTF-8: {error.reason} at byte {error.start}") from error
+    try:
+        yield json.loads(text)
+        return
+    except RecursionError as error:
+        raise DataError(f"{path}: is nested too deep to be spans") from error
+    except ValueError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2:
+            raise DataError(f"{path}: expected OTLP as JSON: {first_line(error)}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}: line {number} of those that are not empty: {first_line(error)}") from error
+
+
+def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
+    """The spans of JSON values, or of lists of them, in any of the forms that `read_spans` knows.
+
+    Raises DataError for others; its message begins with `where`.
+    """
+    objects = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    for one in objects:
+        if not (isinstance(one, dict) and ("span_id" in one or "resourceSpans" in one or "resourceLogs" in one)):
+            keys = f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) else repr(one)[:80]
+            raise DataError(f"{where}: expected OTLP (`resourceSpans`) or Agent Lightning's (`span_id`), got {keys}")
+    otlp = from_otlp_json(one for one in objects if "span_id" not in one)
+    return otlp + from_agent_lightning(one for one in objects if "span_id" in one)
+
+
+# ---- OTLP ----------------------------------------------------------------------------------------------------------
+
+
+def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
+    """The spans of OTLP messages in their JSON form; log records that name a span become its events, in whatever
+    message they are.
+    """
+    spans: list[Span] = []
+    logs: list[tuple[str, Event]] = []
+    for message in messages:
+        for group in _objects(message.get("resourceSpans")):
+            resource = _attributes(_object(group.get("resource")).get("attributes"))
+            for scope in _objects(group.get("scopeSpans") or group.get("instrumentationLibrarySpans")):
+                spans += [_from_otlp(raw, resource) for raw in _objects(scope.get("spans"))]
+        for group in _objects(message.get("resourceLogs")):
+            for scope in _objects(group.get("scopeLogs")):
+                for raw in _objects(scope.get("logRecords")):
+                    attributes = _attributes(raw.get("attributes"))
+                    name = text_of(raw.get("eventName") or attributes.get("event.name"))
+                    logs.append((_hex(raw.get("spanId")), Event(name, attributes, _value(raw.get("body")))))
+    by_id = {span.id: span for span in spans} if logs else {}
+    for span_id, event in logs:
+        if span_id in by_id:
+            by_id[span_id].events.append(event)
+    return spans
+
+
+def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
+    status = _object(raw.get("status"))
+    return Span(
+        trace=_hex(raw.get("traceId")),
+        id=_hex(raw.get("spanId")),
+        parent=_hex(raw.get("parentSpanId")) or None,
+        name=text_of(raw.get("name")),
+        start=time_of(raw.get("startTimeUnixNano")),
+        end=time_of(raw.get("endTimeUnixNano")),
+        attributes=_attributes(raw.get("attributes")),
+        events=[
+            Event(text_of(event.get("name")), _attributes(event.get("attributes")))
+            for event in _objects(raw.get("events"))
+        ],
+        links=[Link(_hex(link.get("traceId")), _hex(link.get("spanId"))) for link in _objects(raw.get("links"))],
+        error=text_of(status.get("message") or "error") if status.get("code") in (2, "STATUS_CODE_ERROR") else "",
+        resource=resource,
+    )
+
+
+def from_otlp_protobuf(data: bytes, where: str = "spans") -> list[Span]:
+    """The spans of one OTLP message (TracesData, or a request to export them, which has the same bytes).
+
+    Raises DataError where the bytes are something else, InputError where opentelemetry-proto is not installed.
+    """
+    try:
+        from google.protobuf.json_format import MessageToDict
+        from google.protobuf.message import DecodeError
+        from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+    except ModuleNotFoundError as error:
+        raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
+    try:
+        message = TracesData.FromString(data)
+    except DecodeError as error:
+        raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
+    return from_otlp_json([MessageToDict(message)])
+
+
+def _attributes(raw: Any) -> dict[str, Any]:
+    return {text_of(pair.get("key")): _value(pair.get("value")) for pair in _objects(raw)}
+
+
+def _value(raw: Any) -> Any:
+    """An OTLP AnyValue as Python has it; one that is nested deeper than Python reads is None."""
+    if not isinstance(raw, dict) or not raw:
+        return None
+    kind, value = next(iter(raw.items()))
+    try:
+        return _READ_AS[kind](value) if kind in _READ_AS else value
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+_READ_AS: dict[str, Callable[[Any], Any]] = {
+    "intValue": int,
+    "doubleValue": float,
+    "arrayValue": lambda value: [_value(one) for one in _objects(_object(value).get("values"))],
+    "kvlistValue": lambda value: _attributes(_object(value).get("values")),
+}
+
+
+def _hex(raw: Any) -> str:
+    """An id: OTLP's JSON has it in hexadecimal, protobuf's own JSON in base64."""
+    text = text_of(raw)
+    if len(text) in (16, 32):
+        return text.lower()
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except (binascii.Error, ValueError):
+        return text
+
+
+def text_of(value: Any) -> str:
+    """A text that UTF-8 can hold; empty for None. Half a surrogate pair, which is no character, becomes U+FFFD."""
+    try:
+        text = value if isinstance(value, str) else "" if value is None else str(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; a list in a list in a list
+        return ""
+    if text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def time_of(raw: Any) -> int | None:
+    """Nanoseconds; None for what is no time."""
+    try:
+        time = int(raw)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return time if 0 < time <= LATEST else None
+
+
+def _object(raw: Any) -> Mapping[str, Any]:
+    return raw if isinstance(raw, dict) else {}
+
+
+def _objects(raw: Any) -> list[Any]:
+    return [one for one in raw if isinstance(one, dict)] if isinstance(raw, list) else []
+
+
+# ---- objects -------------------------------------------------------------------------------------------------------
+
+
+def from_readable(spans: Iterable[Any]) -> list[Span]:
+    """Of OpenTelemetry's `ReadableSpan`s, as an exporter gets them."""
+    found = []
+    for span in spans:
+        context, parent, status = span.context, span.parent, span.status
+        found.append(
+            Span(
+                trace=f"{context.trace_id:032x}",
+                id=f"{context.span_id:016x}",
+                parent=None if parent is None else f"{parent.span_id:016x}",
+                name=span.name,
+                start=time_of(span.start_time),
+                end=time_of(span.end_time),
+                attributes=span.attributes or {},
+                events=[Event(event.name, event.attributes or {}) for event in span.events],
+                links=[Link(f"{of.context.trace_id:032x}", f"{of.context.span_id:016x}") for of in span.links],
+                error="" if status.is_ok or status.is_unset else status.description or "error",
+                resource=span.resource.attributes if span.resource is not None else {},
+            )
+        )
+    return found
+
+
+def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
+    """Of Agent Lightning's spans (0.3), its objects or what `model_dump` makes of them: a play is one attempt."""
+    found = []
+    for raw in spans:
+        span = raw if isinstance(raw, Mapping) else vars(raw)
+        status, resource = _plain(span.get("status")), _plain(span.get("resource"))
+        attempt = [text_of(span[key]) for key in ("rollout_id", "attempt_id") if span.get(key)]
+        found.append(
+            Span(
+                trace="/".join(attempt) or text_of(span.get("trace_id")),
+                id=text_of(span.get("span_id")),
+                parent=text_of(span.get("parent_id")) or None,
+                name=text_of(span.get("name")),
+                start=_nanoseconds(span.get("start_time")),
+                end=_nanoseconds(span.get("end_time")),
+                attributes=_plain(span.get("attributes")),
+                events=[
+                    Event(text_of(event.get("name")), _plain(event.get("attributes")))
+                    for event in map(_plain, span.get("events") or ())
+                ],
+                links=[
+                    Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
+                    for context in (_plain(_plain(link).get("context")) for link in span.get("links") or ())
+                ],
+                error=text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
+                resource=_plain(resource.get("attributes")),
+            )
+        )
+    return found
+
+
+def _plain(value: Any) -> Mapping[str, Any]:
+    """A mapping, or a model's fields as one."""
+    return value if isinstance(value, Mapping) else getattr(value, "__dict__", None) or {}
+
+
+def _nanoseconds(seconds: Any) -> int | None:
+    try:
+        return time_of(float(seconds) * _NANOSECONDS)
+    except (TypeError, ValueError, OverflowError):
+        return None

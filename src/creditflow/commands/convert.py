@@ -1,0 +1,137 @@
+"""`creditflow convert`: other systems' traces as trajectories."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean
+
+from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
+from creditflow.credit import CreditOptions, assign
+from creditflow.errors import DataError, InputError
+from creditflow.files import write_whole
+from creditflow.huggingface import ChatTokenizer, load_tokenizer
+from creditflow.ledger import RunFolder
+from creditflow.progress import Reporter
+from creditflow.report.tables import new_table, results_console, show
+from creditflow.report.text import number
+from creditflow.trajectory import Message, Score, TrajectoryBatch
+
+
+def convert_files(
+    sources: Sequence[Path],
+    out: Path,
+    options: ConvertOptions,
+    ranges: Sequence[str],
+    tokenizer: Path | None,
+    left_out: Path | None,
+    run: Path | None,
+    reporter: Reporter,
+) -> None:
+    """Read, convert, write, and say what became of it; `run`: a folder for the plays with their credit."""
+    if out.suffix != ".parquet":
+        raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
+    tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
+    options = replace(options, ranges=dict(map(_range, ranges)), tokens=tokens)
+    spans = []
+    with reporter.bar("read", len(sources)) as bar:
+        for source in sources:
+            spans += read_spans(source)
+            bar.advance()
+    made = convert(spans, options)
+    if left_out is not None:
+        lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
+        write_whole(left_out, lambda path: path.write_text(lines))
+    _tell(made)
+    if not made.trajectories:
+        raise DataError(f"{', '.join(map(str, sources))}: nothing to write, no model call has become a step")
+    batch = TrajectoryBatch.from_trajectories(made.trajectories)
+    write_whole(out, batch.write_parquet)
+    results_console().print(f"written: {out}", soft_wrap=True)
+    if run is not None:
+        _credit(batch, run, sources)
+        results_console().print(f"written: {run}", soft_wrap=True)
+
+
+def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
+    """The plays as the one training step of a run that trained nothing, credited as training would by default."""
+    facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}
+    assignment = assign(batch, CreditOptions())
+    folder = RunFolder.create(run, facts, "{}\n")
+    folder.write_steps(1, batch, assignment)
+    folder.append_metrics(1, assignment.metrics())
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    name, _, bounds = text.partition("=")
+    low, _, high = bounds.partition(":")
+    try:
+        return name, (float(low), float(high))
+    except ValueError as error:
+        raise InputError(f"--range: expected NAME=LOW:HIGH, such as right=-1:1, got {text!r}") from error
+
+
+class _Tokenizer(Tokens):
+    """A Hugging Face tokenizer, with its chat template where it has one."""
+
+    def __init__(self, chat: ChatTokenizer) -> None:
+        self._chat = chat
+
+    @classmethod
+    def load(cls, folder: Path) -> _Tokenizer:
+        return cls(ChatTokenizer(load_tokenizer(folder, "--tokenizer")))
+
+    def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
+        return self._chat.encode(messages)[1]
+
+    def response(self, text: str, *, ended: bool) -> Sequence[int]:
+        tokenizer = self._chat.tokenizer
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [*ids, tokenizer.eos_token_id] if ended and tokenizer.eos_token_id is not None else ids
+
+
+def _tell(made: Converted) -> None:
+    console = results_console()
+    steps = [step for trajectory in made.trajectories for step in trajectory.steps]
+    plays, tasks = len(made.trajectories), len({trajectory.uid for trajectory in made.trajectories})
+    console.print(f"{made.spans} spans: {plays} plays of {tasks} tasks, {len(steps)} steps", soft_wrap=True)
+    if steps:
+        table = new_table("agent", "steps", "parents by text", "with tokens")
+        for agent, n in Counter(step.agent for step in steps).most_common():
+            own = [step for step in steps if step.agent == agent]
+            by_text = sum(step.info["parents_by"] == "text" for step in own)
+            table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
+        show(console, "steps", table)
+    scores: dict[str, list[Score]] = defaultdict(list)
+    for step in steps:
+        for name, score in step.scores.items():
+            scores[name].append(score)
+    for trajectory in made.trajectories:
+        if trajectory.outcome is not None:
+            scores[f"{trajectory.info['outcome']} (outcome)"].append(trajectory.outcome)
+    if scores:
+        table = new_table("reward", "given", "mean", "failed")
+        for name, given in scores.items():
+            ok = [float(score.value) for score in given if score.status == "ok" and isinstance(score.value, float)]
+            table.add_row(name, str(len(given)), number(mean(ok)) if ok else "", str(len(given) - len(ok)))
+        show(console, "rewards", table)
+        for name, why in {name: s.reason for name, given in scores.items() for s in given if s.status != "ok"}.items():
+            console.print(f"{name}: {why}", soft_wrap=True)
+    _count("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in made.left_out))
+    _count("mended", made.mended)
+
+
+def _kind(reason: str) -> str:
+    """A reason without the ids that it names."""
+    return "the same call as another span" if reason.startswith("the same call as span") else reason
+
+
+def _count(title: str, counts: Mapping[str, int]) -> None:
+    if counts:
+        table = new_table(title, "spans")
+        for what, n in sorted(counts.items(), key=lambda pair: -pair[1]):
+            table.add_row(what, str(n))
+        show(results_console(), title, table)

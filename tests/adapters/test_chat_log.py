@@ -1,0 +1,74 @@
+"""Logs of chats, by line."""
+
+from typing import Any
+
+import pytest
+
+from creditflow.adapters import convert, from_chat_log
+from creditflow.errors import DataError
+from creditflow.trajectory import Trajectory
+
+
+def plays(*lines: Any) -> list[Trajectory]:
+    made = convert(from_chat_log(lines))
+    assert made.left_out == []
+    return made.trajectories
+
+
+def test_each_assistant_message_of_a_conversation_is_a_step_that_read_all_before_it() -> None:
+    messages = [
+        {"role": "user", "content": "What is 3 + 4?"},
+        {"role": "assistant", "content": "I shall add them up.", "name": "planner", "reward": 0.5},
+        {"role": "user", "content": "Go on."},
+        {"role": "assistant", "content": "7", "name": "solver"},
+    ]
+    (play,) = plays({"messages": messages, "reward": 1.0})
+    assert [(step.agent, step.parents, step.response) for step in play.steps] == [
+        ("planner", (), "I shall add them up."),
+        ("solver", (0,), "7"),
+    ]
+    assert play.steps[1].prompt == ("[user]\nWhat is 3 + 4?\n\n[assistant]\nI shall add them up.\n\n[user]\nGo on.")
+    assert {name: score.value for name, score in play.steps[0].scores.items()} == {"reward": 0.5}
+    assert play.outcome is not None
+    assert play.outcome.value == 1.0
+
+
+def completion(text: str, *more: str, **attributes: Any) -> dict[str, Any]:
+    choices = [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"} for said in (text, *more)]
+    return {"id": f"id-{text}", "choices": choices, "usage": {"prompt_tokens": 3, "completion_tokens": 2}, **attributes}
+
+
+def asked(text: str) -> dict[str, Any]:
+    return {"model": "m", "temperature": 0.5, "messages": [{"role": "user", "content": text}]}
+
+
+def test_calls_of_one_id_are_one_play_in_their_order() -> None:
+    first = {"trajectory_id": "p", "agent": "a", "request": asked("Plan it."), "response": completion("first, second")}
+    second = {"trajectory_id": "p", "agent": "b", "request": asked("first, second"), "response": completion("done"),
+              "reward": {"right": 1.0, "short": 0.25}}  # fmt: skip
+    other = {"request": asked("Hello"), "response": completion("Hi")}
+    play, alone = plays(first, other, second)
+    assert (play.id, [(step.agent, step.parents) for step in play.steps]) == ("p", [("a", ()), ("b", (0,))])
+    assert {name: score.value for name, score in play.steps[1].scores.items()} == {"right": 1.0, "short": 0.25}
+    assert (play.steps[0].temperature, play.steps[0].policy) == (0.5, "m")
+    assert play.steps[0].info["prompt_tokens"] == 3
+    assert alone.steps[0].response == "Hi"
+
+
+def test_several_choices_are_several_steps() -> None:
+    (play,) = plays({"request": asked("Choose"), "response": completion("one", "two")})
+    assert [(step.response, step.parents) for step in play.steps] == [("one", ()), ("two", ())]
+
+
+def test_token_ids_and_log_probabilities_of_vllm_are_kept() -> None:
+    response = completion("ab", prompt_token_ids=[1, 2])
+    response["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}
+    (play,) = plays({"request": asked("x"), "response": response})
+    step = play.steps[0]
+    assert (step.prompt_ids, step.response_ids, step.logprobs) == ((1, 2), (3, 4), (-1.0, -2.0))
+    assert step.info["tokens"] == "of the trace"
+
+
+def test_a_line_of_another_form_is_refused_by_its_number() -> None:
+    with pytest.raises(DataError, match=r"chat log: line 2: expected `messages`, or `request` and `response`"):
+        from_chat_log([{"messages": []}, {"text": "hello"}])

@@ -1,0 +1,78 @@
+"""`creditflow convert` as a user meets it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from creditflow.cli import app
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.huggingface import load_tokenizer
+from creditflow.trajectory import TrajectoryBatch
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def convert(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)])
+
+
+def test_files_of_several_forms_become_one_batch_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+    log = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}], "reward": 3}
+    (tmp_path / "log.jsonl").write_text(json.dumps(log))
+    sources = [RECORDED / "langgraph_twice.json", RECORDED / "langgraph_openinference.pb", tmp_path / "log.jsonl"]
+    out, left_out = tmp_path / "out.parquet", tmp_path / "left_out.jsonl"
+    result = convert(*sources, "-o", out, "--left-out", left_out, "--range", "reward=0:5")
+    assert result.exit_code == 0, result.output
+    batch = TrajectoryBatch.read_parquet(out)
+    assert (batch.n_trajectories, batch.n_steps) == (3, 9)
+    assert batch.agent_names == ("planner", "executor", "executor_again", "verifier", "assistant")
+    assert "32 spans" not in result.stdout
+    assert "3 plays of 2 tasks, 9 steps" in result.stdout
+    assert "model call: the same call as another span" in result.stdout
+    rows = [json.loads(line) for line in left_out.read_text().splitlines()]
+    assert [row["what"] for row in rows] == ["model call"] * 4
+
+
+def test_a_tokenizer_makes_the_tokens_that_the_trace_lacks(tmp_path: Path) -> None:
+    out, model = tmp_path / "out.parquet", tiny_byte_model()
+    result = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--tokenizer", model)
+    assert result.exit_code == 0, result.output
+    step = TrajectoryBatch.read_parquet(out).to_trajectories()[0].steps[1]
+    tokenizer = load_tokenizer(model, "model")
+    assert tokenizer.decode(step.response_ids[:-1]) == "3 + 4 makes 7."
+    assert step.response_ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(step.prompt_ids).startswith("<|system|>")
+    assert step.info["tokens"] == "by a tokenizer"
+
+
+def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
+    out, run = tmp_path / "out.parquet", tmp_path / "run"
+    assert convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run).exit_code == 0
+    step = TrajectoryBatch.read_parquet(out).step_ids[1]
+    why = CliRunner().invoke(app, ["why", str(run), step])
+    assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
+    again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
+    assert again.exit_code == 0, again.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-o", "x.json"], "--out: expected a name that ends with .parquet"),
+        (["-o", "x.parquet", "--range", "right"], "--range: expected NAME=LOW:HIGH"),
+        (["-o", "x.parquet", "--range", "right=1:0"], "low < high"),
+        (["-o", "x.parquet", "--agent-match", "("], "is not a regular expression"),
+        (["-o", "x.parquet", "--agent-match", "nobody"], "no model call has become a step"),
+        (["-o", "x.parquet", "--tokenizer", "nowhere"], "--tokenizer: nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = convert(RECORDED / "langgraph_openinference.json", *arguments)
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert said in result.stderr
+    assert result.stderr.startswith("error: ")

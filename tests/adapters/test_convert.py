@@ -1,0 +1,270 @@
+"""The rules by which spans become trajectories, one at a time."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from creditflow.adapters import ConvertOptions, Span, convert
+from creditflow.adapters.spans import Event, Link
+from creditflow.errors import ConfigError
+from creditflow.trajectory import Trajectory
+
+
+def span(name: str, start: int | None, end: int | None, parent: str | None = None, **attributes: Any) -> Span:
+    given = {key.replace("__", "."): value for key, value in attributes.items()}
+    return Span("t", name, parent, name, start, end, given)
+
+
+def call(name: str, start: int | None, end: int | None, parent: str | None = None, **attributes: Any) -> Span:
+    """A call whose prompt is `read` and whose response is the span's name, unless it says otherwise."""
+    read, wrote = attributes.pop("read", f"do {name}"), attributes.pop("wrote", f"response of {name}")
+    return span(
+        name,
+        start,
+        end,
+        parent,
+        gen_ai__operation__name="chat",
+        gen_ai__input__messages=json.dumps([{"role": "user", "parts": [{"type": "text", "content": read}]}]),
+        gen_ai__output__messages=json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": wrote}]}]),
+        **attributes,
+    )
+
+
+def agent(name: str, start: int, end: int, parent: str | None = None) -> Span:
+    return span(name, start, end, parent, gen_ai__operation__name="invoke_agent", gen_ai__agent__name=name)
+
+
+def reward(at: int, value: Any = 1.0, name: str = "right", parent: str | None = None, **attributes: Any) -> Span:
+    values = {"agentlightning__reward__0__name": name, "agentlightning__reward__0__value": value}
+    return span(f"reward at {at}", at, at + 1, parent, **values, **attributes)
+
+
+def one(spans: list[Span], **options: Any) -> Trajectory:
+    (trajectory,) = convert(spans, ConvertOptions(**options)).trajectories
+    return trajectory
+
+
+def scores(trajectory: Trajectory) -> list[dict[str, float]]:
+    return [{name: score.rescaled for name, score in step.scores.items()} for step in trajectory.steps]
+
+
+PLAY = [agent("plan", 0, 10), call("a", 1, 5, "plan"), agent("write", 10, 40), call("b", 11, 15, "write"),
+        call("c", 20, 25, "write"), call("d", 50, 60)]  # fmt: skip
+
+
+def test_steps_lie_by_time_and_know_their_agents_turns_and_spans() -> None:
+    trajectory = one(PLAY[::-1])
+    assert [(step.agent, step.turn) for step in trajectory.steps] == [
+        ("plan", 0), ("write", 0), ("write", 1), ("agent", 0)]  # fmt: skip
+    assert [step.info["span_id"] for step in trajectory.steps] == ["a", "b", "c", "d"]
+    assert [step.info["done"] for step in trajectory.steps] == [False, False, False, True]
+    assert (trajectory.answer, trajectory.answer_steps) == ("response of d", (3,))
+
+
+# ---- rewards -------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_beats_the_agent_around_and_the_agent_beats_time() -> None:
+    linked = reward(30, 0.25, "linked", "write")
+    linked.links = [Link("t", "a")]
+    found = scores(one([*PLAY, linked, reward(31, 0.5, "mine", "write"), reward(70, 0.75, "mine", "plan")]))
+    assert found == [{"linked": 0.25, "mine": 0.75}, {}, {"mine": 0.5}, {}]
+
+
+def test_a_reward_by_time_is_that_of_the_last_step_that_had_ended() -> None:
+    assert scores(one([*PLAY, reward(18), reward(30, 0.5)])) == [{}, {"right": 1.0}, {"right": 0.5}, {}]
+
+
+def test_a_reward_before_any_step_had_ended_is_nobodys() -> None:
+    made = convert([*PLAY, reward(2)])
+    assert [(left.what, left.reason) for left in made.left_out] == [("reward", "no step had ended by then")]
+
+
+def test_a_reward_when_all_have_ended_is_the_outcome() -> None:
+    trajectory = one([*PLAY, reward(61, 0.5)])
+    assert trajectory.outcome is not None
+    assert (trajectory.outcome.value, trajectory.info["outcome"], scores(trajectory)) == (0.5, "right", [{}] * 4)
+
+
+def test_the_last_of_a_series_is_its_steps_and_no_outcome() -> None:
+    trajectory = one([*PLAY, reward(18), reward(61, 0.5)])
+    assert trajectory.outcome is None
+    assert scores(trajectory) == [{}, {"right": 1.0}, {}, {"right": 0.5}]
+
+
+def test_the_outcome_may_be_named() -> None:
+    trajectory = one([*PLAY, reward(18, 0.25, "total"), reward(61, 0.5)], outcome="total")
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 0.25
+    assert trajectory.info["rewards"] == {"right": 0.5}
+
+
+def test_an_agent_around_all_steps_says_nothing() -> None:
+    inside = [agent("all", 0, 100), *(call(name, 10 * at, 10 * at + 5, "all") for at, name in enumerate("abc"))]
+    trajectory = one([*inside, reward(16, 0.5, "right", "all"), reward(90, 1.0, "total", "all")])
+    assert scores(trajectory) == [{}, {"right": 0.5}, {}]
+    assert trajectory.outcome is not None
+
+
+def test_several_dimensions_are_kept() -> None:
+    more = {"agentlightning__reward__1__name": "style", "agentlightning__reward__1__value": 0.5}
+    trajectory = one([*PLAY, reward(18, **more), reward(70, 0.0, "speed", agentlightning__reward__1__name="outcome",
+                                                        agentlightning__reward__1__value=1.0)])  # fmt: skip
+    assert scores(trajectory)[1] == {"right": 1.0, "style": 0.5}
+    assert trajectory.outcome is not None
+    assert (trajectory.outcome.value, trajectory.info["rewards"]) == (1.0, {"speed": 0.0})
+
+
+@pytest.mark.parametrize("value", [None, "much", math.nan, math.inf, 10**400, [1]])
+def test_a_reward_that_is_no_number_has_failed_and_is_not_zero(value: Any) -> None:
+    (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
+    assert (score.status, math.isnan(score.rescaled)) == ("failed", True)
+    assert "expected a number" in score.reason
+
+
+def test_a_reward_outside_its_range_has_failed_and_a_range_mends_it() -> None:
+    (score,) = one([*PLAY, reward(18, -1.0)]).steps[1].scores.values()
+    assert (score.status, score.reason) == ("failed", "-1 is not between 0 and 1: give the reward's range")
+    assert scores(one([*PLAY, reward(18, -0.5)], ranges={"right": (-1.0, 1.0)}))[1] == {"right": 0.25}
+
+
+def test_a_reward_that_is_given_twice_counts_the_second_time() -> None:
+    made = convert([*PLAY, reward(26, 0.0), reward(27, 1.0)])
+    assert scores(made.trajectories[0])[2] == {"right": 1.0}
+    assert [(left.span, left.reason) for left in made.left_out] == [("reward at 26", "given again later")]
+
+
+def test_calls_inside_of_a_reward_are_the_judges() -> None:
+    judge = reward(27, parent="write")
+    judge.end = 40
+    made = convert([*PLAY, judge, call("judge", 28, 30, "reward at 27")])
+    assert len(made.trajectories[0].steps) == 4
+    assert [(left.span, left.reason) for left in made.left_out] == [("judge", "made by a reward")]
+
+
+def test_rewards_as_attributes_of_a_span_belong_to_it() -> None:
+    spans = [span("root", 0, 100, creditflow__reward__outcome=0.5)]
+    spans += [call("a", 1, 5, "root", creditflow__reward__right=1.0), agent("write", 10, 20, "root")]
+    spans[-1].attributes = {**spans[-1].attributes, "creditflow.reward.style": 0.25}
+    spans += [call("b", 11, 12, "write"), call("c", 13, 14, "write")]
+    trajectory = one(spans)
+    assert scores(trajectory) == [{"right": 1.0}, {}, {"style": 0.25}]
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 0.5
+
+
+def test_evaluations_of_opentelemetry_and_openinference_are_rewards() -> None:
+    spans = [call("a", 1, 5, gen_ai__response__id="r1"), call("b", 6, 9)]
+    score = {"gen_ai.evaluation.name": "right", "gen_ai.evaluation.score.value": 0.5}
+    spans[0].events = [Event("gen_ai.evaluation.result", score)]
+    of_a = {**score, "gen_ai.evaluation.name": "of a", "gen_ai.response.id": "r1"}
+    spans[1].events = [Event("gen_ai.evaluation.result", of_a)]
+    style = {"evaluations.0.evaluation.name": "style", "evaluations.0.evaluation.score": 1.0}
+    liked = {"trace.annotations.0.annotation.name": "liked", "trace.annotations.0.annotation.score": 0.0}
+    spans[1].attributes = {**spans[1].attributes, **style, **liked}
+    trajectory = one(spans)
+    assert scores(trajectory) == [{"right": 0.5, "of a": 0.5}, {"style": 1.0}]
+    assert trajectory.outcome is not None
+    assert trajectory.info["outcome"] == "liked"
+
+
+# ---- calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_calls_of_other_agents_are_left_out_and_so_are_their_rewards() -> None:
+    made = convert([*PLAY, reward(30, parent="write"), reward(8, 0.5, "good", "plan")], ConvertOptions("plan|agent"))
+    assert [step.agent for step in made.trajectories[0].steps] == ["plan", "agent"]
+    assert [(left.what, left.reason) for left in made.left_out] == [
+        ("model call", "agent 'write' is not asked for"),
+        ("model call", "agent 'write' is not asked for"),
+        ("reward", "the calls of its agent are left out"),
+    ]
+    assert scores(made.trajectories[0]) == [{"good": 0.5}, {}]
+
+
+def test_one_call_recorded_twice_is_one_step_with_the_fuller_record() -> None:
+    spans = [call("outer", 1, 9, gen_ai__response__id="r", wrote="yes"), call("inner", 2, 8, "outer",
+             gen_ai__response__id="r", response_token_ids=[1, 2], wrote="yes")]  # fmt: skip
+    linked = reward(20)
+    linked.links = [Link("t", "outer")]
+    made = convert([*spans, linked])
+    (step,) = made.trajectories[0].steps
+    assert (step.response_ids, step.info["span_id"], list(step.scores)) == ((1, 2), "inner", ["right"])
+    assert [left.reason for left in made.left_out] == ["the same call as span inner"]
+
+
+def test_a_call_inside_of_another_with_the_same_response_is_the_same() -> None:
+    made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="yes")])
+    assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["outer"]
+    made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="no")])
+    assert len(made.trajectories[0].steps) == 2
+
+
+def test_a_call_that_brought_nothing_is_left_out_with_the_reason() -> None:
+    failed = span("f", 1, 2, gen_ai__operation__name="chat")
+    failed.error = "rate limit"
+    made = convert([failed, span("g", 3, 4, gen_ai__operation__name="chat")])
+    assert made.trajectories == []
+    assert [left.reason for left in made.left_out] == [
+        "it failed: rate limit", "neither messages nor a response were recorded"]  # fmt: skip
+
+
+def test_token_ids_of_the_trace_are_kept_and_log_probabilities_that_it_lacks_are_unknown() -> None:
+    step = one([call("a", 1, 2, prompt_token_ids=[1, 2], response_token_ids="[3, 4]")]).steps[0]
+    assert (step.prompt_ids, step.response_ids, step.response_mask) == ((1, 2), (3, 4), (1, 1))
+    assert all(math.isnan(value) for value in step.logprobs)
+    logprobs = json.dumps([{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1}])
+    step = one([call("a", 1, 2, response_token_ids=[3, 4], logprobs__content=logprobs)]).steps[0]
+    assert step.logprobs == (-0.5, -1.0)
+
+
+def test_an_agent_is_found_by_time_where_tracers_did_not_nest() -> None:
+    assert [step.agent for step in one([agent("writer", 0, 10), call("a", 2, 5), call("b", 12, 15)]).steps] == [
+        "writer", "agent"]  # fmt: skip
+
+
+# ---- parents and times ---------------------------------------------------------------------------------------------
+
+
+def test_parents_are_the_texts_that_were_read_and_else_what_came_before() -> None:
+    spans = [call("a", 0, 2, wrote="the plan is long"), call("b", 3, 4), call("c", 5, 6, read="Do: the plan is long!")]
+    trajectory = one(spans)
+    assert [(step.parents, step.info["parents_by"]) for step in trajectory.steps] == [
+        ((), "time"), ((0,), "time"), ((0,), "text")]  # fmt: skip
+
+
+def test_missing_and_skewed_times_are_mended_and_counted() -> None:
+    made = convert([call("a", 5, None), call("b", None, 9), call("c", None, None), call("d", 20, 11)])
+    assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["a", "b", "c", "d"]
+    assert dict(made.mended) == {
+        "no end time": 1, "no start time": 1, "no time at all": 1, "an end before its start": 1}  # fmt: skip
+
+
+# ---- plays ---------------------------------------------------------------------------------------------------------
+
+
+def test_plays_are_told_apart_by_trace_or_by_an_attribute() -> None:
+    spans = [span("x", 0, 9, session="one"), call("a", 1, 2, "x"), span("y", 0, 9, session="two"), call("b", 3, 4, "y")]
+    spans.append(call("c", 5, 6))
+    assert len(one(spans).steps) == 3
+    made = convert(spans, ConvertOptions(trajectory_by="session"))
+    assert {play.id: [step.info["span_id"] for step in play.steps] for play in made.trajectories} == {
+        "one": ["a"], "two": ["b"], "t": ["c"]}  # fmt: skip
+
+
+def test_plays_that_begin_with_the_same_prompt_are_of_one_task() -> None:
+    spans = [call("a", 1, 2, read="Add 3 and 4."), call("b", 1, 2, read="Add 3 and 4."), call("c", 1, 2)]
+    for number, play in enumerate(spans):
+        play.trace = str(number)
+    first, second, third = convert(spans).trajectories
+    assert first.uid == second.uid != third.uid
+    spans[2].attributes = {**spans[2].attributes, "task": "T"}
+    assert convert(spans, ConvertOptions(uid_by="task")).trajectories[2].uid == "T"
+
+
+@pytest.mark.parametrize("options", [{"agent_match": "("}, {"ranges": {"right": (1.0, 0.0)}}])
+def test_options_that_cannot_be_used_are_refused(options: Any) -> None:
+    with pytest.raises(ConfigError, match=r"regular expression|low < high"):
+        convert([], ConvertOptions(**options))

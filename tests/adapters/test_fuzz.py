@@ -1,0 +1,161 @@
+"""Mutated spans: nothing but the documented error, and no call and no reward that is neither used nor told."""
+
+import json
+import os
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from creditflow.adapters import Converted, Span, convert, from_json, from_otlp_json
+from creditflow.adapters.meaning import ModelCall, meaning_of, rewards_of
+from creditflow.errors import DataError
+from creditflow.table import table_of
+from creditflow.trajectory import TrajectoryBatch
+
+RECORDED = [json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "recorded").glob("*.json"))]
+ODD: list[Any] = [
+    *[None, "", "x", 0, -1, 1 << 70, 10**400, float("nan"), float("inf"), True, [], {}, [[]], [None], {"a": None}],
+    *["[", '[{"role": 1}]', "\ud800", "\x00", {"stringValue": None}, {"kvlistValue": {"values": [{}]}}, b"\xff"],
+    *["9" * 5000, "[" * 3000, '{"parts": 7}', {"intValue": "x"}],
+]
+Mutation = Callable[[random.Random, list[dict[str, Any]]], None]
+
+
+def all_of(messages: list[Any]) -> list[dict[str, Any]]:
+    return [s for m in messages for r in m["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]]
+
+
+def _drop_a_field(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    span = draw.choice(spans)
+    if span:
+        span.pop(draw.choice(list(span)))
+
+
+def _odd_field(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    span = draw.choice(spans)
+    span[draw.choice([*span, "attributes", "links", "events", "status", "unknown"])] = draw.choice(ODD)
+
+
+def _odd_attribute(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    attributes = draw.choice(spans).get("attributes")
+    if isinstance(attributes, list) and attributes and isinstance(pair := draw.choice(attributes), dict):
+        pair[draw.choice(["key", "value"])] = draw.choice([*ODD, {"stringValue": draw.choice(ODD)}])
+
+
+def _odd_time(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    span, key = draw.choice(spans), draw.choice(["startTimeUnixNano", "endTimeUnixNano"])
+    try:
+        span[key] = str(int(span[key]) + draw.randrange(-(10**9), 10**9))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        span[key] = draw.choice(ODD)
+
+
+def _other_parent(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    draw.choice(spans)["parentSpanId"] = draw.choice(spans).get(
+        "spanId"
+    )  # circles, overlapping siblings, a second root
+
+
+def _same_id(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    draw.choice(spans)["spanId"] = draw.choice(spans).get("spanId")
+
+
+def _twice(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    draw.choice(spans).update(deepcopy(draw.choice(spans)))
+
+
+def _attribute_of_another(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    one, other = draw.choice(spans).get("attributes"), draw.choice(spans).get("attributes")
+    if isinstance(one, list) and isinstance(other, list) and other:
+        one.append(deepcopy(draw.choice(other)))
+
+
+def _other_trace(draw: random.Random, spans: list[dict[str, Any]]) -> None:
+    draw.choice(spans)["traceId"] = draw.choice(["a" * 32, "b" * 32, None, 7])
+
+
+MUTATIONS: list[Mutation] = [_drop_a_field, _odd_field, _odd_attribute, _odd_time, _other_parent, _same_id, _twice,
+                             _attribute_of_another, _other_trace]  # fmt: skip
+
+
+def mutated(seed: int) -> list[Any]:
+    draw = random.Random(seed)
+    messages = deepcopy(draw.choices(RECORDED, k=draw.choice([1, 1, 2])))
+    spans = all_of(messages)
+    if draw.random() < 0.3:
+        draw.shuffle(spans)
+        messages = [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+    for _ in range(draw.choice([1, 2, 4, 16, 64])):
+        draw.choice(MUTATIONS)(draw, spans)
+    return messages
+
+
+def nothing_is_lost(spans: list[Span], made: Converted) -> None:
+    """Counted anew, from the spans alone."""
+    meanings = [meaning_of(span) for span in spans]
+    steps = [step for trajectory in made.trajectories for step in trajectory.steps]
+    calls = sum(isinstance(meaning, ModelCall) for meaning in meanings)
+    assert calls == len(steps) + sum(left.what == "model call" for left in made.left_out)
+    numbers = [v for s, m in zip(spans, meanings, strict=True) for reward in rewards_of(s, m) for v in reward.values]
+    used = sum(len(step.scores) for step in steps)
+    used += sum((t.outcome is not None) + len(t.info.get("rewards", {})) for t in made.trajectories)
+    assert len(numbers) == used + sum(left.what == "reward" for left in made.left_out)
+    assert all(left.reason for left in made.left_out)
+
+
+def survives(seed: int) -> None:
+    try:
+        spans = from_json(mutated(seed))
+    except DataError:
+        return
+    made = convert(spans)
+    nothing_is_lost(spans, made)
+    assert table_of(TrajectoryBatch.from_trajectories(made.trajectories)).num_rows >= 0  # it can be written
+
+
+@settings(max_examples=2000, deadline=None)
+@given(st.integers(0, 2**40))
+def test_mutated_spans_lose_nothing_and_break_nothing(seed: int) -> None:
+    survives(seed)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_mutated_span_sets_lose_nothing_and_break_nothing() -> None:
+    first = int(os.environ.get("FUZZ_FROM", "0"))
+    for seed in range(first, first + 100_000):
+        try:
+            survives(seed)
+        except Exception as error:
+            raise AssertionError(f"seed {seed}") from error
+
+
+def chain(depth: int) -> list[Span]:
+    return [
+        Span("t", str(at), str(at - 1) if at else None, "x", at, 10**9 - at,
+             {"gen_ai.operation.name": "chat", "gen_ai.completion.0.content": f"response {at}"})
+        for at in range(depth)
+    ]  # fmt: skip
+
+
+def test_a_trace_ten_thousand_deep_is_ten_thousand_steps() -> None:
+    made = convert(chain(10_000))
+    assert len(made.trajectories[0].steps) == 10_000
+    nothing_is_lost(chain(10_000), made)
+
+
+def test_values_nested_deeper_than_python_reads_are_as_if_they_were_not_there() -> None:
+    value: Any = {"stringValue": "x"}
+    for _ in range(5000):
+        value = {"arrayValue": {"values": [value]}}
+    attributes = [{"key": "deep", "value": value}, {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]
+    spans = from_otlp_json(
+        [{"resourceSpans": [{"scopeSpans": [{"spans": [{"spanId": "1", "attributes": attributes}]}]}]}]
+    )
+    assert spans[0].attributes["gen_ai.operation.name"] == "chat"
+    assert [left.what for left in convert(spans).left_out] == ["model call"]

@@ -1,0 +1,93 @@
+"""Spans of real runs (`recorded/record.py`), and what they must become: checked by hand, written down here."""
+
+from pathlib import Path
+
+import pytest
+
+from creditflow.adapters import Converted, convert, read_spans
+from creditflow.trajectory import Trajectory, TrajectoryBatch
+
+RECORDED = Path(__file__).parent / "recorded"
+PLAN, FIRST = "First add 3 and 4, then double the sum.", "3 + 4 makes 7."
+SECOND, VERDICT = "Twice 7 makes 14.", "Both parts are right, the answer is 14."
+GRAPH = [
+    # agent, turn, parents, response, scores
+    ("planner", 0, (), PLAN, {}),
+    ("executor", 0, (0,), FIRST, {"right": 1.0}),
+    ("executor_again", 0, (0, 1), SECOND, {"right": 0.5}),
+    ("verifier", 0, (1, 2), VERDICT, {}),
+]
+HELP = [
+    ("triage", 0, (), '{"name": "look_up", "arguments": {"order": "A17"}}', {"found": 0.75}),
+    ("triage", 1, (0,), '{"name": "transfer_to_refunds", "arguments": {}}', {}),
+    ("refunds", 0, (0, 1), "The money for order A17 is on its way.", {}),
+]
+SEA = [
+    ("writer", 0, (), "Draft 1: the sea is wide and blue.", {}),
+    ("critic", 0, (0,), "Critique 1: say how it smells.", {"helpful": 0.25}),
+    ("writer", 1, (0, 1), "Draft 2: the sea is wide and blue.", {}),
+    ("critic", 1, (0, 1, 2), "Critique 2: say how it smells.", {}),
+]
+
+
+def steps_of(trajectory: Trajectory) -> list[tuple[str, int, tuple[int, ...], str, dict[str, float]]]:
+    return [
+        (step.agent, step.turn, step.parents, step.response, {name: s.rescaled for name, s in step.scores.items()})
+        for step in trajectory.steps
+    ]
+
+
+def converted(name: str) -> tuple[Converted, Trajectory]:
+    made = convert(read_spans(RECORDED / name))
+    (trajectory,) = made.trajectories
+    TrajectoryBatch.from_trajectories([trajectory])
+    assert trajectory.outcome is not None
+    assert not made.mended
+    return made, trajectory
+
+
+@pytest.mark.parametrize(
+    "name", ["langgraph_openinference.json", "langgraph_openinference.pb", "langgraph_openllmetry.json"]
+)
+def test_a_langgraph_is_four_steps_whose_parents_are_the_texts_that_they_read(name: str) -> None:
+    made, trajectory = converted(name)
+    assert steps_of(trajectory) == GRAPH
+    assert trajectory.outcome is not None
+    assert (trajectory.outcome.value, trajectory.answer, made.left_out) == (1.0, VERDICT, [])
+    assert trajectory.task.text == "What is twice the sum of 3 and 4?"
+    assert trajectory.steps[1].prompt == f"[system]\nYou are the executor.\n\n[user]\nPlan: {PLAN}\nDo part 1."
+    assert trajectory.steps[0].info["completion_tokens"] == 10
+
+
+def test_calls_that_two_instrumentations_recorded_are_steps_once() -> None:
+    made, trajectory = converted("langgraph_twice.json")
+    assert steps_of(trajectory) == GRAPH
+    assert [one.what for one in made.left_out] == ["model call"] * 4
+    assert all(one.reason.startswith("the same call as span") for one in made.left_out)
+
+
+@pytest.mark.parametrize("name", ["agents_sdk_openinference.json", "agents_sdk_otel.json"])
+def test_a_tool_and_a_hand_over_of_the_agents_sdk(name: str) -> None:
+    made, trajectory = converted(name)
+    expected = HELP
+    if "openinference" in name:  # leaves out arguments that are empty
+        expected = [(*step[:3], step[3].replace("{}", "null"), step[4]) for step in HELP]
+    assert steps_of(trajectory) == expected
+    assert trajectory.outcome is not None
+    assert (trajectory.outcome.value, made.left_out) == (0.0, [])
+    assert trajectory.steps[0].info["rewards_by"] == {"found": "agent"}
+
+
+def test_a_conversation_of_autogen_and_a_score_by_response_id() -> None:
+    made, trajectory = converted("autogen_otel.json")
+    assert steps_of(trajectory) == SEA
+    assert made.left_out == []
+    assert trajectory.steps[1].info["rewards_by"] == {"helpful": "link"}
+
+
+def test_a_score_by_an_id_that_was_not_recorded_is_told() -> None:
+    made, trajectory = converted("autogen_openinference.json")
+    assert [step[:4] for step in steps_of(trajectory)] == [step[:4] for step in SEA]
+    (left,) = made.left_out
+    assert (left.what, left.name) == ("reward", "helpful")
+    assert left.reason == "what it is linked to (gen_ai.response.id chatcmpl-2) is not in the play"

@@ -1,0 +1,116 @@
+"""The forms in which spans come."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from creditflow.adapters import Span, convert, from_agent_lightning, from_readable, read_spans
+from creditflow.adapters.spans import Link
+from creditflow.errors import DataError
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def test_json_and_protobuf_of_the_same_spans_are_the_same() -> None:
+    as_json, as_protobuf = (read_spans(RECORDED / f"langgraph_openinference.{form}") for form in ("json", "pb"))
+    assert as_json == as_protobuf
+    assert len(as_json) == 13
+
+
+def test_opentelemetrys_own_objects_are_read() -> None:
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    with tracer.start_as_current_span("play"):
+        with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as call:
+            call.add_event("gen_ai.user.message", {"content": "What is 3 + 4?"})
+            call.add_event("gen_ai.choice", {"message": json.dumps({"content": "7"}), "finish_reason": "length"})
+        with tracer.start_as_current_span("later", links=[trace.Link(call.get_span_context())]) as later:
+            later.set_status(StatusCode.ERROR, "broken")
+    chat, broken, play = from_readable(exporter.get_finished_spans())
+    assert (chat.parent, play.parent, broken.error, chat.error) == (play.id, None, "broken", "")
+    assert broken.links == [Link(chat.trace, chat.id)]
+    (trajectory,) = convert([chat, broken, play]).trajectories
+    assert (trajectory.steps[0].prompt, trajectory.steps[0].response) == ("[user]\nWhat is 3 + 4?", "7")
+    assert trajectory.status == "truncated"
+
+
+def lightning(name: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> dict[str, Any]:
+    """As `Span.model_dump()` of Agent Lightning 0.3 gives it."""
+    given = {key.replace("__", "."): value for key, value in attributes.items()}
+    return {
+        "rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": 0, "trace_id": "0" * 32, "span_id": name,
+        "parent_id": parent, "name": name, "status": {"status_code": "OK", "description": None}, "attributes": given,
+        "events": [], "links": [], "start_time": start, "end_time": end, "context": None, "parent": None,
+        "resource": {"attributes": {}, "schema_url": ""},
+    }  # fmt: skip
+
+
+def test_agent_lightnings_spans_are_read_as_one_play_of_an_attempt() -> None:
+    spans = [
+        lightning("agent", 100.0, 109.0, agent__name="writer"),
+        lightning("openai.chat.completion", 101.0, 102.0, "agent", gen_ai__prompt__0__role="user",
+                  gen_ai__prompt__0__content="Write.", gen_ai__completion__0__content="Text.",
+                  gen_ai__response__id="r1", prompt_token_ids=[1, 2], response_token_ids=[3]),
+        {**lightning("agentlightning.annotation", 103.0, 103.1, "agent", agentlightning__reward__0__name="good",
+                     agentlightning__reward__0__value=0.5, agentlightning__reward__1__name="short",
+                     agentlightning__reward__1__value=1.0), "span_id": "a1"},
+        {**lightning("agentlightning.annotation", 110.0, 110.1, agentlightning__reward__0__name="primary",
+                     agentlightning__reward__0__value=1.0), "span_id": "a2"},
+    ]  # fmt: skip
+    (trajectory,) = convert(from_agent_lightning(spans)).trajectories
+    (step,) = trajectory.steps
+    assert (trajectory.id, step.agent, step.prompt_ids, step.response_ids) == ("ro-1/at-1", "writer", (1, 2), (3,))
+    assert {name: score.value for name, score in step.scores.items()} == {"good": 0.5, "short": 1.0}
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("x.json", b"\xff\xfe", "expected JSON in UTF-8"),
+        ("x.json", b"[1, 2", "expected OTLP as JSON"),
+        ("x.json", b'{"a": 1}', r"expected OTLP \(`resourceSpans`\) or Agent Lightning's \(`span_id`\), got an object"),
+        ("x.jsonl", b'{"resourceSpans": []}\n{"resourceSpans', "line 2 of those that are not empty"),
+        ("x.json", b"[" * 100_000, "nested too deep|expected OTLP"),
+        ("x.pb", b"\x0a\xff\xff", "expected OTLP as protobuf"),
+    ],
+)
+def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        read_spans(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        read_spans(tmp_path / "nowhere.json")
+
+
+def test_lines_of_json_are_read_and_logs_find_their_spans(tmp_path: Path) -> None:
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    span["attributes"] = [{"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]  # type: ignore[assignment]
+    body = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": "Hello?"}}]}}
+    message = {"key": "content", "value": {"stringValue": "Yes."}}
+    choice = {"kvlistValue": {"values": [{"key": "message", "value": {"kvlistValue": {"values": [message]}}}]}}
+    logs = [{"spanId": "b" * 16, "eventName": "gen_ai.user.message", "body": body},
+            {"spanId": "b" * 16, "eventName": "gen_ai.choice", "body": choice}]  # fmt: skip
+    lines = [
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]},
+        {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]},
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (trajectory,) = convert(read_spans(tmp_path / "x.jsonl")).trajectories
+    assert (trajectory.task.text, trajectory.answer) == ("Hello?", "Yes.")
+
+
+def test_a_span_has_what_its_reader_gave_and_no_more() -> None:
+    assert Span("t", "s", None, "n", None, None, {}).events == []
