@@ -1,0 +1,179 @@
+"""Ready topologies: each a short function that makes a workflow, with parents as the texts really flow.
+
+    # my_team.py
+    from creditflow import teams
+    solve = teams.debate("ann", "bob", rounds=2, judge="judge")
+
+    # the recipe: team: {workflow: my_team.py:solve, agents: {ann: {}, bob: {}, judge: {}}}
+
+It knows how a team is asked, and nothing of models, rewards or training. What an agent is told is a `Prompt`; without
+one it reads the task, and what it is handed, agent by agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from creditflow.errors import ConfigError
+from creditflow.rollout import Reply, Team, Workflow
+from creditflow.trajectory import Task
+
+Prompt = Callable[[Task, str, Sequence[Reply]], str]
+"""What an agent is asked, from the task, its name and the replies that it is handed: these are the step's parents."""
+
+
+def plain(task: Task, agent: str, read: Sequence[Reply]) -> str:
+    """The task, and under it each reply that is handed on, with its agent's name before it."""
+    return "\n\n".join([task.text, *(f"{reply.step.agent}:\n{reply.text}" for reply in read)])
+
+
+def chain(*agents: str, prompt: Prompt = plain) -> Workflow:
+    """One after the other; each reads what the one before it wrote, and the last one answers."""
+    _expect_some(agents, "chain")
+
+    async def solve(task: Task, team: Team) -> str:
+        said: list[Reply] = []
+        for agent in agents:
+            said = [await _ask(team, agent, task, said, prompt)]
+        return said[0].text
+
+    return solve
+
+
+def debate(
+    *agents: str,
+    rounds: int = 2,
+    judge: str | None = None,
+    prompt: Prompt = plain,
+    key: Callable[[str], str] = str.strip,
+) -> Workflow:
+    """All answer alone, then `rounds` times having read all the others; a judge who reads the last round answers.
+
+    Without a judge the answer is what most of them said last, compared by `key` (of equals the first agent's), and it
+    came from the steps that said so.
+    """
+    _expect_some(agents, "debate")
+    if rounds < 0:
+        raise ConfigError(f"debate: expected rounds >= 0, got {rounds}")
+
+    async def solve(task: Task, team: Team) -> str:
+        said = await _each(team, agents, task, [], prompt)
+        for _ in range(rounds):
+            said = await _each(team, agents, task, said, prompt)
+        if judge is not None:
+            return (await _ask(team, judge, task, said, prompt)).text
+        votes = Counter(key(reply.text) for reply in said)
+        answer = next(reply for reply in said if votes[key(reply.text)] == max(votes.values()))
+        team.answer_from(*(reply for reply in said if key(reply.text) == key(answer.text)))
+        return answer.text
+
+    return solve
+
+
+def mixture(*proposers: str, judge: str, layers: int = 1, prompt: Prompt = plain) -> Workflow:
+    """All propose, each alone; in each further layer having read what the layer before proposed; a judge who reads the
+    last layer answers (a mixture of agents, arXiv 2406.04692).
+    """
+    if layers < 1:
+        raise ConfigError(f"mixture: expected layers >= 1, got {layers}")
+    return debate(*proposers, rounds=layers - 1, judge=judge, prompt=prompt)
+
+
+@dataclass(frozen=True)
+class Boss:
+    """An agent of a tree, and those who work for it."""
+
+    agent: str
+    workers: tuple[str | Boss, ...]
+
+
+def boss(agent: str, *workers: str | Boss) -> Boss:
+    """An agent of a tree with its workers: `boss("editor", boss("lead", "ann", "bob"), "carl")`."""
+    _expect_some(workers, f"boss {agent!r}")
+    return Boss(agent, workers)
+
+
+def tree(root: Boss, prompt: Prompt = plain) -> Workflow:
+    """Leaves work on the task, each alone; every boss reads what its own workers wrote; the root answers."""
+
+    async def work(task: Task, team: Team, node: str | Boss) -> Reply:
+        if isinstance(node, str):
+            return await _ask(team, node, task, [], prompt)
+        read = await asyncio.gather(*(work(task, team, worker) for worker in node.workers))
+        return await _ask(team, node.agent, task, read, prompt)
+
+    async def solve(task: Task, team: Team) -> str:
+        return (await work(task, team, root)).text
+
+    return solve
+
+
+def numbered_lines(plan: str) -> list[str]:
+    """The items of a plan: the lines that begin with a number or a dash, without it; all lines if none does."""
+    items = re.findall(r"(?m)^\s*(?:\d+[.):]|[-*])\s+(\S.*)$", plan)
+    return items or [line.strip() for line in plan.splitlines() if line.strip()]
+
+
+def says_yes(verdict: str) -> bool:
+    """Whether a verdict's first word is yes, right, correct, ok or true."""
+    first = re.match(r"\W*(\w+)", verdict.casefold())
+    return first is not None and first[1] in ("yes", "right", "correct", "ok", "true")
+
+
+def planner_executor_verifier(
+    planner: str = "planner",
+    executor: str = "executor",
+    verifier: str | None = "verifier",
+    *,
+    parts: Callable[[str], Sequence[str]] = numbered_lines,
+    accepted: Callable[[str], bool] = says_yes,
+    most_parts: int = 8,
+    tries: int = 2,
+) -> Workflow:
+    """A plan, then its `parts` one after the other; a verifier reads each result, and where it does not accept it, the
+    executor tries again, having read why. The last result is the answer.
+
+    At most `most_parts` parts and `tries` tries of each. The executor reads the plan, the newest result, and the
+    verdict on its last try; the verifier reads what it judges.
+    """
+    if most_parts < 1 or tries < 1:
+        raise ConfigError(f"planner_executor_verifier: expected most_parts, tries >= 1, got {most_parts}, {tries}")
+
+    async def solve(task: Task, team: Team) -> str:
+        plan = await team[planner](f"{task.text}\n\nWrite a numbered plan.")
+        newest: Reply | None = None
+        for part in list(parts(plan.text))[:most_parts] or [task.text]:
+            verdict: Reply | None = None
+            result = newest
+            for _ in range(tries):
+                read = [plan, *(reply for reply in (result, verdict) if reply is not None)]
+                result = await team[executor](f"{plain(task, executor, read)}\n\nNow: {part}", parents=read)
+                if verifier is None:
+                    break
+                asked = f"{task.text}\n\nAsked: {part}\n\nWritten:\n{result.text}\n\nIs it right? Begin with yes or no."
+                verdict = await team[verifier](asked, parents=[result])
+                if accepted(verdict.text):
+                    break
+            newest = result
+        assert newest is not None
+        team.answer_from(newest)
+        return newest.text
+
+    return solve
+
+
+async def _ask(team: Team, agent: str, task: Task, read: Sequence[Reply], prompt: Prompt) -> Reply:
+    return await team[agent](prompt(task, agent, read), parents=read)
+
+
+async def _each(team: Team, agents: Sequence[str], task: Task, read: Sequence[Reply], prompt: Prompt) -> list[Reply]:
+    return list(await asyncio.gather(*(_ask(team, agent, task, read, prompt) for agent in agents)))
+
+
+def _expect_some(agents: Sequence[object], what: str) -> None:
+    if not agents:
+        raise ConfigError(f"{what}: expected at least one agent")

@@ -1,0 +1,141 @@
+"""Ready topologies: who is asked what, and whose replies went into it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from creditflow import teams
+from creditflow.errors import ConfigError
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Workflow, play_one
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Task, Trajectory
+from tests.builders import Letters
+
+
+class Scripted(Letters):
+    """Answers by the first rule whose text stands in the prompt."""
+
+    version, max_positions = 0, 4000
+
+    def __init__(self, *rules: tuple[str, str]) -> None:
+        self.rules = rules
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        said = []
+        for request in requests:
+            prompt = self.decode(request.prompt_ids)
+            text = next((answer for part, answer in self.rules if part in prompt), "nothing")
+            said.append(Generation(tuple(map(ord, text)), (-1.0,) * len(text), "stop"))
+        return said
+
+
+NAMES = ("ann", "bob", "carl", "judge", "lead", "planner", "executor", "verifier")
+
+
+def played(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
+    agents = {name: AgentSpec(system=f"I am {name}.") for name in NAMES}
+    task = Task("test", ({"role": "user", "content": "What is it?"},), None)
+    own = tuple((f"I am {name}.", f"{name} says") for name in NAMES)
+    generator = Scheduler({"default": Scripted(*rules, *own)})
+    return asyncio.run(
+        play_one(Play(task, "u", "t", (0,)), workflow, agents, generator, Sampling(max_prompt_tokens=3000))
+    )
+
+
+def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
+    assert trajectory.status == "ok", trajectory.info
+    for step in trajectory.steps:  # a parent is what the prompt really holds
+        assert all(trajectory.steps[parent].response in step.prompt for parent in step.parents)
+    return [(step.agent, step.parents) for step in trajectory.steps]
+
+
+def test_a_chain_hands_each_reply_to_the_next() -> None:
+    trajectory = played(teams.chain("ann", "bob", "carl"))
+    assert graph(trajectory) == [("ann", ()), ("bob", (0,)), ("carl", (1,))]
+    assert trajectory.answer == "carl says"
+    assert trajectory.steps[1].prompt.endswith("What is it?\n\nann:\nann says")
+
+
+def test_in_a_debate_all_read_all_and_a_judge_reads_the_last_round() -> None:
+    trajectory = played(teams.debate("ann", "bob", rounds=1, judge="judge"))
+    assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
+    assert trajectory.answer_steps == (4,)
+
+
+def test_without_a_judge_the_majority_answers_and_the_answer_came_from_it() -> None:
+    trajectory = played(teams.debate("ann", "bob", "carl", rounds=0), ("I am ann", "3"), ("I am", " 4"))
+    assert (trajectory.answer, trajectory.answer_steps) == (" 4", (1, 2))
+    tied = played(teams.debate("ann", "bob", rounds=0), ("I am ann", "3"), ("I am", "4"))
+    assert (tied.answer, tied.answer_steps) == ("3", (0,))
+
+
+def test_a_mixture_has_layers_and_a_judge() -> None:
+    trajectory = played(teams.mixture("ann", "bob", judge="judge", layers=2))
+    assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
+    assert graph(played(teams.mixture("ann", "bob", judge="judge"))) == [("ann", ()), ("bob", ()), ("judge", (0, 1))]
+
+
+def test_in_a_tree_every_boss_reads_its_own_workers() -> None:
+    trajectory = played(teams.tree(teams.boss("judge", teams.boss("lead", "ann", "bob"), "carl")))
+    found = graph(trajectory)
+    assert sorted(agent for agent, parents in found if not parents) == ["ann", "bob", "carl"]
+    by_agent = {step.agent: {trajectory.steps[parent].agent for parent in step.parents} for step in trajectory.steps}
+    assert (by_agent["lead"], by_agent["judge"]) == ({"ann", "bob"}, {"lead", "carl"})
+    assert trajectory.answer == "judge says"
+
+
+def test_a_plan_is_executed_part_by_part_and_a_result_that_is_refused_is_tried_again() -> None:
+    rules = (
+        ("I am planner", "1. add\n2. halve"),
+        ("no, it is 8", "8"),
+        ("Now: add", "7"),
+        ("Now: halve", "4"),
+        ("Written:\n7", "no, it is 8"),
+        ("I am verifier", "Yes."),
+    )
+    trajectory = played(teams.planner_executor_verifier(), *rules)
+    assert graph(trajectory) == [
+        ("planner", ()),
+        ("executor", (0,)),
+        ("verifier", (1,)),
+        ("executor", (0, 1, 2)),
+        ("verifier", (3,)),
+        ("executor", (0, 3)),
+        ("verifier", (5,)),
+    ]
+    assert (trajectory.answer, trajectory.answer_steps) == ("4", (5,))
+
+
+def test_without_a_verifier_each_part_is_tried_once() -> None:
+    trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round"))
+    assert graph(trajectory) == [("planner", ()), ("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]
+
+
+@pytest.mark.parametrize(
+    ("plan", "items"),
+    [
+        ("1. add\n 2) halve", ["add", "halve"]),
+        ("Well:\n- add\n* halve", ["add", "halve"]),
+        ("add\n\nhalve", ["add", "halve"]),
+        ("", []),
+    ],
+)
+def test_the_items_of_a_plan(plan: str, items: list[str]) -> None:
+    assert teams.numbered_lines(plan) == items
+
+
+def test_an_empty_plan_is_the_task_itself() -> None:
+    trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", " "))
+    assert len(trajectory.steps) == 2
+
+
+@pytest.mark.parametrize(("verdict", "yes"), [("Yes.", True), ("**Correct**", True), ("No: yes", False), ("", False)])
+def test_a_verdict_is_its_first_word(verdict: str, yes: bool) -> None:
+    assert teams.says_yes(verdict) is yes
+
+
+def test_a_team_of_nobody_is_refused() -> None:
+    for make in (teams.chain, teams.debate, lambda: teams.boss("ann"), lambda: teams.mixture("a", judge="b", layers=0)):
+        with pytest.raises(ConfigError, match="expected"):
+            make()
