@@ -92,7 +92,7 @@ class Boss:
 
 
 def boss(agent: str, *workers: str | Boss) -> Boss:
-    """An agent of a tree with its workers: `boss("editor", boss("lead", "ann", "bob"), "carl")`."""
+    """An agent of a tree, with its workers; a worker may be a boss, too."""
     _expect_some(workers, f"boss {agent!r}")
     return Boss(agent, workers)
 

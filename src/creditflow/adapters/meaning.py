@@ -236,19 +236,29 @@ def _messages(raw: Any) -> list[Raw]:
 
 def _content(message: Raw) -> str:
     """The text of a message: its parts in lines, a tool call as JSON."""
-    content = message.get("content")
+    content, parts = message.get("content"), message.get("parts")
+    if message.keys().isdisjoint(_MAY_HAVE_MORE):  # most messages are a text, and no more
+        if type(content) is str and parts is None and content[:1] != "[":
+            return text_of(content)
+        if content is None and type(parts) is list and len(parts) == 1 and type(parts[0]) is dict:
+            text = parts[0].get("content")
+            if parts[0].get("type") == "text" and type(text) is str and not text.startswith(_A_MESSAGE):
+                return text_of(text)
     if content is not None and not isinstance(content, str):
         lines = list(_lines(content))
-    elif content and content[0] == "[" and isinstance(parts := _json(content), list) and _are_parts(parts):
-        lines = list(_lines(parts))
+    elif content and content[0] == "[" and isinstance(listed := _json(content), list) and _are_parts(listed):
+        lines = list(_lines(listed))
     else:
         lines = [content] if content else []
-    lines += _lines(message.get("parts"))
+    lines += _lines(parts)
     lines += _lines(_by_number(message.get("contents_by_number")))
     for call in (*_listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number"))):
         lines += _lines([{"type": "tool_call", **call} if isinstance(call, dict) else call])
     # A tool's result may stand twice, as text and as a result.
     return text_of("\n".join(line for at, line in enumerate(lines) if not at or line != lines[at - 1]))
+
+
+_MAY_HAVE_MORE = ("tool_calls", "tool_calls_by_number", "contents_by_number")
 
 
 def _are_parts(value: Sequence[Any]) -> bool:
