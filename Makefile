@@ -6,6 +6,7 @@
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
 # make benchmarks   install what benchmarks compare with
+# make bench-adapters  conversion of traces beside Agent Lightning's, in an environment of its own
 # make claims       measure what docs/claims.md claims: an hour
 # make study        rules of credit in training, docs/thresholds.md: five hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
@@ -14,7 +15,7 @@
 # pip installs torch and uv, uv the rest, from pinned constraints (see docs/dependencies.md).
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-all lint sandbox browser charts benchmarks claims study constraints clean
+.PHONY: demo test test-all lint sandbox browser charts benchmarks bench-adapters claims study constraints clean
 .SUFFIXES:
 
 VENV := .venv
@@ -22,6 +23,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 UV := uv==0.13.8
 TRL := trl==1.16.0
+AGENT_LIGHTNING := agentlightning==0.3.0
 SANDBOX := bubblewrap libseccomp2 python3-minimal
 # A stamp is set when its installation is complete: one that was broken off starts again.
 STAMPS := $(VENV)/.stamps
@@ -65,6 +67,15 @@ sandbox:
 # Aside, on the path of the one process that runs it: verl 0.9 fails where this TRL is installed beside it.
 benchmarks: $(STAMPS)/test
 	$(INSTALL) --no-deps --target $(VENV)/trl '$(TRL)'
+
+# It cannot share an environment with verl: agentops wants packaging below 25, tensordict 25.
+bench-adapters: $(STAMPS)/test $(STAMPS)/agentlightning
+	$(BIN)/python -m benchmarks.adapters
+
+$(STAMPS)/agentlightning: $(STAMPS)/torch
+	$(BIN)/python -m venv $(VENV)/agentlightning
+	$(BIN)/uv pip install --quiet --python $(VENV)/agentlightning/bin/python '$(AGENT_LIGHTNING)'
+	@touch $@
 
 claims: $(STAMPS)/test
 	$(BIN)/python -m benchmarks.claims

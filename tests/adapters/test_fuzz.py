@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from creditflow.adapters import Converted, Span, convert, from_json, from_otlp_json
-from creditflow.adapters.meaning import ModelCall, meaning_of, rewards_of
+from creditflow.adapters.meaning import ModelCall, read_span
 from creditflow.errors import DataError
 from creditflow.table import table_of
 from creditflow.trajectory import TrajectoryBatch
@@ -98,11 +98,11 @@ def mutated(seed: int) -> list[Any]:
 
 def nothing_is_lost(spans: list[Span], made: Converted) -> None:
     """Counted anew, from the spans alone."""
-    meanings = [meaning_of(span) for span in spans]
+    read = [read_span(span) for span in spans]
     steps = [step for trajectory in made.trajectories for step in trajectory.steps]
-    calls = sum(isinstance(meaning, ModelCall) for meaning in meanings)
+    calls = sum(isinstance(meaning, ModelCall) for meaning, _ in read)
     assert calls == len(steps) + sum(left.what == "model call" for left in made.left_out)
-    numbers = [v for s, m in zip(spans, meanings, strict=True) for reward in rewards_of(s, m) for v in reward.values]
+    numbers = [value for _, rewards in read for reward in rewards for value in reward.values]
     used = sum(len(step.scores) for step in steps)
     used += sum((t.outcome is not None) + len(t.info.get("rewards", {})) for t in made.trajectories)
     assert len(numbers) == used + sum(left.what == "reward" for left in made.left_out)

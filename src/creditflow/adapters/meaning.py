@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from creditflow.adapters.spans import Event, Span, text_of
@@ -74,24 +75,70 @@ class AgentAtWork:
 Meaning = ModelCall | Reward | AgentAtWork
 
 
-def meaning_of(span: Span) -> Meaning | None:
-    """What `span` says; None: nothing of interest."""
-    attributes = span.attributes
-    if (reward := _reward_span(span)) is not None:
+def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
+    """What `span` says (None: nothing of interest), and all rewards that it gives: what it is there to give, and what
+    it has of its own, whatever else it is.
+    """
+    lists = _lists(span.attributes)
+    meaning = _meaning(span, lists)
+    return meaning, _rewards(span, lists, meaning)
+
+
+def _meaning(span: Span, lists: Lists) -> Meaning | None:
+    if (reward := _reward_span(span, lists)) is not None:
         return reward
-    operation = attributes.get("gen_ai.operation.name")
-    if operation not in _NO_CALLS and (call := _model_call(span, operation)) is not None:
+    operation = span.attributes.get("gen_ai.operation.name")
+    if operation not in _NO_CALLS and (call := _model_call(span, operation, lists)) is not None:
         return call
     name = _agent_name(span, operation)
     return AgentAtWork(name) if name else None
 
 
+# ---- attributes that are lists -------------------------------------------------------------------------------------
+
+Raw = dict[str, Any]
+"""One entry of a list: what follows its number, and the value. Of a message: `role`, `content` or `parts`,
+`tool_calls`, `finish_reason`."""
+Lists = dict[str, dict[int, Raw]]
+_READ = ("gen_ai.prompt", "llm.input_messages", "agentlightning.operation.input.messages")
+_WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.output.choices")
+"""Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
+_REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward"
+_FEEDBACK = ("evaluations", "annotations")
+_LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK))
+_DIGITS = 9
+
+
+def _lists(attributes: Mapping[str, Any]) -> Lists:
+    """Attributes such as `gen_ai.prompt.0.role`, by list and number; of `creditflow.reward.NAME` the number is 0."""
+    found: Lists = {}
+    for key, value in attributes.items():
+        if (place := _place(key)) is not None:
+            name, number, rest = place
+            found.setdefault(name, {}).setdefault(number, {})[rest] = value
+    return found
+
+
+@lru_cache(maxsize=1 << 14)
+def _place(key: str) -> tuple[str, int, str] | None:
+    """List, number and rest of an attribute's name; None for those that are no part of a list."""
+    if key.startswith(f"{_OWN}."):
+        return _OWN, 0, key[len(_OWN) + 1 :]
+    for name in _LIST_NAMES:
+        if key.startswith(f"{name}."):
+            number, _, rest = key[len(name) + 1 :].partition(".")
+            if rest and number.isdecimal() and len(number) < _DIGITS:
+                return name, int(number), rest
+    return None
+
+
+def _listed_as(lists: Lists, name: str) -> list[Raw]:
+    """The entries of a list in the order of their numbers."""
+    return [entry for _, entry in sorted(lists[name].items())] if name in lists else []
+
+
 # ---- model calls ---------------------------------------------------------------------------------------------------
 
-_READ = ("gen_ai.prompt.", "llm.input_messages.", "agentlightning.operation.input.messages.")
-_WROTE = ("gen_ai.completion.", "llm.output_messages.", "agentlightning.operation.output.choices.")
-"""Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
-_SPREAD = (*_READ, *_WROTE)
 _PROMPT_IDS = (
     "prompt_token_ids",
     "llm.hosted_vllm.prompt_token_ids",
@@ -113,9 +160,9 @@ _COUNTS = {
 _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
 
 
-def _model_call(span: Span, operation: Any) -> ModelCall | None:
+def _model_call(span: Span, operation: Any, lists: Lists) -> ModelCall | None:
     attributes = span.attributes
-    spread = {key: value for key, value in attributes.items() if key.startswith(_SPREAD)}
+    spread = any(name in lists for name in (*_READ, *_WROTE))
     is_call = (
         operation in _CALLS
         or attributes.get("openinference.span.kind") == "LLM"
@@ -127,7 +174,9 @@ def _model_call(span: Span, operation: Any) -> ModelCall | None:
     for event in span.events:
         _from_event(event, read, wrote)
     if spread and not (read or wrote):
-        read, wrote = _from_spread(spread)
+        read, wrote = (
+            [_message(raw) for name in names for raw in _listed_as(lists, name)] for names in (_READ, _WROTE)
+        )
     said = wrote[0] if wrote else {}
     reasons = attributes.get("gen_ai.response.finish_reasons")
     reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, list | tuple) and reasons else None)
@@ -151,10 +200,6 @@ def _model_call(span: Span, operation: Any) -> ModelCall | None:
         logprobs=_logprobs(attributes.get("logprobs.content")),
         info=info,
     )
-
-
-Raw = dict[str, Any]
-"""A message as it was recorded: `role`, `content` or `parts`, `tool_calls`, `finish_reason`."""
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
@@ -195,34 +240,19 @@ def _body(event: Event) -> Raw:
     return dict(event.attributes)
 
 
-def _from_spread(spread: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    """Messages that are spread over attributes, in the order of their numbers."""
-    read: dict[int, Raw] = {}
-    wrote: dict[int, Raw] = {}
-    for key, value in spread.items():
-        for prefixes, into in ((_READ, read), (_WROTE, wrote)):
-            for prefix in prefixes:
-                if key.startswith(prefix):
-                    number, _, rest = key[len(prefix) :].partition(".")
-                    if number.isdecimal() and len(number) < _DIGITS:
-                        _set(into.setdefault(int(number), {}), rest.removeprefix("message."), value)
-    return [read[number] for number in sorted(read)], [wrote[number] for number in sorted(wrote)]
-
-
-_DIGITS = 9
-
-
-def _set(message: Raw, rest: str, value: Any) -> None:
-    """One attribute of a message: `role`, `content`, `finish_reason`, or one of a list of parts or tool calls."""
-    name, _, deeper = rest.partition(".")
-    if name in ("role", "content", "finish_reason"):
-        message[name] = value
-    elif name in ("contents", "tool_calls") and deeper:
-        number, _, field_ = deeper.partition(".")
-        field_ = field_.rpartition(".")[2]  # tool_call.function.name, message_content.text
-        parts = message.setdefault(f"{name}_by_number", {})
-        if number.isdecimal() and len(number) < _DIGITS:
-            parts.setdefault(int(number), {})[field_] = value
+def _message(spread: Raw) -> Raw:
+    """One whose parts and tool calls are spread out, too: `message.tool_calls.0.tool_call.function.name`."""
+    message: Raw = {}
+    for rest, value in spread.items():
+        name, _, deeper = rest.removeprefix("message.").partition(".")
+        if not deeper:
+            message[name] = value
+        elif name in ("contents", "tool_calls"):
+            number, _, field_ = deeper.partition(".")
+            if number.isdecimal() and len(number) < _DIGITS:
+                parts = message.setdefault(f"{name}_by_number", {})
+                parts.setdefault(int(number), {})[field_.rpartition(".")[2]] = value
+    return message
 
 
 def _messages(raw: Any) -> list[Raw]:
@@ -363,7 +393,8 @@ def _token_ids(value: Any) -> tuple[int, ...]:
         value = value[0]
     if not isinstance(value, list | tuple):
         return ()
-    return tuple(value) if all(type(one) is int and 0 <= one <= _MOST_TOKEN for one in value) else ()
+    whole = value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MOST_TOKEN
+    return tuple(value) if whole else ()
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
@@ -430,18 +461,17 @@ def _agent_name(span: Span, operation: Any) -> str:
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 _ANNOTATION, _OPERATION = "agentlightning.annotation", "agentlightning.operation"
-_REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward."
 
 
-def _reward_span(span: Span) -> Reward | None:
+def _reward_span(span: Span, lists: Lists) -> Reward | None:
     """A span that is there to give a reward: model calls inside are made by whoever judges."""
     attributes = span.attributes
     values: list[tuple[str, Any]] = []
-    if any(key.startswith(_REWARD) for key in attributes):
-        given = _numbered(attributes, _REWARD)
+    if _REWARD in lists:
+        given = _listed_as(lists, _REWARD)
         values = [(text_of(one.get("name")) or "primary", one["value"]) for one in given if "value" in one]
-        if not given and _REWARD in attributes:
-            values = [("primary", attributes[_REWARD])]
+    elif _REWARD in attributes:
+        values = [("primary", attributes[_REWARD])]
     elif span.name == _ANNOTATION and "reward" in attributes:  # Agent Lightning before 0.3
         values = [("primary", attributes["reward"])]
     elif (output := _agentops_output(attributes)) is not None:
@@ -451,7 +481,13 @@ def _reward_span(span: Span) -> Reward | None:
         or attributes.get("openinference.span.kind") == "EVALUATOR"
     ):
         return None
-    return Reward(values, _links(span))
+    # A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one.
+    pairs = tuple(
+        (text_of(one["key_match"]), text_of(one["value_match"]))
+        for one in _listed_as(lists, _LINK)
+        if {"key_match", "value_match"} <= one.keys()
+    )
+    return Reward(values, ([pairs] if pairs else []) + [(("span_id", link.span),) for link in span.links])
 
 
 def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
@@ -462,41 +498,11 @@ def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
     return None
 
 
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Raw]:
-    """`prefix.0.name`, `prefix.0.value`, ... as a list, in the order of the numbers."""
-    found: dict[int, Raw] = {}
-    for key, value in attributes.items():
-        if key.startswith(prefix):
-            number, _, rest = key[len(prefix) + 1 :].partition(".")
-            if number.isdecimal() and len(number) < _DIGITS and rest:
-                found.setdefault(int(number), {})[rest.rpartition(".")[2]] = value
-    return _by_number(found)
-
-
-def _own(span: Span) -> list[tuple[str, Any]]:
-    return [(text_of(key[len(_OWN) :]), value) for key, value in span.attributes.items() if key.startswith(_OWN)]
-
-
-def _links(span: Span) -> list[tuple[tuple[str, str], ...]]:
-    """A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one."""
-    pairs = tuple(
-        (text_of(one["key_match"]), text_of(one["value_match"]))
-        for one in _numbered(span.attributes, _LINK)
-        if {"key_match", "value_match"} <= one.keys()
-    )
-    return ([pairs] if pairs else []) + [(("span_id", link.span),) for link in span.links]
-
-
-_FEEDBACK = ("evaluations", "annotations")
-
-
-def rewards_of(span: Span, meaning: Meaning | None) -> list[Reward]:
-    """All rewards that a span gives: what it is there to give, and what it has of its own, whatever else it is.
-
-    `creditflow.reward.NAME`; OpenTelemetry's event `gen_ai.evaluation.result`; OpenInference's evaluations and
-    annotations, those of the whole trace included.
+def _rewards(span: Span, lists: Lists, meaning: Meaning | None) -> list[Reward]:
+    """Beside those that a reward's span is there for: `creditflow.reward.NAME`; OpenTelemetry's event
+    `gen_ai.evaluation.result`; OpenInference's evaluations and annotations, those of the whole trace included.
     """
-    values = _own(span)
+    values = [(text_of(name), value) for own in _listed_as(lists, _OWN) for name, value in own.items()]
     found = []
     for event in span.events:
         if event.name == "gen_ai.evaluation.result" and "gen_ai.evaluation.score.value" in event.attributes:
@@ -506,19 +512,19 @@ def rewards_of(span: Span, meaning: Meaning | None) -> list[Reward]:
                 found.append(Reward([(name, value)], [(("gen_ai.response.id", text_of(response)),)]))
             else:
                 values.append((name, value))
-    whole: list[tuple[str, Any]] = []
-    if any(key.startswith(("evaluations.", "annotations.", "trace.")) for key in span.attributes):
-        for word in _FEEDBACK:
-            for prefix, into in ((word, values), (f"trace.{word}", whole)):
-                into += [
-                    (text_of(one.get("name")) or word.removesuffix("s"), one["score"])
-                    for one in _numbered(span.attributes, prefix)
-                    if "score" in one
-                ]
-    if whole:
+    values += [one for word in _FEEDBACK for one in _feedback(lists, word, word)]
+    if whole := [one for word in _FEEDBACK for one in _feedback(lists, f"trace.{word}", word)]:
         found.append(Reward(whole, [()]))
     if isinstance(meaning, Reward):
         found.append(Reward(meaning.values + values, meaning.links))
     elif values:
         found.append(Reward(values, [(("span_id", span.id),)]))
     return found
+
+
+def _feedback(lists: Lists, name: str, word: str) -> Iterator[tuple[str, Any]]:
+    """`evaluations.0.evaluation.name` and `.score`."""
+    one = word.removesuffix("s")
+    for entry in _listed_as(lists, name):
+        if f"{one}.score" in entry:
+            yield text_of(entry.get(f"{one}.name")) or one, entry[f"{one}.score"]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from creditflow.adapters.forest import Forest, forest_of
-from creditflow.adapters.meaning import AgentAtWork, Meaning, ModelCall, Reward, meaning_of, rewards_of
+from creditflow.adapters.meaning import AgentAtWork, Meaning, ModelCall, Reward, read_span
 from creditflow.adapters.spans import Span
 
 NO_AGENT = "agent"
@@ -42,9 +42,10 @@ class Play:
         """Counts in `mended` what was wrong with spans."""
         forest = forest_of([span.id for span in spans], [span.parent for span in spans])
         mended.update(forest.mended.values())
-        meanings = [meaning_of(span) for span in spans]
+        read = [read_span(span) for span in spans]
+        meanings = [meaning for meaning, _ in read]
         start, end = _times(spans, mended)
-        rewards = [(at, reward) for at, span in enumerate(spans) for reward in rewards_of(span, meanings[at])]
+        rewards = [(at, reward) for at, (_, given) in enumerate(read) for reward in given]
         rewards.sort(key=lambda given: (start[given[0]], given[0]))
         agents = [at for at, meaning in enumerate(meanings) if isinstance(meaning, AgentAtWork)]
         own: list[int | None] = [None] * len(spans)
