@@ -8,7 +8,7 @@
 # make benchmarks   install what benchmarks compare with
 # make bench-adapters  conversion of traces beside Agent Lightning's, in an environment of its own
 # make claims       measure what docs/claims.md claims: an hour
-# make study        rules of credit in training, docs/thresholds.md: five hours; MINUTES=60 for an hour of it
+# make study        rules of credit in training, docs/thresholds.md: three hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
 # make clean        remove .venv and caches; runs/ stays
 #

@@ -6,7 +6,7 @@ each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on tw
 their own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind
 of.
 
-About a thousand runs of 20 to 30 seconds: three to four hours on two cores. Into `runs/study/`, where finished runs
+About a thousand runs of 20 to 30 seconds: half an hour a seed on two cores, and the rates. Into `runs/study/`, where finished runs
 are found again, so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). What the
 rates and each seed came to is kept in `docs/results/study/`: a seed that is whole is never run again, wherever it was
 run. A warm start made on another machine is another model, so seeds may begin from different ones; all arms of a seed
@@ -372,7 +372,16 @@ def report(study: Study, *, write_it: bool) -> None:
         }
         for name, base in (("identical", IDENTICAL), ("own + outcome", OWN))
     }
+    over_realistic = {arm: [one for case in REALISTIC for one in by_arm[arm][case]] for arm in study.arms}
     details = {
+        "realistic": {
+            str(arm): {
+                f"pass_at_1 - {name}": _shown(_difference(over_realistic[arm], over_realistic[base], len(REALISTIC)))
+                for name, base in (("identical", IDENTICAL), ("own + outcome", OWN))
+                if arm != base
+            }
+            for arm in study.arms
+        },
         "seeds": len(whole),
         "rates": {
             name: by_rate | {"chosen": max(by_rate, key=lambda r: by_rate[r])}
@@ -385,7 +394,7 @@ def report(study: Study, *, write_it: bool) -> None:
                 str(arm): {
                     **{metric: _numbers(by_arm[arm][case], metric) for metric in METRICS},
                     **{
-                        f"pass_at_1 - {name}": {"mean": d.mean, "interval": [d.low, d.high]}
+                        f"pass_at_1 - {name}": _shown(d)
                         for name, by_case in against.items()
                         if (d := by_case[case].get(arm)) is not None
                     },
@@ -413,9 +422,15 @@ def _numbers(seeds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     return {"mean": mean(values), "sd": spread(values) if len(values) > 1 else None, "seeds": values}
 
 
-def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]) -> Difference:
-    parts = [np.array([_passed(one) for one in seeds]) for seeds in (a, b)]
-    return paired_difference(*(Counts(part_RV, np.ones_like(part_RV)) for part_RV in parts))
+def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], cases: int = 1) -> Difference:
+    """`a` - `b`, seed by seed; of several cases, one after the other, their mean."""
+    parts = [np.array([_passed(one) for one in runs]) for runs in (a, b)]
+    parts = [part_RV.reshape(cases, -1, part_RV.shape[1]).sum(axis=0) for part_RV in parts]
+    return paired_difference(*(Counts(part_RV, np.full_like(part_RV, cases)) for part_RV in parts))
+
+
+def _shown(difference: Difference) -> dict[str, Any]:
+    return {"mean": difference.mean, "interval": [difference.low, difference.high]}
 
 
 def draw(path: Path, against: dict[str, dict[Arm, Difference]], seeds: int) -> None:
