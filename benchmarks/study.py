@@ -6,11 +6,11 @@ each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on tw
 their own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind
 of.
 
-About a thousand runs of 20 to 30 seconds: half an hour a seed on two cores, and the rates. Into `runs/study/`, where finished runs
-are found again, so that it may be broken off and gone on with (`--minutes`: begins nothing after so many). What the
-rates and each seed came to is kept in `docs/results/study/`: a seed that is whole is never run again, wherever it was
-run. A warm start made on another machine is another model, so seeds may begin from different ones; all arms of a seed
-begin from the same. Writes the seeds that there are to `docs/results/study.json` and `study.png`.
+About a thousand runs of 20 to 30 seconds: half an hour a seed on two cores, and the rates. Into `runs/study/`, where
+finished runs are found again, so that it may be broken off and gone on with (`--minutes`: begins nothing after so
+many). What the rates and each seed came to is kept in `docs/results/study/`: a seed that is whole is never run again,
+wherever it was run. A warm start made on another machine is another model, so seeds may begin from different ones; all
+arms of a seed begin from the same. Writes the seeds that there are to `docs/results/study.json` and `study.png`.
 """
 
 from __future__ import annotations
