@@ -306,7 +306,8 @@ def _lines(parts: Any) -> Iterator[str]:
             if isinstance(text := part.get("content", part.get("text")), str) and text.startswith(_A_MESSAGE):
                 yield from _lines_of_repr(text)
             elif kind in ("tool_call", "tool_use", "function"):
-                yield _dumped({"name": part.get("name"), "arguments": _json(part.get("arguments", part.get("input")))})
+                given = _json(part.get("arguments", part.get("input")))  # some leave out what is empty
+                yield _dumped({"name": part.get("name"), "arguments": {} if given is None else given})
             elif kind in ("tool_call_response", "tool_result"):
                 yield _plain(part.get("response", part.get("result", part.get("content"))))
             elif isinstance(text, str):
@@ -454,7 +455,8 @@ def _agent_name(span: Span, operation: Any) -> str:
         if attributes.get(key) == kind and (named := attributes.get(name)):
             return text_of(named)
     if operation == "invoke_agent" or attributes.get("openinference.span.kind") == "AGENT":
-        return text_of(span.name.removeprefix("invoke_agent").strip())
+        node = attributes.get("graph.node.id")  # OpenInference's name of an agent; the span is named for what it does
+        return text_of(node or span.name.removeprefix("invoke_agent").strip())
     return _node(attributes) or text_of(attributes.get(_GRAPH_NODE))
 
 
