@@ -1,6 +1,7 @@
 """The report and the live view in a browser: what is drawn is what is in the ledger, and no text becomes code."""
 
 import json
+import re
 import socket
 import threading
 import time
@@ -13,6 +14,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from playwright.sync_api import expect
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from typer.testing import CliRunner
@@ -179,7 +181,7 @@ def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Pa
         assert page.inner_text("#found").startswith("48 plays;")
         write_step(folder, 4)
         page.wait_for_selector("text=4 of 4 training steps indexed", timeout=20_000)
-        page.wait_for_function("document.querySelector('#found').innerText.startsWith('64 plays;')")
+        expect(page.locator("#found")).to_have_text(re.compile("^64 plays;"))
         assert page.locator("#list [data-play]").first.get_attribute("data-play").startswith("0-4-")
         page.select_option("#filter [name=agent]", "verifier")
         page.select_option("#filter [name=gate]", "closed")
@@ -189,7 +191,7 @@ def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Pa
         verifier = batch.agent_names.index("verifier")
         such = {int(batch.trajectory_of_step[s]) for s in range(batch.n_steps)
                 if batch.agent_of_step[s] == verifier and not made.gate_open_S[s]}  # fmt: skip
-        page.wait_for_function(f"document.querySelector('#found').innerText.startsWith('{len(such)} plays;')")
+        expect(page.locator("#found")).to_have_text(re.compile(f"^{len(such)} plays;"))
         page.locator("#list [data-play]").first.click()
         page.locator("svg.play g[role=button]").first.click()
         page.wait_for_selector("[data-part=why]")
