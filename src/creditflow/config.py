@@ -404,8 +404,6 @@ class FallbackConfig:
     target_modules: Any = "all-linear"
     layers_to_transform: list[int] | None = None
     """As in `actor_rollout_ref.model`."""
-    lr_factor: float = 0.33
-    """Policies learn at so much of their rate meanwhile: the shared reward bears less than decomposed credit does."""
 
 
 @dataclass
@@ -934,7 +932,6 @@ def _validate_guard(guard: GuardConfig) -> None:
     _one_of("guard.fallback.trainable", guard.fallback.trainable, ("all", "lora"))
     _positive("guard.fallback.lora_rank", guard.fallback.lora_rank)
     _positive("guard.fallback.lora_alpha", guard.fallback.lora_alpha)
-    _positive("guard.fallback.lr_factor", guard.fallback.lr_factor)
 
 
 def _validate_policies(config: Config) -> None:

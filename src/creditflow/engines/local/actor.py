@@ -129,22 +129,15 @@ class Actor:
         self.learner.go_on_at(updates)
 
     def update(
-        self,
-        batch: TrajectoryBatch,
-        advantage_T: Floats,
-        trained_S: Bools,
-        mini_batch_of_step: Ints,
-        *,
-        lr_factor: float = 1.0,
+        self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
     ) -> dict[str, float]:
         """One optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over the updates.
 
         `advantage_T`: [T] what each response token gets; only sampled ones are read. `trained_S`: False leaves the
-        step out of the loss and of its denominator. `mini_batch_of_step` [S]: 0, 1, ... `lr_factor`: the share of the
-        scheduled rate that these updates are made at.
+        step out of the loss and of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
         metrics = in_mini_batches(
-            lambda steps: self._update_once(batch, advantage_T, steps, lr_factor),
+            lambda steps: self._update_once(batch, advantage_T, steps),
             trained_S,
             mini_batch_of_step,
             self.config.ppo_epochs,
@@ -152,9 +145,7 @@ class Actor:
         self.policy.version += 1
         return metrics
 
-    def _update_once(
-        self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints, lr_factor: float
-    ) -> dict[str, float]:
+    def _update_once(self, batch: TrajectoryBatch, advantage_T: Floats, steps: Ints) -> dict[str, float]:
         config, policy = self.config, self.policy
         step_of_token, sampled_S = sampled_tokens(batch)
         weight_S = np.zeros(batch.n_steps)
@@ -196,7 +187,7 @@ class Actor:
             totals["pg_clipfrac_lower"] += float((bounded * share).sum())
             totals["entropy"] += float((entropy.detach() * share).sum())
             totals["ppo_kl"] += float(((old - logprobs.detach()) * share).sum())
-        metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step(lr_factor)).items()}
+        metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step()).items()}
         if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
         if not len(computed):  # nothing that these could be means over; entropy is seen in what was sampled

@@ -176,11 +176,10 @@ class Crew:
         mini_batch_of_step: Ints,
         *,
         critics_only: bool = False,
-        lr_factor: float = 1.0,
     ) -> dict[str, float]:
         """Each policy and critic learns from its own steps; metrics stand under the policy's name if there are several.
 
-        `trained_S`, `lr_factor` (of policies alone): see `Actor.update`.
+        `trained_S`: see `Actor.update`.
         """
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
@@ -191,7 +190,7 @@ class Crew:
                 assert values_T is not None
                 own |= self.critics[name].update(batch, returns_T, values_T, own_S, mini_batch_of_step)
             if not critics_only:
-                own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step, lr_factor=lr_factor)
+                own |= actor.update(batch, advantage_T, own_S, mini_batch_of_step)
             metrics |= self._named(name, own)
         return metrics
 

@@ -49,19 +49,14 @@ class Learner:
         """Forget gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
-    def step(self, lr_factor: float = 1.0) -> dict[str, float]:
-        """One update along the gradients that were gathered; `grad_norm` (before clipping), `lr`, `skipped_updates`.
-
-        `lr_factor`: see `Actor.update`.
-        """
+    def step(self) -> dict[str, float]:
+        """One update along the gradients that were gathered; `grad_norm` (before clipping), `lr`, `skipped_updates`."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
         finite = bool(torch.isfinite(norm))
-        lr = float(self.optimizer.param_groups[0]["lr"]) * lr_factor
+        lr = float(self.optimizer.param_groups[0]["lr"])
         if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] *= lr_factor
             self.optimizer.step()
-            self.schedule.step()  # sets the rate anew
+            self.schedule.step()
         else:  # one bad batch must not poison the weights; the skip is counted
             self.begin()
         return {"grad_norm": float(norm), "lr": lr, "skipped_updates": float(not finite)}

@@ -195,7 +195,6 @@ async def train_step(
             assignment.trained_S,
             mini_batch_of_step,
             critics_only=step <= config.trainer.critic_warmup,
-            lr_factor=config.guard.fallback.lr_factor if run.guard.fallback else 1.0,
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
