@@ -110,9 +110,12 @@ def batch_of(*plays: Trajectory) -> TrajectoryBatch:
 class Letters:
     """What a model client of a test speaks: a token is a character."""
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        text = "\n".join(message["content"] for message in messages)
+    def encode(self, messages: Sequence[Message], tools=()) -> tuple[str, tuple[int, ...]]:
+        text = "\n".join(message["content"] for message in (*messages, *({"content": str(tool)} for tool in tools)))
         return text, tuple(map(ord, text))
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        return tuple(map(ord, "".join(f"[{message['content']}]" for message in messages)))
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))

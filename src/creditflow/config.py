@@ -165,6 +165,20 @@ class ValKwargs:
 
 
 @dataclass
+class MultiTurnConfig:
+    """How an agent with tools takes its turns, within one step."""
+
+    max_assistant_turns: int = 8
+    """How often it may speak."""
+    max_parallel_calls: int = 4
+    """Calls of tools in one turn; further ones are refused."""
+    max_tool_response_length: int = 2048
+    """Characters of a tool's result; of a longer one, beginning and end."""
+    format: str = "hermes"
+    """How calls are written: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+
+
+@dataclass
 class RolloutConfig:
     """How plays are sampled."""
 
@@ -176,6 +190,7 @@ class RolloutConfig:
     max_failed_frac: float = 0.5
     """Stop when a larger share of plays fails: what is left would be no fair sample."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
+    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
 
 @dataclass
@@ -302,6 +317,8 @@ class AgentConfig:
     """System prompt."""
     policy: str = DEFAULT_POLICY
     """One of `policies`, through which it acts."""
+    tools: list[Any] = field(default_factory=list)
+    """What it may call: names of `creditflow.toolbox`, `file.py:function`, or `{fn, name, args, timeout}`."""
 
 
 @dataclass
@@ -370,6 +387,17 @@ def default_rules() -> dict[str, Any]:
             "recover": 0.05,
             "recover_epochs": 5,
             "action": "fallback_identical",
+            "unless": {"metric": "reward/agreement", "above": 0.5},
+        },
+        "agreement": {
+            "metric": "reward/agreement",
+            "over": "reward/agreement_over",
+            "below": 0.4,
+            "window": 10,
+            "shortest": 2,
+            "recover": 0.5,
+            "recover_epochs": 5,
+            "action": "fallback_identical",
         },
         "not_finite": {
             "metric": "actor/skipped_updates",
@@ -415,7 +443,8 @@ class GuardConfig:
     """By name; null takes one away. `metric` (a name of docs/metrics.md; `*` for any agent or function), `kind`
     (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric that counts what `metric` is a share of),
     `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`), `cool_down`
-    (looks after a recovery in which it does not fire)."""
+    (looks after a recovery in which it does not fire), `unless` (`{metric, above}`: while that holds, it
+    only warns)."""
     max_rollbacks: int = 2
     """Restore a checkpoint so often; where a rule asks for it once more, the run stops with a report."""
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
@@ -862,6 +891,9 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
         "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": rollout.multi_turn.max_assistant_turns,
+        "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": rollout.multi_turn.max_parallel_calls,
+        "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": rollout.multi_turn.max_tool_response_length,
         "algorithm.filter_groups.max_num_gen_batches": config.algorithm.filter_groups.max_num_gen_batches,
         "algorithm.counterfactual_plays": config.algorithm.counterfactual_plays,
         "trainer.total_epochs": config.trainer.total_epochs,
@@ -894,6 +926,7 @@ def _validate(config: Config) -> None:
             "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
             "otherwise"
         )
+    _one_of("actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, ("hermes",))
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
         raise ConfigError(

@@ -1,17 +1,14 @@
-"""Reads Hugging Face folders safely (local files only, safetensors only, no code from the folder), and turns messages
-into their tokens.
+"""Reads Hugging Face folders safely: local files only, safetensors only, no code from the folder.
 
 It must not know what a model is for: that is the engine's, or the reward function's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from creditflow.errors import ModelError, first_line
-from creditflow.trajectory import Message
 
 Kind = Literal["causal", "token_classification"]
 _AUTO_CLASS: dict[Kind, str] = {
@@ -98,49 +95,6 @@ def load_tokenizer(folder: Path | str, key: str) -> Any:
     if len(tokenizer) == 0:
         raise unusable(key, path, "has no usable tokenizer: its vocabulary is empty")
     return tokenizer
-
-
-class ChatTokenizer:
-    """Messages to prompt text and tokens, and a response's tokens to text: the same for every engine.
-
-    `tokenizer`: as transformers has it. `end_ids`: tokens that end a response, where the model's own are not the
-    tokenizer's. Holds no model and imports nothing heavy.
-    """
-
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        padding = (tokenizer.pad_token_id, *sorted(end_ids), tokenizer.eos_token_id, 0)
-        self.pad_id = int(next(token for token in padding if token is not None))
-        """Stands where there is no token; the prompt's only one where the messages have none."""
-        self.special_tokens = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
-        ]
-
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
-
-        Special tokens that are spelled out in a message are taken out of it: what one agent writes must not be able to
-        close the next one's turn.
-        """
-        plain = [{**message, "content": self._without_special_tokens(message["content"])} for message in messages]
-        if self.tokenizer.chat_template:
-            text = self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        else:
-            text = "\n".join(message["content"] for message in plain)
-            ids = self.tokenizer(text)["input_ids"]
-        return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def _without_special_tokens(self, content: object) -> str:
-        text = str(content)
-        while found := [token for token in self.special_tokens if token in text]:
-            for token in found:  # and again: taking one out may join the halves of another
-                text = text.replace(token, "")
-        return text
 
 
 def unusable(key: str, path: Path, why: str) -> ModelError:

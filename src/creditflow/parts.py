@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from creditflow.config import Config, EndpointConfig, PolicyConfig, Recipe, policies_in_use, trained_policies
@@ -16,6 +17,7 @@ from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.rollout import AgentSpec, FrozenModel, Workflow
 from creditflow.rollout.endpoint import Endpoint, expect_packages, expect_set
 from creditflow.rollout.team import Sampling
+from creditflow.toolbox import load_tools
 from creditflow.trajectory import Step, Task, Trajectory
 
 _BACKOFF = 0.5
@@ -42,10 +44,14 @@ class Parts:
     def sampling(self) -> Sampling:
         """How agents sample in training."""
         config = self.recipe.config
+        turns = config.actor_rollout_ref.rollout.multi_turn
         return Sampling(
             max_tokens=config.data.max_response_length,
             max_prompt_tokens=config.data.max_prompt_length,
             temperature=config.actor_rollout_ref.rollout.temperature,
+            max_assistant_turns=turns.max_assistant_turns,
+            max_parallel_calls=turns.max_parallel_calls,
+            max_tool_response_length=turns.max_tool_response_length,
         )
 
     @property
@@ -98,11 +104,23 @@ def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) ->
         train_tasks=train_tasks,
         val_tasks=val_tasks,
         workflow=workflow,
-        agents={name: AgentSpec(agent.system, agent.policy) for name, agent in config.team.agents.items()},
+        agents=_agents(config, folder),
         chat_clients=_chat_clients(config),
         rewards=_manager(functions, config),
         stratum=_stratum(config.algorithm.strata, recipe),
     )
+
+
+def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
+    made: dict[str, AgentSpec] = {}
+    for name, agent in config.team.agents.items():
+        key = f"team.agents.{name}.tools"
+        policy = config.policies.get(agent.policy)
+        if agent.tools and policy is not None and policy.endpoint is not None:
+            raise ConfigError(f"{key}: are for policies of the run, and {agent.policy} is behind an endpoint")
+        tools = load_tools(agent.tools, folder, key, {"sandbox": config.reward.sandbox})
+        made[name] = AgentSpec(agent.system, agent.policy, tools)
+    return made
 
 
 def _chat_clients(config: Config) -> dict[str, FrozenModel]:

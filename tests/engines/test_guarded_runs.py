@@ -103,7 +103,7 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
 
 def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
-    plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate.window=3")
+    plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
     path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *plays)
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
@@ -114,11 +114,21 @@ def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
     assert all(credit_is_the_outcome(path, s) for s in range(fired + 1, recovered + 1))
 
 
+def test_while_the_verdicts_that_do_not_fail_agree_with_the_outcome_credit_stays_as_it_is(recipe) -> None:
+    arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
+    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", "actor_rollout_ref.rollout.n=32")
+    (first, *_) = happened(path, "error_rate")
+    assert first[:2] == ("fired", "warn")
+    assert not any(row["guard/fallback"] for row in read_metrics(path))
+
+
 def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> None:
     path = run(recipe("contradicts"), "run", steps(16))
-    ((_, action, fired),) = happened(path, "error_rate")
-    assert action == "fallback_identical"
-    assert 10 < fired <= 14
+    for rule in ("error_rate", "agreement"):
+        (_, action, fired), *_ = happened(path, rule)
+        assert action == "fallback_identical"
+        assert 10 <= fired <= 14
+    fired = min(event["step"] for event in read_events(path))
     assert not credit_is_the_outcome(path, fired)
     assert credit_is_the_outcome(path, fired + 1)
 

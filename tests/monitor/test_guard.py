@@ -57,6 +57,47 @@ def test_credit_falls_back_while_the_rule_is_on_and_comes_back_with_it():
     assert watched.options(options) is options
 
 
+HELD = {**FALLBACK, "unless": {"metric": "reward/agreement", "above": 0.5}}
+
+
+def test_a_rule_only_warns_while_what_keeps_it_from_acting_holds_and_acts_when_that_ends():
+    watched = guard(errors=HELD)
+    wrong, agrees = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0), (0.9, 0.8, 0.3, 0.9, 0.9, 0.9)
+    series_ = [
+        {"step": i + 1, "reward/error_rate": rate, "reward/agreement": agreement}
+        for i, (rate, agreement) in enumerate(zip(wrong, agrees, strict=True))
+    ]
+    events, in_force = [], []
+    for row in series_:
+        events += watched.look(int(row["step"]), row)
+        in_force.append(watched.fallback)
+        restored = guard(errors=HELD)
+        restored.load_state_dict(json.loads(json.dumps(watched.state_dict())))
+        assert restored.fallback == watched.fallback
+    assert [(e.step, e.what, e.action) for e in events] == [
+        (1, "fired", "warn"),
+        (3, "fired", "fallback_identical"),
+        (6, "recovered", "fallback_identical"),
+    ]
+    assert in_force == [False, False, True, True, True, False]
+    assert events[0].text.endswith("a warning only, while reward/agreement is above 0.5")
+
+
+def test_what_is_not_there_keeps_no_rule_from_acting():
+    watched = guard(errors=HELD)
+    fired(watched, rows("reward/error_rate", 0.2))
+    assert watched.fallback
+
+
+def test_a_rule_that_was_kept_from_going_back_spoils_no_checkpoint():
+    rule = {**HELD, "action": "restore_checkpoint"}
+    watched = guard(errors=rule)
+    (event,) = watched.look(1, {"reward/error_rate": 0.2, "reward/agreement": 0.9})
+    assert (event.action, watched.good) == ("warn", True)
+    (event,) = watched.look(2, {"reward/error_rate": 0.2, "reward/agreement": 0.1})
+    assert (event.action, watched.good) == ("restore_checkpoint", False)
+
+
 def test_a_rule_does_not_fire_again_before_its_cool_down_is_over():
     series = rows("reward/error_rate", 0.2, 0.0, 0.0, 0.2, 0.2, 0.2)
     for cool_down, again in ((0, 4), (1, 5), (2, 6)):
@@ -230,6 +271,10 @@ REFUSED = [
     (["guard.rules.accuracy.to=null"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
     (["guard.rules.accuracy.to=40"], "guard.rules.accuracy.to: expected a number from 0 to 1"),
     (["guard.rules.accuracy.action=[warn]"], "guard.rules.accuracy.action: expected a name"),
+    (["guard.rules.error_rate.unless={metric: reward/agreemnt, above: 0.5}"], "unless.metric: unknown metric"),
+    (["guard.rules.error_rate.unless=3"], "unless: expected metric and above"),
+    (["guard.rules.error_rate.unless={metric: reward/agreement, above: x}"], "unless.above: expected a number"),
+    (["guard.rules.agreement.shortest=11"], "guard.rules.agreement.shortest: expected at most the window, 10, got 11"),
     (["guard.rules.error_rate.over=reward/*"], "guard.rules.error_rate.over: expected one metric"),
     (["guard.rules.entropy.below=null"], "guard.rules.entropy.above, below: expected one of them"),
     (["guard.rules.entropy.metric=timing/rolout_s"], "timing/rollout_s"),

@@ -168,3 +168,22 @@ def test_a_verdict_that_failed_is_an_error_and_one_of_weight_0_is_no_verdict() -
 def test_verdicts_contradict_an_outcome_that_they_leave_no_room_for(scores, outcome, contradict) -> None:
     made = errors(play("p", [step("a", score) for score in scores], outcome))
     assert made["reward/error_rate"] == float(contradict)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "agreement"),
+    [([0.9, 0.8], [0.1, 0.2], 1.0), ([0.1], [0.2, 0.9], 0.0), ([0.5, 0.5], [0.5], 0.5), ([0.6, 0.2], [0.4], 0.5)],
+)
+def test_agreement_is_how_often_the_right_one_of_two_plays_of_a_task_is_scored_better(right, wrong, agreement) -> None:
+    plays = [play(f"r{i}", [step("a", score)], 1.0, task="t") for i, score in enumerate(right)]
+    plays += [play(f"w{i}", [step("a", score)], 0.0, task="t") for i, score in enumerate(wrong)]
+    alone = play("alone", [step("a", 0.0)], 1.0, task="another")  # no pair: nobody failed at this task
+    made = errors(*plays, alone)
+    assert made["reward/agreement"] == agreement
+    n, m = len(right), len(wrong)
+    assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
+
+
+def test_where_all_plays_of_every_task_end_alike_there_is_no_agreement() -> None:
+    made = errors(play("a", [step("a", 1.0)], 1.0, task="t"), play("b", [step("a", 0.0)], 0.0, task="u"))
+    assert "reward/agreement" not in made

@@ -58,7 +58,7 @@ def test_a_share_that_falls_from_far_beyond_its_limit_is_found_before_it_is_back
     """As errors do that contradict right plays, while training on them makes right plays rarer."""
     falling = [0.0] * 8 + [0.42, 0.35, 0.28, 0.21, 0.14, 0.07]
     found = bad(Level(above=0.1, window=5, p_value=1e-3), falling, 128)
-    assert found.index(True) in (10, 11, 12)
+    assert found.index(True) in (9, 10, 11)
     assert not found[-1]  # it is below the limit again
 
 
@@ -70,6 +70,33 @@ def test_what_scattered_before_is_not_taken_for_a_change() -> None:
         shares = rng.binomial(128, rng.beta(1.2, 13.8, 40)) / 128
         fired += any(bad(Level(above=0.1, window=5, p_value=1e-3), shares.tolist(), 128))
     assert fired / 300 < 0.03
+
+
+def test_the_newest_values_alone_may_decide_and_one_great_fall_is_no_scatter() -> None:
+    series_ = [0.9, 0.85, 0.92, 0.88, 0.9, 0.87, 0.91, 0.9, 0.1, 0.12]
+    found = bad(Level(below=0.4, window=10, shortest=2), series_, 60)
+    assert found == [False] * 9 + [True]
+    assert not any(bad(Level(below=0.4, window=10), series_, 60))
+
+
+def test_few_tosses_are_waited_for_and_the_width_that_decided_is_told() -> None:
+    rule = Level(below=0.4, window=10, shortest=2)
+    found = looks(rule, [0.15] * 10, 8)
+    first = [one.bad for one in found].index(True)
+    assert first > 2
+    assert found[first].numbers["window"] == first + 1
+    expected = 1 - NormalDist().cdf(0.25 / math.sqrt(0.24 / (8 * (first + 1))))
+    assert found[first].numbers["p"] == pytest.approx(expected)
+    assert expected < 1e-4 / 9
+
+
+def test_chance_is_divided_among_the_widths() -> None:
+    rng = np.random.default_rng(0)
+    fired = sum(
+        any(bad(Level(below=0.4, window=10, shortest=2, p_value=1e-2), (rng.binomial(60, 0.4, 40) / 60).tolist(), 60))
+        for _ in range(200)
+    )
+    assert fired / 200 < 0.2  # of 40 looks at 1 % each, most of them at the same values
 
 
 def test_limits_may_be_multiples_of_the_first_value():

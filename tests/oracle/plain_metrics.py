@@ -93,7 +93,36 @@ def error_metrics(trajectories):
             wrong += len(given)
     if not verdicts:
         return {}
-    return {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_plays": judged}
+    metrics = {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_plays": judged}
+    return metrics | agreement(trajectories)
+
+
+def agreement(trajectories):
+    wins, pairs, variance = 0.0, 0, 0.0
+    for plays in plays_by_task(trajectories):
+        right, wrong = [], []
+        for play in plays:
+            scored = [m for step in play.steps if (m := paid_mean(step)) is not None] if play.status != "failed" else []
+            if not scored or play.outcome is None or play.outcome.status != "ok":
+                continue
+            if rescaled(play.outcome) >= RIGHT:
+                right.append(mean(scored))
+            elif rescaled(play.outcome) < 0.5:
+                wrong.append(mean(scored))
+        for one in right:
+            for other in wrong:
+                close = abs(one - other) < 1e-12
+                wins += 0.5 if close else float(one > other)
+        pairs += len(right) * len(wrong)
+        variance += len(right) * len(wrong) * (len(right) + len(wrong) + 1) / 12
+    if not pairs:
+        return {}
+    return {"reward/agreement": wins / pairs, "reward/agreement_over": 0.25 / (variance / pairs**2)}
+
+
+def paid_mean(step):
+    paid = [(rescaled(s, step), s.weight) for s in step.scores.values() if s.weight > 0 and s.status == "ok"]
+    return sum(v * w for v, w in paid) / sum(w for _, w in paid) if paid else None
 
 
 def passes(trajectory):

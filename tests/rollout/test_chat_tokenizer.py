@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.huggingface import ChatTokenizer, load_tokenizer
+from creditflow.huggingface import load_tokenizer
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
 

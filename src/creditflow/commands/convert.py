@@ -10,10 +10,11 @@ from pathlib import Path
 from statistics import mean
 
 from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
+from creditflow.chat import ChatTokenizer
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import DataError, InputError
 from creditflow.files import write_whole
-from creditflow.huggingface import ChatTokenizer, load_tokenizer
+from creditflow.huggingface import load_tokenizer
 from creditflow.ledger import RunFolder
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show

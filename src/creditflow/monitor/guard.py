@@ -34,7 +34,7 @@ WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
 )
 ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
 """What a rule may do, and the keys that it then needs."""
-_OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to")
+_OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
 _SHARED = ("identical", "uniform")
 """Rules of propagation that hand out the global reward: there is nothing to fall back from."""
 
@@ -110,6 +110,18 @@ _SAID = {
 
 
 @dataclass(frozen=True, slots=True)
+class Unless:
+    """What keeps a rule from acting: a metric of the same look that is above a limit; if it is not there, nothing."""
+
+    metric: str
+    above: float
+
+    def holds(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the rule may only warn."""
+        return metrics.get(self.metric, -math.inf) > self.above
+
+
+@dataclass(frozen=True, slots=True)
 class RuleSpec:
     """One entry of `guard.rules`."""
 
@@ -121,6 +133,7 @@ class RuleSpec:
     to: float | None
     cool_down: int
     make: Callable[[], Rule]
+    unless: Unless | None = None
     note: str = ""
     """Why the action is only a warning here."""
 
@@ -135,6 +148,8 @@ class _Watch:
     """Looks for which it does not fire."""
     suspect: bool = False
     """See `Finding`."""
+    held: bool = False
+    """It is on, and `unless` keeps it from acting."""
 
 
 @dataclass(slots=True)
@@ -160,6 +175,8 @@ class Guard:
             expect_known(rule.metric, names, f"{KEY}.{rule.name}.metric")
             if rule.over is not None:
                 expect_known(rule.over, names, f"{KEY}.{rule.name}.over")
+            if rule.unless is not None:
+                expect_known(rule.unless.metric, names, f"{KEY}.{rule.name}.unless.metric")
         has_outcome = any(function.level == "outcome" for function in functions)
         return cls([_possible(rule, config.algorithm, has_outcome=has_outcome) for rule in rules])
 
@@ -167,7 +184,9 @@ class Guard:
     def fallback(self) -> bool:
         """Whether credit is the shared global reward for now."""
         actions = {rule.name: rule.action for rule in self.rules}
-        return any(watch.on and actions[name] == FALLBACK for (name, _), watch in self.watches.items())
+        return any(
+            watch.on and not watch.held and actions[name] == FALLBACK for (name, _), watch in self.watches.items()
+        )
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[Event]:
         """What the rules make of the metrics of a training step, or of an evaluation; in the order of the rules.
@@ -190,25 +209,33 @@ class Guard:
             watch.suspect = found.suspect
             if watch.quiet:
                 watch.quiet -= 1
-            elif not watch.on and found.bad:
-                watch.on = True
-                yield self._event(step, rule, name, "fired", found)
-                if rule.action == SET_THRESHOLD:
+            elif found.bad and (not watch.on or watch.held):
+                already, watch.on = watch.on, True
+                watch.held = rule.unless is not None and rule.unless.holds(metrics)
+                if already and watch.held:
+                    continue
+                yield self._event(step, rule, name, "fired", found, held=watch.held)
+                if rule.action == SET_THRESHOLD and not watch.held:
                     assert rule.to is not None
                     self.cap = rule.to if self.cap is None else min(self.cap, rule.to)
             elif watch.on and found.well:
-                watch.on, watch.quiet = False, rule.cool_down
-                yield self._event(step, rule, name, "recovered", found)
+                held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
+                yield self._event(step, rule, name, "recovered", found, held=held)
 
-    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: Finding) -> Event:
+    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: Finding, *, held: bool) -> Event:
         note = rule.note if what == "fired" else ""
-        return Event(step, rule.name, metric, what, rule.action, dict(found.numbers), note)
+        if held and what == "fired":
+            assert rule.unless is not None
+            note = f"a warning only, while {rule.unless.metric} is above {rule.unless.above:g}"
+        return Event(step, rule.name, metric, what, WARN if held else rule.action, dict(found.numbers), note)
 
     @property
     def good(self) -> bool:
         """Whether a checkpoint of now is one to go back to: no rule that would go back, or stop, sees anything."""
         ends = {rule.name for rule in self.rules if rule.action in (RESTORE, STOP)}
-        return not any((watch.on or watch.suspect) and name in ends for (name, _), watch in self.watches.items())
+        return not any(
+            (watch.on or watch.suspect) and not watch.held and name in ends for (name, _), watch in self.watches.items()
+        )
 
     def options(self, options: CreditOptions) -> CreditOptions:
         """The options of credit that are in force."""
@@ -235,6 +262,7 @@ class Guard:
                 "on": watch.on,
                 "quiet": watch.quiet,
                 "suspect": watch.suspect,
+                "held": watch.held,
                 "state": watch.rule.state_dict(),
             }
             for (name, metric), watch in sorted(self.watches.items())
@@ -248,7 +276,7 @@ class Guard:
         for saved in state["watches"]:
             rule = rules.get(saved["rule"])
             if rule is not None and rule.kind == saved["kind"]:
-                watch = _Watch(rule.make(), saved["on"], saved["quiet"], saved["suspect"])
+                watch = _Watch(rule.make(), saved["on"], saved["quiet"], saved["suspect"], saved["held"])
                 watch.rule.load_state_dict(saved["state"])
                 self.watches[rule.name, saved["metric"]] = watch
 
@@ -338,8 +366,20 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
         return made
 
     make()
+    unless = _unless(options["unless"], f"{key}.unless") if "unless" in options else None
     to = float(options["to"]) if action == SET_THRESHOLD else None
-    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make)
+    return RuleSpec(name, kind, str(metric), options.get("over"), action, to, cool_down, make, unless)
+
+
+def _unless(options: Any, key: str) -> Unless:
+    if not isinstance(options, Mapping) or set(options) != {"metric", "above"}:
+        raise ConfigError(f"{key}: expected metric and above, got {options!r}")
+    metric, above = options["metric"], options["above"]
+    if not isinstance(metric, str) or "*" in metric:
+        raise ConfigError(f"{key}.metric: expected one metric, got {metric!r}")
+    if isinstance(above, bool) or not isinstance(above, int | float) or not math.isfinite(above):
+        raise ConfigError(f"{key}.above: expected a number, got {above!r}")
+    return Unless(metric, float(above))
 
 
 _KNOWN = {"level", "drop"}

@@ -31,6 +31,17 @@ def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         "rollout/failed_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("failed"))),
         "rollout/truncated_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("truncated"))),
         "rollout/agent_error_frac": float(np.mean(["agent_error" in info for info in batch.trajectory_info])),
+        **_tool_metrics(batch),
+    }
+
+
+def _tool_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    calls = [call for info in batch.step_info for call in info.get("tool_calls", ())]
+    if not calls:
+        return {}
+    return {
+        "rollout/tool_calls": len(calls) / batch.n_trajectories,
+        "rollout/tool_failed_frac": sum(call["status"] != "ok" for call in calls) / len(calls),
     }
 
 
@@ -69,7 +80,8 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     A verdict is a score that has weight, of a play that did not fail. Those of a play contradict its outcome where all
     of them are at the top and the outcome is below one half, or all are below one half and the outcome is at the top.
     That is said only of plays in which every step was judged: else what nobody looked at may explain it.
-    `reward/judged_plays`: how many plays have any; those of one play contradict together. Nothing without verdicts.
+    `reward/judged_plays`: how many plays have any; those of one play contradict together. `reward/agreement`: see
+    `_agreement`. Nothing without verdicts.
     """
     matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
     play_S, n = batch.trajectory_of_step, batch.n_trajectories
@@ -87,14 +99,52 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     contradicts_N = judged_N & ((right_N & ~high_N) | (wrong_N & ~short_N))
     wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[play_S]].sum())
     judged = len(np.unique(play_S[matched_SK.any(axis=1)]))
+    weights_SK = np.where(ok_SK, batch.score_weights, 0.0)
     return {
         "reward/error_rate": wrong / verdicts,
         "reward/verdicts": float(verdicts),
         "reward/judged_plays": float(judged),
+        **_agreement(batch, (np.where(ok_SK, batch.scores, 0.0) * weights_SK).sum(axis=1), weights_SK.sum(axis=1)),
     }
 
 
 _HALF = 0.5
+
+
+def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict[str, float]:
+    """`reward/agreement`: how often the better scored of two plays of one task is the right one.
+
+    Over all pairs of a right and a wrong play of the same task, whose mean sub-rewards are compared; where they are the
+    same, one half counts. That is the statistic of Mann and Whitney (1947, "On a test of whether one of two random
+    variables is stochastically larger"), summed over tasks: 1 where verdicts always say what the outcome says, 1/2
+    where they say nothing of it, 0 where they say the contrary. `reward/agreement_over`: of how many coin tosses the
+    share would have its variance, if verdicts said nothing. Neither where no task has both.
+    """
+    scored_S = weight_S > 0
+    play_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
+    sums_N = np.bincount(play_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
+    steps_N = np.bincount(play_S, minlength=n)
+    outcome_N, known_N = _outcomes(batch)
+    right_N = known_N & (outcome_N >= RIGHT) & (steps_N > 0)
+    wrong_N = known_N & (outcome_N < _HALF) & (steps_N > 0)
+    mean_N = np.round(sums_N / np.maximum(steps_N, 1), 12)  # what differs by rounding is the same
+    tasks = len(batch.group_names)
+    right_G, wrong_G = (_counts(batch.group_of_trajectory[one_N], tasks) for one_N in (right_N, wrong_N))
+    pairs = float((right_G * wrong_G).sum())
+    if not pairs:
+        return {}
+    by_task = np.argsort(batch.group_of_trajectory, kind="stable")
+    ends = np.cumsum(_counts(batch.group_of_trajectory, tasks)).astype(np.int64)[:-1]
+    won = sum(_won(mean_N[of[right_N[of]]], mean_N[of[wrong_N[of]]]) for of in np.split(by_task, ends))
+    variance = float((right_G * wrong_G * (right_G + wrong_G + 1)).sum()) / 12
+    return {"reward/agreement": won / pairs, "reward/agreement_over": _HALF**2 * pairs**2 / variance}
+
+
+def _won(right: Floats, wrong: Floats) -> float:
+    """Of all pairs, those that the right play wins; ties count one half."""
+    ordered = np.sort(wrong)
+    below, not_above = (np.searchsorted(ordered, right, side) for side in ("left", "right"))
+    return float((below + not_above).sum()) / 2
 
 
 def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:

@@ -81,6 +81,9 @@ class Level:
     times_first: bool = False
     """Limits are multiples of the first value that was seen."""
     window: int = 5
+    shortest: int | None = None
+    """Of a share whose counts are known: the newest values alone may decide, so many of them at least; default: all of
+    the window. `p_value` is then divided among the widths."""
     p_value: float = 1e-4
     """How rarely chance may explain it, at one look."""
     recover: float | None = None
@@ -97,6 +100,10 @@ class Level:
         if not isinstance(self.times_first, bool):
             raise ConfigError(f"times_first: expected true or false, got {self.times_first!r}")
         _expect_whole("window", self.window)
+        if self.shortest is not None:
+            _expect_whole("shortest", self.shortest)
+            if self.shortest > self.window:
+                raise ConfigError(f"shortest: expected at most the window, {self.window}, got {self.shortest}")
         _expect_whole("recover_epochs", self.recover_epochs)
         _expect_p_value(self.p_value)
         _expect_number("above" if self.below is None else "below", self._limit)
@@ -129,19 +136,28 @@ class Level:
         numbers = {"value": value, "limit": limit, "window": float(len(window))}
         counted = over is not None and min(n for _, n in window) > 0
         suspect = self._sign * (value - limit) > 0
-        if len(window) < self.window:
-            bad = False
-        elif counted:
-            mean, spread = _pooled(window, limit, _scatter([seen for seen, _ in self.values[-_NEIGHBOURS:]]))
-            p = _beyond(self._sign * (mean - limit), spread)
-            numbers |= {"mean": mean, "over": sum(n for _, n in window), "p": p}
-            bad = p < self.p_value and suspect
-        else:
+        bad = False
+        if counted and len(window) >= (self.shortest or self.window):
+            of_widths, widths = self._of_widths(window, limit)
+            numbers |= of_widths
+            bad = of_widths["p"] < self.p_value / widths and suspect
+        elif not counted and len(window) == self.window:
             bad = all(self._sign * (seen - limit) > 0 for seen, _ in window)
         since = self.values[-self.recover_epochs :]
         back = [_mean(since)] if counted else [seen for seen, _ in since]
         well = len(since) == self.recover_epochs and all(self._sign * (seen - recover) <= 0 for seen in back)
         return Finding(bad, well and not bad, numbers, suspect)
+
+    def _of_widths(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
+        """What the newest values say, in the width that chance explains least; and how many widths were tried."""
+        scatter = _scatter([seen for seen, _ in self.values[-_NEIGHBOURS:]])
+        shortest = self.shortest or self.window
+        found = []
+        for width in range(shortest, len(window) + 1):
+            mean, spread = _pooled(window[-width:], limit, scatter)
+            p = _beyond(self._sign * (mean - limit), spread)
+            found.append({"window": float(width), "mean": mean, "over": sum(n for _, n in window[-width:]), "p": p})
+        return min(found, key=lambda one: one["p"]), self.window - shortest + 1
 
     def state_dict(self) -> dict[str, Any]:
         return {"first": self.first, "values": [list(pair) for pair in self.values]}
@@ -206,6 +222,8 @@ class Drop:
 
 _LINE = 3
 _NEIGHBOURS = 20
+_MANY, _KEPT = 8, 0.79
+"""From so many differences on; and the share of their mean that is left without the largest (0.69 of 8, 0.80 of 19)."""
 
 
 def _mean(counted: list[tuple[float, float]]) -> float:
@@ -219,9 +237,15 @@ def _pooled(counted: list[tuple[float, float]], limit: float, scatter: float) ->
 
 
 def _scatter(values: list[float]) -> float:
-    """The variance of one value about where the series is: half the mean square difference of neighbours."""
-    steps = [(after - before) ** 2 for before, after in itertools.pairwise(values)]
-    return sum(steps) / len(steps) / 2 if steps else 0.0
+    """The variance of one value about where the series is: half the mean square difference of neighbours.
+
+    Of many, without the largest one, which may be the very change that is looked for; the others count for it as they
+    would on average if values were normal.
+    """
+    steps = sorted((after - before) ** 2 for before, after in itertools.pairwise(values))
+    if len(steps) < _MANY:
+        return sum(steps) / len(steps) / 2 if steps else 0.0
+    return sum(steps[:-1]) / (len(steps) - 1) / 2 / _KEPT
 
 
 def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:

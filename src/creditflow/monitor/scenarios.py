@@ -61,6 +61,7 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
     played, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
+    agrees, tosses = rng.uniform(0.5, 0.98), max(4, played // 4)  # from verdicts that hardly tell anything on
     rows: list[Row] = []
     for i in range(steps):
         row = {
@@ -70,6 +71,8 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
             "reward/error_rate": float(rng.binomial(played, wrong[i]) / played),  # whole plays contradict
             "reward/verdicts": float(played * each),
             "reward/judged_plays": float(played),
+            "reward/agreement": float(rng.beta(agrees * tosses, (1 - agrees) * tosses)),
+            "reward/agreement_over": float(tosses),
             "propagation/pass_rate": float(rng.binomial(played, 0.88) / played),
             "timing/propagation_s": float(0.05 * np.exp(rng.normal(0, 0.5))),
         }
@@ -113,6 +116,13 @@ def _share_of_verdicts(share: float) -> Callable[[list[Row], Setting, np.random.
     return spoil
 
 
+def _contradictory(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
+    _share_of_verdicts(0.5)(rows, setting, rng)
+    for row in _sick(rows, setting):
+        tosses = row["reward/agreement_over"]
+        row["reward/agreement"] = float(rng.beta(0.15 * tosses, 0.85 * tosses))
+
+
 def _not_finite(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
     for row in _sick(rows, setting):
         row["actor/skipped_updates"] = 1.0
@@ -150,7 +160,7 @@ SCENARIOS: dict[str, Scenario] = {
     "healthy": Scenario("nothing is wrong", _nothing),
     "entropy_collapse": Scenario("entropy halves with every step", _entropy_collapses, "entropy"),
     "failing_rewards": Scenario("15 % of the verdicts fail", _share_of_verdicts(0.15), "error_rate"),
-    "contradictory": Scenario("half of the verdicts contradict the outcome", _share_of_verdicts(0.5), "error_rate"),
+    "contradictory": Scenario("right plays are scored worse than wrong ones", _contradictory, "agreement"),
     "not_finite": Scenario("no gradient is finite", _not_finite, "not_finite"),
     "accuracy_drop": Scenario(
         "accuracy falls from .7 by 3 points from validation to validation", _accuracy_falls, "accuracy"

@@ -7,13 +7,14 @@ loaded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from creditflow.chat import ChatTokenizer
 from creditflow.errors import ModelError
-from creditflow.huggingface import ChatTokenizer, load_folder
+from creditflow.huggingface import load_folder
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -40,9 +41,15 @@ class LocalModel:
         self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
-        return self.chat_tokenizer.encode(messages)
+        return self.chat_tokenizer.encode(messages, tools)
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between two answers (`ChatTokenizer.follow`)."""
+        return self.chat_tokenizer.follow(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of an answer, without special tokens."""

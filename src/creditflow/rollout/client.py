@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from creditflow.trajectory import Message
 
@@ -64,8 +64,17 @@ class PolicyView(Protocol):
         """Prompt and response together may have so many tokens."""
         ...
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
-        """The prompt as the model reads it: text (chat template applied, where there is one) and tokens."""
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt as the model reads it: text (chat template applied, where there is one) and tokens.
+
+        `tools`: JSON schemas of functions, as OpenAI has them.
+        """
+        ...
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between a response and the next one of the same turn, for `messages` by others in between."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

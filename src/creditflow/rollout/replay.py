@@ -85,12 +85,14 @@ class _Memory:
         self, generator: Generator, policy_of: Mapping[str, str], steps: Sequence[Step], replaced: Collection[str]
     ) -> None:
         self._generator, self._policy_of = generator, policy_of
-        self._tokens: dict[tuple[str, tuple[int, ...]], deque[Step]] = defaultdict(deque)
+        self._tokens: dict[tuple[str, tuple[int, ...]], deque[tuple[Step, int, int]]] = defaultdict(deque)
         texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
         turns = _Turns(step.index for step in steps if step.agent not in replaced)
         for step in steps:
             if step.agent not in replaced:
-                self._tokens[step.agent, step.prompt_ids].append(step)
+                for begin, end in step.info.get("turns", [[0, len(step.response_ids)]]):
+                    asked = step.prompt_ids + step.response_ids[:begin]
+                    self._tokens[step.agent, asked].append((step, begin, end))
                 texts[step.agent][step.prompt].append(step)
         self._turns = turns
         self.clients: dict[str, PolicyView | ChatClient] = {}
@@ -104,8 +106,11 @@ class _Memory:
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         if said := self._tokens.get((policy, request.prompt_ids)):
-            await self._turns.wait_for(step := said.popleft())
-            return Generation(step.response_ids, step.logprobs, _finish_reason(step), step.policy_version)
+            step, begin, end = said.popleft()
+            if begin == 0:  # after a tool's answer it is still the same step's turn
+                await self._turns.wait_for(step)
+            reason = _finish_reason(step) if end == len(step.response_ids) else "stop"
+            return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
 
     async def idle(self) -> None:

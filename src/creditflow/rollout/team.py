@@ -7,11 +7,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from creditflow.chat import ToolCall, parse_tool_calls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.trajectory import Message, Step, Trajectory
 
 
@@ -21,6 +23,8 @@ class AgentSpec:
 
     system: str = ""
     policy: str = "default"
+    tools: tuple[Tool, ...] = ()
+    """What it may call, before it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +34,19 @@ class Sampling:
     max_tokens: int = 512
     max_prompt_tokens: int = 1024
     temperature: float = 1.0
+    max_assistant_turns: int = 8
+    """Of one step by an agent with tools: how often it may speak."""
+    max_parallel_calls: int = 4
+    """Calls of tools in one turn; further ones are refused."""
+    max_tool_response_length: int = 2048
+    """Characters of a tool's result; of a longer one, beginning and end."""
 
 
 class Reply(str):
-    """An agent's response: the text itself, and the step that it is recorded as."""
+    """An agent's response: the text itself, and the step that it is recorded as.
+
+    Of an agent that called tools, what it said last; the whole, with calls and results, is `step.response`.
+    """
 
     step: Step
 
@@ -67,6 +80,8 @@ class Team:
         self._calls = 0
         self._callers: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._state: dict[str, Any] = {}
+        """What the tools of this play share."""
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._agents:
@@ -169,7 +184,7 @@ class Agent:
             response=said.response,
             prompt_ids=said.prompt_ids,
             response_ids=said.response_ids,
-            response_mask=(int(temperature > 0),) * len(said.response_ids),
+            response_mask=said.sampled if temperature > 0 else (0,) * len(said.response_ids),
             logprobs=said.logprobs if temperature > 0 else (0.0,) * len(said.response_ids),
             temperature=temperature,
             policy=spec.policy,
@@ -181,33 +196,72 @@ class Agent:
             trajectory.status = "truncated"
             trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
         trajectory.steps.append(step)
-        return Reply(step.response, step)
+        return Reply(said.response if said.last is None else said.last, step)
 
     async def _generate(self, client: PolicyView, call: _Call) -> _Said:
-        """Asks a policy of the run."""
-        team = self.team
-        policy, version = team._agents[self.name].policy, client.version
-        prompt, prompt_ids = client.encode(call.messages)
-        room = min(team._sampling.max_prompt_tokens, client.max_positions - 1)
+        """Asks a policy of the run; runs the tools that it calls, and asks again, until it calls none."""
+        team, sampling = self.team, self.team._sampling
+        spec, version = team._agents[self.name], client.version
+        tools = {tool.name: tool for tool in spec.tools}
+        prompt, prompt_ids = client.encode(call.messages, *([[tool.schema for tool in spec.tools]] if tools else []))
+        room = min(sampling.max_prompt_tokens, client.max_positions - 1)
         if len(prompt_ids) > room:
             raise PromptTooLong(f"has {len(prompt_ids)} tokens, at most {room} fit")
         max_tokens = min(call.max_tokens, client.max_positions - len(prompt_ids))
-        request = GenerationRequest(prompt_ids, max_tokens, call.temperature, call.seed)
+        spoken = _Spoken()
         with team._calling():
-            generation = await team._generator.generate(policy, request)
-        tokens = len(generation.response_ids)
+            for turn in range(sampling.max_assistant_turns if tools else 1):
+                seed = (*call.seed, turn) if turn else call.seed
+                left = max_tokens - len(spoken.ids)
+                request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, call.temperature, seed)
+                generation = await team._generator.generate(spec.policy, request)
+                spoken.say(generation.response_ids, generation.logprobs)
+                version = version if generation.version is None else generation.version
+                last = client.decode(generation.response_ids)
+                cut_off = generation.finish_reason == "length"
+                calls = parse_tool_calls(last)[1] if tools and not cut_off else []
+                if not calls:
+                    break
+                results = await self._call_tools(tools, calls, spoken)
+                if turn + 1 == sampling.max_assistant_turns:
+                    break  # nobody would read what else there is to say
+                told = client.follow([{"role": "tool", "content": result.text} for result in results])
+                if len(spoken.ids) + len(told) >= max_tokens:
+                    cut_off = True
+                    break
+                spoken.hear(told)
         return _Said(
             prompt=prompt,
-            response=client.decode(generation.response_ids),
+            response=client.decode(spoken.ids) if spoken.calls else last,
+            last=last,
             prompt_ids=prompt_ids,
-            response_ids=generation.response_ids,
-            logprobs=generation.logprobs,
-            version=version if generation.version is None else generation.version,
-            cut_off=f"{tokens} tokens" if generation.finish_reason == "length" else None,
+            response_ids=tuple(spoken.ids),
+            sampled=tuple(spoken.mask),
+            logprobs=tuple(spoken.logprobs),
+            version=version,
+            cut_off=f"{len(spoken.ids)} tokens" if cut_off else None,
+            info={"tool_calls": spoken.calls, "turns": spoken.turns} if spoken.calls else {},
         )
+
+    async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _Spoken) -> list[ToolResult]:
+        """What the calls of one turn come to, made together."""
+        sampling, state = self.team._sampling, self.team._state
+        most = sampling.max_parallel_calls
+        made = await asyncio.gather(*(call_tool(tools, call, state) for call in calls[:most]))
+        refused = f"error: not called: at most {most} calls at a time"
+        made += [ToolResult(call.name, "error", refused) for call in calls[most:]]
+        results = [replace(one, text=shortened(one.text, sampling.max_tool_response_length)) for one in made]
+        for call, result in zip(calls, results, strict=True):
+            arguments = None if call.arguments is None else dict(call.arguments)
+            spoken.calls.append(
+                {"name": call.name, "arguments": arguments, "status": result.status, "result": result.text}
+            )
+        return results
 
     async def _chat(self, client: ChatClient, call: _Call) -> _Said:
         """Asks a frozen model behind an endpoint: its tokens are not ours, so the step has none."""
+        if self.team._agents[self.name].tools:
+            raise ConfigError(f"team.agents.{self.name}.tools: a policy behind an endpoint calls none")
         with self.team._calling():
             reply = await client.chat(
                 call.messages, max_tokens=call.max_tokens, temperature=call.temperature, seed=call.seed
@@ -240,10 +294,39 @@ class _Said:
 
     prompt: str
     response: str
+    last: str | None = None
+    """Of a response with calls of tools, what was said after the last of them."""
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
+    sampled: tuple[int, ...] = ()
+    """1 for each response token that the policy wrote, 0 for what its tools did."""
     logprobs: tuple[float, ...] = ()
     version: int = 0
     cut_off: str | None = None
     """At what the response ended, where it did not end by itself."""
     info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Spoken:
+    """A response as it grows: what the policy said, and what its tools did."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[list[int]] = field(default_factory=list)
+    """Begin and end of what the policy said, as positions in `ids`."""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def say(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """The policy's own."""
+        self.turns.append([len(self.ids), len(self.ids) + len(ids)])
+        self.ids += ids
+        self.mask += [1] * len(ids)
+        self.logprobs += logprobs
+
+    def hear(self, ids: Sequence[int]) -> None:
+        """What was told in between."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)

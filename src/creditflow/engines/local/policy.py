@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from creditflow.chat import ChatTokenizer
 from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError, first_line
-from creditflow.huggingface import ChatTokenizer, load_folder, unusable
+from creditflow.huggingface import load_folder, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -106,9 +107,15 @@ class Policy:
         """bf16 on CUDA; does nothing on the CPU."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens (`ChatTokenizer.encode`)."""
-        return self.chat_tokenizer.encode(messages)
+        return self.chat_tokenizer.encode(messages, tools)
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between two responses (`ChatTokenizer.follow`)."""
+        return self.chat_tokenizer.follow(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""

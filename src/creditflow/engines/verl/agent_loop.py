@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
+from creditflow.chat import ChatTokenizer
 from creditflow.engines.verl.dataset import task_of
 from creditflow.engines.verl.player import build_player, sampled_steps
 from creditflow.engines.verl.plays import PlayRecord, partition, play_id, seed_of
 from creditflow.engines.verl.recipe import carried
 from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
-from creditflow.huggingface import ChatTokenizer
 from creditflow.monitor.metrics import passes
 from creditflow.rollout import Play
 from creditflow.rollout.client import ChatClient, PolicyView
@@ -100,9 +101,8 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             )
 
     def _sampling(self, sampling_params: dict[str, Any], greedy: bool) -> Sampling:
-        data = self.own.data
         temperature = 0.0 if greedy else float(sampling_params["temperature"])
-        return Sampling(data.max_response_length, data.max_prompt_length, temperature)
+        return replace(self.player.parts.sampling, temperature=temperature)
 
     async def alive(self) -> None:
         """Returns; a worker that died raises."""

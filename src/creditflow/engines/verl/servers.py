@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from creditflow.chat import ChatTokenizer
 from creditflow.errors import ConfigError, CreditflowError, first_line
-from creditflow.huggingface import ChatTokenizer
 from creditflow.rollout import Generation, GenerationRequest
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.trajectory import Message
@@ -48,9 +48,15 @@ class ServedPolicy:
         """As transformers has it."""
         return self.chat.tokenizer
 
-    def encode(self, messages: Sequence[Message]) -> tuple[str, tuple[int, ...]]:
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
         """See `ChatTokenizer.encode`."""
-        return self.chat.encode(messages)
+        return self.chat.encode(messages, tools)
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """See `ChatTokenizer.follow`."""
+        return self.chat.follow(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens."""

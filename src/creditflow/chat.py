@@ -1,0 +1,190 @@
+"""Chat messages to tokens, a response's tokens to text, and the calls of tools in it: the same for every engine.
+
+Tools are told and called as Hermes' models do it (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), which is
+verl's default format and that of Qwen's models. A chat template that knows tools spells them itself; for others it is
+done here, in the system prompt. This module holds no model, runs no tool, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from creditflow.errors import ModelError
+from creditflow.trajectory import Message
+
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_MARK = "\u241fresponse\u241f"
+"""Stands for a response where a template is asked what comes after one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as an agent wrote it."""
+
+    name: str
+    """Empty where it named none."""
+    arguments: Mapping[str, Any] | None
+    """None where what stands there is no call."""
+    error: str = ""
+    """Why it is none; empty where it is one."""
+
+    def to_message(self, id: str) -> Message:
+        """As OpenAI's chat completions have it."""
+        spelled = json.dumps(dict(self.arguments or {}), ensure_ascii=False)
+        return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
+    """What a response says beside its calls of tools, and the calls, in order; those that are none among them.
+
+    Linear in the text's length, whatever stands in it.
+    """
+    if "<tool_call>" not in text:
+        return text, []
+    return _CALL.sub("", text).strip(), [_call_of(body.strip()) for body in _CALL.findall(text)]
+
+
+def _call_of(body: str) -> ToolCall:
+    try:
+        call = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return ToolCall("", None, f"the call is no JSON: {error}")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        return ToolCall("", None, 'expected {"name": ..., "arguments": {...}}')
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):  # spelled twice, as in OpenAI's messages
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            return ToolCall(call["name"], None, f"the arguments are no JSON: {error}")
+    if not isinstance(arguments, dict):
+        return ToolCall(call["name"], None, f"expected arguments by name, got a {type(arguments).__name__}")
+    return ToolCall(call["name"], arguments)
+
+
+def content_text(content: object) -> str:
+    """The text of a message's content: a text, nothing, or OpenAI's list of parts, of which those of text count."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
+def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Messages for a template that knows no tools: all that is about them in the contents."""
+    plain: list[Message] = []
+    for message in messages:
+        content = message["content"]
+        if message.get("role") == "tool":
+            # Results of one response's calls make one message: most templates want turns to alternate.
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            if plain and plain[-1].get("of_tools"):
+                plain[-1]["content"] += f"\n{content}"
+            else:
+                plain.append({"role": "user", "content": content, "of_tools": True})
+            continue
+        calls = [_call_spelled(call) for call in message.get("tool_calls") or ()]
+        plain.append({"role": message.get("role"), "content": "\n".join(filter(None, (content, *calls)))})
+    if tools:
+        own = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
+        plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _told(tools)))})
+    return [{"role": message["role"], "content": message["content"]} for message in plain]
+
+
+def _call_spelled(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    arguments = function["arguments"]
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
+
+
+def _told(tools: Sequence[Mapping[str, Any]]) -> str:
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return (
+        f"You may call functions. These are there:\n<tools>\n{listed}\n</tools>\n"
+        "For each call, write a JSON object with the function's name and its arguments:\n"
+        '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+    )
+
+
+class ChatTokenizer:
+    """Messages to prompt text and tokens, and a response's tokens to text.
+
+    `tokenizer`: as transformers has it. `end_ids`: tokens that end a response, where the model's own are not the
+    tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        end_ids = frozenset(end_ids)
+        padding = (tokenizer.pad_token_id, *sorted(end_ids), tokenizer.eos_token_id, 0)
+        self.pad_id = int(next(token for token in padding if token is not None))
+        """Stands where there is no token; the prompt's only one where the messages have none."""
+        self._end_ids = {*end_ids, tokenizer.eos_token_id}
+        self.special_tokens = [
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
+        ]
+
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[str, tuple[int, ...]]:
+        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
+
+        `tools`: JSON schemas of functions, as OpenAI has them. Special tokens that are spelled out in a message are
+        taken out of it: what one agent writes must not be able to close the next one's turn.
+        """
+        text = self._text(messages, tools)
+        special = {"add_special_tokens": False} if self.tokenizer.chat_template else {}
+        ids = self.tokenizer(text, **special)["input_ids"]
+        return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
+
+    def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """The tokens between a response and the next one of the same agent: the end of its turn, `messages` by others
+        (the results of its calls), and the beginning of its next turn.
+
+        The end-of-sequence token is left out, which the response has already. Raises ModelError where the tokenizer's
+        chat template leaves responses out.
+        """
+        spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
+        _, mark, text = self._text((*spoken, *messages), ()).partition(_MARK)
+        if not mark:
+            raise ModelError("the chat template leaves a response out that tools were called in")
+        if not self.tokenizer.chat_template:
+            text += "\n"
+        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids[1:] if ids and ids[0] in self._end_ids else ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a response, without special tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+        plain: list[Message] = [
+            {**self._clean(message), "content": self._clean(content_text(message.get("content")))}
+            for message in messages
+        ]
+        template = self.tokenizer.chat_template
+        if not template or "tool" not in template:
+            plain, tools = _spelled_out(plain, tools), ()
+        if not template:
+            return "\n".join(message["content"] for message in plain)
+        asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **asked))
+
+    def _clean(self, value: Any) -> Any:
+        """`value` without special tokens, in whatever depth."""
+        if isinstance(value, str):
+            return self._without_special_tokens(value)
+        if isinstance(value, list | tuple):
+            return [self._clean(one) for one in value]
+        return {key: self._clean(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+    def _without_special_tokens(self, text: str) -> str:
+        while found := [token for token in self.special_tokens if token in text]:
+            for token in found:  # and again: taking one out may join the halves of another
+                text = text.replace(token, "")
+        return text

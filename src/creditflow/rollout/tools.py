@@ -1,0 +1,238 @@
+"""Tools: functions of Python that an agent may call, by the JSON schema of their signature.
+
+    def weather(city: str, days: int = 1) -> str:
+        '''The weather to come.
+
+Args:
+            city: Its name, in English.
+        '''
+
+It knows what a tool is and how one call of it ends, whatever happens: with a text for the agent. How calls are written,
+`creditflow.chat` knows; when they are made, `team`. pydantic and docstring_parser (`pip install 'creditflow[tools]'`)
+are imported when a tool is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import json
+import re
+import threading
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from creditflow.chat import ToolCall
+from creditflow.errors import ConfigError, did_you_mean, first_line
+
+STATE = "state"
+"""A parameter of this name is given the play's own dict, which all its tools share; agents know nothing of it."""
+TIMEOUT = 30.0
+ToolStatus = Literal["ok", "error", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """How a call ended."""
+
+    name: str
+    status: ToolStatus
+    text: str
+    """What the agent is told: the result, or what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that agents may call."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of its arguments."""
+    function: Callable[..., Any] = field(repr=False)
+    check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
+    """Arguments as the function takes them; raises ValueError, which says what is wrong with them."""
+    timeout: float = TIMEOUT
+    """Seconds of one call."""
+    inline: bool = False
+    """Whether it is called on the event loop itself: it must be quick, and gets no timeout. What is called in a thread
+    of its own ends sooner or later, and the models' calls are batched accordingly."""
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Tool:
+        """`function` as a tool: `async def` or not, or an object that can be called.
+
+        Arguments that its signature does not allow, or of another type than it says, are refused before it is called.
+        Description and parameters are told from the docstring (Google's, numpy's or Sphinx's form). `args`: arguments
+        that agents do not see. Raises ConfigError for what cannot be a tool.
+        """
+        called = function if inspect.isroutine(function) else type(function).__call__
+        name = name or getattr(function, "__name__", None) or _snake(type(function).__name__)
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            raise ConfigError(f"tool {name!r}: expected a name of 1 to 64 letters, digits, _ or -")
+        try:
+            text, parameters, check = _read(function, called, name, set(args or ()))
+        except (TypeError, ValueError, NameError) as error:
+            raise ConfigError(f"tool {name}: {first_line(error)}") from error
+        return cls(
+            name=name,
+            description=text,
+            parameters=parameters,
+            function=functools.partial(function, **args) if args else function,
+            check=check,
+            timeout=TIMEOUT if timeout is None else timeout,
+            inline=bool(getattr(function, "inline", False)),
+        )
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As OpenAI's chat completions, and chat templates, have it."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+    async def __call__(self, arguments: Mapping[str, Any], state: dict[str, Any]) -> ToolResult:
+        """One call, however it ends; cancelled with its caller."""
+        try:
+            checked = self.check(arguments)
+        except ValueError as error:
+            return ToolResult(self.name, "error", f"error: {error}")
+        if self._takes_state:
+            checked[STATE] = state
+        call = functools.partial(self.function, **checked)
+        try:
+            if self.inline:
+                return ToolResult(self.name, "ok", as_text(call()))
+            made = call() if self._is_async else _in_thread(call)
+            return ToolResult(self.name, "ok", as_text(await asyncio.wait_for(made, self.timeout)))
+        except TimeoutError:
+            return ToolResult(self.name, "timeout", f"error: {self.name} took longer than {self.timeout:g} s")
+        except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
+            return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
+
+    @property
+    def _is_async(self) -> bool:
+        function = self.function.func if isinstance(self.function, functools.partial) else self.function
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+    @property
+    def _takes_state(self) -> bool:
+        return STATE in inspect.signature(self.function).parameters
+
+
+async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, Any]) -> ToolResult:
+    """What a call that an agent wrote comes to; an error for it where there is no such tool, or it wrote none."""
+    if call.arguments is None:
+        return ToolResult(call.name, "error", f"error: {call.error}")
+    if call.name not in tools:
+        known = f"there is {', '.join(tools)}{did_you_mean(call.name, list(tools))}"
+        return ToolResult(call.name, "error", f"error: no tool {call.name[:64]!r}; {known}")
+    return await tools[call.name](call.arguments, state)
+
+
+def as_text(result: object) -> str:
+    """A tool's result for an agent: a text as it is, all else as JSON."""
+    if isinstance(result, str):
+        return result
+    return json.dumps(result, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` in at most `most` characters; of a longer one, beginning and end."""
+    if len(text) <= most:
+        return text
+    left_out = "\n...\n"
+    keep = max(0, most - len(left_out))
+    return text[: keep - keep // 2] + left_out + text[len(text) - keep // 2 :]
+
+
+async def _in_thread(call: Callable[[], Any]) -> Any:
+    """`call` in a thread of its own. One that never returns holds nothing up: neither other calls nor the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)
+
+    def run() -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = call()
+        except (StopIteration, SystemExit, KeyboardInterrupt) as raised:  # no future can carry them, or they end more
+            error = RuntimeError(f"raised {type(raised).__name__}")
+        except Exception as raised:  # handed over
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # nobody waits any more: the loop is closed
+            return
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return await future
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _read(
+    function: Callable[..., Any], called: Callable[..., Any], name: str, bound: set[str]
+) -> tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """Description, JSON schema and check of a function's arguments."""
+    try:
+        import docstring_parser
+        import pydantic
+        from pydantic.json_schema import GenerateJsonSchema
+    except ImportError:
+        raise ConfigError("tools need more packages: pip install 'creditflow[tools]'") from None
+
+    class Bare(GenerateJsonSchema):
+        """Without titles, which only say the names again."""
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    doc = docstring_parser.parse(inspect.getdoc(function) or inspect.getdoc(called) or "")
+    told = {one.arg_name: one.description for one in doc.params}
+    hints = typing.get_type_hints(called, include_extras=True)
+    fields: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    signature = inspect.signature(function).parameters
+    if unknown := sorted(bound - set(signature)):
+        raise ConfigError(f"tool {name}: has no parameter {unknown[0]!r}{did_you_mean(unknown[0], list(signature))}")
+    for parameter in signature.values():
+        if parameter.name in bound | {STATE}:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ConfigError(f"tool {name}: expected parameters that have names, got {parameter}")
+        default = ... if parameter.default is parameter.empty else parameter.default
+        described = pydantic.Field(default, description=told.get(parameter.name), alias=parameter.name)
+        place = f"p{len(fields)}"  # a parameter may be called `schema`, or begin with an underscore; a field may not
+        places[parameter.name] = place
+        fields[place] = (hints.get(parameter.name, Any), described)
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
+    model = pydantic.create_model(name, __config__=config, **fields)
+    schema = model.model_json_schema(schema_generator=Bare)
+    schema.pop("title", None)
+
+    def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            made = model.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            what = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+            raise ValueError("; ".join(what)) from None
+        return {parameter: getattr(made, place) for parameter, place in places.items()}
+
+    return "\n".join(filter(None, (doc.short_description, doc.long_description))), schema, check

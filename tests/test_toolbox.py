@@ -1,0 +1,137 @@
+"""The ready-made tools, and how a recipe names tools."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from creditflow.config import load_recipe
+from creditflow.errors import ConfigError
+from creditflow.parts import build_parts
+from creditflow.toolbox import calculator, load_tools
+
+ROOT = Path(__file__).parents[1]
+
+
+def tool(entry, base: Path = Path(), offered=None):
+    (made,) = load_tools([entry], base, "team.agents.a.tools", offered or {})
+    return made
+
+
+def said(made, **arguments) -> str:
+    return asyncio.run(made(arguments, {})).text
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("(3 + 4) * 2 ** 3", "56"), ("7 / 2", "3.5"), ("-7 // 2 % 3", "2"), ("1e3 + .5", "1000.5"), (" 0.1 + 0.2", "0.3")],
+)
+def test_the_calculator_works_out_arithmetic(expression, result):
+    assert calculator(expression) == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os')",
+        "2 ** 9 ** 9",
+        "9 ** 999 ** 2",
+        "1 +",
+        "(-8) ** 0.5",
+        "True",
+        "1 < 2",
+        "(" * 400,
+        "x",
+        "'a' * 9",
+    ],
+)
+def test_the_calculator_refuses_all_else(expression):
+    with pytest.raises((ValueError, ArithmeticError)):
+        calculator(expression)
+    assert said(tool("calculator"), expression=expression).startswith("error: ")
+
+
+@given(st.text(alphabet="0123456789+-*/%(). e", max_size=60))
+def test_no_expression_takes_long_or_does_anything_else(expression):
+    with contextlib.suppress(ValueError, ArithmeticError):
+        assert len(calculator(expression)) < 2000
+
+
+def test_a_program_runs_in_the_sandbox_and_says_what_it_printed():
+    python = tool("python", offered={"sandbox": {"wall_s": 5.0}})
+    assert said(python, code="print(6 * 7)") == "42\n"
+    assert "ZeroDivisionError" in said(python, code="print('first')\n1 / 0")
+    assert said(python, code="x = 1") == "(nothing was printed)"
+    assert "No such file" in said(python, code=f"open({str(ROOT / 'pyproject.toml')!r})")
+    quick = tool({"fn": "python", "args": {"sandbox": {"wall_s": 0.5}}})
+    assert said(quick, code="while True: pass").startswith("error: the program was stopped")
+
+
+def test_a_folder_is_searched_for_the_passage_that_fits_best(tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/metals.md").write_text("Copper conducts heat well.\n\nTungsten melts at 3422 degrees.\n")
+    (tmp_path / "notes/birds.txt").write_text("Swifts sleep while they fly.")
+    (tmp_path / "notes/skipped.bin").write_text("Tungsten Tungsten")
+    search = tool({"fn": "search", "args": {"folder": "notes", "k": 1}}, base=tmp_path)
+    assert said(search, query="when does tungsten melt") == "[metals.md]\nTungsten melts at 3422 degrees."
+    assert said(search, query="how do swifts sleep").startswith("[birds.txt]")
+    assert said(search, query="zebra") == "nothing was found"
+    assert said(search, query="") == "nothing was found"
+    with pytest.raises(ConfigError, match="has no text in files"):
+        tool({"fn": "search", "args": {"folder": "nowhere"}}, base=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("calcuator", r"tools\[0\]: expected one of .*did you mean 'calculator'"),
+        ({"fn": "calculator", "arg": {}}, r"tools\[0\]: unknown key 'arg'.*did you mean 'args'"),
+        ({"name": "x"}, r"tools\[0\]: expected a name, `file.py:function`"),
+        ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected seconds, more than 0, got 0"),
+        ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
+        ({"fn": "search", "args": {"fold": "x"}}, r"tools\[0\] \(search\): .*unexpected keyword argument 'fold'"),
+        ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown option 'wall'"),
+    ],
+)
+def test_a_tool_that_makes_no_sense_is_refused_with_its_place(entry, message):
+    with pytest.raises(ConfigError, match=message):
+        tool(entry)
+
+
+def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match="two tools are called calculator; give one another `name`"):
+        load_tools(["calculator", "calculator"], Path(), "tools", {})
+    named = load_tools(["calculator", {"fn": "calculator", "name": "sums"}], Path(), "tools", {})
+    assert [one.name for one in named] == ["calculator", "sums"]
+
+
+def test_a_recipe_names_tools_by_agent_and_bounds_their_turns(tmp_path):
+    (tmp_path / "mine.py").write_text("def shout(text: str) -> str:\n    'Louder.'\n    return text.upper()\n")
+    options = [
+        "team.agents.verifier.tools=[calculator, {fn: 'mine.py:shout', timeout: 2}]",
+        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
+    ]
+    recipe = load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options)
+    with pytest.raises(ConfigError, match=r"team.agents.verifier.tools\[1\].fn: no file 'mine.py'"):
+        build_parts(recipe, tasks=False)
+    options[0] = options[0].replace("mine.py", str(tmp_path / "mine.py"))
+    parts = build_parts(load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options), tasks=False)
+    assert [one.name for one in parts.agents["verifier"].tools] == ["calculator", "shout"]
+    assert parts.agents["verifier"].tools[1].timeout == 2
+    assert parts.agents["planner"].tools == ()
+    assert parts.sampling.max_assistant_turns == 3
+
+
+def test_agents_of_an_endpoint_and_other_formats_are_refused():
+    recipe = ROOT / "recipes/arithmetic_chain.yaml"
+    with pytest.raises(ConfigError, match=r"multi_turn.format: expected one of hermes, got .*llama"):
+        load_recipe(recipe, ["actor_rollout_ref.rollout.multi_turn.format=llama"])
+    options = [
+        "policies={default: {}, judge: {endpoint: {base_url: 'http://127.0.0.1:1/v1', model: m}}}",
+        "team.agents.verifier={policy: judge, tools: [calculator]}",
+    ]
+    with pytest.raises(ConfigError, match="tools: are for policies of the run, and judge is behind an endpoint"):
+        build_parts(load_recipe(recipe, options), tasks=False)
