@@ -50,7 +50,7 @@ def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
 
 def _call_of(body: str) -> ToolCall:
     try:
-        call = json.loads(body)
+        call = _plain(body)
     except (ValueError, RecursionError) as error:
         return ToolCall("", None, f"the call is no JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -58,12 +58,22 @@ def _call_of(body: str) -> ToolCall:
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):  # spelled twice, as in OpenAI's messages
         try:
-            arguments = json.loads(arguments)
+            arguments = _plain(arguments)
         except (ValueError, RecursionError) as error:
             return ToolCall(call["name"], None, f"the arguments are no JSON: {error}")
     if not isinstance(arguments, dict):
         return ToolCall(call["name"], None, f"expected arguments by name, got a {type(arguments).__name__}")
     return ToolCall(call["name"], arguments)
+
+
+def _plain(text: str) -> Any:
+    """JSON that can be written down again: no NaN, and no halves of surrogate pairs, which JSON can spell out."""
+    value = json.loads(text, parse_constant=_no_number)
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def content_text(content: object) -> str:

@@ -85,6 +85,14 @@ def stuck() -> str:
     return "never"
 
 
+def slow_elsewhere() -> str:
+    raise TimeoutError("the server did not answer")
+
+
+def half_a_pair() -> dict:
+    return {"x": "\ud800"}
+
+
 def broken(text: str) -> str:
     raise KeyError(text)
 
@@ -101,6 +109,8 @@ def test_a_tool_that_takes_too_long_is_an_answer_too(function, arguments):
 
 def test_a_tool_that_raises_is_an_answer_too():
     assert called(Tool.of(broken), text="x").text == "error: KeyError: 'x'"
+    assert called(Tool.of(slow_elsewhere)).text == "error: TimeoutError: the server did not answer"
+    assert called(Tool.of(half_a_pair)).text == '{"x": "?"}'
     assert called(Tool.of(leaves)).text == "error: RuntimeError: raised SystemExit"
 
 
@@ -141,6 +151,8 @@ def test_a_tool_that_there_is_not_is_told_with_those_that_there_are():
         ("<tool_call>{'name': 'f'}</tool_call>", "", [("", None, True)]),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "", [("f", None, True)]),
         ('<tool_call>["f"]</tool_call>', "", [("", None, True)]),
+        ('<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', "", [("f", {"x": "?"}, False)]),
+        ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', "", [("", None, True)]),
         ('<tool_call>{"name": "f"', "", [("", None, True)]),
     ],
 )

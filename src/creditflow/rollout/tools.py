@@ -110,14 +110,16 @@ class Tool:
         if self._takes_state:
             checked[STATE] = state
         call = functools.partial(self.function, **checked)
+        limit = asyncio.timeout(self.timeout)
         try:
             if self.inline:
                 return ToolResult(self.name, "ok", as_text(call()))
-            made = call() if self._is_async else _in_thread(call)
-            return ToolResult(self.name, "ok", as_text(await asyncio.wait_for(made, self.timeout)))
-        except TimeoutError:
-            return ToolResult(self.name, "timeout", f"error: {self.name} took longer than {self.timeout:g} s")
+            async with limit:
+                made = await (call() if self._is_async else _in_thread(call))
+            return ToolResult(self.name, "ok", as_text(made))
         except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
+            if limit.expired():
+                return ToolResult(self.name, "timeout", f"error: {self.name} took longer than {self.timeout:g} s")
             return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
 
     @property
@@ -142,9 +144,8 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, 
 
 def as_text(result: object) -> str:
     """A tool's result for an agent: a text as it is, all else as JSON."""
-    if isinstance(result, str):
-        return result
-    return json.dumps(result, ensure_ascii=False, default=str)
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()  # halves of surrogate pairs can be written to no file
 
 
 def shortened(text: str, most: int) -> str:
