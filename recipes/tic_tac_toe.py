@@ -1,0 +1,122 @@
+"""Two agents at PettingZoo's tic-tac-toe: the first learns, the second plays as both did before training.
+
+A board is nine words from the player's own side (`mine`, `theirs`, `free`), an action a digit. The model is warmed up
+on random boards until its moves are mostly legal and otherwise by chance, so that the first player begins with about as
+many wins as chance gives it. An illegal move is replaced by one that is drawn.
+
+Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`; `hidden`, `layers`; `legal`, the share of legal moves at which
+the warm-up stops.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from creditflow import Task, environments
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.warm_up import supervised_loss
+from creditflow.environments import View
+from creditflow.rollout import GenerationRequest
+
+CELLS = 9
+FREE, MINE, THEIRS = "free", "mine", "theirs"
+
+
+# The game
+
+
+def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """The same empty board each time: tasks differ in nothing but their number."""
+    number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
+    prompt = ({"role": "user", "content": "play"},)
+    return [Task("tic_tac_toe", prompt, None, {"index": index, "split": split}) for index in range(number)]
+
+
+def make_game(task: Task) -> Any:
+    """A fresh board."""
+    from pettingzoo.classic import tictactoe_v3
+
+    return tictactoe_v3.env()
+
+
+def show(view: View) -> str:
+    """The board in nine words, cell by cell as actions are numbered: column by column."""
+    cells = [view.observation[cell % 3, cell // 3] for cell in range(CELLS)]
+    return " ".join(MINE if mine else THEIRS if theirs else FREE for mine, theirs in cells)
+
+
+solve = environments.aec(make_game, show=show, illegal="random")
+
+
+# The model, warmed up so that it plays by the rules, and otherwise by chance
+
+WARM_UP_VERSION = 1
+"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+
+
+def warm_model(recipe: dict[str, Any]) -> Path:
+    """The folder of a small Llama that makes mostly legal moves; made on first use and cached."""
+    settings = {key: recipe[key] for key in ("hidden", "layers", "legal")}
+    name = "-".join(str(part) for part in ("tic_tac_toe", WARM_UP_VERSION, *settings.values()))
+    return made_once(name, lambda folder: _warm_up(folder, settings))
+
+
+def make_tokenizer() -> Any:
+    """One token per word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<|end|>", FREE, MINE, THEIRS, *map(str, range(CELLS))]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|end|>"])
+    return tokenizer
+
+
+def _example(rng: random.Random) -> tuple[str, str]:
+    """A board after some moves by chance, and a legal move by chance."""
+    moves = rng.sample(range(CELLS), rng.randrange(CELLS))
+    board = [FREE] * CELLS
+    for k, cell in enumerate(reversed(moves)):
+        board[cell] = THEIRS if k % 2 == 0 else MINE
+    return " ".join(board), str(rng.choice([cell for cell in range(CELLS) if board[cell] == FREE]))
+
+
+def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
+    save_tiny_llama(
+        folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=32, seed=0
+    )
+    policy = Policy.load(folder, pick_device("cpu"))
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
+    rng = random.Random(0)
+    for step in range(1, 2001):
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, step / 50)
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(supervised_loss(policy, [_example(rng) for _ in range(256)]))
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        if step % 25 == 0:
+            legal = _legal(policy)
+            print(f"warm-up step {step}: {legal:.2f} of the moves are legal", file=sys.stderr, flush=True)
+            if legal >= settings["legal"]:
+                break
+    else:
+        raise RuntimeError(f"the warm-up did not reach {settings['legal']} in {step} steps: {legal}")
+    policy.save(folder)
+
+
+def _legal(policy: Policy) -> float:
+    rng = random.Random(1)
+    boards = [_example(rng)[0] for _ in range(512)]
+    requests = [
+        GenerationRequest(tuple(policy.tokenizer(board)["input_ids"]), 2, 1.0, (i,)) for i, board in enumerate(boards)
+    ]
+    moves = [policy.decode(generation.response_ids) for generation in policy.generate(requests)]
+    allowed = [{str(cell) for cell, word in enumerate(board.split()) if word == FREE} for board in boards]
+    return sum(move in cells for move, cells in zip(moves, allowed, strict=True)) / len(boards)

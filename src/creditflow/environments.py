@@ -1,0 +1,315 @@
+"""Environments as workflows: PettingZoo's, in turns (AEC) or at once (parallel), and Gymnasium's.
+
+    # my_game.py
+    from creditflow import environments
+    from pettingzoo.classic import tictactoe_v3
+    solve = environments.aec(lambda task: tictactoe_v3.env())
+
+    # the recipe
+    team: {workflow: my_game.py:solve, agents: {player_1: {}, player_2: {}}}
+    reward: {functions: [{fn: "creditflow.environments:Returns", args: {low: -1, high: 1}}]}
+
+A seat's observation and legal actions become a prompt (`show`), the reply an action (`read`). What the environment pays
+a seat between one of its actions and its next is that step's `info["reward"]`, which `StepReward` makes a sub-reward;
+what the seats earned in all is the answer, which `Returns` makes the outcome. A step's parent is the step before of the
+same seat: what others did it learns from the environment. Knows environments and how a team is asked; no model, no
+credit. `pip install 'creditflow[environments]'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from creditflow.errors import AgentError, ConfigError
+from creditflow.reward.registry import outcome, reward
+from creditflow.rollout import Reply, Team, Workflow
+from creditflow.trajectory import Step, Task, Trajectory
+
+Make = Callable[[Task], Any]
+"""A fresh environment for a task; `task.extra_info["seed"]` is what it is reset with, if there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a seat sees when it is its turn."""
+
+    env: Any
+    """The environment, for what an observation leaves out."""
+    seat: str
+    observation: Any
+    """Without its action mask."""
+    legal: tuple[int, ...] | None
+    """Actions that are allowed now; None where the environment says nothing of it."""
+    turn: int
+    """How often this seat has acted."""
+
+
+Show = Callable[[View], str]
+Read = Callable[[str, View], Any]
+"""The action that a reply means; ValueError where it means none."""
+Illegal = Literal["error", "random"]
+"""What an illegal action leads to: the end of the play with outcome 0 (AgentError), or a legal one by chance."""
+
+
+def plain(view: View) -> str:
+    """The observation as text (arrays row by row), and the legal actions by number."""
+    told = _as_text(view.observation)
+    if view.legal is None:
+        return told
+    return f"{told}\nLegal actions: {', '.join(map(str, view.legal))}. Answer with one of them."
+
+
+def last_number(text: str, view: View) -> int:
+    """The last whole number of a reply."""
+    numbers = re.findall(r"-?\b\d{1,18}\b", text)
+    if not numbers:
+        raise ValueError("the reply has no number")
+    return int(numbers[-1])
+
+
+def aec(
+    make: Make,
+    *,
+    agents: Mapping[str, str] | None = None,
+    show: Show = plain,
+    read: Read = last_number,
+    illegal: Illegal = "error",
+    max_turns: int = 1000,
+) -> Workflow:
+    """A workflow of a PettingZoo environment in which seats act in turn (`AECEnv`).
+
+    `agents`: the team's agent for each seat; default: that of the seat's own name. `max_turns`: actions of a play,
+    after which it ends.
+    """
+    _expect(illegal, max_turns)
+
+    async def solve(task: Task, team: Team) -> str:
+        env = make(task)
+        table = _Table(env, team, agents or {}, show, read, illegal)
+        try:
+            env.reset(seed=_seed(task))
+            table.sit(env.possible_agents)
+            for _ in range(max_turns + len(env.possible_agents)):
+                if not env.agents:
+                    break
+                seat = env.agent_selection
+                observation, paid, terminated, truncated, info = env.last()
+                table.pay(seat, paid)
+                if terminated or truncated:
+                    env.step(None)
+                elif table.acted < max_turns:
+                    env.step(await table.ask(seat, observation, info))
+            return table.answer()
+        finally:
+            env.close()
+
+    return solve
+
+
+def parallel(
+    make: Make,
+    *,
+    agents: Mapping[str, str] | None = None,
+    show: Show = plain,
+    read: Read = last_number,
+    illegal: Illegal = "error",
+    max_turns: int = 1000,
+) -> Workflow:
+    """A workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`). `max_turns`: rounds."""
+    _expect(illegal, max_turns)
+
+    async def solve(task: Task, team: Team) -> str:
+        env = make(task)
+        table = _Table(env, team, agents or {}, show, read, illegal)
+        try:
+            seen, infos = env.reset(seed=_seed(task))
+            table.sit(env.possible_agents)
+            for _ in range(max_turns):
+                seats = list(env.agents)
+                if not seats:
+                    break
+                async with asyncio.TaskGroup() as group:
+                    asked = {
+                        seat: group.create_task(table.ask(seat, seen[seat], infos.get(seat, {}))) for seat in seats
+                    }
+                seen, paid, _, _, infos = env.step({seat: task.result() for seat, task in asked.items()})
+                for seat in seats:
+                    table.pay(seat, paid.get(seat, 0.0))
+            return table.answer()
+        finally:
+            env.close()
+
+    return solve
+
+
+def gymnasium(
+    make: Make,
+    agent: str,
+    *,
+    show: Show = plain,
+    read: Read = last_number,
+    illegal: Illegal = "error",
+    max_turns: int = 1000,
+) -> Workflow:
+    """A workflow of a Gymnasium environment, which `agent` acts in; an `action_mask` is looked for in its `info`."""
+    _expect(illegal, max_turns)
+
+    async def solve(task: Task, team: Team) -> str:
+        env = make(task)
+        table = _Table(env, team, {}, show, read, illegal)
+        try:
+            observation, info = env.reset(seed=_seed(task))
+            table.sit([agent])
+            for _ in range(max_turns):
+                observation, paid, terminated, truncated, info = env.step(await table.ask(agent, observation, info))
+                table.pay(agent, paid)
+                if terminated or truncated:
+                    break
+            return table.answer()
+        finally:
+            env.close()
+
+    return solve
+
+
+@reward
+class StepReward:
+    """What the environment paid for a step, as a sub-reward.
+
+    `low`, `high`: the least and the most that it pays; beyond, it counts as those. 0 where it paid nothing.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
+        self.range = _range(low, high)
+
+    def __call__(self, step: Step, trajectory: Trajectory) -> float:
+        """In [low, high]."""
+        return float(np.clip(step.info.get("reward", 0.0), *self.range))
+
+
+@outcome
+class Returns:
+    """What the seats earned in all, as the outcome: the mean over seats, or that of one.
+
+    `low`, `high`: the least and the most that a seat can earn. `seat`: whose return it is. Where two compete, name the
+    one that is trained: the mean of a zero-sum game is always 0.
+    """
+
+    def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None) -> None:
+        self.range, self.seat = _range(low, high), seat
+
+    def __call__(self, trajectory: Trajectory) -> float:
+        """In [low, high]."""
+        earned: dict[str, float] = json.loads(trajectory.answer or "{}")
+        if self.seat is not None and self.seat not in earned:
+            raise ValueError(f"no seat {self.seat!r} in this play; there is {', '.join(earned)}")
+        value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]
+        return float(np.clip(value, *self.range))
+
+
+class _Table:
+    """One play: who sits where, what they did last, what they earned."""
+
+    def __init__(
+        self, env: Any, team: Team, agents: Mapping[str, str], show: Show, read: Read, illegal: Illegal
+    ) -> None:
+        self.env, self.team, self.agents = env, team, agents
+        self.show, self.read, self.illegal = show, read, illegal
+        self.acted = 0
+        self._last: dict[str, Reply] = {}
+        self._turns: dict[str, int] = {}
+        self._earned: dict[str, float] = {}
+
+    def sit(self, seats: Sequence[str]) -> None:
+        """Nobody has acted or earned anything."""
+        if unknown := sorted(set(self.agents) - set(seats)):
+            raise ConfigError(f"agents: the environment has no seat {unknown[0]!r}; there is {', '.join(seats)}")
+        self._earned = dict.fromkeys(seats, 0.0)
+
+    def pay(self, seat: str, paid: Any) -> None:
+        """What a seat gets for what it did last; before its first action only its return counts it."""
+        self._earned[seat] += float(paid)
+        if seat in self._last:
+            info = self._last[seat].step.info
+            info["reward"] = info.get("reward", 0.0) + float(paid)
+
+    async def ask(self, seat: str, observation: Any, info: Mapping[str, Any]) -> Any:
+        """The seat's next action. Raises AgentError where it chose none that is legal, and that is to end the play."""
+        observation, mask = _without_mask(observation, info)
+        legal = None if mask is None else tuple(np.flatnonzero(mask).tolist())
+        view = View(self.env, seat, observation, legal, self._turns.get(seat, 0))
+        parents = [self._last[seat]] if seat in self._last else []
+        reply = await self.team[self.agents.get(seat, seat)](self.show(view), parents=parents, info={"seat": seat})
+        self.acted += 1
+        self._last[seat], self._turns[seat] = reply, view.turn + 1
+        action = self._action(reply, view)
+        reply.step.info["action"] = action if isinstance(action, int) else str(action)
+        return action
+
+    def _action(self, reply: Reply, view: View) -> Any:
+        space = self.env.action_space
+        space = space(view.seat) if callable(space) else space
+        try:
+            action = self.read(reply.text, view)
+            if (view.legal is not None and action not in view.legal) or not space.contains(action):
+                raise ValueError(f"{action} is not legal")
+        except ValueError as error:
+            reply.step.info["illegal"] = str(error)
+            if self.illegal == "error":
+                raise AgentError(f"{view.seat}, turn {view.turn}: {error}") from error
+            chance = random.Random(reply.step.id)
+            if view.legal is not None:
+                return chance.choice(view.legal)
+            space.seed(chance.getrandbits(31))
+            drawn = space.sample()
+            return int(drawn) if isinstance(drawn, np.integer) else drawn
+        return action
+
+    def answer(self) -> str:
+        """What every seat earned, as JSON; it came from what each did last."""
+        self.team.answer_from(*self._last.values())
+        return json.dumps(self._earned)
+
+
+def _without_mask(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The observation, and the mask of legal actions that it or the info holds."""
+    mask = info.get("action_mask")
+    if isinstance(observation, Mapping) and "action_mask" in observation:
+        mask = observation["action_mask"]
+        rest = {key: value for key, value in observation.items() if key != "action_mask"}
+        observation = rest["observation"] if list(rest) == ["observation"] else rest
+    return observation, mask
+
+
+def _as_text(observation: Any) -> str:
+    if isinstance(observation, Mapping):
+        return "\n".join(f"{key}: {_as_text(value)}" for key, value in observation.items())
+    if isinstance(observation, np.ndarray):
+        return np.array2string(observation, threshold=4096, max_line_width=200)
+    return str(observation)
+
+
+def _seed(task: Task) -> int | None:
+    seed = task.extra_info.get("seed")
+    return None if seed is None else int(seed)
+
+
+def _range(low: float, high: float) -> tuple[float, float]:
+    if not low < high:
+        raise ValueError(f"expected low < high, got {low:g} and {high:g}")
+    return float(low), float(high)
+
+
+def _expect(illegal: str, max_turns: int) -> None:
+    if illegal not in ("error", "random"):
+        raise ConfigError(f"illegal: expected error or random, got {illegal!r}")
+    if max_turns < 1:
+        raise ConfigError(f"max_turns: expected 1 or more, got {max_turns}")

@@ -1,0 +1,207 @@
+"""Environments as workflows, played by agents of which one knows what they will say."""
+
+import asyncio
+import json
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+from pettingzoo.classic import connect_four_v3, tictactoe_v3
+from pettingzoo.utils.env import ParallelEnv
+
+from creditflow import environments
+from creditflow.environments import Returns, StepReward
+from creditflow.errors import ConfigError
+from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout.team import Sampling
+from creditflow.trajectory import Task
+from tests.builders import Letters
+
+
+class Plays(Letters):
+    """Answers by a function of the prompt; a token is a character."""
+
+    version, max_positions = 0, 100_000
+
+    def __init__(self, answer):
+        self.answer, self.prompts = answer, []
+
+    def generate(self, requests):
+        self.prompts += [self.decode(request.prompt_ids) for request in requests]
+        ids = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
+        return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
+
+
+def scripted(*answers: str) -> Plays:
+    left = list(answers)
+    return Plays(lambda prompt: left.pop(0))
+
+
+def first_legal(prompt: str) -> str:
+    return "I take " + re.findall(r"Legal actions: (\d+)", prompt)[0]
+
+
+def played(workflow, client, seats=("player_1", "player_2"), n=1, **extra):
+    agents = {seat: AgentSpec() for seat in seats}
+    task = Task("game", ({"role": "user", "content": "play"},), None, extra)
+    plays = [Play(task, "u", f"0-1-0-{k}", (k,)) for k in range(n)]
+    sampling = Sampling(max_tokens=100, max_prompt_tokens=50_000)
+    made = asyncio.run(play_all(plays, workflow, agents, Scheduler({"default": client}), sampling))
+    return made[0] if n == 1 else made
+
+
+def tictactoe(task):
+    return tictactoe_v3.env()
+
+
+def test_a_game_in_turns_pays_the_last_actions_of_those_who_won_and_lost():
+    # The first player takes the column 0, 1, 2.
+    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    assert [(s.agent, s.info["action"], s.parents) for s in made.steps] == [
+        ("player_1", 0, ()),
+        ("player_2", 3, ()),
+        ("player_1", 1, (0,)),
+        ("player_2", 4, (1,)),
+        ("player_1", 2, (2,)),
+    ]
+    assert [s.info.get("reward", 0.0) for s in made.steps] == [0, 0, 0, -1, 1]
+    assert json.loads(made.answer) == {"player_1": 1, "player_2": -1}
+    assert made.answer_steps == (3, 4)
+    score = StepReward(-1, 1)
+    assert score.range == (-1.0, 1.0)
+    assert [score(step, made) for step in made.steps] == [0, 0, 0, -1, 1]
+    assert Returns(-1, 1)(made) == 0
+    assert Returns(-1, 1, "player_1")(made) == 1
+    with pytest.raises(ValueError, match="no seat 'player_3' in this play; there is player_1, player_2"):
+        Returns(-1, 1, "player_3")(made)
+
+
+def test_a_seat_is_told_what_it_sees_and_what_it_may_do():
+    client = Plays(first_legal)
+    played(environments.aec(tictactoe), client)
+    assert "Legal actions: 0, 1, 2, 3, 4, 5, 6, 7, 8. Answer with one of them." in client.prompts[0]
+    assert "Legal actions: 1, 2, 3, 4, 5, 6, 7, 8." in client.prompts[1]
+    assert "action_mask" not in client.prompts[1]
+    assert "[[[" in client.prompts[0]
+
+
+def test_seats_may_be_played_by_one_agent_and_shown_as_one_likes():
+    def show(view):
+        return f"{view.seat} {view.turn} {len(view.legal)}"
+
+    workflow = environments.aec(
+        lambda task: connect_four_v3.env(), agents={"player_0": "a", "player_1": "a"}, show=show, max_turns=4
+    )
+    client = Plays(lambda prompt: "3")
+    made = played(workflow, client, seats=["a"])
+    assert client.prompts == ["player_0 0 7", "player_1 0 7", "player_0 1 7", "player_1 1 7"]
+    assert [s.agent for s in made.steps] == ["a"] * 4
+    assert made.status == "ok"
+
+
+@pytest.mark.parametrize(("said", "why"), [("no idea", "no number"), ("9", "not legal"), ("0", "not legal")])
+def test_an_action_that_is_none_ends_the_play_at_the_agents_expense(said, why):
+    made = played(environments.aec(tictactoe), scripted("0", said))
+    assert made.status == "ok"
+    assert "player_2, turn 0" in made.info["agent_error"]
+    assert why in made.info["agent_error"]
+    assert made.answer is None
+    assert why in made.steps[1].info["illegal"]
+
+
+def test_or_a_legal_one_is_drawn_the_same_in_every_run():
+    workflow = environments.aec(tictactoe, illegal="random")
+    games = [played(workflow, Plays(lambda prompt: "none")) for _ in range(2)]
+    for made in games:
+        assert sum(json.loads(made.answer).values()) == 0
+        assert all("illegal" in step.info for step in made.steps)
+    first, second = ([step.info["action"] for step in made.steps] for made in games)
+    assert first == second
+    assert len(set(first)) == len(first)
+
+
+class Together(ParallelEnv):
+    """Two seats add numbers; both are paid where they agree."""
+
+    metadata = {"name": "together"}  # noqa: RUF012
+
+    def __init__(self):
+        self.possible_agents, self.closed = ["left", "right"], False
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(5)
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(100)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.round, self.seed = list(self.possible_agents), 0, seed
+        return dict.fromkeys(self.agents, self.seed), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.round += 1
+        agreed = float(len(set(actions.values())) == 1)
+        seen = {agent: f"{agent} saw {actions}" for agent in self.agents}
+        paid = dict.fromkeys(self.agents, agreed)
+        over = dict.fromkeys(self.agents, self.round == 2)
+        infos = {agent: {"action_mask": np.array([1, 1, 0, 0, 0])} for agent in self.agents}
+        if self.round == 2:
+            self.agents = []
+        return seen, paid, over, dict.fromkeys(over, False), infos
+
+    def close(self):
+        self.closed = True
+
+
+def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
+    tables = []
+
+    def make(task):
+        tables.append(Together())
+        return tables[-1]
+
+    client = Plays(lambda prompt: "4" if "7" in prompt else "1" if "left" in prompt.split()[0] else "0")
+    made = played(environments.parallel(make), client, seats=["left", "right"], seed=7)
+    assert [(s.agent, s.turn, s.parents, s.info["reward"]) for s in made.steps] == [
+        ("left", 0, (), 1.0),
+        ("right", 0, (), 1.0),
+        ("left", 1, (0,), 0.0),
+        ("right", 1, (1,), 0.0),
+    ]
+    assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
+    assert client.prompts[0] == "7"
+    assert "Legal actions: 0, 1." in client.prompts[2]
+    assert Returns(0, 2)(made) == 1.0
+    assert tables[0].closed
+
+
+def test_one_agent_walks_over_the_frozen_lake():
+    def make(task):
+        return gymnasium.make("FrozenLake-v1", is_slippery=False)
+
+    right_way = scripted("1", "1", "2", "2", "1", "2")
+    made = played(environments.gymnasium(make, "walker"), right_way, seats=["walker"], seed=0)
+    assert json.loads(made.answer) == {"walker": 1.0}
+    assert [s.info["reward"] for s in made.steps] == [0, 0, 0, 0, 0, 1]
+    assert [s.parents for s in made.steps] == [(), (0,), (1,), (2,), (3,), (4,)]
+    drowned = played(environments.gymnasium(make, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
+    assert json.loads(drowned.answer) == {"walker": 0.0}
+
+
+def test_many_games_are_played_together_and_none_disturbs_another():
+    client = Plays(first_legal)
+    games = played(environments.aec(tictactoe), client, n=20)
+    assert {made.answer for made in games} == {games[0].answer}
+    assert len({len(made.steps) for made in games}) == 1
+
+
+def test_mistakes_of_a_recipe_are_told():
+    with pytest.raises(ConfigError, match="illegal: expected error or random, got 'skip'"):
+        environments.aec(tictactoe, illegal="skip")
+    with pytest.raises(ConfigError, match="max_turns: expected 1 or more"):
+        environments.parallel(tictactoe, max_turns=0)
+    with pytest.raises(ConfigError, match="the environment has no seat 'x'; there is player_1, player_2"):
+        played(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
+    with pytest.raises(ValueError, match="expected low < high"):
+        StepReward(1, 1)
