@@ -139,3 +139,34 @@ def test_a_team_of_nobody_is_refused() -> None:
     for make in (teams.chain, teams.debate, lambda: teams.boss("ann"), lambda: teams.mixture("a", judge="b", layers=0)):
         with pytest.raises(ConfigError, match="expected"):
             make()
+
+
+def test_in_a_dialogue_each_reads_all_of_it_from_its_own_side() -> None:
+    made = played(teams.dialogue("ann", "bob", turns=2))
+    assert graph(made) == [("bob", ()), ("ann", (0,)), ("bob", (0, 1)), ("ann", (0, 1, 2))]
+    assert (made.answer, made.answer_steps) == ("ann says", (3,))
+    goal = "You are a user. Ask for this, and answer what you are asked: What is it?"
+    assert made.steps[0].prompt == f"I am bob.\n{goal}"
+    assert made.steps[1].prompt == "I am ann.\nbob says"  # it is told no more than the user says
+    assert made.steps[2].prompt == f"I am bob.\n{goal}\nbob says\nann says"
+    with pytest.raises(ConfigError, match="dialogue: expected turns >= 1, got 0"):
+        teams.dialogue("ann", "bob", turns=0)
+
+
+def test_a_dialogue_ends_where_the_user_has_what_it_wanted() -> None:
+    made = played(teams.dialogue("ann", "bob", until="THANKS"), ("ann says", "THANKS"))
+    assert [step.agent for step in made.steps] == ["bob", "ann", "bob"]
+    assert (made.answer, made.answer_steps) == ("ann says", (1,))
+
+
+def test_the_sides_of_a_dialogue_are_the_roles_of_its_messages() -> None:
+    class Roles(Scripted):
+        def encode(self, messages, tools=()):
+            text = "|".join(message["role"] for message in messages)
+            return text, tuple(map(ord, text))
+
+    agents = {"ann": AgentSpec(), "bob": AgentSpec()}
+    play = Play(Task("test", ({"role": "user", "content": "x"},), None), "u", "t", (0,))
+    workflow = teams.dialogue("ann", "bob", turns=2)
+    made = asyncio.run(play_one(play, workflow, agents, Scheduler({"default": Roles()}), Sampling()))
+    assert [step.prompt for step in made.steps] == ["user", "user", "user|assistant|user", "user|assistant|user"]

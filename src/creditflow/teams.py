@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from creditflow.errors import ConfigError
 from creditflow.rollout import Reply, Team, Workflow
-from creditflow.trajectory import Task
+from creditflow.trajectory import Message, Task
 
 Prompt = Callable[[Task, str, Sequence[Reply]], str]
 """What an agent is asked, from the task, its name and the replies that it is handed: these are the step's parents."""
@@ -164,6 +164,48 @@ def planner_executor_verifier(
         return newest.text
 
     return solve
+
+
+def _goal(task: Task) -> str:
+    return str(task.extra_info.get("goal", f"You are a user. Ask for this, and answer what you are asked: {task.text}"))
+
+
+def dialogue(
+    agent: str,
+    user: str,
+    *,
+    turns: int = 10,
+    goal: Callable[[Task], str] = _goal,
+    until: str | None = None,
+) -> Workflow:
+    """`user` begins, `agent` answers, and so on, `turns` times at most; the last reply of `agent` is the answer.
+
+    Each sees it from its own side, as chat messages: what it said itself as the assistant, the other as the user. The
+    simulated user is told the `goal` of the task first (default: `extra_info["goal"]`, else to ask for the task); the
+    agent knows only what the user says. Where the user says `until`, it has what it wanted. Its policy is usually
+    another, which is not trained.
+    """
+    if turns < 1:
+        raise ConfigError(f"dialogue: expected turns >= 1, got {turns}")
+
+    async def solve(task: Task, team: Team) -> str:
+        said: list[Reply] = []
+        briefed: list[Message] = [{"role": "user", "content": goal(task)}]
+        for _ in range(turns):
+            asked = await team[user]([*briefed, *_seen_by(user, said)], parents=said)
+            if until is not None and said and until in asked:
+                break
+            said.append(asked)
+            said.append(await team[agent](_seen_by(agent, said), parents=said))
+        team.answer_from(said[-1])
+        return said[-1].text
+
+    return solve
+
+
+def _seen_by(agent: str, said: Sequence[Reply]) -> list[Message]:
+    """A conversation from one side."""
+    return [{"role": "assistant" if reply.step.agent == agent else "user", "content": reply.text} for reply in said]
 
 
 async def _ask(team: Team, agent: str, task: Task, read: Sequence[Reply], prompt: Prompt) -> Reply:
