@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -268,3 +269,30 @@ def test_plays_that_begin_with_the_same_prompt_are_of_one_task() -> None:
 def test_options_that_cannot_be_used_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match=r"regular expression|low < high"):
         convert([], ConvertOptions(**options))
+
+
+def test_traces_that_link_to_one_another_are_one_play_and_a_batch_that_links_to_many_joins_none() -> None:
+    def moved(span: Span, trace: str, *links: Link) -> Span:
+        return replace(span, trace=trace, links=links)
+
+    spans = [
+        moved(call("a", 0, 5), "first"),
+        moved(call("b", 10, 15, read="response of a"), "second", Link("first", "a")),
+        moved(call("c", 20, 25, read="response of b"), "third", Link("second", "b"), Link("second", "x")),
+        moved(reward(30, 0.5), "scored", Link("third", "c")),
+        moved(call("d", 0, 5), "other"),
+        moved(span("batch", 40, 41), "evaluation", Link("third", "c"), Link("other", "d")),
+        moved(call("e", 50, 55), "lost", Link("nowhere", "z")),
+    ]
+    for order in (spans, spans[::-1]):
+        made = convert(order).trajectories
+        assert {tuple(step.response for step in play.steps) for play in made} == {
+            ("response of a", "response of b", "response of c"),
+            ("response of d",),
+            ("response of e",),
+        }
+        (play,) = (play for play in made if len(play.steps) == 3)
+        assert [step.parents for step in play.steps] == [(), (0,), (1,)]
+        assert scores(play) == [{}, {}, {"right": 0.5}]
+    by_name = convert([replace(one, resource={"run": one.trace}) for one in spans], ConvertOptions(trajectory_by="run"))
+    assert len(by_name.trajectories) == 5

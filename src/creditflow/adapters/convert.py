@@ -51,7 +51,7 @@ class ConvertOptions:
     """By name, what a reward may be; [0, 1] for those not named."""
     trajectory_by: str = ""
     """The attribute, of a span, of one around it or of the resource, that says which play it belongs to; empty: the
-    trace."""
+    trace, with those that link to it."""
     uid_by: str = ""
     """The attribute, found likewise, that names the task; empty: plays that begin with the same prompt are of one."""
     tokens: Tokens | None = None
@@ -100,7 +100,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     for span in spans:
         traces.setdefault(span.trace, []).append(span)
         made.spans += 1
-    plays = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else traces
+    plays = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
     for name, of_play in plays.items():
         _convert(name, of_play, options, wanted, made)
     return made
@@ -112,6 +112,31 @@ def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, l
     for trace, spans in traces.items():
         for span, value in zip(spans, _inherited(spans, key), strict=True):
             plays.setdefault(trace if value is None else value, []).append(span)
+    return plays
+
+
+def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
+    """Traces that link to one another are one play, by the name of the first: a message's receiver begins a trace of
+    its own, as does who scores a play later. A span that links to several is of none: it may be a batch of many plays.
+    """
+    joined = {trace: trace for trace in traces}
+
+    def play_of(trace: str) -> str:
+        while joined[trace] != trace:
+            joined[trace] = joined[joined[trace]]
+            trace = joined[trace]
+        return trace
+
+    order = {trace: place for place, trace in enumerate(traces)}
+    for trace, spans in traces.items():
+        for span in spans:
+            others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
+            if len(others) == 1:
+                one, other = sorted((play_of(trace), play_of(others.pop())), key=order.__getitem__)
+                joined[other] = one
+    plays: dict[str, list[Span]] = {}
+    for trace, spans in traces.items():
+        plays.setdefault(play_of(trace), []).extend(spans)
     return plays
 
 
