@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pettingzoo.classic import tictactoe_v3
 
 from creditflow import Task, environments
 from creditflow.engines.local.policy import Policy, pick_device
@@ -40,8 +41,6 @@ def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
 
 def make_game(task: Task) -> Any:
     """A fresh board."""
-    from pettingzoo.classic import tictactoe_v3
-
     return tictactoe_v3.env()
 
 

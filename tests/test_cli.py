@@ -347,6 +347,13 @@ def test_check_prints_the_resolved_recipe_and_what_a_few_plays_earn(here):
     assert list(here.iterdir()) == []
 
 
+def test_check_refuses_rules_of_the_guard_that_training_would_refuse(here):
+    for option in ("metric=reward/eror_rate", "unless={metric: reward/agreemnt, above: 0.5}"):
+        result = creditflow("check", TOY, f"guard.rules.error_rate.{option}")
+        assert result.exit_code == 2
+        assert "did you mean" in result.output
+
+
 def test_check_says_which_agent_no_signal_reaches(here):
     settings = ("algorithm.propagation=none", "algorithm.outcome_to=answer")
     unpaid = "reward.functions=[{fn: 'toy.py:first_byte_is_printable'}]"

@@ -17,6 +17,8 @@ from creditflow.errors import ModelError
 from creditflow.trajectory import Message
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_DEPTH = 64
+"""Of a call's JSON: what is read here is written down again, by calls within calls."""
 _MARK = "\u241fresponse\u241f"
 """Stands for a response where a template is asked what comes after one."""
 
@@ -69,7 +71,18 @@ def _call_of(body: str) -> ToolCall:
 def _plain(text: str) -> Any:
     """JSON that can be written down again: no NaN, and no halves of surrogate pairs, which JSON can spell out."""
     value = json.loads(text, parse_constant=_no_number)
+    layer, depth = [value], 0
+    while layer := [inner for outer in layer for inner in _inside(outer)]:
+        depth += 1
+        if depth > _DEPTH:
+            raise ValueError(f"it is nested deeper than {_DEPTH}")
     return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _no_number(word: str) -> None:

@@ -83,6 +83,18 @@ def test_a_rule_only_warns_while_what_keeps_it_from_acting_holds_and_acts_when_t
     assert events[0].text.endswith("a warning only, while reward/agreement is above 0.5")
 
 
+def test_in_a_step_without_what_keeps_a_rule_from_acting_its_newest_value_counts():
+    watched = guard(errors=HELD)
+    actions = []
+    for step, agreement in enumerate((0.9, None, None, 0.4, None), 1):
+        row = {"reward/error_rate": 0.2 if agreement != 0.9 else 0.0}
+        actions += watched.look(step, row | ({} if agreement is None else {"reward/agreement": agreement}))
+        saved = json.loads(json.dumps(watched.state_dict()))
+        watched = guard(errors=HELD)
+        watched.load_state_dict(saved)
+    assert [(e.step, e.action) for e in actions] == [(2, "warn"), (4, "fallback_identical")]
+
+
 def test_what_is_not_there_keeps_no_rule_from_acting():
     watched = guard(errors=HELD)
     fired(watched, rows("reward/error_rate", 0.2))

@@ -153,6 +153,8 @@ def test_a_tool_that_there_is_not_is_told_with_those_that_there_are():
         ('<tool_call>["f"]</tool_call>', "", [("", None, True)]),
         ('<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', "", [("f", {"x": "?"}, False)]),
         ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', "", [("", None, True)]),
+        (f'<tool_call>{{"name": "f", "arguments": {"[" * 99 + "]" * 99}}}</tool_call>', "", [("", None, True)]),
+        (f"<tool_call>{'[' * 9999}", "", [("", None, True)]),
         ('<tool_call>{"name": "f"', "", [("", None, True)]),
     ],
 )
@@ -323,8 +325,7 @@ def test_turns_parallel_calls_and_the_length_of_results_are_bounded():
     assert [one["result"] for one in made.steps[0].info["tool_calls"]] == [
         "2",
         "error: not called: at most 1 calls at a time",
-        "2",
-    ]
+    ]  # after the last turn nothing is called
     assert client.lines == ["never said"]
     assert made.answer == two
     long = Scripted(call("store", key="k", value="v" * 300), call("recall", key="k"), "ok")

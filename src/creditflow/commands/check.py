@@ -16,6 +16,7 @@ from creditflow.engines.local.counterfactual import add_values, expect_enough_pl
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
+from creditflow.monitor import Guard
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
@@ -31,6 +32,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
+    Guard.of(recipe.config, recipe.folder, parts.rewards.functions)  # refuses what training would
     if wants_values(recipe.config.algorithm):
         expect_enough_plays(recipe.config)
     crew = Crew.of(recipe, steps=1, keep_reference=False)

@@ -111,14 +111,10 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """What keeps a rule from acting: a metric of the same look that is above a limit; if it is not there, nothing."""
+    """What keeps a rule from acting: a metric whose newest value is above a limit; one never seen does not."""
 
     metric: str
     above: float
-
-    def holds(self, metrics: Mapping[str, float]) -> bool:
-        """Whether the rule may only warn."""
-        return metrics.get(self.metric, -math.inf) > self.above
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +146,8 @@ class _Watch:
     """See `Finding`."""
     held: bool = False
     """It is on, and `unless` keeps it from acting."""
+    against: float | None = None
+    """The newest value of the metric of `unless`: not every step has one."""
 
 
 @dataclass(slots=True)
@@ -202,6 +200,8 @@ class Guard:
         over = metrics.get(rule.over) if rule.over is not None else None
         for name in matching(rule.metric, metrics):
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
+            if rule.unless is not None and math.isfinite(against := metrics.get(rule.unless.metric, math.nan)):
+                watch.against = against
             if not math.isfinite(metrics[name]):
                 watch.suspect = True
                 continue
@@ -211,7 +211,7 @@ class Guard:
                 watch.quiet -= 1
             elif found.bad and (not watch.on or watch.held):
                 already, watch.on = watch.on, True
-                watch.held = rule.unless is not None and rule.unless.holds(metrics)
+                watch.held = rule.unless is not None and watch.against is not None and watch.against > rule.unless.above
                 if already and watch.held:
                     continue
                 yield self._event(step, rule, name, "fired", found, held=watch.held)
@@ -263,6 +263,7 @@ class Guard:
                 "quiet": watch.quiet,
                 "suspect": watch.suspect,
                 "held": watch.held,
+                "against": watch.against,
                 "state": watch.rule.state_dict(),
             }
             for (name, metric), watch in sorted(self.watches.items())
@@ -276,7 +277,8 @@ class Guard:
         for saved in state["watches"]:
             rule = rules.get(saved["rule"])
             if rule is not None and rule.kind == saved["kind"]:
-                watch = _Watch(rule.make(), saved["on"], saved["quiet"], saved["suspect"], saved["held"])
+                told = {word: saved[word] for word in ("on", "quiet", "suspect", "held", "against") if word in saved}
+                watch = _Watch(rule.make(), **told)
                 watch.rule.load_state_dict(saved["state"])
                 self.watches[rule.name, saved["metric"]] = watch
 

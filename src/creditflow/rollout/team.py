@@ -220,11 +220,9 @@ class Agent:
                 last = client.decode(generation.response_ids)
                 cut_off = generation.finish_reason == "length"
                 calls = parse_tool_calls(last)[1] if tools and not cut_off else []
-                if not calls:
-                    break
+                if not calls or turn + 1 == sampling.max_assistant_turns:
+                    break  # after the last turn nobody would read what a tool says, so none is called
                 results = await self._call_tools(tools, calls, spoken)
-                if turn + 1 == sampling.max_assistant_turns:
-                    break  # nobody would read what else there is to say
                 told = client.follow([{"role": "tool", "content": result.text} for result in results])
                 if len(spoken.ids) + len(told) >= max_tokens:
                     cut_off = True
