@@ -19,7 +19,7 @@ from creditflow.loading import load_object
 from creditflow.parts import build_parts
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.builders import Letters
 

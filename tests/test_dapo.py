@@ -20,7 +20,7 @@ from creditflow.monitor.evaluation import Evaluation
 from creditflow.progress import Reporter
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, TrajectoryBatch
 from tests.builders import Scripted
 

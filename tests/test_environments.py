@@ -14,7 +14,7 @@ from creditflow import environments
 from creditflow.environments import Returns, StepReward
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task
 from tests.builders import Letters
 

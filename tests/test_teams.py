@@ -8,7 +8,7 @@ import pytest
 from creditflow import teams
 from creditflow.errors import ConfigError
 from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Workflow, play_one
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
 

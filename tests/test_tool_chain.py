@@ -10,7 +10,7 @@ from creditflow.config import load_recipe
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from tests.builders import Scripted
 
 RECIPES = Path(__file__).parents[1] / "recipes"

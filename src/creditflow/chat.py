@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from creditflow.errors import ModelError
+from creditflow.errors import ModelError, first_line
 from creditflow.trajectory import Message
 
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
@@ -153,15 +153,18 @@ class ChatTokenizer:
         ]
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
 
         `tools`: JSON schemas of functions, as OpenAI has them. Special tokens that are spelled out in a message are
-        taken out of it: what one agent writes must not be able to close the next one's turn.
+        taken out of it: what one agent writes must not be able to close the next one's turn. `prompt` as a text is what
+        the model reads, special tokens included: who gives one answers for what stands in it. Raises ModelError for
+        messages that the chat template refuses.
         """
-        text = self._text(messages, tools)
-        special = {"add_special_tokens": False} if self.tokenizer.chat_template else {}
+        as_it_is = isinstance(prompt, str)
+        text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
+        special = {"add_special_tokens": False} if self.tokenizer.chat_template and not as_it_is else {}
         ids = self.tokenizer(text, **special)["input_ids"]
         return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
 
@@ -196,7 +199,12 @@ class ChatTokenizer:
         if not template:
             return "\n".join(message["content"] for message in plain)
         asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **asked))
+        from jinja2 import TemplateError
+
+        try:
+            return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **asked))
+        except TemplateError as error:
+            raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
 
     def _clean(self, value: Any) -> Any:
         """`value` without special tokens, in whatever depth."""

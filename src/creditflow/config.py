@@ -317,6 +317,9 @@ class AgentConfig:
     """System prompt."""
     policy: str = DEFAULT_POLICY
     """One of `policies`, through which it acts."""
+    match: str = ""
+    """Regular expression: a call over HTTP that says nothing else of whose it is, is this agent's where its system
+    prompt matches. Without any, where it holds the `system` of one agent."""
     tools: list[Any] = field(default_factory=list)
     """What it may call: names of `creditflow.toolbox`, `file.py:function`, or `{fn, name, args, timeout}`."""
 

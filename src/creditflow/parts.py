@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from creditflow.reward import RewardFunction, RewardManager, load_reward_functio
 from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.rollout import AgentSpec, FrozenModel, Workflow
 from creditflow.rollout.endpoint import Endpoint, expect_packages, expect_set
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.toolbox import load_tools
 from creditflow.trajectory import Step, Task, Trajectory
 
@@ -90,7 +90,7 @@ def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) ->
     train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
 
     workflow = load_object(config.team.workflow, folder, "team.workflow")
-    if not inspect.iscoroutinefunction(workflow):
+    if not callable(workflow):
         raise ConfigError(f"team.workflow: expected `async def solve(task, team)`, got {config.team.workflow}")
     functions = load_reward_functions(
         config.reward.functions, folder, list(config.team.agents), {"sandbox": config.reward.sandbox}
@@ -119,8 +119,16 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
         if agent.tools and policy is not None and policy.endpoint is not None:
             raise ConfigError(f"{key}: are for policies of the run, and {agent.policy} is behind an endpoint")
         tools = load_tools(agent.tools, folder, key, {"sandbox": config.reward.sandbox})
-        made[name] = AgentSpec(agent.system, agent.policy, tools)
+        made[name] = AgentSpec(agent.system, agent.policy, tools, _pattern(agent.match, f"team.agents.{name}.match"))
     return made
+
+
+def _pattern(text: str, key: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{key}: {text!r} is no regular expression: {error}") from error
+    return text
 
 
 def _chat_clients(config: Config) -> dict[str, FrozenModel]:

@@ -6,7 +6,7 @@ import torch
 
 from creditflow.engines.local.policy import Policy
 from creditflow.rollout import AgentSpec, Play, Scheduler, Team, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 
 AGENTS = {"writer": AgentSpec(system="write"), "editor": AgentSpec(system="edit what you are given")}

@@ -17,7 +17,7 @@ from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.cases import Call, alike, read_tests
 from creditflow.reward.code import run_tests
 from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.testing import check_reward_function
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.builders import Scripted

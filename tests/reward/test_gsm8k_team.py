@@ -12,7 +12,7 @@ from creditflow.data import gsm8k_tasks
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.builders import Scripted
 

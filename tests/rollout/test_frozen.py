@@ -14,7 +14,7 @@ from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Play, Scheduler, Team, play_all
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 from tests.reward.judge_server import Answer, Answers, JudgeServer, Request
 from tests.rollout.test_play import EchoClient

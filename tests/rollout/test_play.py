@@ -23,7 +23,7 @@ from creditflow.rollout import (
     play_all,
     play_one,
 )
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
 

@@ -17,7 +17,7 @@ from creditflow.rollout import (
     play_again,
     play_one,
 )
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Scripted
 

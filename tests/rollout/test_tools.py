@@ -17,7 +17,7 @@ from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_again, play_all
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from creditflow.toolbox import load_tools
 from creditflow.trajectory import Task

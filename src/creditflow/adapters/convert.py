@@ -20,7 +20,7 @@ from creditflow.adapters.reuse import reused
 from creditflow.adapters.rewards import WHOLE, Given, place
 from creditflow.adapters.spans import Span, text_of
 from creditflow.errors import ConfigError
-from creditflow.rollout.team import spelled
+from creditflow.rollout.recorder import spelled
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory
 
 OUTCOMES = ("outcome", "final_reward", "reward", "primary")

@@ -42,10 +42,10 @@ class LocalModel:
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, tuple[int, ...]]:
         """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
-        return self.chat_tokenizer.encode(messages, tools)
+        return self.chat_tokenizer.encode(prompt, tools)
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens between two answers (`ChatTokenizer.follow`)."""

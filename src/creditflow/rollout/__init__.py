@@ -14,9 +14,10 @@ from creditflow.rollout.client import (
 )
 from creditflow.rollout.frozen import FrozenModel
 from creditflow.rollout.play import Play, Workflow, play_all, play_one, together
+from creditflow.rollout.recorder import AgentSpec, Reply
 from creditflow.rollout.replay import play_again
 from creditflow.rollout.scheduler import Scheduler
-from creditflow.rollout.team import Agent, AgentSpec, Reply, Team
+from creditflow.rollout.team import Agent, Team
 
 __all__ = [
     "Agent",

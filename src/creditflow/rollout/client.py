@@ -65,11 +65,11 @@ class PolicyView(Protocol):
         ...
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, tuple[int, ...]]:
         """The prompt as the model reads it: text (chat template applied, where there is one) and tokens.
 
-        `tools`: JSON schemas of functions, as OpenAI has them.
+        `prompt`: chat messages; a text stands as it is. `tools`: JSON schemas of functions, as OpenAI has them.
         """
         ...
 
@@ -126,6 +126,10 @@ class Generator(Protocol):
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         """The response of the policy named to `request`."""
+        ...
+
+    def expect(self, plays: int) -> None:
+        """So many more plays (fewer, where negative) think outside of this event loop, and are about to call."""
         ...
 
     async def idle(self) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from creditflow.errors import AgentError, ConfigError, PromptTooLong
 from creditflow.rollout.client import Generator
-from creditflow.rollout.team import AgentSpec, Sampling, Team
+from creditflow.rollout.recorder import AgentSpec, Sampling
+from creditflow.rollout.team import Team
+from creditflow.rollout.threads import in_thread
 from creditflow.trajectory import Task, Trajectory
 
-Workflow = Callable[[Task, Team], Awaitable[object]]
-"""`async def solve(task, team) -> answer`."""
+Workflow = Callable[[Task, Team], object]
+"""`async def solve(task, team) -> answer`; or `def`, which runs in a thread and calls its agents over HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ async def play_one(
     team = Team(agents, trajectory, generator, sampling, play.seed)
     error: Exception | None = None
     try:
-        answer = await workflow(play.task, team)
+        answer = await _answer(workflow, play.task, team)
         trajectory.answer = None if answer is None else str(answer)
     except Exception as raised:  # whatever a user's workflow may raise is that trajectory's end, and is told
         error = _weightiest(raised)
@@ -56,12 +59,22 @@ async def play_one(
             trajectory.info["agent_error"] = str(error)
         case PromptTooLong():  # the team has marked the trajectory as truncated
             trajectory.info["ended_early"] = str(error)
+        case _ if team.refused_prompt is not None:  # over HTTP, it comes as an error of whatever client was told so
+            trajectory.info["ended_early"] = str(team.refused_prompt)
         case _:
             trajectory.status = "failed"
             trajectory.info["error"] = f"{type(error).__name__}: {error}"
     if not trajectory.answer_steps and trajectory.steps:
         trajectory.answer_steps = (len(trajectory.steps) - 1,)
     return trajectory
+
+
+async def _answer(workflow: Workflow, task: Task, team: Team) -> object:
+    if inspect.iscoroutinefunction(workflow):
+        return await workflow(task, team)
+    team.open()
+    answer = await in_thread(lambda: workflow(task, team))
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 async def play_all(

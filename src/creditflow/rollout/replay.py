@@ -22,7 +22,7 @@ from creditflow.rollout.client import (
     PolicyView,
 )
 from creditflow.rollout.play import Play, Workflow, play_one
-from creditflow.rollout.team import AgentSpec, Sampling, spelled
+from creditflow.rollout.recorder import AgentSpec, Sampling, spelled
 from creditflow.trajectory import Message, Step, Trajectory
 
 
@@ -112,6 +112,9 @@ class _Memory:
             reason = _finish_reason(step) if end == len(step.response_ids) else "stop"
             return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
+
+    def expect(self, plays: int) -> None:
+        self._generator.expect(plays)
 
     async def idle(self) -> None:
         await self._generator.idle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from creditflow.errors import CreditflowError
 from creditflow.rollout.client import ChatClient, Generation, GenerationRequest, ModelClient
@@ -13,6 +15,12 @@ _Pending = tuple[GenerationRequest, "asyncio.Future[Generation]"]
 _QUIET_TURNS = 3
 """Turns of the event loop without a new call after which all that can call has called. No clock: the same seed gives
 the same batches."""
+_PATIENCE = 0.25
+"""Seconds without a new call after which plays that think outside of the event loop are not waited for any longer."""
+_LOOK = 0.001
+"""Seconds between two looks for them."""
+_MODELS = ThreadPoolExecutor(thread_name_prefix="creditflow-model")
+"""Of their own: in the event loop's, a workflow's threads that wait for a response could keep it from being made."""
 
 
 class Scheduler:
@@ -20,7 +28,8 @@ class Scheduler:
 
     A generation starts when the event loop has gone quiet, that is, when every trajectory waits for a model or for the
     world outside (a tool, a judge, an endpoint); calls that arrive while one runs join the next. The loop stays free
-    meanwhile.
+    meanwhile. Plays whose agents call over HTTP think outside of the loop: they are waited for while calls keep coming.
+    A batch has its calls in the order of their seeds, in whatever order they came.
     """
 
     def __init__(self, clients: Mapping[str, ModelClient | ChatClient], max_num_seqs: int = 1024) -> None:
@@ -33,6 +42,7 @@ class Scheduler:
         """How many calls each generation served."""
         self._pending: dict[str, list[_Pending]] = {name: [] for name in self._models}
         self._dispatcher: asyncio.Task[None] | None = None
+        self._expected = 0
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         """The policy's response to `request`; returns when its batch is done."""
@@ -41,6 +51,10 @@ class Scheduler:
         if self._dispatcher is None or self._dispatcher.done():
             self._dispatcher = asyncio.create_task(self._dispatch())
         return await future
+
+    def expect(self, plays: int) -> None:
+        """So many more plays (fewer, where negative) think outside of the event loop, and are about to call."""
+        self._expected += plays
 
     async def idle(self) -> None:
         """Returns when nothing is generated any more."""
@@ -52,22 +66,28 @@ class Scheduler:
             await self._until_quiet()
             for policy, pending in self._pending.items():
                 live = [(request, future) for request, future in pending if not future.done()]
+                live.sort(key=lambda call: call[0].seed)
                 batch, self._pending[policy] = live[: self.max_num_seqs], live[self.max_num_seqs :]
                 if batch:
                     await self._run(policy, batch)
 
     async def _until_quiet(self) -> None:
         quiet, seen = 0, -1
-        while quiet < _QUIET_TURNS:
+        last_call = time.monotonic()
+        while quiet < _QUIET_TURNS or (self._expected > 0 and time.monotonic() < last_call + _PATIENCE):
             waiting = sum(len(pending) for pending in self._pending.values())
-            quiet = quiet + 1 if waiting == seen else 0
-            seen = waiting
-            await asyncio.sleep(0)
+            if waiting != seen:
+                quiet, seen, last_call = 0, waiting, time.monotonic()
+            else:
+                quiet += 1
+            await asyncio.sleep(_LOOK if quiet > _QUIET_TURNS else 0)
 
     async def _run(self, policy: str, batch: list[_Pending]) -> None:
         self.batch_sizes.append(len(batch))
         try:
-            generations = await asyncio.to_thread(self._models[policy].generate, [request for request, _ in batch])
+            generations = await asyncio.get_running_loop().run_in_executor(
+                _MODELS, self._models[policy].generate, [request for request, _ in batch]
+            )
             if len(generations) != len(batch):
                 raise CreditflowError(
                     f"policy {policy}: {len(batch)} requests, but {len(generations)} generations came"

@@ -15,12 +15,10 @@ are imported when a tool is made.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import inspect
 import json
 import re
-import threading
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +26,7 @@ from typing import Any, Literal
 
 from creditflow.chat import ToolCall
 from creditflow.errors import ConfigError, did_you_mean, first_line
+from creditflow.rollout.threads import in_thread
 
 STATE = "state"
 """A parameter of this name is given the play's own dict, which all its tools share; agents know nothing of it."""
@@ -115,7 +114,7 @@ class Tool:
             if self.inline:
                 return ToolResult(self.name, "ok", as_text(call()))
             async with limit:
-                made = await (call() if self._is_async else _in_thread(call))
+                made = await (call() if self._is_async else in_thread(call))
             return ToolResult(self.name, "ok", as_text(made))
         except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
             if limit.expired():
@@ -155,33 +154,6 @@ def shortened(text: str, most: int) -> str:
     left_out = "\n...\n"
     keep = max(0, most - len(left_out))
     return text[: keep - keep // 2] + left_out + text[len(text) - keep // 2 :]
-
-
-async def _in_thread(call: Callable[[], Any]) -> Any:
-    """`call` in a thread of its own. One that never returns holds nothing up: neither other calls nor the end."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: Exception | None) -> None:
-        if not future.done():
-            future.set_exception(error) if error is not None else future.set_result(result)
-
-    def run() -> None:
-        result: Any = None
-        error: Exception | None = None
-        try:
-            result = call()
-        except (StopIteration, SystemExit, KeyboardInterrupt) as raised:  # no future can carry them, or they end more
-            error = RuntimeError(f"raised {type(raised).__name__}")
-        except Exception as raised:  # handed over
-            error = raised
-        try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # nobody waits any more: the loop is closed
-            return
-
-    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
-    return await future
 
 
 def _snake(name: str) -> str:

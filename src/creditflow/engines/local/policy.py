@@ -108,10 +108,10 @@ class Policy:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens (`ChatTokenizer.encode`)."""
-        return self.chat_tokenizer.encode(messages, tools)
+        return self.chat_tokenizer.encode(prompt, tools)
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """The tokens between two responses (`ChatTokenizer.follow`)."""

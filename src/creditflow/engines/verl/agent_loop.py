@@ -29,7 +29,7 @@ from creditflow.errors import CreditflowError, first_line
 from creditflow.monitor.metrics import passes
 from creditflow.rollout import Play
 from creditflow.rollout.client import ChatClient, PolicyView
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Trajectory
 
 

@@ -17,7 +17,7 @@ from creditflow.parts import Parts, build_parts
 from creditflow.reward import RewardManager, ScoringReport
 from creditflow.rollout import Generator, Play
 from creditflow.rollout.play import play_one
-from creditflow.rollout.team import Sampling
+from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Trajectory
 
 

@@ -49,10 +49,10 @@ class ServedPolicy:
         return self.chat.tokenizer
 
     def encode(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[str, tuple[int, ...]]:
         """See `ChatTokenizer.encode`."""
-        return self.chat.encode(messages, tools)
+        return self.chat.encode(prompt, tools)
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
         """See `ChatTokenizer.follow`."""
@@ -75,6 +75,9 @@ class Servers:
     request_id: str
     fault: Exception | None = None
     """Never set: what goes wrong fails the play that it happens to."""
+
+    def expect(self, plays: int) -> None:
+        """The servers batch what comes, and wait for nobody."""
 
     async def idle(self) -> None:
         """A play has ended when its calls have: there is nothing else."""

@@ -1,0 +1,292 @@
+"""OpenAI's wire format, as far as a policy that is being trained can speak it: what a client may ask, and what it gets.
+
+What cannot be had from such a policy is refused, never ignored: what a client believes was sampled must be what is
+trained on. It knows no play and no server. Imports pydantic.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, field_validator
+
+from creditflow.chat import parse_tool_calls
+from creditflow.rollout.recorder import Reply
+from creditflow.trajectory import Message
+
+MOST_CHOICES = 64
+MOST_MESSAGES = 4096
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "top_p": (None, 1),
+    "top_k": (None, -1, 0),
+    "min_p": (None, 0),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "repetition_penalty": (None, 1),
+    "logit_bias": (None, {}),
+    "top_logprobs": (None, 0),
+    "best_of": (None, 1),
+    "suffix": (None, ""),
+    "echo": (None, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "prediction": (None,),
+}
+"""Fields that would change what is sampled, or what is told of it, and the values at which they do not."""
+
+
+class Refused(Exception):
+    """A request that is not carried out; `status` as HTTP has it, `code` as OpenAI's errors have it."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(_Asked):
+    """What a stream says besides."""
+
+    include_usage: bool | None = False
+
+
+def _listed(value: Any) -> Any:
+    return [] if value is None else [value] if isinstance(value, str) else value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
+class Request(_Asked):
+    """What requests of both kinds may say."""
+
+    model: str = Field(max_length=256)
+    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    n: int | None = Field(1, ge=1, le=MOST_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Annotated[list[Text], BeforeValidator(_listed), Field(max_length=16)] = []
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, Any] | None = None
+    """Kept with the step, for reward functions."""
+    return_token_ids: bool | None = False
+    """As vLLM has it: the tokens of prompt and response, as they are trained on."""
+
+    def expect_neutral(self) -> None:
+        """Raises Refused where a field would change what is sampled."""
+        for name, value in (self.model_extra or {}).items():
+            if name in _NEUTRAL and value not in _NEUTRAL[name]:
+                allowed = " or ".join(json.dumps(one) for one in _NEUTRAL[name] if one is not None) or "nothing"
+                said = f"{name}: expected {allowed}: what is sampled here is trained on as it was sampled"
+                raise Refused(400, said, code="unsupported_parameter", param=name)
+
+
+class FunctionOf(_Asked):
+    """A function that a tool is."""
+
+    name: str = Field(max_length=256)
+
+
+class ToolOf(_Asked):
+    """One of a request's tools."""
+
+    type: Literal["function"]
+    function: FunctionOf
+
+
+class ChatMessage(_Asked):
+    """One of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _texts(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
+                raise ValueError(f"a part of type {part.get('type')!r}: expected text")
+        return content
+
+
+class ChatRequest(Request):
+    """`POST chat/completions`."""
+
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    tools: list[ToolOf] | None = Field(None, max_length=512)
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = True
+    response_format: dict[str, Any] | None = None
+    logprobs: bool | None = False
+
+    def expect_neutral(self) -> None:
+        super().expect_neutral()
+        if self.tool_choice not in (None, "auto", "none"):
+            raise Refused(400, "tool_choice: expected auto or none", code="unsupported_parameter", param="tool_choice")
+        if self.response_format is not None and self.response_format.get("type") != "text":
+            said = "response_format: expected text: the policy writes what it writes, and is rewarded for it"
+            raise Refused(400, said, code="unsupported_parameter", param="response_format")
+
+    @property
+    def conversation(self) -> list[Message]:
+        """As chat templates know it."""
+        plain = [message.model_dump(exclude_unset=True) for message in self.messages]
+        return [{**one, "role": _ROLES.get(one["role"], one["role"])} for one in plain]
+
+    @property
+    def schemas(self) -> list[dict[str, Any]] | None:
+        """Of the functions that may be called; None where the request speaks of none."""
+        if self.tools is None:
+            return None
+        return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools]
+
+    @property
+    def most_tokens(self) -> int | None:
+        """By its new name or its old one."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class TextRequest(Request):
+    """`POST completions`."""
+
+    prompt: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MOST_CHOICES)]
+    logprobs: int | None = Field(None, ge=0, le=1)
+
+
+def parsed(kind: type[Request], body: bytes) -> Any:
+    """The request in a body. Raises Refused where there is none, or it asks for what cannot be had."""
+    try:
+        asked = kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
+    asked.expect_neutral()
+    return asked
+
+
+# Answers
+
+Tokens = Callable[[Reply], list[dict[str, Any]]]
+"""Of a reply, its tokens as chat completions have them."""
+
+
+def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
+    """`chat.completion`."""
+    choices = [_chat_choice(asked, index, reply, tokens) for index, reply in enumerate(replies)]
+    return {**_envelope("chat.completion", asked, replies), "choices": choices, "usage": _usage(replies, asked)}
+
+
+def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
+    """`text_completion`."""
+    choices = []
+    for index, reply in enumerate(replies):
+        said = tokens(reply) if asked.logprobs is not None else []
+        offsets = [0]
+        for token in said:
+            offsets.append(offsets[-1] + len(token["token"]))
+        listed = {
+            "tokens": [token["token"] for token in said],
+            "token_logprobs": [token["logprob"] for token in said],
+            "top_logprobs": None,
+            "text_offset": offsets[:-1],
+        }
+        choices.append(
+            {
+                "index": index,
+                "text": reply.text,
+                "finish_reason": _finish_reason(reply),
+                "logprobs": None if asked.logprobs is None else listed,
+                **_ids(asked, reply),
+            }
+        )
+    return {**_envelope("text_completion", asked, replies), "choices": choices, "usage": _usage(replies, asked)}
+
+
+def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
+    """An answer as server-sent events: of each choice the role, what it says, and how it ended."""
+    kind = str(answer["object"])
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage")}
+    chunks: list[dict[str, Any]] = []
+    for choice in answer["choices"]:
+        index, end = choice["index"], choice["finish_reason"]
+        if kind == "text_completion":
+            chunks.append({**head, "choices": [{**choice, "finish_reason": None}]})
+            chunks.append({**head, "choices": [{"index": index, "text": "", "logprobs": None, "finish_reason": end}]})
+            continue
+        head["object"] = "chat.completion.chunk"
+        message = choice["message"]
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if message["content"]:
+            deltas.append({"content": message["content"]})
+        if calls := message.get("tool_calls"):
+            deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
+        made: list[dict[str, Any]] = [{"index": index, "delta": delta, "finish_reason": None} for delta in deltas]
+        made[-1]["logprobs"] = choice["logprobs"]
+        made.append({"index": index, "delta": {}, "finish_reason": end})
+        chunks += [{**head, "choices": [one]} for one in made]
+    if usage:
+        chunks.append({**head, "choices": [], "usage": answer["usage"]})
+    lines = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks]
+    return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
+
+
+def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: Tokens) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    finish = _finish_reason(reply)
+    if asked.schemas and finish == "stop":
+        said, calls = parse_tool_calls(reply.text)
+        meant = [call for call in calls if call.arguments is not None]
+        if meant and len(meant) == len(calls):  # what is no call stays text, for the client to see
+            finish = "tool_calls"
+            kept = meant if asked.parallel_tool_calls in (None, True) else meant[:1]
+            named = [call.to_message(f"call_{reply.step.index}_{i}") for i, call in enumerate(kept)]
+            message |= {"content": said or None, "tool_calls": named}
+    listed = {"content": tokens(reply), "refusal": None} if asked.logprobs else None
+    return {"index": index, "message": message, "finish_reason": finish, "logprobs": listed, **_ids(asked, reply)}
+
+
+def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, Any]:
+    step = replies[0].step
+    prompt = {"prompt_token_ids": list(step.prompt_ids)} if asked.return_token_ids else {}
+    version = f"policy-version-{step.policy_version}"
+    return {
+        "id": step.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": f"{step.policy}:{step.agent}",
+        "system_fingerprint": version,
+        **prompt,
+    }
+
+
+def _ids(asked: Request, reply: Reply) -> dict[str, Any]:
+    return {"token_ids": list(reply.step.response_ids)} if asked.return_token_ids else {}
+
+
+def _usage(replies: Sequence[Reply], asked: Request) -> dict[str, Any]:
+    prompts = replies if isinstance(asked, TextRequest) else replies[:1]
+    read, said = sum(len(one.step.prompt_ids) for one in prompts), sum(len(one.step.response_ids) for one in replies)
+    return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+def _finish_reason(reply: Reply) -> str:
+    return str(reply.step.info.get("finish_reason", "stop"))

@@ -1,0 +1,368 @@
+"""Asks the agents of one play, and records every call as a step; a workflow makes them, or a client of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from creditflow.chat import ToolCall, parse_tool_calls
+from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
+from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
+from creditflow.trajectory import Message, Step, Trajectory
+
+_SEEDED = 1 << 31
+"""Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """Who an agent is: its system prompt, and the policy through which it acts."""
+
+    system: str = ""
+    policy: str = "default"
+    tools: tuple[Tool, ...] = ()
+    """What it may call, before it answers."""
+    match: str = ""
+    """Regular expression: a call over HTTP that names no agent is this one's where its system prompt matches."""
+
+    def introduced(self, messages: Sequence[Message]) -> list[Message]:
+        """`messages` after the agent's system prompt."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How an agent samples unless the call says otherwise."""
+
+    max_tokens: int = 512
+    max_prompt_tokens: int = 1024
+    temperature: float = 1.0
+    max_assistant_turns: int = 8
+    """Of one step by an agent with tools: how often it may speak."""
+    max_parallel_calls: int = 4
+    """Calls of tools in one turn; further ones are refused."""
+    max_tool_response_length: int = 2048
+    """Characters of a tool's result; of a longer one, beginning and end."""
+
+
+class Reply(str):
+    """An agent's response: the text itself, and the step that it is recorded as.
+
+    Of an agent that called tools, what it said last; the whole, with calls and results, is `step.response`.
+    """
+
+    step: Step
+
+    def __new__(cls, text: str, step: Step) -> Reply:
+        reply = super().__new__(cls, text)
+        reply.step = step
+        return reply
+
+    @property
+    def text(self) -> str:
+        """The response as a plain string."""
+        return str.__str__(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one agent, as a workflow or a client of the server makes it."""
+
+    agent: str
+    prompt: str | Sequence[Message]
+    """Chat messages, system prompt included; a text is the prompt as the model reads it, special tokens included."""
+    parents: tuple[int, ...] | None = None
+    """Indices of the steps that the prompt uses; None: the step before (all of them, where one call made several)."""
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    """The same seed and call within a play: the same response. None: a new one each time."""
+    stop: tuple[str, ...] = ()
+    """Texts at which the response ends; what was sampled up to the end of one is trained on, it is not in the reply."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """JSON schemas of functions that the caller itself runs, in place of the agent's own tools."""
+    info: Mapping[str, Any] | None = None
+
+
+class Recorder:
+    """One play: its agents, and the trajectory that their calls make."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, AgentSpec],
+        trajectory: Trajectory,
+        generator: Generator,
+        sampling: Sampling,
+        seed: tuple[int, ...],
+    ) -> None:
+        self.agents = agents
+        self.trajectory = trajectory
+        self.sampling = sampling
+        self.too_long: PromptTooLong | None = None
+        """The first prompt that had no room."""
+        self._generator = generator
+        self._seed = seed
+        self._calls = 0
+        self._latest: tuple[int, ...] = ()
+        """What the call made that ended last."""
+        self._callers: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._state: dict[str, Any] = {}
+        """What the tools of this play share."""
+
+    async def close(self) -> None:
+        """The play is over: calls that are still on their way (parallel branches of a workflow that raised) are ended,
+        so that nothing changes the trajectory, or uses the model, while it is scored and trained on.
+        """
+        self._closed = True
+        late = set(self._callers)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def ask(self, call: Call) -> Reply:
+        """The response to one call, recorded as a step. Raises as `Agent.__call__` does."""
+        reply = await self._ask(call, self._latest)
+        self._latest = (reply.step.index,)
+        return reply
+
+    async def ask_all(self, calls: Sequence[Call]) -> list[Reply]:
+        """The responses to calls that are made together; those that do not say it use the step before, all the same.
+
+        Who calls next has read one of them, and of which that is nothing is known: it uses them all.
+        """
+        before = self._latest
+        replies = await asyncio.gather(*(self._ask(call, before) for call in calls))
+        self._latest = tuple(sorted(reply.step.index for reply in replies))
+        return replies
+
+    async def _ask(self, call: Call, before: tuple[int, ...]) -> Reply:
+        agent, trajectory = call.agent, self.trajectory
+        if self._closed:
+            raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
+        spec, client = self.agents[agent], self._generator.clients[self.agents[agent].policy]
+        asked = self._resolved(call)
+        json.dumps(call.info)  # what cannot be written with the step is told where it was given
+        try:
+            if isinstance(client, ChatClient):
+                said = await self._chat(client, asked)
+            else:
+                said = await self._generate(client, asked)
+        except PromptTooLong as error:
+            trajectory.status = "truncated"
+            trajectory.info["truncated"] = f"{agent}'s prompt {error}"
+            told = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
+            self.too_long = self.too_long or told
+            raise told from error
+        index = len(trajectory.steps)
+        step = Step(
+            id=f"{trajectory.id}/{index}",
+            trajectory_id=trajectory.id,
+            index=index,
+            agent=agent,
+            turn=sum(earlier.agent == agent for earlier in trajectory.steps),
+            parents=before if call.parents is None else call.parents,
+            prompt=said.prompt,
+            response=said.response,
+            prompt_ids=said.prompt_ids,
+            response_ids=said.response_ids,
+            response_mask=said.sampled if asked.temperature > 0 else (0,) * len(said.response_ids),
+            logprobs=said.logprobs if asked.temperature > 0 else (0.0,) * len(said.response_ids),
+            temperature=asked.temperature,
+            policy=spec.policy,
+            policy_version=said.version,
+            info={**said.info, **(call.info or {})},
+        )
+        if said.cut_off is not None:
+            step.info["finish_reason"] = "length"
+            trajectory.status = "truncated"
+            trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
+        trajectory.steps.append(step)
+        return Reply(said.response if said.last is None else said.last, step)
+
+    def _resolved(self, call: Call) -> _Resolved:
+        sampling = self.sampling
+        limit = sampling.max_tokens if call.max_tokens is None else call.max_tokens
+        temperature = sampling.temperature if call.temperature is None else call.temperature
+        if limit < 1 or not 0 <= temperature < math.inf:
+            raise ValueError(
+                f"{call.agent}: expected max_tokens >= 1 and temperature >= 0, got {limit} and {temperature}"
+            )
+        if call.seed is None:
+            seed = (*self._seed, self._calls)
+            self._calls += 1
+        else:
+            seed = (*self._seed, _SEEDED, call.seed)
+        return _Resolved(call, limit, temperature, seed)
+
+    async def _generate(self, client: PolicyView, asked: _Resolved) -> _Said:
+        """Asks a policy of the run; runs the agent's tools that it calls, and asks again, until it calls none."""
+        call, spec, sampling, version = asked.call, self.agents[asked.call.agent], self.sampling, client.version
+        tools = {tool.name: tool for tool in spec.tools} if call.tools is None else {}
+        schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
+        prompt, prompt_ids = client.encode(call.prompt, *([schemas] if schemas else []))
+        room = min(sampling.max_prompt_tokens, client.max_positions - 1)
+        if len(prompt_ids) > room:
+            raise PromptTooLong(f"has {len(prompt_ids)} tokens, at most {room} fit")
+        max_tokens = min(asked.max_tokens, client.max_positions - len(prompt_ids))
+        spoken = _Spoken()
+        with self._calling():
+            for turn in range(sampling.max_assistant_turns if tools else 1):
+                seed = (*asked.seed, turn) if turn else asked.seed
+                left = max_tokens - len(spoken.ids)
+                request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, asked.temperature, seed)
+                generation = await self._generator.generate(spec.policy, request)
+                version = version if generation.version is None else generation.version
+                last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
+                spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
+                cut_off = generation.finish_reason == "length" and not stopped
+                calls = parse_tool_calls(last)[1] if tools and not cut_off else []
+                if not calls or turn + 1 == sampling.max_assistant_turns:
+                    break  # after the last turn nobody would read what a tool says, so none is called
+                results = await self._call_tools(tools, calls, spoken)
+                told = client.follow([{"role": "tool", "content": result.text} for result in results])
+                if len(spoken.ids) + len(told) >= max_tokens:
+                    cut_off = True
+                    break
+                spoken.hear(told)
+        return _Said(
+            prompt=prompt,
+            response=client.decode(spoken.ids) if spoken.calls else last,
+            last=last,
+            prompt_ids=prompt_ids,
+            response_ids=tuple(spoken.ids),
+            sampled=tuple(spoken.mask),
+            logprobs=tuple(spoken.logprobs),
+            version=version,
+            cut_off=f"{len(spoken.ids)} tokens" if cut_off else None,
+            info={"tool_calls": spoken.calls, "turns": spoken.turns} if spoken.calls else {},
+        )
+
+    async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _Spoken) -> list[ToolResult]:
+        """What the calls of one turn come to, made together."""
+        sampling, state = self.sampling, self._state
+        most = sampling.max_parallel_calls
+        made = await asyncio.gather(*(call_tool(tools, call, state) for call in calls[:most]))
+        refused = f"error: not called: at most {most} calls at a time"
+        made += [ToolResult(call.name, "error", refused) for call in calls[most:]]
+        results = [replace(one, text=shortened(one.text, sampling.max_tool_response_length)) for one in made]
+        for call, result in zip(calls, results, strict=True):
+            arguments = None if call.arguments is None else dict(call.arguments)
+            spoken.calls.append(
+                {"name": call.name, "arguments": arguments, "status": result.status, "result": result.text}
+            )
+        return results
+
+    async def _chat(self, client: ChatClient, asked: _Resolved) -> _Said:
+        """Asks a frozen model behind an endpoint: its tokens are not ours, so the step has none."""
+        call = asked.call
+        if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str):
+            raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
+        with self._calling():
+            reply = await client.chat(
+                call.prompt, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed
+            )
+        counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
+        return _Said(
+            prompt=spelled(call.prompt),
+            response=reply.text,
+            cut_off=f"{asked.max_tokens} tokens" if reply.finish_reason == "length" else None,
+            info={name: count for name, count in counts.items() if count is not None},
+        )
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Knows the current task as one that waits for a model; a task waits for one at a time."""
+        task = asyncio.current_task()
+        assert task is not None  # coroutines run in tasks
+        self._callers.add(task)
+        try:
+            yield
+        finally:
+            self._callers.discard(task)
+
+
+def spelled(messages: Sequence[Message]) -> str:
+    """What a step has as its prompt where the model's own spelling is not known."""
+    return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in messages)
+
+
+def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, bool]:
+    """A response's text up to the first of the texts `stop`, the tokens that it takes to write that, and whether there
+    was one.
+
+    As sampling goes from left to right, what stands before is distributed as if it had been ended there.
+    """
+    text = client.decode(ids)
+
+    def place(text: str) -> int | None:
+        return min((at for one in stop if (at := text.find(one)) >= 0), default=None)
+
+    end = place(text)
+    if end is None:
+        return text, len(ids), False
+    low, high = 0, len(ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
+    return text[:end], low, True
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """A call with what it left open."""
+
+    call: Call
+    max_tokens: int
+    temperature: float
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a step is made of, whoever answered."""
+
+    prompt: str
+    response: str
+    last: str | None = None
+    """Of a response with calls of tools, what was said after the last of them."""
+    prompt_ids: tuple[int, ...] = ()
+    response_ids: tuple[int, ...] = ()
+    sampled: tuple[int, ...] = ()
+    """1 for each response token that the policy wrote, 0 for what its tools did."""
+    logprobs: tuple[float, ...] = ()
+    version: int = 0
+    cut_off: str | None = None
+    """At what the response ended, where it did not end by itself."""
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Spoken:
+    """A response as it grows: what the policy said, and what its tools did."""
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[list[int]] = field(default_factory=list)
+    """Begin and end of what the policy said, as positions in `ids`."""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+
+    def say(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """The policy's own."""
+        self.turns.append([len(self.ids), len(self.ids) + len(ids)])
+        self.ids += ids
+        self.mask += [1] * len(ids)
+        self.logprobs += logprobs
+
+    def hear(self, ids: Sequence[int]) -> None:
+        """What was told in between."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)

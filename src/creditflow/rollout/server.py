@@ -1,0 +1,463 @@
+"""An OpenAI-compatible server in front of the policies that plays are made with: every call that a client makes becomes
+a step of its play, with the tokens, log-probs and policy version that were sampled.
+
+One server in a process, in a thread of its own, so that whatever a play does it answers, if only to say that the play's
+event loop is blocked. Each play has a URL and a key of its own. It knows neither rewards nor training. Imports
+starlette, uvicorn and pydantic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from creditflow.chat import content_text
+from creditflow.errors import (
+    ConfigError,
+    EndpointError,
+    InputError,
+    PromptTooLong,
+    did_you_mean,
+    first_line,
+)
+from creditflow.rollout.client import ChatClient, Generator
+from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
+
+    from creditflow.rollout import openai_api as api
+    from creditflow.rollout.openai_api import Refused
+except ImportError as missing:
+    raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
+
+AGENT_HEADER = "x-creditflow-agent"
+PARENTS_HEADER = "x-creditflow-parents"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take."""
+
+    body_bytes: int = 8 << 20
+    body_seconds: float = 60.0
+    """Until a request's body is there."""
+    answer_seconds: float = 3600.0
+    """Until its response is."""
+    blocked_seconds: float = 60.0
+    """Until the play's event loop takes the call up."""
+    steps: int = 10_000
+    """Of one play."""
+    waiting: int = 256
+    """Calls of one play at a time."""
+
+
+class Plays(Protocol):
+    """Where a server finds the play that a URL names."""
+
+    def __call__(self, name: str) -> Door | None:
+        """None where there is no such play."""
+        ...
+
+
+@dataclass(slots=True)
+class Door:
+    """A play, open to clients."""
+
+    server: OpenAIServer = field(repr=False)
+    name: str
+    recorder: Recorder = field(repr=False)
+    generator: Generator = field(repr=False)
+    loop: asyncio.AbstractEventLoop = field(repr=False)
+    api_key: str = field(repr=False)
+    expected: bool = True
+    """Whether generation waits for this play's next call, that it may be batched with others."""
+    waiting: int = 0
+    """Calls under way; counted on the play's event loop."""
+    closed: bool = False
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI's clients call so."""
+        return f"{self.server.url}/t/{quote(self.name, safe='')}/v1"
+
+    def close(self) -> None:
+        """The play is over: nothing is heard any more. On the play's event loop."""
+        if not self.closed:
+            self.closed = True
+            self._expect(-1 if self.waiting == 0 else 0)
+            self.server.forget(self)
+
+    async def ask(self, calls: Sequence[Call], heard: Callable[[], None]) -> list[Reply]:
+        """The responses to one request. On the play's event loop; `heard` is called as soon as it runs there."""
+        heard()
+        limits, recorder = self.server.limits, self.recorder
+        if self.closed:
+            raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended")
+        if self.waiting + len(calls) > limits.waiting or len(recorder.trajectory.steps) + len(calls) > limits.steps:
+            said = f"trajectory {self.name}: at most {limits.waiting} calls at a time, and {limits.steps} steps"
+            raise Refused(429, said, code="too_many_calls")
+        self._expect(-1 if self.waiting == 0 else 0)
+        self.waiting += len(calls)
+        try:
+            return await recorder.ask_all(calls)
+        finally:
+            self.waiting -= len(calls)
+            self._expect(1 if self.waiting == 0 and not self.closed else 0)
+
+    def _expect(self, plays: int) -> None:
+        if self.expected and plays:
+            self.generator.expect(plays)
+
+
+class OpenAIServer:
+    """The server, its socket, and the plays that are open."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        limits: Limits | None = None,
+        find: Plays | None = None,
+    ) -> None:
+        """`port`: 0 takes a free one. `find`: who knows plays that are not open yet."""
+        self.limits = limits or Limits()
+        self._find = find
+        self._doors: dict[str, Door] = {}
+        self._socket = bound(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
+        self._hosts = LOOPBACK if host in LOOPBACK else None
+        config = uvicorn.Config(
+            self._application(), log_level="warning", access_log=False, lifespan="off", server_header=False
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="creditflow-server", daemon=True
+        )
+
+    def start(self) -> OpenAIServer:
+        """Answers from now on; a client that comes before the thread is ready waits."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Ends the thread, and the connections with it."""
+        self._server.should_exit = self._server.force_exit = True
+        self._thread.join()
+        self._socket.close()
+
+    def open(
+        self,
+        recorder: Recorder,
+        generator: Generator,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        api_key: str | None = None,
+        expected: bool = True,
+    ) -> Door:
+        """Let clients in to a play."""
+        name = recorder.trajectory.id
+        if name in self._doors:  # the same play again, of another batch
+            name = f"{name}-{secrets.token_hex(4)}"
+        key = secrets.token_urlsafe(24) if api_key is None else api_key
+        door = Door(self, name, recorder, generator, loop, key, expected)
+        self._doors[name] = door
+        door._expect(1)
+        return door
+
+    def forget(self, door: Door) -> None:
+        """Its play has ended."""
+        self._doors.pop(door.name, None)
+
+    # What follows runs in the server's thread.
+
+    def _application(self) -> Starlette:
+        base = "/t/{name}/v1"
+        routes = [
+            Route(f"{base}/chat/completions", self._answered(self._chat), methods=["POST"]),
+            Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
+            Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
+            Route(f"{base}/models/{{model:path}}", self._answered(self._model), methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+        ]
+
+        async def refused(request: Request, error: Exception) -> Response:
+            status = getattr(error, "status_code", 404)
+            said = f"{request.method} {request.url.path[:200]}: expected POST {base}/chat/completions, or its like"
+            return _refusal(Refused(status, said))
+
+        return Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
+
+    def _answered(self, make: Callable[[Request, Door], Awaitable[Response]]) -> Callable[[Request], Awaitable[Any]]:
+        async def answer(request: Request) -> Response:
+            try:
+                return await make(request, self._door(request))
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except Exception as error:  # told to the client; a model that broke is kept by its generator besides
+                return _refusal(_as_refusal(error))
+
+        return answer
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    def _door(self, request: Request) -> Door:
+        if self._hosts is not None and request.url.hostname not in self._hosts:
+            raise Refused(421, f"this server is {' or '.join(self._hosts)}")
+        name = request.path_params["name"]
+        door = self._doors.get(name) or (self._find(name) if self._find is not None else None)
+        _, _, given = request.headers.get("authorization", "").partition(" ")
+        # Of a play that is not there as of one whose key is another: who may not know, is not told.
+        if door is None or not hmac.compare_digest(given.encode(), door.api_key.encode()):
+            raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
+        return door
+
+    async def _body(self, request: Request) -> bytes:
+        most = self.limits.body_bytes
+        said = f"expected a body of at most {most} bytes"
+        if int(request.headers.get("content-length", "0")) > most:
+            raise Refused(413, said)
+        parts, length = [], 0
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    length += len(part)
+                    if length > most:
+                        raise Refused(413, said)
+                    parts.append(part)
+        except TimeoutError:
+            raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
+        return b"".join(parts)
+
+    async def _chat(self, request: Request, door: Door) -> Response:
+        asked = api.parsed(api.ChatRequest, await self._body(request))
+        said = asked.conversation
+        system = "\n".join(content_text(message.get("content")) for message in said if message["role"] == "system")
+        agent = _agent(door.recorder.agents, request, asked.model, system)
+        prompt = said if system else door.recorder.agents[agent].introduced(said)
+        calls = self._calls(request, door, asked, Call(agent, prompt, tools=asked.schemas), asked.most_tokens)
+        replies = await self._ask(request, door, calls)
+        answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
+        return _reply(asked, answer)
+
+    async def _complete(self, request: Request, door: Door) -> Response:
+        asked = api.parsed(api.TextRequest, await self._body(request))
+        agent = _agent(door.recorder.agents, request, asked.model, "")
+        calls = [
+            call
+            for prompt in asked.prompt
+            for call in self._calls(request, door, asked, Call(agent, prompt), asked.max_tokens)
+        ]
+        replies = await self._ask(request, door, calls)
+        return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))
+
+    def _calls(
+        self, request: Request, door: Door, asked: api.Request, call: Call, most_tokens: int | None
+    ) -> list[Call]:
+        """One for each choice."""
+        room = door.recorder.sampling.max_tokens
+        given = request.headers.get(PARENTS_HEADER)
+        n = asked.n or 1
+        base = replace(
+            call,
+            parents=None if given is None else _parents(given, door),
+            max_tokens=None if most_tokens is None else min(most_tokens, room),
+            temperature=asked.temperature,
+            stop=tuple(asked.stop),
+            info=asked.metadata,
+        )
+        seeds = [None] * n if asked.seed is None else [(asked.seed * api.MOST_CHOICES + i) % 2**63 for i in range(n)]
+        return [replace(base, seed=seed) for seed in seeds]
+
+    async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
+        """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
+        here, heard = asyncio.get_running_loop(), asyncio.Event()
+        limits = self.limits
+
+        def hear() -> None:
+            here.call_soon_threadsafe(heard.set)
+
+        made = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
+        gone = asyncio.create_task(_disconnected(request))
+        try:
+            async with asyncio.timeout(limits.blocked_seconds):
+                listening = asyncio.create_task(heard.wait())
+                await asyncio.wait({listening, made, gone}, return_when=asyncio.FIRST_COMPLETED)
+                listening.cancel()
+            async with asyncio.timeout(limits.answer_seconds):
+                await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            if heard.is_set():
+                raise Refused(504, f"no response within {limits.answer_seconds:g} s") from None
+            raise Refused(
+                503,
+                f"the event loop of trajectory {door.name} did not take the call up within "
+                f"{limits.blocked_seconds:g} s: call what blocks by `await asyncio.to_thread(...)`",
+            ) from None
+        finally:
+            gone.cancel()
+            if not made.done():
+                made.cancel()
+        if not made.done() or made.cancelled():
+            if gone.done() and not gone.cancelled():
+                raise ClientDisconnect
+            raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
+        replies: list[Reply] = made.result()
+        return replies
+
+    async def _models(self, request: Request, door: Door) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(door)]})
+
+    async def _model(self, request: Request, door: Door) -> Response:
+        name = request.path_params["model"]
+        if name not in _model_names(door):
+            known = _model_names(door)
+            raise Refused(404, f"no model {name[:80]!r}; there is {', '.join(known)}", code="model_not_found")
+        return JSONResponse(_model(name))
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "creditflow"}
+
+
+def _model_names(door: Door) -> list[str]:
+    return [f"{spec.policy}:{name}" for name, spec in door.recorder.agents.items()]
+
+
+def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
+    """Whose call it is: by the header, by the model's name, by the system prompt; or there is but one."""
+    names = ", ".join(agents)
+    if (named := request.headers.get(AGENT_HEADER)) is not None:
+        if named not in agents:
+            raise Refused(404, f"{AGENT_HEADER}: no agent {named[:80]!r}; there is {names}", code="agent_not_found")
+        return named
+    policy, colon, agent = model.rpartition(":")
+    if agent in agents and (not colon or agents[agent].policy == policy):
+        return agent
+    if colon and policy in {spec.policy for spec in agents.values()}:
+        meant = [f"{spec.policy}:{name}" for name, spec in agents.items()]
+        said = f"model: no {model[:80]!r}; there is {', '.join(meant)}{did_you_mean(model[:80], meant)}"
+        raise Refused(404, said, code="model_not_found")
+    if len(agents) == 1:
+        return next(iter(agents))
+    matching = [name for name, spec in agents.items() if spec.match and re.search(spec.match, system)]
+    if not matching and system:
+        begins = {name: len(spec.system) for name, spec in agents.items() if spec.system and spec.system in system}
+        longest = max(begins.values(), default=0)
+        matching = [name for name, length in begins.items() if length == longest]
+    if len(matching) != 1:
+        found = f"fits {', '.join(matching)}" if matching else "fits none"
+        raise Refused(
+            400,
+            f"whose call is this? Expected header {AGENT_HEADER}, a model named as one of {names} (such as "
+            f"{next(iter(agents.values())).policy}:{next(iter(agents))}), or a system prompt that team.agents.<name>."
+            f"match finds; model {model[:80]!r} names none, and the system prompt {found}",
+            code="agent_not_found",
+        )
+    return matching[0]
+
+
+def _parents(given: str, door: Door) -> tuple[int, ...]:
+    """From the ids of answers."""
+    known = {step.id: step.index for step in list(door.recorder.trajectory.steps)}
+    ids = [one.strip() for one in given.split(",") if one.strip()]
+    if unknown := [one for one in ids if one not in known]:
+        raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
+    return tuple(sorted({known[one] for one in ids}))
+
+
+def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
+    """Tokens and log-probs of a reply, as chat completions have them."""
+    step = reply.step
+    client = door.generator.clients[step.policy]
+    if isinstance(client, ChatClient):
+        return []
+    listed = []
+    for token, logprob in zip(step.response_ids, step.logprobs, strict=True):
+        text = client.decode([token])
+        listed.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+    return listed
+
+
+def _reply(asked: api.Request, answer: Mapping[str, Any]) -> Response:
+    if asked.stream:
+        usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
+        return Response(api.streamed(answer, usage=usage), media_type="text/event-stream")
+    return Response(json.dumps(answer, ensure_ascii=False).encode(), media_type="application/json")
+
+
+def _as_refusal(error: Exception) -> Refused:
+    match error:
+        case Refused():
+            refused = error
+        case PromptTooLong():
+            refused = Refused(400, str(error), code="context_length_exceeded", param="messages")
+        case InputError() | ValueError():
+            refused = Refused(400, first_line(error))
+        case EndpointError():
+            refused = Refused(502, first_line(error))
+        case _:
+            refused = Refused(500, f"{type(error).__name__}: {first_line(error)}")
+    return refused
+
+
+def _refusal(refused: Refused) -> Response:
+    # What is left of a request that was not read must not be taken for the next one.
+    headers = {"connection": "close"} if refused.status in (408, 413) else {}
+    return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
+
+
+async def _disconnected(request: Request) -> None:
+    """Returns when the client has gone; its body has been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, list[Reply]]) -> Any:
+    try:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+    except RuntimeError:  # the loop is closed, and the play with it
+        coroutine.close()
+        raise Refused(410, "the trajectory has ended", code="trajectory_ended") from None
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises InputError where it cannot be had."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
+    return made
+
+
+_PROCESS_SERVER: list[OpenAIServer] = []
+_STARTING = threading.Lock()
+
+
+def open_door(recorder: Recorder, generator: Generator, loop: asyncio.AbstractEventLoop) -> Door:
+    """Let clients in to a play of this process; the server starts with the first, and stays until the process ends."""
+    with _STARTING:
+        if not _PROCESS_SERVER:
+            _PROCESS_SERVER.append(OpenAIServer().start())
+    return _PROCESS_SERVER[0].open(recorder, generator, loop)

@@ -1,0 +1,36 @@
+"""Calls what blocks in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+async def in_thread(call: Callable[[], Any]) -> Any:
+    """`call` in a thread of its own. One that never returns holds nothing up: neither other calls nor the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: Exception | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error is not None else future.set_result(result)
+
+    def run() -> None:
+        result: Any = None
+        error: Exception | None = None
+        try:
+            result = call()
+        except (StopIteration, SystemExit, KeyboardInterrupt) as raised:  # no future can carry them, or they end more
+            error = RuntimeError(f"raised {type(raised).__name__}")
+        except Exception as raised:  # handed over
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # nobody waits any more: the loop is closed
+            return
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return await future
