@@ -72,14 +72,16 @@ class Scheduler:
                     await self._run(policy, batch)
 
     async def _until_quiet(self) -> None:
-        quiet, seen = 0, -1
-        last_call = time.monotonic()
-        while quiet < _QUIET_TURNS or (self._expected > 0 and time.monotonic() < last_call + _PATIENCE):
-            waiting = sum(len(pending) for pending in self._pending.values())
-            if waiting != seen:
-                quiet, seen, last_call = 0, waiting, time.monotonic()
+        quiet, seen, last_call = 0, (-1, -1), 0.0
+        while True:
+            calls = (sum(len(pending) for pending in self._pending.values()), self._expected)
+            if calls != seen:
+                quiet, seen, last_call = 0, calls, time.monotonic()
             else:
                 quiet += 1
+            waiting = self._expected > 0 and time.monotonic() < last_call + _PATIENCE
+            if quiet >= _QUIET_TURNS and not waiting:
+                return
             await asyncio.sleep(_LOOK if quiet > _QUIET_TURNS else 0)
 
     async def _run(self, policy: str, batch: list[_Pending]) -> None:

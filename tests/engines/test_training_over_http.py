@@ -1,0 +1,86 @@
+"""Training with agents that call their model over HTTP, against training with the same agents in process."""
+
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import train
+from creditflow.ledger import Ledger
+from creditflow.progress import Reporter
+from tests.engines.test_resume import expect_the_same, without_clock
+from tests.engines.test_trainer import PLAY, RECIPE, run
+
+ROOT = Path(__file__).parents[2]
+OVER_HTTP = """
+from openai import AsyncOpenAI
+
+from SOLVE import solve
+
+
+class OverHttp:
+    def __init__(self, client):
+        self.client = client
+
+    def __getattr__(self, agent):
+        async def call(prompt, info=None):
+            said = [{"role": "user", "content": prompt}]
+            more = {"metadata": info} if info else {}
+            answer = await self.client.chat.completions.create(model=agent, messages=said, **more)
+            return Said(answer.choices[0].message.content)
+
+        return call
+
+
+class Said(str):
+    @property
+    def text(self):
+        return str(self)
+
+
+async def solve_over_http(task, team):
+    async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+        return await solve(task, OverHttp(client))
+"""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: every play calls or ends, and is waited for."""
+    monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "play"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "toy.yaml"
+
+
+def test_training_through_the_server_is_training_in_process(recipe_file: Path) -> None:
+    settings = ("trainer.save_freq=4", "trainer.total_training_steps=4", "trainer.test_freq=2")
+    here = run(recipe_file, "here", *settings)
+    there = run(recipe_file, "there", *settings, "team.workflow=over_http.py:solve_over_http")
+    expect_the_same(here, there)
+    assert {step.turn for play in Ledger.open(there).read(4).batch.to_trajectories() for step in play.steps} == {0}
+
+
+@pytest.mark.slow
+def test_training_arithmetic_chain_through_the_server_is_training_it_in_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "arithmetic_chain"))
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    settings = ["trainer.total_training_steps=3", "data.train_batch_size=8", "data.val_max_samples=32"]
+    paths = {}
+    for name, more in {"here": [], "there": [f"team.workflow={tmp_path}/over_http.py:solve_over_http"]}.items():
+        paths[name] = tmp_path / name
+        overrides = [*settings, *more, f"trainer.default_local_dir={paths[name]}"]
+        train(load_recipe(ROOT / "recipes" / "arithmetic_chain.yaml", overrides), Reporter())
+    assert without_clock(paths["here"]) == without_clock(paths["there"])
+    files = sorted((paths["here"] / "steps").iterdir())
+    assert len(files) == 3
+    for file in files:
+        assert file.read_bytes() == (paths["there"] / "steps" / file.name).read_bytes(), file.name

@@ -1,0 +1,673 @@
+"""The server: clients of every kind and temper before a play, and the steps that their calls make."""
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion import Completion
+
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.server import Limits, OpenAIServer
+from creditflow.trajectory import Task, Trajectory
+from tests.builders import Letters
+
+AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": AgentSpec("You edit.")}
+
+
+class Answers(Letters):
+    """A model of one character per token that says what `answer` makes of the prompt."""
+
+    version = 7
+    max_positions = 1000
+
+    def __init__(self, answer=lambda prompt: "yes", reason="stop"):
+        self.answer, self.reason, self.requests = answer, reason, []
+
+    def encode(self, prompt, tools=()):
+        return super().encode([{"content": prompt}] if isinstance(prompt, str) else prompt, tools)
+
+    def generate(self, requests):
+        self.requests += requests
+        said = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
+        return [Generation(ids, tuple(-0.5 - i for i in range(len(ids))), self.reason) for ids in said]
+
+
+def task_of(text: str) -> Task:
+    return Task("test", ({"role": "user", "content": text},), None)
+
+
+def user(text: str) -> list:
+    return [{"role": "user", "content": text}]
+
+
+def played(workflow, model=None, agents=AGENTS, n=1, sampling=None) -> list[Trajectory]:
+    plays = [
+        Play(Task("test", ({"role": "user", "content": f"task {k}"},), None), "u", f"t{k}", (k,)) for k in range(n)
+    ]
+    scheduler = Scheduler({"default": model or Answers()})
+    return asyncio.run(play_all(plays, workflow, agents, scheduler, sampling or Sampling()))
+
+
+def client_of(team, **more) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0, **more)
+
+
+def once(ask, **given) -> Trajectory:
+    """The play of one workflow that does `await ask(client)`; what it raised is raised."""
+    raised = []
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            try:
+                await ask(client)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+    (trajectory,) = played(solve, **given)
+    if raised:
+        raise raised[0]
+    return trajectory
+
+
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+# What a call becomes
+
+
+def test_a_call_of_the_openai_client_is_a_step_like_one_that_the_workflow_makes():
+    async def over_http(task, team):
+        async with client_of(team) as client:
+            first = await client.chat.completions.create(model="writer", messages=user(task.text))
+            said = first.choices[0].message.content
+            last = await client.chat.completions.create(
+                model="default:editor", messages=[{"role": "user", "content": said}], metadata={"draft": said}
+            )
+            return last.choices[0].message.content
+
+    async def in_process(task, team):
+        return await team.editor(draft := await team.writer(task.text), info={"draft": draft.text})
+
+    here, there = (
+        played(workflow, Answers(lambda prompt: f"re {prompt[-6:]}"), n=3) for workflow in (in_process, over_http)
+    )
+    assert [play.steps for play in here] == [play.steps for play in there]
+    assert [play.answer for play in here] == [play.answer for play in there]
+    assert [step.parents for step in there[0].steps] == [(), (0,)]
+    assert there[0].steps[1].policy_version == 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "agent"),
+    [
+        ({"model": "editor"}, "editor"),
+        ({"model": "default:editor"}, "editor"),
+        ({"model": "writer", "extra_headers": {"X-Creditflow-Agent": "editor"}}, "editor"),
+        ({"model": "gpt-5", "messages": [{"role": "system", "content": "An AUTHOR."}, *HELLO]}, "writer"),
+        ({"model": "gpt-5", "messages": [{"role": "developer", "content": "Mind: You edit."}, *HELLO]}, "editor"),
+    ],
+)
+def test_an_agent_is_known_by_header_model_or_system_prompt(asked, agent):
+    made = once(lambda client: client.chat.completions.create(**{"messages": HELLO, **asked}))
+    assert [step.agent for step in made.steps] == [agent]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"model": "gpt-5"}, "whose call is this"),
+        ({"model": "default:edotir"}, "did you mean 'default:editor'"),
+        ({"model": "x", "extra_headers": {"X-Creditflow-Agent": "judge"}}, "no agent 'judge'; there is writer, editor"),
+    ],
+)
+def test_a_call_of_nobodys_is_refused_with_the_names_that_there_are(asked, said):
+    with pytest.raises(openai.APIStatusError, match=said):
+        once(lambda client: client.chat.completions.create(messages=HELLO, **asked))
+
+
+def test_of_a_team_of_one_every_call_is_its():
+    made = once(lambda client: client.chat.completions.create(model="gpt-5", messages=HELLO), agents={"a": AgentSpec()})
+    assert made.steps[0].agent == "a"
+
+
+def test_a_system_prompt_of_the_client_stands_in_place_of_the_agents():
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+        await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": "Sing."}, *HELLO])
+
+    assert [step.prompt for step in once(ask).steps] == ["You write.\nhello", "Sing.\nhello"]
+
+
+def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_all():
+    answers = []
+
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, n=3))
+        await client.chat.completions.create(model="editor", messages=HELLO)
+
+    model = Answers()
+    made = once(ask, model=model)
+    assert [step.parents for step in made.steps] == [(), (0,), (0,), (0,), (1, 2, 3)]
+    assert [choice.index for choice in answers[0].choices] == [0, 1, 2]
+    assert len({request.seed for request in model.requests}) == 5
+
+
+def test_parents_are_those_that_the_client_names():
+    async def ask(client):
+        ids = [(await client.chat.completions.create(model="writer", messages=HELLO)).id for _ in range(3)]
+        header = {"X-Creditflow-Parents": f"{ids[0]}, {ids[2]}"}
+        await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
+
+    assert once(ask).steps[3].parents == (0, 2)
+
+
+def test_the_same_seed_gives_the_same_response_and_another_play_another_one():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for seed in (5, 5, 6, None):
+                more = {} if seed is None else {"seed": seed}
+                await client.chat.completions.create(model="writer", messages=HELLO, max_tokens=8, **more)
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    one, other = played(solve, policy, n=2)
+    a, b, c, d = [step.response_ids for step in one.steps]
+    assert a == b
+    assert len({a, c, d}) == 3
+    assert other.steps[0].response_ids != a
+
+
+def test_a_response_ends_at_a_stop_text_and_what_wrote_that_is_what_is_trained_on():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, stop=["##", "END"]))
+
+    made = once(ask, model=Answers(lambda prompt: "so it is##more END", reason="length"))
+    (step,) = made.steps
+    assert answers[0].choices[0].message.content == step.response == "so it is"
+    assert answers[0].choices[0].finish_reason == "stop"
+    assert step.response_ids == tuple(map(ord, "so it is##"))
+    assert len(step.logprobs) == len(step.response_mask) == 10
+    assert made.status == "ok"
+
+
+def test_a_response_that_was_cut_off_says_so_to_the_client_and_in_the_play():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, max_tokens=3))
+
+    made = once(ask, model=Answers(reason="length"))
+    assert answers[0].choices[0].finish_reason == "length"
+    assert made.status == "truncated"
+
+
+def test_nobody_gets_more_tokens_than_the_run_allows():
+    model = Answers()
+    once(
+        lambda client: client.chat.completions.create(model="writer", messages=HELLO, max_tokens=10**6),
+        model=model,
+        sampling=Sampling(max_tokens=33),
+    )
+    assert model.requests[0].max_tokens == 33
+
+
+def test_log_probs_are_those_that_are_trained_on():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, logprobs=True))
+        answers.append(await client.completions.create(model="writer", prompt="Once", logprobs=1))
+
+    chat, text = once(ask).steps
+    listed = answers[0].choices[0].logprobs.content
+    assert [(one.token, one.logprob) for one in listed] == list(zip("yes", chat.logprobs, strict=True))
+    assert answers[1].choices[0].logprobs.token_logprobs == list(text.logprobs)
+    assert answers[1].choices[0].logprobs.text_offset == [0, 1, 2]
+
+
+def test_a_stream_says_the_same_in_parts():
+    said = []
+
+    async def ask(client):
+        stream = await client.chat.completions.create(
+            model="writer", messages=HELLO, stream=True, stream_options={"include_usage": True}, n=2
+        )
+        said.extend([chunk async for chunk in stream])
+        stream = await client.completions.create(model="writer", prompt="Once", stream=True)
+        said.append("".join([chunk.choices[0].text async for chunk in stream]))
+
+    assert len(once(ask).steps) == 3
+    *chunks, text = said
+    assert all(isinstance(chunk, ChatCompletionChunk) for chunk in chunks)
+    for index in (0, 1):
+        mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert "".join(choice.delta.content or "" for choice in mine) == "yes"
+        assert (mine[0].delta.role, mine[-1].finish_reason) == ("assistant", "stop")
+    assert chunks[-1].usage.completion_tokens == 6
+    assert text == "yes"
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def test_calls_of_the_clients_tools_come_as_openai_has_them_and_go_back_into_the_next_prompt():
+    answers = []
+
+    async def ask(client):
+        messages = list(HELLO)
+        answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+        answers.append(answer)
+        message = answer.choices[0].message
+        result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+        messages += [message.model_dump(exclude_none=True), result]
+        answers.append(await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL]))
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+
+    class Calls(Answers):
+        chat = policy.chat_tokenizer
+
+        def encode(self, prompt, tools=()):
+            text = self.chat.encode(prompt, tools)[0]
+            return text, tuple(map(ord, text))
+
+    made = once(ask, model=Calls(lambda prompt: "done" if "tool_response" in prompt else f"Let me see. {CALL}"))
+    call = answers[0].choices[0]
+    assert (call.finish_reason, call.message.content) == ("tool_calls", "Let me see.")
+    assert (call.message.tool_calls[0].function.name, call.message.tool_calls[0].function.arguments) == (
+        "add",
+        '{"a": 1}',
+    )
+    assert answers[1].choices[0].message.content == "done"
+    assert '"name": "add"' in made.steps[0].prompt
+    assert "<tool_response>\n3" in made.steps[1].prompt
+    assert CALL in made.steps[0].response
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": openai.omit}])
+def test_who_may_call_nothing_is_told_the_text(more):
+    answers = []
+
+    async def ask(client):
+        answers.append(
+            await client.chat.completions.create(model="writer", messages=HELLO, **{"tools": [TOOL], **more})
+        )
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    assert answers[0].choices[0].message.content == CALL
+    assert answers[0].choices[0].finish_reason == "stop"
+
+
+def test_half_a_call_stays_text_for_the_client_to_see():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, tools=[TOOL]))
+
+    once(ask, model=Answers(lambda prompt: '<tool_call>{"name": '))
+    assert answers[0].choices[0].message.content == '<tool_call>{"name": '
+
+
+def test_what_is_sampled_is_what_is_recorded_with_a_real_model():
+    answers = []
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for _ in range(3):
+                more = {"extra_body": {"return_token_ids": True}, "logprobs": True, "max_tokens": 12}
+                answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    (made,) = played(solve, policy)
+    spelled_anew = 0
+    for step, answer in zip(made.steps, answers, strict=True):
+        choice = answer.choices[0]
+        assert tuple(choice.token_ids) == step.response_ids
+        assert tuple(answer.prompt_token_ids) == step.prompt_ids
+        assert tuple(one.logprob for one in choice.logprobs.content) == step.logprobs
+        anew = policy.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
+        spelled_anew += tuple(anew) == step.response_ids
+    assert spelled_anew < 3  # random bytes are no text: tokens made anew from it would not be those that were sampled
+
+
+def test_models_are_the_agents():
+    found = []
+
+    async def ask(client):
+        found.extend([model.id async for model in client.models.list()])
+        found.append((await client.models.retrieve("default:editor")).id)
+        with pytest.raises(openai.NotFoundError, match="there is default:writer"):
+            await client.models.retrieve("gpt-5")
+
+    once(ask)
+    assert found == ["default:writer", "default:editor", "default:editor"]
+
+
+def test_the_official_types_know_every_field_of_every_answer():
+    raw = []
+
+    async def ask(client):
+        for more in ({}, {"tools": [TOOL]}, {"logprobs": True}, {"n": 2}):
+            answer = await client.chat.completions.with_raw_response.create(model="writer", messages=HELLO, **more)
+            raw.append((ChatCompletion, json.loads(answer.content)))
+        answer = await client.completions.with_raw_response.create(model="writer", prompt=["a", "b"], logprobs=0)
+        raw.append((Completion, json.loads(answer.content)))
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    for kind, answer in raw:
+        parsed = kind.model_validate(answer, strict=True)
+        assert not parsed.model_extra
+        assert all(not choice.model_extra for choice in parsed.choices)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"top_p": 0.9}, "top_p: expected 1"),
+        ({"extra_body": {"top_k": 40}}, "top_k"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+        ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
+        ({"n": 1000}, "n: "),
+        ({"temperature": -1}, "temperature: "),
+        ({"max_tokens": 0}, "max_tokens: "),
+        ({"messages": []}, "messages: "),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "expected text",
+        ),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"extra_headers": {"X-Creditflow-Parents": "t0/9"}}, "no answer of this trajectory"),
+    ],
+)
+def test_what_would_change_the_sampling_or_cannot_be_had_is_refused(more, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        once(lambda client: client.chat.completions.create(**{"model": "writer", "messages": HELLO, **more}))
+
+
+def test_a_prompt_without_room_truncates_the_play_whatever_the_client_raises():
+    with pytest.raises(openai.BadRequestError) as raised:
+        once(lambda client: client.chat.completions.create(model="writer", messages=user("x" * 2000)))
+    assert raised.value.code == "context_length_exceeded"
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=user("x" * 2000))
+
+    (made,) = played(solve)
+    assert made.status == "truncated"
+    assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+
+
+def test_a_model_that_breaks_ends_the_run_and_not_the_server():
+    def broken(prompt):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        once(lambda client: client.chat.completions.create(model="writer", messages=HELLO), model=Answers(broken))
+    assert once(lambda client: client.chat.completions.create(model="writer", messages=HELLO)).status == "ok"
+
+
+# Who may come in, and who harms nobody
+
+
+def raw(url: str, request: bytes, wait: float = 10.0) -> bytes:
+    """What comes back for bytes that are sent as they are."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=wait) as connection:
+        try:
+            connection.sendall(request)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        parts = []
+        try:
+            while part := connection.recv(65536):
+                parts.append(part)
+        except OSError:
+            pass
+        return b"".join(parts)
+
+
+def among_others(trouble) -> list[Trajectory]:
+    """Plays that go on calling while `trouble(team)` runs in a thread beside them."""
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            if task.text == "task 0":
+                await asyncio.to_thread(trouble, team)
+            mark = task.text
+            answer = await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": mark}])
+            return answer.choices[0].message.content
+
+    made = played(solve, Answers(lambda prompt: prompt[::-1]), n=4)
+    assert [play.status for play in made] == ["ok"] * 4
+    assert [play.answer for play in made] == [f"You edit.\n{play.task.text}"[::-1] for play in made]
+    return made
+
+
+def post(team, body: bytes, key: str | None = None, path="/chat/completions", headers: str = "") -> bytes:
+    place = urlsplit(team.base_url)
+    head = (
+        f"POST {place.path}{path} HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {key or team.api_key}\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n{headers}\r\n"
+    )
+    return raw(team.base_url, head.encode() + body)
+
+
+GOOD = json.dumps({"model": "writer", "messages": HELLO}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", b"400"),
+        (b"\xff\xfe garbage", b"400"),
+        (b"[" * 100_000, b"400"),
+        (b'{"model": "writer", "messages": [{"role": "user", "content": "\\ud800"}]}', b"400"),
+        (b'{"model": "writer", "messages": ' + b"[" * 300 + b"]" * 300 + b"}", b"400"),
+        (b"x" * (9 << 20), b"413"),
+    ],
+    ids=["nothing", "garbage", "deep", "half a surrogate pair", "nested", "9 MB"],
+)
+def test_bodies_that_are_no_request_harm_nobody(body, status):
+    answers = []
+    made = among_others(lambda team: answers.append(post(team, body)))
+    assert answers[0].split(b" ", 2)[1] == status
+    assert [len(play.steps) for play in made] == [2, 2, 2, 2]
+
+
+def test_a_hundred_megabytes_without_a_length_are_not_taken_in():
+    def trouble(team):
+        place = urlsplit(team.base_url)
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+
+        def parts():
+            for _ in range(100):
+                yield b"x" * (1 << 20)
+
+        headers = {"Authorization": f"Bearer {team.api_key}", "Transfer-Encoding": "chunked"}
+        try:
+            connection.request("POST", f"{place.path}/chat/completions", parts(), headers, encode_chunked=True)
+            assert connection.getresponse().status == 413
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # refused before it had been sent
+
+    among_others(trouble)
+
+
+@pytest.mark.parametrize("request_", [b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"POST"])
+def test_what_is_no_http_harms_nobody(request_):
+    among_others(lambda team: raw(team.base_url, request_, wait=2.0))
+
+
+def test_a_wrong_key_or_anothers_opens_nothing():
+    keys, seen = {}, []
+
+    async def solve(task, team):
+        keys[task.text] = (team.base_url, team.api_key)
+        while len(keys) < 2:
+            await asyncio.sleep(0.001)
+        other = keys["task 1" if task.text == "task 0" else "task 0"]
+        for url, key in ((team.base_url, "wrong"), (team.base_url, other[1]), (other[0], team.api_key)):
+            async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as client:
+                with pytest.raises(openai.AuthenticationError):
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                seen.append(1)
+
+    made = played(solve, n=2)
+    assert (len(seen), [len(play.steps) for play in made]) == (6, [0, 0])
+
+
+def test_a_page_elsewhere_whose_name_points_here_gets_nothing():
+    answers = []
+
+    def trouble(team):
+        place = urlsplit(team.base_url)
+        head = f"GET {place.path}/models HTTP/1.1\r\nHost: evil.example\r\nAuthorization: Bearer {team.api_key}\r\n"
+        answers.append(raw(team.base_url, head.encode() + b"Connection: close\r\n\r\n"))
+
+    among_others(trouble)
+    assert b" 421 " in answers[0].splitlines()[0]
+
+
+def test_when_the_play_has_ended_its_door_is_shut():
+    left = []
+
+    async def solve(task, team):
+        left.append(team)
+        team.open()
+
+    played(solve)
+    assert b" 401 " in post(left[0], GOOD).splitlines()[0]
+
+
+def test_a_client_that_goes_away_leaves_no_step():
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(prompt):
+        started.set()
+        assert go_on.wait(30)
+        return "late"
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        reader, writer = await asyncio.open_connection(place.hostname, place.port)
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {team.api_key}\r\n"
+        head = head.replace("Host: x", f"Host: {place.netloc}")
+        writer.write(head.encode() + f"Content-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD)
+        await asyncio.to_thread(started.wait)
+        writer.close()
+        door = team.open()
+        while door.waiting:
+            await asyncio.sleep(0.001)
+        go_on.set()
+        reader.feed_eof()
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="editor", messages=HELLO)
+
+    (made,) = played(solve, Answers(slow))
+    assert [step.agent for step in made.steps] == ["editor"]
+
+
+def test_a_play_may_make_so_many_steps_and_no_more(monkeypatch):
+    server = OpenAIServer(limits=Limits(steps=2)).start()
+    monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [server])
+    seen = []
+
+    async def ask(client):
+        for _ in range(3):
+            seen.append(await client.chat.completions.create(model="writer", messages=HELLO))
+
+    try:
+        with pytest.raises(openai.RateLimitError, match="at most 256 calls at a time, and 2 steps"):
+            once(ask)
+    finally:
+        server.stop()
+    assert len(seen) == 2
+
+
+def test_a_workflow_that_blocks_its_event_loop_is_told_so(monkeypatch):
+    server = OpenAIServer(limits=Limits(blocked_seconds=0.2)).start()
+    monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [server])
+
+    async def solve(task, team):
+        openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0).chat.completions.create(
+            model="writer", messages=HELLO
+        )
+
+    try:
+        (made,) = played(solve)
+    finally:
+        server.stop()
+    assert made.status == "failed"
+    assert "asyncio.to_thread" in made.info["error"]
+
+
+# Workflows that are no coroutines
+
+
+def test_a_plain_function_plays_with_a_client_that_blocks():
+    def solve(task, team):
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+            asked = user(task.text)
+            return client.chat.completions.create(model="writer", messages=asked).choices[0].message.content
+
+    made = played(solve, Answers(lambda prompt: prompt[-1]), n=80)
+    assert [play.answer for play in made] == [str(k % 10) for k in range(80)]
+
+
+def test_workflows_that_fill_the_threads_of_the_event_loop_still_get_their_responses():
+    def ask(task, team):
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
+            return client.chat.completions.create(model="writer", messages=HELLO).choices[0].message.content
+
+    async def solve(task, team):
+        return await asyncio.to_thread(ask, task, team)
+
+    assert {play.answer for play in played(solve, n=80)} == {"yes"}
+
+
+def test_plays_over_http_are_batched_like_plays_in_process():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for _ in range(3):
+                await client.chat.completions.create(model="writer", messages=HELLO)
+
+    plays = [Play(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
+    scheduler = Scheduler({"default": Answers()})
+    asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
+    assert scheduler.batch_sizes == [32, 32, 32]
+
+
+def test_a_play_that_thinks_for_long_holds_up_no_other():
+    done = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            if task.text == "task 0":
+                assert await asyncio.to_thread(done.wait, 60)
+                return
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            done.set()
+
+    assert [play.status for play in played(solve, n=2)] == ["ok", "ok"]
