@@ -119,7 +119,7 @@ $(STAMPS)/demo: $(STAMPS)/torch pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMPS)/test: $(STAMPS)/torch pyproject.toml tests/verl_cpu/pyproject.toml constraints.txt
-	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,environments,traces,wandb,tensorboard,mlflow,verl,test,dev]'
+	$(INSTALL) -e '.[report,judge,ray,sandbox,lora,tools,serve,frameworks,environments,traces,wandb,tensorboard,mlflow,verl,test,dev]'
 	$(INSTALL) --no-deps -e tests/verl_cpu
 	@touch $@ $(STAMPS)/demo
 

@@ -12,8 +12,10 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.completion import Completion
 
+from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.server import Limits, OpenAIServer
@@ -39,6 +41,18 @@ class Answers(Letters):
         self.requests += requests
         said = [tuple(map(ord, self.answer(self.decode(request.prompt_ids)))) for request in requests]
         return [Generation(ids, tuple(-0.5 - i for i in range(len(ids))), self.reason) for ids in said]
+
+
+class Templated(Answers):
+    """One that reads its prompts by a chat template."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.chat = ChatTokenizer(load_tokenizer(tiny_byte_model(), "test"))
+
+    def encode(self, prompt, tools=()):
+        text = self.chat.encode(prompt, tools)[0]
+        return text, tuple(map(ord, text))
 
 
 def task_of(text: str) -> Task:
@@ -275,16 +289,7 @@ def test_calls_of_the_clients_tools_come_as_openai_has_them_and_go_back_into_the
         messages += [message.model_dump(exclude_none=True), result]
         answers.append(await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL]))
 
-    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-
-    class Calls(Answers):
-        chat = policy.chat_tokenizer
-
-        def encode(self, prompt, tools=()):
-            text = self.chat.encode(prompt, tools)[0]
-            return text, tuple(map(ord, text))
-
-    made = once(ask, model=Calls(lambda prompt: "done" if "tool_response" in prompt else f"Let me see. {CALL}"))
+    made = once(ask, model=Templated(lambda prompt: "done" if "tool_response" in prompt else f"Let me see. {CALL}"))
     call = answers[0].choices[0]
     assert (call.finish_reason, call.message.content) == ("tool_calls", "Let me see.")
     assert (call.message.tool_calls[0].function.name, call.message.tool_calls[0].function.arguments) == (

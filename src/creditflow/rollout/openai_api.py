@@ -272,7 +272,7 @@ def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, 
         "id": step.id,
         "object": kind,
         "created": int(time.time()),
-        "model": f"{step.policy}:{step.agent}",
+        "model": asked.model,
         "system_fingerprint": version,
         **prompt,
     }

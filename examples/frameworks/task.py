@@ -1,0 +1,37 @@
+"""What all examples have in common: a task that a random model can get better at, its rewards, and that model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from creditflow import Step, Task, Trajectory, outcome, reward
+from creditflow.engines.local.tiny import tiny_byte_model
+
+WORDS = ("rain", "bread", "a ladder", "the sea", "moss", "an old clock", "dust", "a fox")
+
+
+def tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """Eight subjects to write about."""
+    return [Task("example", ({"role": "user", "content": f"Write of {word}."},), None) for word in WORDS]
+
+
+def model(recipe: dict[str, Any]) -> Path:
+    """A model of bytes, made on the spot; its weights are random."""
+    return tiny_byte_model()
+
+
+def share_of_letters(text: str) -> float:
+    return sum(character.isascii() and character.isalpha() for character in text) / max(1, len(text))
+
+
+@reward(agent_match="writer|editor")
+def letters(step: Step, trajectory: Trajectory) -> float:
+    """How much of what is said consists of letters."""
+    return share_of_letters(step.response)
+
+
+@outcome
+def answer_has_letters(trajectory: Trajectory) -> float:
+    """Whether there are more letters than anything else in the answer."""
+    return float(share_of_letters(trajectory.answer or "") > 0.5)

@@ -1,0 +1,146 @@
+"""The examples with other frameworks: the real libraries, against what the same play is in process."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import train
+from creditflow.ledger import Ledger
+from creditflow.loading import load_object
+from creditflow.progress import Reporter
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout.recorder import Sampling
+from tests.rollout.test_server import Answers, Templated, task_of
+
+FOLDER = Path(__file__).parents[1] / "examples" / "frameworks"
+FRAMEWORKS = ("openai", "langgraph", "openai_agents", "autogen", "subprocess")
+AGENTS = {"writer": AgentSpec(), "editor": AgentSpec()}
+
+
+def played(workflow, model, agents=AGENTS, n=1):
+    plays = [Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(n)]
+    return asyncio.run(play_all(plays, workflow, agents, Scheduler({"default": model}), Sampling()))
+
+
+def reversed_last_line(prompt: str) -> str:
+    return prompt.splitlines()[-1][::-1] + "!"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_each_call_of_a_framework_is_a_step_of_the_agent_that_made_it(framework):
+    solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
+    made = played(solve, Answers(reversed_last_line), n=3)
+    for k, play in enumerate(made):
+        assert play.status == "ok", play.info
+        assert [step.agent for step in play.steps] == ["writer", "editor"]
+        assert [step.parents for step in play.steps] == [(), (0,)]
+        assert [step.response for step in play.steps] == [f"{k} ksat!", f"!task {k}!"]
+        assert f"task {k}" in play.steps[0].prompt
+        assert f"{k} ksat!" in play.steps[1].prompt
+        assert play.answer == f"!task {k}!"
+        assert all(step.response_mask == (1,) * len(step.response_ids) for step in play.steps)
+
+
+@pytest.mark.parametrize("framework", ["openai", "langgraph", "openai_agents", "autogen"])
+def test_the_system_prompts_are_the_frameworks_own(framework):
+    solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
+    (play,) = played(solve, Answers(reversed_last_line))
+    assert play.steps[0].prompt == "You write one line.\ntask 0"
+    assert play.steps[1].prompt.startswith("You make a line better.\n")
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_team_of_a_framework_is_trained_by_its_recipe(framework, tmp_path):
+    settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
+    settings += ["trainer.total_training_steps=1", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
+    done = train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter())
+    plays = Ledger.open(done.path).read(1).batch.to_trajectories()
+    assert len(plays) == 8
+    assert {step.agent for play in plays for step in play.steps} == {"writer", "editor"}
+    assert all(step.policy_version == 0 and step.response_ids for play in plays for step in play.steps)
+
+
+CALL = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
+
+
+def calls_then_answers(prompt: str) -> str:
+    return "It is 42." if "it was 42" in prompt else CALL
+
+
+async def with_langgraph(task, team):
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key).bind_tools([double])
+    graph = StateGraph(MessagesState)
+
+    async def call(state):
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    graph.add_node("agent", call)
+    graph.add_node("tools", ToolNode([double]))
+    graph.add_edge(START, "agent")
+    graph.add_conditional_edges("agent", tools_condition, {"tools": "tools", END: END})
+    graph.add_edge("tools", "agent")
+    done = await graph.compile().ainvoke({"messages": [("user", task.text)]})
+    return done["messages"][-1].content
+
+
+async def with_openai_agents(task, team):
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
+        return (await agents.Runner.run(solver, task.text)).final_output
+
+
+async def with_streaming_openai_agents(task, team):
+    import agents
+    from openai import AsyncOpenAI
+
+    agents.set_tracing_disabled(True)
+    async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[agents.function_tool(double)])
+        running = agents.Runner.run_streamed(solver, task.text)
+        async for _ in running.stream_events():
+            pass
+        return running.final_output
+
+
+async def with_autogen(task, team):
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    sys.path.insert(0, str(FOLDER))
+    try:
+        from with_autogen import INFO
+    finally:
+        sys.path.pop(0)
+    model = OpenAIChatCompletionClient(
+        model="solver", base_url=team.base_url, api_key=team.api_key, model_info=INFO, include_name_in_message=False
+    )
+    solver = AssistantAgent("solver", model, tools=[double], reflect_on_tool_use=True, system_message="Solve.")
+    return (await solver.run(task=task.text)).messages[-1].content
+
+
+def double(number: int) -> str:
+    """Twice a number."""
+    return f"it was {2 * number}"
+
+
+@pytest.mark.parametrize("workflow", [with_langgraph, with_openai_agents, with_streaming_openai_agents, with_autogen])
+def test_a_frameworks_own_tools_are_called_between_two_steps(workflow):
+    (play,) = played(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
+    assert play.status == "ok", play.info
+    assert [step.response for step in play.steps] == [CALL, play.answer]
+    assert '"name": "double"' in play.steps[0].prompt
+    assert "it was 42" in play.steps[1].prompt
+    assert "it was 42" not in play.steps[0].prompt
