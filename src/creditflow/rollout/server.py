@@ -168,13 +168,15 @@ class OpenAIServer:
         generator: Generator,
         loop: asyncio.AbstractEventLoop,
         *,
+        name: str | None = None,
         api_key: str | None = None,
         expected: bool = True,
     ) -> Door:
-        """Let clients in to a play."""
-        name = recorder.trajectory.id
-        if name in self._doors:  # the same play again, of another batch
-            name = f"{name}-{secrets.token_hex(4)}"
+        """Let clients in to a play. `name`: by default one that no other play ever had, for there are libraries that
+        keep connections by URL, and with them the event loop of a play that is over.
+        """
+        if name is None:
+            name = f"{recorder.trajectory.id}-{secrets.token_hex(4)}"
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         door = Door(self, name, recorder, generator, loop, key, expected)
         self._doors[name] = door
