@@ -400,6 +400,34 @@ def convert(
     convert_files(spans, out, options, range or [], tokenizer, left_out, credit, _reporter())
 
 
+@app.command()
+def serve(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where plays are written.")] = Path(
+        "plays"
+    ),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8322,
+    idle: Annotated[float, typer.Option(min=1, help="Seconds without a call after which a play has ended.")] = 3600,
+    per_file: Annotated[int, typer.Option(min=1, help="Plays in a file.")] = 256,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Let --host be one that other machines can reach.")
+    ] = False,
+) -> None:
+    """A recipe's policies as an OpenAI-compatible server: each play has a URL, and is written as a trajectory.
+
+    To train agents that call over HTTP, give them team.base_url in a workflow (docs/serving.md).
+    """
+    try:
+        from creditflow.commands.serve import serve
+    except ImportError as missing:
+        raise InputError(f"serve needs {missing.name}: pip install 'creditflow[serve]'") from missing
+
+    serve(recipe, overrides or [], out, host, port, idle, per_file, remote=allow_remote, reporter=_reporter())
+
+
 @data_app.command()
 def gsm8k(
     source: Annotated[Path, typer.Option("--from", metavar="FILE", help="GSM8K's JSONL as published.")],

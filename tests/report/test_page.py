@@ -22,10 +22,11 @@ from typer.testing import CliRunner
 from creditflow.cli import app
 from creditflow.credit import explain
 from creditflow.ledger import Ledger, RunFolder
+from creditflow.loopback import LOOPBACK
 from creditflow.report import view
 from creditflow.report.detail import Spelling
 from creditflow.report.index import Filter
-from creditflow.report.view import LOOPBACK, Watched, application
+from creditflow.report.view import Watched, application
 from creditflow.trajectory import TrajectoryBatch
 from tests.report.browser import opened
 from tests.report.runs import HOSTILE, a_batch, a_play, a_run, write_step

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -21,12 +20,12 @@ from starlette.middleware.base import RequestResponseEndpoint
 from creditflow.errors import BatchError, CreditflowError, InputError
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger, Recorded
+from creditflow.loopback import bound, expect_loopback, host_name, hosts_of, url_of
 from creditflow.report.detail import Spelling, play_graph, step_detail
 from creditflow.report.html import page
 from creditflow.report.index import Filter, Index
 from creditflow.report.overview import overview
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _EVERY = 1.0
 """Seconds between two looks at the folder."""
 _MOST = 200
@@ -103,7 +102,7 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
 
     @app.middleware("http")
     async def guarded(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        named = _host_name(request.headers.get("host", ""))
+        named = host_name(request.headers.get("host", ""))
         if hosts is not None and named not in hosts:
             return JSONResponse({"detail": f"this server is {' or '.join(hosts)}, not {named}"}, status_code=421)
         response = await call_next(request)
@@ -161,14 +160,6 @@ class _AsciiJson(JSONResponse):
         return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
 
 
-def _host_name(host: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:
-        return None
-
-
 def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     try:
         return dict(make())
@@ -180,35 +171,15 @@ def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str]
     """Serve until interrupted. Raises InputError for a host that others can reach, unless `remote`; a taken port."""
     import uvicorn
 
-    if host not in LOOPBACK and not remote:
-        raise InputError(
-            f"--host: {host} can be reached from other machines, and whoever reaches it reads the whole run: expected "
-            f"{' or '.join(LOOPBACK)}, or --allow-remote"
-        )
+    expect_loopback(host, "reads the whole run", remote=remote)
     watched = Watched(path)
-    socket = _bound(host, port)
+    socket = bound(host, port)
     follower = threading.Thread(target=watched.follow, daemon=True)
     follower.start()
-    shown = f"[{host}]" if ":" in host else host
-    say(f"view: http://{shown}:{socket.getsockname()[1]}/ (ends with Ctrl-C)")
-    app = application(watched, LOOPBACK if host in LOOPBACK else None)
+    say(f"view: {url_of(host, socket)}/ (ends with Ctrl-C)")
+    app = application(watched, hosts_of(host))
     try:
         uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[socket])
     finally:
         watched.stop()
         socket.close()
-
-
-def _bound(host: str, port: int) -> Any:
-    import socket
-
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(128)  # who comes before the server is ready waits
-    except OSError as error:
-        made.close()
-        raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
-    return made

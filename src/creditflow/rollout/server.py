@@ -13,8 +13,8 @@ import hmac
 import json
 import re
 import secrets
-import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ from creditflow.errors import (
     did_you_mean,
     first_line,
 )
+from creditflow.loopback import bound, host_name, hosts_of, url_of
 from creditflow.rollout.client import ChatClient, Generator
 from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply
 
@@ -46,7 +47,6 @@ except ImportError as missing:
 
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,21 @@ class Limits:
     """Calls of one play at a time."""
 
 
-class Plays(Protocol):
-    """Where a server finds the play that a URL names."""
+class Lobby(Protocol):
+    """Who lets plays begin by a client's first call, under a name of its own choice, and end when it says so.
 
-    def __call__(self, name: str) -> Door | None:
-        """None where there is no such play."""
+    Called in the server's thread; what `end` gives runs on the play's event loop.
+    """
+
+    api_key: str
+    """Of every client."""
+
+    def enter(self, name: str) -> Door:
+        """A new play. Raises Refused."""
+        ...
+
+    def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
+        """Ends it; what the client is told. Raises Refused."""
         ...
 
 
@@ -88,6 +98,8 @@ class Door:
     """Whether generation waits for this play's next call, that it may be batched with others."""
     waiting: int = 0
     """Calls under way; counted on the play's event loop."""
+    last_call: float = field(default_factory=time.monotonic)
+    """When one began or ended."""
     closed: bool = False
 
     @property
@@ -113,10 +125,12 @@ class Door:
             raise Refused(429, said, code="too_many_calls")
         self._expect(-1 if self.waiting == 0 else 0)
         self.waiting += len(calls)
+        self.last_call = time.monotonic()
         try:
             return await recorder.ask_all(calls)
         finally:
             self.waiting -= len(calls)
+            self.last_call = time.monotonic()
             self._expect(1 if self.waiting == 0 and not self.closed else 0)
 
     def _expect(self, plays: int) -> None:
@@ -133,16 +147,18 @@ class OpenAIServer:
         port: int = 0,
         *,
         limits: Limits | None = None,
-        find: Plays | None = None,
+        lobby: Lobby | None = None,
     ) -> None:
-        """`port`: 0 takes a free one. `find`: who knows plays that are not open yet."""
+        """`port`: 0 takes a free one.
+
+        `lobby`: whose plays begin with their first call; without, all are opened here.
+        """
         self.limits = limits or Limits()
-        self._find = find
+        self._lobby = lobby
         self._doors: dict[str, Door] = {}
         self._socket = bound(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._hosts = LOOPBACK if host in LOOPBACK else None
+        self.url = url_of(host, self._socket)
+        self._hosts = hosts_of(host)
         config = uvicorn.Config(
             self._application(), log_level="warning", access_log=False, lifespan="off", server_header=False
         )
@@ -196,12 +212,13 @@ class OpenAIServer:
             Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
             Route(f"{base}/models/{{model:path}}", self._answered(self._model), methods=["GET"]),
+            Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
         ]
 
         async def refused(request: Request, error: Exception) -> Response:
             status = getattr(error, "status_code", 404)
-            said = f"{request.method} {request.url.path[:200]}: expected POST {base}/chat/completions, or its like"
+            said = f"{request.method} {request.url.path[:200]}: expected POST /t/NAME/v1/chat/completions, or its like"
             return _refusal(Refused(status, said))
 
         return Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
@@ -221,14 +238,18 @@ class OpenAIServer:
         return JSONResponse({"status": "ok"})
 
     def _door(self, request: Request) -> Door:
-        if self._hosts is not None and request.url.hostname not in self._hosts:
+        if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
-        door = self._doors.get(name) or (self._find(name) if self._find is not None else None)
+        door = self._doors.get(name)
+        expected = self._lobby.api_key if self._lobby is not None else door.api_key if door is not None else ""
         _, _, given = request.headers.get("authorization", "").partition(" ")
         # Of a play that is not there as of one whose key is another: who may not know, is not told.
-        if door is None or not hmac.compare_digest(given.encode(), door.api_key.encode()):
+        if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
+        if door is None:
+            assert self._lobby is not None
+            door = self._lobby.enter(name)
         return door
 
     async def _body(self, request: Request) -> bytes:
@@ -323,6 +344,13 @@ class OpenAIServer:
             raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
         replies: list[Reply] = made.result()
         return replies
+
+    async def _end(self, request: Request, door: Door) -> Response:
+        if self._lobby is None:
+            raise Refused(404, "this play ends when its workflow returns")
+        return JSONResponse(
+            await asyncio.wrap_future(_run_on(door.loop, self._lobby.end(door, await self._body(request))))
+        )
 
     async def _models(self, request: Request, door: Door) -> Response:
         return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(door)]})
@@ -432,25 +460,12 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, list[Reply]]) -> Any:
+def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
     except RuntimeError:  # the loop is closed, and the play with it
         coroutine.close()
         raise Refused(410, "the trajectory has ended", code="trajectory_ended") from None
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises InputError where it cannot be had."""
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(1024)
-    except OSError as error:
-        made.close()
-        raise InputError(f"--port: {host}:{port} cannot be had: {error.strerror}; 0 takes a free one") from error
-    return made
 
 
 _PROCESS_SERVER: list[OpenAIServer] = []

@@ -1,0 +1,200 @@
+"""`creditflow serve`: a recipe's policies behind an OpenAI-compatible server, for agents that run elsewhere.
+
+A play begins with the first call at its URL and ends when its client says so, or has been silent for long; what has
+ended is written as trajectories, a file at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.crew import Crew
+from creditflow.files import make_folder, write_whole
+from creditflow.loopback import expect_loopback
+from creditflow.parts import Parts, build_parts
+from creditflow.progress import Reporter
+from creditflow.rollout import Scheduler
+from creditflow.rollout.openai_api import Refused
+from creditflow.rollout.recorder import Recorder
+from creditflow.rollout.server import Door, OpenAIServer
+from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
+
+KEY_VARIABLE = "CREDITFLOW_API_KEY"
+"""Holds the key that clients must show; without it, one is made and said."""
+MOST_OPEN = 4096
+"""Plays at a time."""
+_LONGEST_NAME = 200
+_LOOK = 1.0
+"""Seconds between two looks at what is to be written."""
+_LONGEST_WAIT = 30.0
+"""Seconds that a play waits for others to be written with."""
+
+
+def serve(
+    path: Path,
+    overrides: Sequence[str],
+    out: Path,
+    host: str,
+    port: int,
+    idle: float,
+    per_file: int,
+    *,
+    remote: bool,
+    reporter: Reporter,
+) -> None:
+    """Serve until interrupted. Raises InputError for a host that others can reach, unless `remote`."""
+    expect_loopback(host, "needs but the API key", remote=remote)
+    recipe = load_recipe(path, overrides)
+    parts = build_parts(recipe, training=False, tasks=False)
+    crew = Crew.to_play(recipe)
+    make_folder(out, "--out")
+    asyncio.run(_serve(parts, crew, Written(out, per_file, reporter), host, port, idle, reporter))
+
+
+async def _serve(
+    parts: Parts, crew: Crew, written: Written, host: str, port: int, idle: float, reporter: Reporter
+) -> None:
+    given = os.environ.get(KEY_VARIABLE, "")
+    scheduler = Scheduler(
+        {**crew.policies, **parts.chat_clients}, parts.recipe.config.actor_rollout_ref.rollout.max_num_seqs
+    )
+    hall = Hall(parts, scheduler, written, given or secrets.token_urlsafe(24))
+    hall.server = server = OpenAIServer(host, port, lobby=hall).start()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    reporter.say(f"base URL: {server.url}/t/NAME/v1   NAME: whatever you call the play")
+    reporter.say(f"API key:  {f'that of {KEY_VARIABLE}' if given else hall.api_key}")
+    reporter.say(f"agents:   {', '.join(f'{spec.policy}:{name}' for name, spec in parts.agents.items())}")
+    reporter.say(f"plays are written to {written.folder} (ends with Ctrl-C)")
+    try:
+        while not stop.is_set():
+            await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK)
+            await hall.end_idle(idle)
+            written.write(all_of_them=False)
+    finally:
+        await hall.end_idle(0.0)
+        await asyncio.to_thread(server.stop)
+        written.write(all_of_them=True)
+        for client in parts.chat_clients.values():
+            await client.aclose()
+
+
+class Ending(BaseModel):
+    """What a client may say of a play that it ends; all of it may be left out."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    uid: str | None = Field(None, max_length=_LONGEST_NAME)
+    """Which task it was: plays of one task are a group. Default: the play's name."""
+    outcome: float | None = Field(None, ge=0, le=1)
+    answer: str | None = None
+    ground_truth: Any = None
+    scores: dict[str, dict[str, float]] = {}
+    """Sub-rewards by the id of an answer and the name of the score, from 0 to 1."""
+
+
+class Hall:
+    """The plays that clients have begun. A `Lobby` of the server."""
+
+    server: OpenAIServer
+
+    def __init__(self, parts: Parts, scheduler: Scheduler, written: Written, api_key: str) -> None:
+        self.api_key = api_key
+        self._parts, self._scheduler, self._written = parts, scheduler, written
+        self._loop = asyncio.get_running_loop()
+        self._open: dict[str, Door] = {}
+        self._begun = 0
+
+    def enter(self, name: str) -> Door:
+        """See `Lobby`."""
+        if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
+            raise Refused(404, f"a play's name has 1 to {_LONGEST_NAME} printable characters")
+        if len(self._open) >= MOST_OPEN:
+            raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
+        self._begun += 1
+        config = self._parts.recipe.config
+        trajectory = Trajectory(id=f"{name}#{self._begun}", uid=name, task=Task("served", (), None))
+        seed = (config.data.seed, self._begun)
+        recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
+        door = self.server.open(recorder, self._scheduler, self._loop, name=name, expected=False)
+        self._open[name] = door
+        return door
+
+    def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
+        """See `Lobby`."""
+        try:
+            ending = Ending.model_validate_json(body or b"{}")
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            raise Refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return self._end(door, ending)
+
+    async def end_idle(self, seconds: float) -> None:
+        """End the plays in which nothing has been asked for so long, and is not being."""
+        now = time.monotonic()
+        for door in list(self._open.values()):
+            if seconds <= 0 or (not door.waiting and now - door.last_call > seconds):
+                door.recorder.trajectory.info["ended"] = "by nobody"
+                await self._end(door, Ending.model_validate({}))
+
+    async def _end(self, door: Door, ending: Ending) -> Mapping[str, Any]:
+        trajectory = door.recorder.trajectory
+        steps = {step.id: step for step in trajectory.steps}
+        if unknown := [one for one in ending.scores if one not in steps]:
+            raise Refused(400, f"scores: no answer of this play has the id {unknown[0][:80]!r}")
+        if self._open.pop(door.name, None) is None:
+            raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
+        door.close()
+        await door.recorder.close()
+        trajectory.uid = ending.uid or trajectory.uid
+        trajectory.answer = ending.answer
+        trajectory.outcome = None if ending.outcome is None else Score(ending.outcome)
+        trajectory.task = Task("served", trajectory.task.prompt, ending.ground_truth)
+        for id, given in ending.scores.items():
+            for name, value in given.items():
+                steps[id].scores[name] = Score(value)
+        if trajectory.steps:
+            trajectory.answer_steps = (len(trajectory.steps) - 1,)
+            self._written.add(trajectory)
+        return {"id": trajectory.id, "steps": len(trajectory.steps)}
+
+
+class Written:
+    """Plays that have ended, on their way into files: `plays-000001.parquet` and so on."""
+
+    def __init__(self, folder: Path, per_file: int, reporter: Reporter) -> None:
+        self.folder = folder
+        self._per_file, self._reporter = per_file, reporter
+        self._waiting: list[Trajectory] = []
+        self._since = 0.0
+        """When the first of them came."""
+        there = [int(file.stem.rpartition("-")[2]) for file in folder.glob("plays-[0-9]*.parquet")]
+        self._next = max(there, default=0) + 1
+
+    def add(self, trajectory: Trajectory) -> None:
+        """To be written."""
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting.append(trajectory)
+
+    def write(self, *, all_of_them: bool) -> None:
+        """Full files; all that there is where it has waited for long, or nothing else will come."""
+        all_of_them = all_of_them or time.monotonic() - self._since > _LONGEST_WAIT
+        while len(self._waiting) >= (1 if all_of_them else self._per_file):
+            plays, self._waiting = self._waiting[: self._per_file], self._waiting[self._per_file :]
+            batch = TrajectoryBatch.from_trajectories(plays)
+            file = self.folder / f"plays-{self._next:06d}.parquet"
+            self._next += 1
+            write_whole(file, batch.write_parquet)
+            self._reporter.say(f"{file.name}: {len(plays)} plays, {sum(len(play.steps) for play in plays)} steps")

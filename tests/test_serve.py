@@ -1,0 +1,162 @@
+"""`creditflow serve`, as clients elsewhere see it, and what it leaves behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from creditflow import TrajectoryBatch
+from creditflow.errors import InputError
+from creditflow.loopback import bound
+from creditflow.trajectory import Trajectory
+
+RECIPE = Path(__file__).parents[1] / "examples" / "frameworks" / "recipe.yaml"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Serving:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "creditflow", "serve", str(RECIPE), "-o", str(folder), "--port", "0", *options],
+            env={**os.environ, "CREDITFLOW_API_KEY": "a key", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        line = self.process.stderr.readline()
+        assert "base URL: " in line, line + self.process.stderr.read()
+        self.url = line.split()[2].removesuffix("/t/NAME/v1")
+
+    def client(self, name: str, key: str = "a key") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/t/{name}/v1", api_key=key, max_retries=0)
+
+    def end(self, name: str, **said) -> httpx.Response:
+        return httpx.post(f"{self.url}/t/{name}/end", json=said, headers={"Authorization": "Bearer a key"}, timeout=60)
+
+    def plays(self) -> list[Trajectory]:
+        files = sorted(self.folder.glob("*.parquet"))
+        return [play for file in files for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def serving(tmp_path: Path):
+    made = []
+
+    def start(*options: str) -> Serving:
+        made.append(Serving(tmp_path / "plays", *options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.process.kill()
+        one.process.wait()
+        one.process.stderr.close()
+
+
+def say(client: openai.OpenAI, agent: str = "writer", **more):
+    return client.chat.completions.create(model=agent, messages=HELLO, max_tokens=4, **more)
+
+
+def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(serving):
+    server = serving()
+    first = say(server.client("one"))
+    say(server.client("one"), "editor")
+    say(server.client("two"))
+    answer = server.end(
+        "one", outcome=1.0, uid="task", answer="42", ground_truth="42", scores={first.id: {"good": 0.25}}
+    )
+    assert answer.json() == {"id": "one#1", "steps": 2}
+    assert server.stop() == 0
+    one, two = server.plays()
+    assert ([step.agent for step in one.steps], [step.parents for step in one.steps]) == (
+        ["writer", "editor"],
+        [(), (0,)],
+    )
+    assert (one.uid, one.outcome.value, one.answer, one.task.ground_truth) == ("task", 1.0, "42", "42")
+    assert one.steps[0].scores["good"].value == 0.25
+    assert all(len(step.logprobs) == len(step.response_ids) > 0 for step in one.steps)
+    assert (two.uid, two.outcome, two.info["ended"]) == ("two", None, "by nobody")
+
+
+def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(serving):
+    server = serving()
+    for _ in range(2):
+        say(server.client("one"))
+        server.end("one")
+    assert server.stop(signal.SIGTERM) == 0
+    one, two = server.plays()
+    assert (one.id, two.id) == ("one#1", "one#2")
+    assert one.steps[0].response_ids != two.steps[0].response_ids
+
+
+def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):
+    (tmp_path / "plays").mkdir()
+    (tmp_path / "plays" / "plays-000007.parquet").write_text("another's")
+    server = serving("--per-file", "2")
+    for name in "abc":
+        say(server.client(name))
+        server.end(name)
+    said = server.process.stderr
+    while "plays-000008.parquet: 2 plays, 2 steps" not in said.readline():
+        pass
+    server.stop()
+    names = sorted(file.name for file in server.folder.iterdir())
+    assert names == ["plays-000007.parquet", "plays-000008.parquet", "plays-000009.parquet"]
+    (server.folder / "plays-000007.parquet").unlink()
+    assert len(server.plays()) == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"outcome": 2}, "outcome"),
+        ({"outcom": 1}, "outcom: Extra"),
+        ({"scores": {"x": {"good": 1}}}, "no answer of this play has the id 'x'"),
+    ],
+)
+def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, why):
+    server = serving()
+    say(server.client("one"))
+    answer = server.end("one", **said)
+    assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
+    say(server.client("one"))
+    assert server.end("one").json()["steps"] == 2
+
+
+def test_who_has_no_key_begins_no_play(serving):
+    server = serving()
+    with pytest.raises(openai.AuthenticationError):
+        say(server.client("one", "another key"))
+    assert httpx.post(f"{server.url}/t/one/end").status_code == 401
+    server.stop()
+    assert server.plays() == []
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    asked = [sys.executable, "-m", "creditflow", "serve", *arguments]
+    return subprocess.run(asked, capture_output=True, text=True, check=False)
+
+
+def test_a_host_that_others_reach_is_not_taken_by_accident():
+    done = command(str(RECIPE), "--host", "0.0.0.0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "--allow-remote" in done.stderr
+
+
+def test_a_port_that_is_taken_is_told(tmp_path):
+    with bound("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        done = command(str(RECIPE), "--port", port, "-o", str(tmp_path))
+        with pytest.raises(InputError, match="cannot be had"):
+            bound("127.0.0.1", int(port))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"127.0.0.1:{port} cannot be had" in done.stderr
