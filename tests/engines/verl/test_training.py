@@ -12,7 +12,7 @@ from creditflow.config import load_recipe
 from creditflow.credit import assign, explain, make_threshold
 from creditflow.engines.local.policy import Policy
 from creditflow.ledger import Ledger
-from tests.engines.verl.runs import CHAIN, TOY, Run, run
+from tests.engines.verl.runs import CHAIN, REPOSITORY, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
@@ -188,3 +188,15 @@ def test_groups_without_variance_are_filtered_and_refilled(tmp_path: Path):
         assert not np.isnan(batch.outcome).any()
         for group in range(len(batch.group_names)):
             assert len(set(batch.outcome[batch.group_of_trajectory == group])) > 1
+
+
+@pytest.mark.slow
+def test_agents_that_call_over_http_are_trained_on_what_was_sampled(tmp_path: Path):
+    recipe = REPOSITORY / "examples/frameworks/recipe.yaml"
+    made = run(recipe, tmp_path / "run", "team.workflow=with_langgraph.py:solve", "trainer.total_training_steps=2")
+    assert made.series("training/rollout_probs_diff_max").max() < 1e-4
+    assert (made.series("actor/grad_norm") > 0).all()
+    batch = made.batch(2)
+    assert batch.agent_names == ("writer", "editor")
+    assert (batch.n_trajectories, batch.n_steps) == (16, 32)
+    assert_every_step_can_be_asked_why(made.folder)
