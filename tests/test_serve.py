@@ -12,6 +12,7 @@ import pytest
 
 from creditflow import TrajectoryBatch
 from creditflow.errors import InputError
+from creditflow.ledger import Ledger
 from creditflow.loopback import bound
 from creditflow.trajectory import Trajectory
 
@@ -74,7 +75,7 @@ def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(s
     answer = server.end(
         "one", outcome=1.0, uid="task", answer="42", ground_truth="42", scores={first.id: {"good": 0.25}}
     )
-    assert answer.json() == {"id": "one#1", "steps": 2}
+    assert (answer.json()["id"].split("#")[0], answer.json()["steps"]) == ("one", 2)
     assert server.stop() == 0
     one, two = server.plays()
     assert ([step.agent for step in one.steps], [step.parents for step in one.steps]) == (
@@ -87,6 +88,21 @@ def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(s
     assert (two.uid, two.outcome, two.info["ended"]) == ("two", None, "by nobody")
 
 
+def test_what_was_served_becomes_a_run_with_credit(serving, tmp_path):
+    for name in ("one", "two"):
+        server = serving()
+        for outcome in (0.0, 1.0):
+            say(server.client(name))
+            server.end(name, outcome=outcome, uid="task")
+        server.stop()
+    files = [str(file) for file in sorted(server.folder.glob("*.parquet"))]
+    asked = [sys.executable, "-m", "creditflow", "convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit"]
+    done = subprocess.run([*asked, f"{tmp_path}/run"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "4 plays of 1 tasks, 4 steps" in done.stdout
+    assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
+
+
 def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(serving):
     server = serving()
     for _ in range(2):
@@ -94,7 +110,8 @@ def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(ser
         server.end("one")
     assert server.stop(signal.SIGTERM) == 0
     one, two = server.plays()
-    assert (one.id, two.id) == ("one#1", "one#2")
+    assert one.id != two.id
+    assert (one.uid, two.uid) == ("one", "one")
     assert one.steps[0].response_ids != two.steps[0].response_ids
 
 

@@ -347,7 +347,7 @@ def convert(
         list[Path],
         typer.Argument(
             metavar="SPANS...",
-            help="OpenTelemetry's spans (OTLP as JSON or protobuf), Agent Lightning's, or a log of chats.",
+            help="OpenTelemetry's spans (OTLP: JSON or protobuf), Agent Lightning's, a log of chats, or our own Parquet.",
             show_default=False,
         ),
     ],

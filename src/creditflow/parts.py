@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,8 +91,10 @@ def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) ->
     train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
 
     workflow = load_object(config.team.workflow, folder, "team.workflow")
-    if not callable(workflow):
-        raise ConfigError(f"team.workflow: expected `async def solve(task, team)`, got {config.team.workflow}")
+    plain = inspect.isfunction(workflow) and "team" in inspect.signature(workflow).parameters
+    if not (plain or inspect.iscoroutinefunction(workflow)):
+        said = "expected `async def solve(task, team)`, or `def` with these parameters"
+        raise ConfigError(f"team.workflow: {said}, got {config.team.workflow}")
     functions = load_reward_functions(
         config.reward.functions, folder, list(config.team.agents), {"sandbox": config.reward.sandbox}
     )

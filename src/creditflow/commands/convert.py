@@ -9,17 +9,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 
-from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
+from creditflow.adapters import Converted, ConvertOptions, Span, Tokens, convert, read_spans
 from creditflow.chat import ChatTokenizer
 from creditflow.credit import CreditOptions, assign
-from creditflow.errors import DataError, InputError
+from creditflow.errors import BatchError, DataError, InputError
 from creditflow.files import write_whole
 from creditflow.huggingface import load_tokenizer
 from creditflow.ledger import RunFolder
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
 from creditflow.report.text import number
-from creditflow.trajectory import Message, Score, TrajectoryBatch
+from creditflow.trajectory import Message, Score, Trajectory, TrajectoryBatch
 
 
 def convert_files(
@@ -37,12 +37,17 @@ def convert_files(
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
     tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
     options = replace(options, ranges=dict(map(_range, ranges)), tokens=tokens)
-    spans = []
+    spans: list[Span] = []
+    ours: list[Trajectory] = []
     with reporter.bar("read", len(sources)) as bar:
         for source in sources:
-            spans += read_spans(source)
+            if source.suffix == ".parquet":
+                ours += _own(source, options)
+            else:
+                spans += read_spans(source)
             bar.advance()
     made = convert(spans, options)
+    made.trajectories += ours
     if left_out is not None:
         lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
         write_whole(left_out, lambda path: path.write_text(lines))
@@ -55,6 +60,18 @@ def convert_files(
     if run is not None:
         _credit(batch, run, sources)
         results_console().print(f"written: {run}", soft_wrap=True)
+
+
+def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
+    """Trajectories as `serve` and `convert` write them; they come as they are."""
+    if options != ConvertOptions():
+        raise InputError(f"{source}: trajectories come as they are; the options are for traces, convert those apart")
+    try:
+        return TrajectoryBatch.read_parquet(source).to_trajectories()
+    except BatchError as error:
+        raise DataError(f"{source}: {error}") from error
+    except OSError as error:
+        raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
 def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
@@ -103,7 +120,7 @@ def _tell(made: Converted) -> None:
         table = new_table("agent", "steps", "parents by text", "with tokens")
         for agent, n in Counter(step.agent for step in steps).most_common():
             own = [step for step in steps if step.agent == agent]
-            by_text = sum(step.info["parents_by"] == "text" for step in own)
+            by_text = sum(step.info.get("parents_by") == "text" for step in own)
             table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
         show(console, "steps", table)
     scores: dict[str, list[Score]] = defaultdict(list)
@@ -112,7 +129,7 @@ def _tell(made: Converted) -> None:
             scores[name].append(score)
     for trajectory in made.trajectories:
         if trajectory.outcome is not None:
-            scores[f"{trajectory.info['outcome']} (outcome)"].append(trajectory.outcome)
+            scores[f"{trajectory.info.get('outcome', '')} (outcome)".strip()].append(trajectory.outcome)
     if scores:
         table = new_table("reward", "given", "mean", "failed")
         for name, given in scores.items():

@@ -124,7 +124,8 @@ class Hall:
             raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
         self._begun += 1
         config = self._parts.recipe.config
-        trajectory = Trajectory(id=f"{name}#{self._begun}", uid=name, task=Task("served", (), None))
+        id = f"{name}#{secrets.token_hex(4)}"  # of no other play in the folder, whichever server made that
+        trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
         seed = (config.data.seed, self._begun)
         recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
         door = self.server.open(recorder, self._scheduler, self._loop, name=name, expected=False)
