@@ -24,9 +24,9 @@ _CALLS = ("chat", "text_completion", "generate_content", "completion")
 _NO_CALLS = ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelCall:
-    """One request to a model."""
+    """One request to a model. Not frozen: there is one for every step, and freezing doubles what making it takes."""
 
     messages: list[Message]
     """`role` and `content`, a text, of each."""
@@ -103,8 +103,11 @@ Lists = dict[str, dict[int, Raw]]
 _READ = ("gen_ai.prompt", "llm.input_messages", "agentlightning.operation.input.messages")
 _WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.output.choices")
 """Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
+_SPREAD = frozenset((*_READ, *_WROTE))
 _REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward"
 _FEEDBACK = ("evaluations", "annotations")
+_GIVING = frozenset((_OWN, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK)))
+"""Lists that give rewards, whatever the span is."""
 _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK))
 _DIGITS = 9
 
@@ -134,7 +137,10 @@ def _place(key: str) -> tuple[str, int, str] | None:
 
 def _listed_as(lists: Lists, name: str) -> list[Raw]:
     """The entries of a list in the order of their numbers."""
-    return [entry for _, entry in sorted(lists[name].items())] if name in lists else []
+    if name not in lists:
+        return []
+    entries = lists[name]
+    return [entries[number] for number in sorted(entries)]
 
 
 # ---- model calls ---------------------------------------------------------------------------------------------------
@@ -162,21 +168,20 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
 
 def _model_call(span: Span, operation: Any, lists: Lists) -> ModelCall | None:
     attributes = span.attributes
-    spread = any(name in lists for name in (*_READ, *_WROTE))
+    spread = not _SPREAD.isdisjoint(lists)
     is_call = (
         operation in _CALLS
         or attributes.get("openinference.span.kind") == "LLM"
         or attributes.get("llm.request.type") in _CALLS
     )
-    if not (is_call or spread or any(key in attributes for key in _RESPONSE_IDS)):
+    if not (is_call or spread or _first(attributes, _RESPONSE_IDS) is not None):
         return None
     read, wrote = _from_attributes(attributes)
     for event in span.events:
         _from_event(event, read, wrote)
     if spread and not (read or wrote):
-        read, wrote = (
-            [_message(raw) for name in names for raw in _listed_as(lists, name)] for names in (_READ, _WROTE)
-        )
+        read = [_message(raw) for name in _READ if name in lists for raw in _listed_as(lists, name)]
+        wrote = [_message(raw) for name in _WROTE if name in lists for raw in _listed_as(lists, name)]
     said = wrote[0] if wrote else {}
     reasons = attributes.get("gen_ai.response.finish_reasons")
     reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, list | tuple) and reasons else None)
@@ -242,6 +247,8 @@ def _body(event: Event) -> Raw:
 
 def _message(spread: Raw) -> Raw:
     """One whose parts and tool calls are spread out, too: `message.tool_calls.0.tool_call.function.name`."""
+    if spread.keys() <= _OF_A_TEXT:
+        return spread
     message: Raw = {}
     for rest, value in spread.items():
         name, _, deeper = rest.removeprefix("message.").partition(".")
@@ -255,7 +262,12 @@ def _message(spread: Raw) -> Raw:
     return message
 
 
+_OF_A_TEXT = frozenset(("role", "content", "finish_reason"))
+
+
 def _messages(raw: Any) -> list[Raw]:
+    if raw is None:
+        return []
     found = _json(raw)
     if isinstance(found, dict):
         found = found.get("messages", [found])
@@ -375,8 +387,10 @@ def _temperature(attributes: Mapping[str, Any]) -> float:
     value = attributes.get("gen_ai.request.temperature")
     if value is None and isinstance(parameters := _json(attributes.get("llm.invocation_parameters")), dict):
         value = parameters.get("temperature")
+    if value is None:
+        return 1.0
     usable = isinstance(value, int | float) and 0 <= value < _HOTTEST
-    return float(value) if usable and value is not None else 1.0
+    return float(value) if usable else 1.0
 
 
 _HOTTEST = 1e6
@@ -385,6 +399,8 @@ _MOST_TOKEN = (1 << 31) - 1
 
 def _token_ids(value: Any) -> tuple[int, ...]:
     """A list of ids, or the first of several, or a text that says either."""
+    if value is None:
+        return ()
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -400,6 +416,8 @@ def _token_ids(value: Any) -> tuple[int, ...]:
 
 def _logprobs(value: Any) -> tuple[float, ...]:
     """Of OpenAI's list of tokens."""
+    if value is None:
+        return ()
     found = [one.get("logprob") if isinstance(one, dict) else one for one in _listed(value)]
     numbers = [float(one) for one in found if isinstance(one, int | float)]
     return tuple(numbers) if len(numbers) == len(found) else ()
@@ -504,6 +522,8 @@ def _rewards(span: Span, lists: Lists, meaning: Meaning | None) -> list[Reward]:
     """Beside those that a reward's span is there for: `creditflow.reward.NAME`; OpenTelemetry's event
     `gen_ai.evaluation.result`; OpenInference's evaluations and annotations, those of the whole trace included.
     """
+    if not span.events and _GIVING.isdisjoint(lists):
+        return [meaning] if isinstance(meaning, Reward) else []
     values = [(text_of(name), value) for own in _listed_as(lists, _OWN) for name, value in own.items()]
     found = []
     for event in span.events:

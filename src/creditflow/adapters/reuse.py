@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from creditflow.errors import InputError
 
@@ -15,6 +16,8 @@ SHORTEST = 8
 its own: `yes` stands in many prompts that nobody's `yes` went into."""
 _LOOKED_BACK = 64
 """Of steps that gave the same response, so many are asked whether they had ended."""
+_FEW = 64
+"""Texts: so many are sooner looked for one by one than made into an automaton."""
 _TRIES = 16
 """So often a prompt is searched again from behind the start of a response that is only given later."""
 
@@ -43,12 +46,12 @@ def reused(
         used = set()
         for part in parts:
             whole = part.strip()
-            source = _source(steps_of.get(whole, ()), step, start, end)
+            source = _source(steps_of[whole], step, start, end) if whole in steps_of else None
             if source is not None:
                 used.add(source)
             else:
                 used.update(search.sources(whole, read_by(step)))
-        found.append(tuple(sorted(used)))
+        found.append(tuple(sorted(used)) if used else ())
     return found
 
 
@@ -57,14 +60,10 @@ class _Search:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
-        self._automaton = None
-        if texts:
-            try:
-                import ahocorasick_rs
-            except ModuleNotFoundError as error:
-                raise InputError("traces need ahocorasick_rs: pip install 'creditflow[traces]'") from error
-            self._automaton = ahocorasick_rs.AhoCorasick(texts, matchkind=ahocorasick_rs.MatchKind.LeftmostLongest)
-            self._shortest = min(map(len, texts))
+        self._shortest = min(map(len, texts), default=0)
+        self._automaton = _automaton(texts) if len(texts) > _FEW else None
+        self._known: dict[str, list[str]] = {}
+        """Which of few texts stand in a prompt: a system prompt is asked for in every step."""
 
     def sources(self, prompt: str, source: Callable[[str], int | None]) -> Iterator[int]:
         """What `source` says of each text in `prompt` that does not overlap one before it.
@@ -72,21 +71,42 @@ class _Search:
         Where it says None, of a text that nobody had given yet, the search goes on from behind that text's first
         character: an earlier one may begin inside of it.
         """
-        if self._automaton is None or len(prompt) < self._shortest:
+        if not self._texts or len(prompt) < self._shortest:
             return
-        begin: int | None = 0
-        for left in range(_TRIES)[::-1]:
-            rest, begin = prompt[begin:] if begin else prompt, None
-            at = len(prompt) - len(rest)
-            for index, first, _ in self._automaton.find_matches_as_indexes(rest):
-                found = source(self._texts[index])
-                if found is not None:
-                    yield found
-                elif left:
-                    begin = at + first + 1
-                    break
-            if begin is None:
-                return
+        if self._automaton is not None:
+            yield from _sources(prompt, self._texts, self._automaton, source)
+            return
+        there = self._known.get(prompt)
+        if there is None:
+            there = self._known[prompt] = [text for text in self._texts if text in prompt]
+        if len(there) > 1:
+            yield from _sources(prompt, there, _automaton(there), source)
+        elif there and (found := source(there[0])) is not None:  # it overlaps no other
+            yield found
+
+
+def _automaton(texts: Sequence[str]) -> Any:
+    try:
+        import ahocorasick_rs
+    except ModuleNotFoundError as error:
+        raise InputError("traces need ahocorasick_rs: pip install 'creditflow[traces]'") from error
+    return ahocorasick_rs.AhoCorasick(texts, matchkind=ahocorasick_rs.MatchKind.LeftmostLongest)
+
+
+def _sources(prompt: str, texts: Sequence[str], automaton: Any, source: Callable[[str], int | None]) -> Iterator[int]:
+    begin: int | None = 0
+    for left in range(_TRIES)[::-1]:
+        rest, begin = prompt[begin:] if begin else prompt, None
+        at = len(prompt) - len(rest)
+        for index, first, _ in automaton.find_matches_as_indexes(rest):
+            found = source(texts[index])
+            if found is not None:
+                yield found
+            elif left:
+                begin = at + first + 1
+                break
+        if begin is None:
+            return
 
 
 def _source(steps: Sequence[int], reader: int, start: Sequence[int], end: Sequence[int]) -> int | None:
