@@ -162,6 +162,36 @@ def test_a_system_prompt_of_the_client_stands_in_place_of_the_agents():
     assert [step.prompt for step in once(ask).steps] == ["You write.\nhello", "Sing.\nhello"]
 
 
+def test_parents_are_the_steps_whose_responses_the_prompt_has_read():
+    async def ask(client):
+        async def say(agent, *texts):
+            messages = [one for text in texts for one in user(text)]
+            return (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
+
+        one, two, three = await asyncio.gather(*(say("writer", f"part {k}") for k in range(3)))
+        await say("editor", f"Which is better?\n1. {one}\n2. {three}")
+        await say("editor", "and now", two)
+        await say("editor", "nothing of theirs")
+
+    made = once(ask, model=Answers(lambda prompt: f"An answer to {prompt[-6:]}"))
+    assert [step.parents for step in made.steps] == [(), (), (), (0, 2), (1,), (4,)]
+
+
+def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
+    async def ask(client):
+        async def say(messages):
+            answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+            return answer.choices[0].message
+
+        first, second = await asyncio.gather(say(user("one")), say(user("two")))
+        for message, text in ((second, "two"), (first, "one")):
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
+            await say([*user(text), message.model_dump(exclude_none=True), result])
+
+    made = once(ask, model=Templated(lambda prompt: "done" if "tool_response" in prompt else CALL))
+    assert [step.parents for step in made.steps] == [(), (), (1,), (0,)]
+
+
 def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_all():
     answers = []
 

@@ -18,11 +18,11 @@ from typing import Any, Literal, Protocol
 
 from creditflow.adapters.forest import before, forest_of
 from creditflow.adapters.play import Chosen, Play, choose
-from creditflow.adapters.reuse import reused
 from creditflow.adapters.rewards import WHOLE, Given, place
 from creditflow.adapters.spans import Span, text_of
 from creditflow.errors import ConfigError
 from creditflow.rollout.recorder import spelled
+from creditflow.rollout.reuse import reused
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory
 
 OUTCOMES = ("outcome", "final_reward", "reward", "primary")

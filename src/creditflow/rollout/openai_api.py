@@ -7,6 +7,7 @@ trained on. It knows no play and no server. Imports pydantic.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -185,6 +186,15 @@ def parsed(kind: type[Request], body: bytes) -> Any:
 
 # Answers
 
+_CALL_ID, _OF_STEP = "call_{}_{}", re.compile(r"call_(\d{1,9})_\d{1,9}")
+
+
+def answered(messages: Sequence[Message]) -> list[int]:
+    """Indices of the steps whose calls of tools are answered in a conversation."""
+    ids = [message.get("tool_call_id") for message in messages]
+    return [int(found[1]) for id in ids if isinstance(id, str) and (found := _OF_STEP.fullmatch(id))]
+
+
 Tokens = Callable[[Reply], list[dict[str, Any]]]
 """Of a reply, its tokens as chat completions have them."""
 
@@ -258,7 +268,7 @@ def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: Tokens) -
         if meant and len(meant) == len(calls):  # what is no call stays text, for the client to see
             finish = "tool_calls"
             kept = meant if asked.parallel_tool_calls in (None, True) else meant[:1]
-            named = [call.to_message(f"call_{reply.step.index}_{i}") for i, call in enumerate(kept)]
+            named = [call.to_message(_CALL_ID.format(reply.step.index, i)) for i, call in enumerate(kept)]
             message |= {"content": said or None, "tool_calls": named}
     listed = {"content": tokens(reply), "refusal": None} if asked.logprobs else None
     return {"index": index, "message": message, "finish_reason": finish, "logprobs": listed, **_ids(asked, reply)}

@@ -13,9 +13,12 @@ from typing import Any
 from creditflow.chat import ToolCall, parse_tool_calls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.reuse import read_in
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.trajectory import Message, Step, Trajectory
 
+_LOOKED_BACK = 64
+"""Of the steps before, the responses of so many are looked for in a prompt."""
 _SEEDED = 1 << 31
 """Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
 
@@ -78,7 +81,12 @@ class Call:
     prompt: str | Sequence[Message]
     """Chat messages, system prompt included; a text is the prompt as the model reads it, special tokens included."""
     parents: tuple[int, ...] | None = None
-    """Indices of the steps that the prompt uses; None: the step before (all of them, where one call made several)."""
+    """Indices of the steps that the prompt uses; None: those that `reads` and `answers` say, or the step before (all of
+    them, where one call made several)."""
+    reads: Sequence[str] = ()
+    """Texts of the prompt in which responses of the steps before are looked for."""
+    answers: Sequence[int] = ()
+    """Indices of steps whose calls of tools the prompt answers."""
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
@@ -147,7 +155,7 @@ class Recorder:
         if self._closed:
             raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
         spec, client = self.agents[agent], self._generator.clients[self.agents[agent].policy]
-        asked = self._resolved(call)
+        asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given
         try:
             if isinstance(client, ChatClient):
@@ -167,7 +175,7 @@ class Recorder:
             index=index,
             agent=agent,
             turn=sum(earlier.agent == agent for earlier in trajectory.steps),
-            parents=before if call.parents is None else call.parents,
+            parents=parents,
             prompt=said.prompt,
             response=said.response,
             prompt_ids=said.prompt_ids,
@@ -185,6 +193,16 @@ class Recorder:
             trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
         trajectory.steps.append(step)
         return Reply(said.response if said.last is None else said.last, step)
+
+    def _parents(self, call: Call) -> tuple[int, ...]:
+        """What the prompt itself shows to have been used."""
+        steps = self.trajectory.steps
+        used = {index for index in call.answers if 0 <= index < len(steps)}
+        if call.reads and steps:
+            recent = steps[-_LOOKED_BACK:]
+            first = len(steps) - len(recent)
+            used |= {first + at for at in read_in(call.reads, [step.response for step in recent])}
+        return tuple(sorted(used))
 
     def _resolved(self, call: Call) -> _Resolved:
         sampling = self.sampling

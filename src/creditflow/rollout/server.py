@@ -160,7 +160,7 @@ class OpenAIServer:
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
         config = uvicorn.Config(
-            self._application(), log_level="warning", access_log=False, lifespan="off", server_header=False
+            self._application(), log_level="warning", access_log=False, lifespan="off", server_header=False, ws="none"
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -275,7 +275,8 @@ class OpenAIServer:
         system = "\n".join(content_text(message.get("content")) for message in said if message["role"] == "system")
         agent = _agent(door.recorder.agents, request, asked.model, system)
         prompt = said if system else door.recorder.agents[agent].introduced(said)
-        calls = self._calls(request, door, asked, Call(agent, prompt, tools=asked.schemas), asked.most_tokens)
+        call = Call(agent, prompt, tools=asked.schemas, reads=[content_text(one.get("content")) for one in said])
+        calls = self._calls(request, door, asked, replace(call, answers=api.answered(said)), asked.most_tokens)
         replies = await self._ask(request, door, calls)
         answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
         return _reply(asked, answer)
@@ -286,7 +287,7 @@ class OpenAIServer:
         calls = [
             call
             for prompt in asked.prompt
-            for call in self._calls(request, door, asked, Call(agent, prompt), asked.max_tokens)
+            for call in self._calls(request, door, asked, Call(agent, prompt, reads=[prompt]), asked.max_tokens)
         ]
         replies = await self._ask(request, door, calls)
         return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))

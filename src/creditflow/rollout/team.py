@@ -113,4 +113,5 @@ class Agent:
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )
         used = None if parents is None else tuple(sorted({reply.step.index for reply in parents}))
-        return await recorder.ask(Call(self.name, messages, used, max_tokens, temperature, info=info))
+        call = Call(self.name, messages, used, max_tokens=max_tokens, temperature=temperature, info=info)
+        return await recorder.ask(call)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.adapters.reuse import SHORTEST, reused
+from creditflow.rollout.reuse import SHORTEST, reused
 
 IN_TURN = ([0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])
 """Beginnings and ends of steps one after the other."""

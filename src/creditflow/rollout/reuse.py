@@ -55,6 +55,12 @@ def reused(
     return found
 
 
+def read_in(messages: Sequence[str], responses: Sequence[str]) -> tuple[int, ...]:
+    """Which of `responses`, all of them there when `messages` were made, were read in these; see `reused`."""
+    n = len(responses)
+    return reused([*([()] * n), messages], [*responses, ""], range(n + 1), range(n + 1))[n]
+
+
 class _Search:
     """Finds which of many texts stand in a prompt, all at once."""
 
