@@ -168,13 +168,13 @@ def test_parents_are_the_steps_whose_responses_the_prompt_has_read():
             messages = [one for text in texts for one in user(text)]
             return (await client.chat.completions.create(model=agent, messages=messages)).choices[0].message.content
 
-        one, two, three = await asyncio.gather(*(say("writer", f"part {k}") for k in range(3)))
+        one, two, three = [await say("writer", f"part {k}") for k in range(3)]
         await say("editor", f"Which is better?\n1. {one}\n2. {three}")
         await say("editor", "and now", two)
         await say("editor", "nothing of theirs")
 
     made = once(ask, model=Answers(lambda prompt: f"An answer to {prompt[-6:]}"))
-    assert [step.parents for step in made.steps] == [(), (), (), (0, 2), (1,), (4,)]
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0, 2), (1,), (4,)]
 
 
 def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
@@ -183,13 +183,13 @@ def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
             answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
             return answer.choices[0].message
 
-        first, second = await asyncio.gather(say(user("one")), say(user("two")))
+        first, second = await say(user("one")), await say(user("two"))
         for message, text in ((second, "two"), (first, "one")):
             result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}
             await say([*user(text), message.model_dump(exclude_none=True), result])
 
     made = once(ask, model=Templated(lambda prompt: "done" if "tool_response" in prompt else CALL))
-    assert [step.parents for step in made.steps] == [(), (), (1,), (0,)]
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,)]
 
 
 def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_all():
@@ -279,6 +279,17 @@ def test_log_probs_are_those_that_are_trained_on():
     assert [(one.token, one.logprob) for one in listed] == list(zip("yes", chat.logprobs, strict=True))
     assert answers[1].choices[0].logprobs.token_logprobs == list(text.logprobs)
     assert answers[1].choices[0].logprobs.text_offset == [0, 1, 2]
+
+
+def test_of_prompts_that_are_asked_together_all_are_answered_or_none():
+    async def ask(client):
+        with pytest.raises(openai.BadRequestError, match="has 2000 tokens"):
+            await client.completions.create(model="writer", prompt=["short", "x" * 2000])
+        await client.chat.completions.create(model="editor", messages=HELLO)
+
+    made = once(ask)
+    assert [step.agent for step in made.steps] == ["editor"]
+    assert made.steps[0].parents == ()
 
 
 def test_a_stream_says_the_same_in_parts():

@@ -146,7 +146,12 @@ class Recorder:
         Who calls next has read one of them, and of which that is nothing is known: it uses them all.
         """
         before = self._latest
-        replies = await asyncio.gather(*(self._ask(call, before) for call in calls))
+        try:
+            async with asyncio.TaskGroup() as together:
+                asked = [together.create_task(self._ask(call, before)) for call in calls]
+        except BaseExceptionGroup as failed:  # the others were ended with the first: who asked gets none of them
+            raise failed.exceptions[0] from None
+        replies = [one.result() for one in asked]
         self._latest = tuple(sorted(reply.step.index for reply in replies))
         return replies
 

@@ -53,7 +53,8 @@ PARENTS_HEADER = "x-creditflow-parents"
 class Limits:
     """What one client may take."""
 
-    body_bytes: int = 8 << 20
+    body_bytes: int = 4 << 20
+    """A prompt is made into tokens on the play's event loop: a longer one would hold up others."""
     body_seconds: float = 60.0
     """Until a request's body is there."""
     answer_seconds: float = 3600.0
