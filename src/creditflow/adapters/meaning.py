@@ -96,6 +96,8 @@ def _meaning(span: Span, lists: Lists) -> Meaning | None:
 
 # ---- attributes that are lists -------------------------------------------------------------------------------------
 
+_LIST = (list, tuple)
+"""Not `list | tuple`, which makes a new type at every look: there are dozens for each span."""
 Raw = dict[str, Any]
 """One entry of a list: what follows its number, and the value. Of a message: `role`, `content` or `parts`,
 `tool_calls`, `finish_reason`."""
@@ -184,7 +186,7 @@ def _model_call(span: Span, operation: Any, lists: Lists) -> ModelCall | None:
         wrote = [_message(raw) for name in _WROTE if name in lists for raw in _listed_as(lists, name)]
     said = wrote[0] if wrote else {}
     reasons = attributes.get("gen_ai.response.finish_reasons")
-    reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, list | tuple) and reasons else None)
+    reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, _LIST) and reasons else None)
     reason = reason or attributes.get("llm.finish_reason")
     info: dict[str, Any] = {
         name: count for name, keys in _COUNTS.items() if (count := _whole(_first(attributes, keys))) is not None
@@ -273,7 +275,7 @@ def _messages(raw: Any) -> list[Raw]:
         found = found.get("messages", [found])
     if isinstance(found, str):
         found = [{"content": found}]
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list | tuple) else []
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, _LIST) else []
 
 
 def _content(message: Raw) -> str:
@@ -355,7 +357,7 @@ def _dumped(value: Any) -> str:
 
 def _listed(value: Any) -> Sequence[Any]:
     found = _json(value) if isinstance(value, str) else value
-    return found if isinstance(found, list | tuple) else () if found is None else (found,)
+    return found if isinstance(found, _LIST) else () if found is None else (found,)
 
 
 def _by_number(parts: Any) -> list[Any]:
@@ -406,9 +408,9 @@ def _token_ids(value: Any) -> tuple[int, ...]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return ()
-    if isinstance(value, list | tuple) and value and isinstance(value[0], list | tuple):
+    if isinstance(value, _LIST) and value and isinstance(value[0], _LIST):
         value = value[0]
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, _LIST):
         return ()
     whole = value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MOST_TOKEN
     return tuple(value) if whole else ()

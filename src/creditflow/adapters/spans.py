@@ -251,7 +251,7 @@ def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
     """Of Agent Lightning's spans (0.3), its objects or what `model_dump` makes of them: a play is one attempt."""
     found = []
     for raw in spans:
-        span = raw if isinstance(raw, Mapping) else vars(raw)
+        span = raw if type(raw) is dict or isinstance(raw, Mapping) else vars(raw)
         status, resource = _plain(span.get("status")), _plain(span.get("resource"))
         attempt = [text_of(span[key]) for key in ("rollout_id", "attempt_id") if span.get(key)]
         found.append(
@@ -280,7 +280,9 @@ def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
 
 def _plain(value: Any) -> Mapping[str, Any]:
     """A mapping, or a model's fields as one."""
-    return value if isinstance(value, Mapping) else getattr(value, "__dict__", None) or {}
+    if type(value) is dict or isinstance(value, Mapping):  # the first is what most are, and soon told
+        return value
+    return getattr(value, "__dict__", None) or {}
 
 
 def _nanoseconds(seconds: Any) -> int | None:
