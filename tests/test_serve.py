@@ -117,18 +117,19 @@ def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(ser
 
 def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):
     (tmp_path / "plays").mkdir()
-    (tmp_path / "plays" / "plays-000007.parquet").write_text("another's")
+    (tmp_path / "plays" / "plays-000002.parquet").write_text("another's")
     server = serving("--per-file", "2")
     for name in "abc":
         say(server.client(name))
         server.end(name)
     said = server.process.stderr
-    while "plays-000008.parquet: 2 plays, 2 steps" not in said.readline():
+    while "plays-000001.parquet: 2 plays, 2 steps" not in said.readline():
         pass
     server.stop()
     names = sorted(file.name for file in server.folder.iterdir())
-    assert names == ["plays-000007.parquet", "plays-000008.parquet", "plays-000009.parquet"]
-    (server.folder / "plays-000007.parquet").unlink()
+    assert names == ["plays-000001.parquet", "plays-000002.parquet", "plays-000003.parquet"]
+    assert (server.folder / "plays-000002.parquet").read_text() == "another's"
+    (server.folder / "plays-000002.parquet").unlink()
     assert len(server.plays()) == 3
 
 
@@ -137,6 +138,7 @@ def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, 
     [
         ({"outcome": 2}, "outcome"),
         ({"outcom": 1}, "outcom: Extra"),
+        ({"scores": {"x": {"good": 5}}}, "less than or equal to 1"),
         ({"scores": {"x": {"good": 1}}}, "no answer of this play has the id 'x'"),
     ],
 )

@@ -440,6 +440,7 @@ def test_the_official_types_know_every_field_of_every_answer():
             "expected text",
         ),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
+        ({"metadata": {"tool_calls": "3"}}, "info tool_calls"),
         ({"extra_headers": {"X-Creditflow-Parents": "t0/9"}}, "no answer of this trajectory"),
     ],
 )
@@ -679,6 +680,14 @@ def test_a_plain_function_plays_with_a_client_that_blocks():
 
     made = played(solve, Answers(lambda prompt: prompt[-1]), n=80)
     assert [play.answer for play in made] == [str(k % 10) for k in range(80)]
+
+
+def test_whatever_a_plain_function_raises_ends_its_play():
+    def solve(task, team):
+        raise asyncio.CancelledError
+
+    (made,) = played(solve)
+    assert (made.status, made.info["error"]) == ("failed", "RuntimeError: raised CancelledError")
 
 
 def test_workflows_that_fill_the_threads_of_the_event_loop_still_get_their_responses():

@@ -12,8 +12,9 @@ import secrets
 import signal
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -79,13 +80,16 @@ async def _serve(
     reporter.say(f"plays are written to {written.folder} (ends with Ctrl-C)")
     try:
         while not stop.is_set():
-            await asyncio.wait([asyncio.create_task(stop.wait())], timeout=_LOOK)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _LOOK)
             await hall.end_idle(idle)
             written.write(all_of_them=False)
     finally:
-        await hall.end_idle(0.0)
-        await asyncio.to_thread(server.stop)
-        written.write(all_of_them=True)
+        await asyncio.to_thread(server.stop)  # nobody begins or ends a play any more
+        try:
+            await hall.end_idle(0.0)
+        finally:
+            written.write(all_of_them=True)
         for client in parts.chat_clients.values():
             await client.aclose()
 
@@ -100,7 +104,7 @@ class Ending(BaseModel):
     outcome: float | None = Field(None, ge=0, le=1)
     answer: str | None = None
     ground_truth: Any = None
-    scores: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]]] = {}
     """Sub-rewards by the id of an answer and the name of the score, from 0 to 1."""
 
 
@@ -146,16 +150,18 @@ class Hall:
         now = time.monotonic()
         for door in list(self._open.values()):
             if seconds <= 0 or (not door.waiting and now - door.last_call > seconds):
-                door.recorder.trajectory.info["ended"] = "by nobody"
-                await self._end(door, Ending.model_validate({}))
+                with suppress(Refused):  # its client was quicker
+                    await self._end(door, Ending.model_validate({}), by_nobody=True)
 
-    async def _end(self, door: Door, ending: Ending) -> Mapping[str, Any]:
+    async def _end(self, door: Door, ending: Ending, *, by_nobody: bool = False) -> Mapping[str, Any]:
         trajectory = door.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
         if unknown := [one for one in ending.scores if one not in steps]:
             raise Refused(400, f"scores: no answer of this play has the id {unknown[0][:80]!r}")
         if self._open.pop(door.name, None) is None:
             raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
+        if by_nobody:
+            trajectory.info["ended"] = "by nobody"
         door.close()
         await door.recorder.close()
         trajectory.uid = ending.uid or trajectory.uid
@@ -180,8 +186,7 @@ class Written:
         self._waiting: list[Trajectory] = []
         self._since = 0.0
         """When the first of them came."""
-        there = [int(file.stem.rpartition("-")[2]) for file in folder.glob("plays-[0-9]*.parquet")]
-        self._next = max(there, default=0) + 1
+        self._next = 1
 
     def add(self, trajectory: Trajectory) -> None:
         """To be written."""
@@ -195,7 +200,15 @@ class Written:
         while len(self._waiting) >= (1 if all_of_them else self._per_file):
             plays, self._waiting = self._waiting[: self._per_file], self._waiting[self._per_file :]
             batch = TrajectoryBatch.from_trajectories(plays)
-            file = self.folder / f"plays-{self._next:06d}.parquet"
-            self._next += 1
+            file = self._free_name()
             write_whole(file, batch.write_parquet)
             self._reporter.say(f"{file.name}: {len(plays)} plays, {sum(len(play.steps) for play in plays)} steps")
+
+    def _free_name(self) -> Path:
+        """Of a file that is there from now on: another server may write into the same folder."""
+        while True:
+            file = self.folder / f"plays-{self._next:06d}.parquet"
+            self._next += 1
+            with suppress(FileExistsError):
+                file.touch(exist_ok=False)
+                return file

@@ -19,6 +19,8 @@ from creditflow.trajectory import Message, Step, Trajectory
 
 _LOOKED_BACK = 64
 """Of the steps before, the responses of so many are looked for in a prompt."""
+_OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens"))
+"""Of a step's `info`: told by whoever answered, and read by metrics and replay."""
 _SEEDED = 1 << 31
 """Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
 
@@ -162,6 +164,10 @@ class Recorder:
         spec, client = self.agents[agent], self._generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given
+        if own := _OWN.intersection(call.info or ()):
+            raise ValueError(
+                f"{agent}: info {', '.join(sorted(own))}: what a step keeps by these names is not the caller's"
+            )
         try:
             if isinstance(client, ChatClient):
                 said = await self._chat(client, asked)

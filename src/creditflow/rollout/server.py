@@ -450,9 +450,13 @@ def _as_refusal(error: Exception) -> Refused:
     return refused
 
 
+_UNREAD = (401, 404, 405, 408, 413, 421, 429)
+"""How requests are refused before their body has been read to its end."""
+
+
 def _refusal(refused: Refused) -> Response:
     # What is left of a request that was not read must not be taken for the next one.
-    headers = {"connection": "close"} if refused.status in (408, 413) else {}
+    headers = {"connection": "close"} if refused.status in _UNREAD else {}
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
 

@@ -23,10 +23,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         error: Exception | None = None
         try:
             result = call()
-        except (StopIteration, SystemExit, KeyboardInterrupt) as raised:  # no future can carry them, or they end more
-            error = RuntimeError(f"raised {type(raised).__name__}")
+        except StopIteration:  # no future can carry it
+            error = RuntimeError("raised StopIteration")
         except Exception as raised:  # handed over
             error = raised
+        except BaseException as raised:  # it would end more than this call, were it handed over as it is
+            error = RuntimeError(f"raised {type(raised).__name__}")
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # nobody waits any more: the loop is closed
