@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import countOf
 from typing import Any
 
 from creditflow.adapters.spans import Event, Span, text_of
@@ -79,29 +81,30 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     """What `span` says (None: nothing of interest), and all rewards that it gives: what it is there to give, and what
     it has of its own, whatever else it is.
     """
-    lists = _lists(span.attributes)
-    meaning = _meaning(span, lists)
-    return meaning, _rewards(span, lists, meaning)
+    names = _names_of(span.attributes)
+    meaning = _meaning(span, names)
+    if not span.events and not names.gives:
+        return meaning, [meaning] if isinstance(meaning, Reward) else []
+    return meaning, _rewards(span, names, meaning)
 
 
-def _meaning(span: Span, lists: Lists) -> Meaning | None:
-    if (reward := _reward_span(span, lists)) is not None:
+def _meaning(span: Span, names: _Names) -> Meaning | None:
+    if names.of_reward and (reward := _reward_span(span, names)) is not None:
         return reward
     operation = span.attributes.get("gen_ai.operation.name")
-    if operation not in _NO_CALLS and (call := _model_call(span, operation, lists)) is not None:
+    if names.of_call and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
         return call
-    name = _agent_name(span, operation)
+    name = _agent_name(span, operation) if names.of_agent else ""
     return AgentAtWork(name) if name else None
 
 
-# ---- attributes that are lists -------------------------------------------------------------------------------------
+# ---- attributes by their names -------------------------------------------------------------------------------------
 
 _LIST = (list, tuple)
 """Not `list | tuple`, which makes a new type at every look: there are dozens for each span."""
 Raw = dict[str, Any]
 """One entry of a list: what follows its number, and the value. Of a message: `role`, `content` or `parts`,
 `tool_calls`, `finish_reason`."""
-Lists = dict[str, dict[int, Raw]]
 _READ = ("gen_ai.prompt", "llm.input_messages", "agentlightning.operation.input.messages")
 _WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.output.choices")
 """Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
@@ -114,14 +117,74 @@ _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" fo
 _DIGITS = 9
 
 
-def _lists(attributes: Mapping[str, Any]) -> Lists:
-    """Attributes such as `gen_ai.prompt.0.role`, by list and number; of `creditflow.reward.NAME` the number is 0."""
-    found: Lists = {}
-    for key, value in attributes.items():
-        if (place := _place(key)) is not None:
-            name, number, rest = place
-            found.setdefault(name, {}).setdefault(number, {})[rest] = value
-    return found
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the names of a span's attributes say, whatever their values: most spans of a trace have the same names as
+    many others, so it is found out once for all of these, and nobody asks for what is not there.
+    """
+
+    lists: dict[str, list[dict[str, str]]]
+    """Attributes such as `gen_ai.prompt.0.role`, by list and in the order of their numbers: of each entry, by what
+    follows the number, the attribute. `creditflow.reward.NAME` is a list of one."""
+    spread: bool
+    """Whether messages are."""
+    gives: bool
+    """Whether there are rewards, whatever the span is."""
+    of_reward: bool
+    """Whether it may be there to give a reward."""
+    of_call: bool
+    """Whether it may be a model call."""
+    of_agent: bool
+    """Whether it may be an agent's."""
+    prompt_ids: Sequence[str]
+    """Those attributes that there are of the ones that may say it, first things first; as are the following."""
+    response_ids: Sequence[str]
+    response_id: Sequence[str]
+    model: Sequence[str]
+    agent: Sequence[str]
+    counts: Sequence[tuple[str, Sequence[str]]]
+
+    @classmethod
+    def read(cls, keys: tuple[str, ...]) -> _Names:
+        places: dict[str, dict[int, dict[str, str]]] = {}
+        for key in keys:
+            if (place := _place(key)) is not None:
+                name, number, rest = place
+                places.setdefault(name, {}).setdefault(number, {})[rest] = key
+        there = frozenset(keys)
+
+        def these(wanted: Iterable[str]) -> tuple[str, ...]:
+            return tuple(key for key in wanted if key in there)
+
+        spread = not _SPREAD.isdisjoint(places)
+        return cls(
+            lists={name: [entries[number] for number in sorted(entries)] for name, entries in places.items()},
+            spread=spread,
+            gives=not _GIVING.isdisjoint(places),
+            of_reward=_REWARD in places or not _OF_REWARD.isdisjoint(there),
+            of_call=spread or not _OF_CALL.isdisjoint(there),
+            of_agent=not _OF_AGENT.isdisjoint(there),
+            prompt_ids=these(_PROMPT_IDS),
+            response_ids=these(_RESPONSE_IDS),
+            response_id=these(_RESPONSE_ID),
+            model=these(_MODEL),
+            agent=these(_AGENT_OF_CALL),
+            counts=[(name, found) for name, wanted in _COUNTS.items() if (found := these(wanted))],
+        )
+
+    def listed(self, attributes: Mapping[str, Any], name: str) -> list[Raw]:
+        """The entries of a list."""
+        return [{rest: attributes[key] for rest, key in entry.items()} for entry in self.lists.get(name, ())]
+
+
+_names = lru_cache(maxsize=1 << 9)(_Names.read)
+_MOST_NAMES = 128
+"""Of spans with more attributes, nothing is remembered: it would be much, and of few others."""
+
+
+def _names_of(attributes: Mapping[str, Any]) -> _Names:
+    keys = tuple(attributes)
+    return _names(keys) if len(keys) <= _MOST_NAMES else _Names.read(keys)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -135,14 +198,6 @@ def _place(key: str) -> tuple[str, int, str] | None:
             if rest and number.isdecimal() and len(number) < _DIGITS:
                 return name, int(number), rest
     return None
-
-
-def _listed_as(lists: Lists, name: str) -> list[Raw]:
-    """The entries of a list in the order of their numbers."""
-    if name not in lists:
-        return []
-    entries = lists[name]
-    return [entries[number] for number in sorted(entries)]
 
 
 # ---- model calls ---------------------------------------------------------------------------------------------------
@@ -168,45 +223,56 @@ _COUNTS = {
 _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
 
 
-def _model_call(span: Span, operation: Any, lists: Lists) -> ModelCall | None:
+_OF_CALL = frozenset(("gen_ai.operation.name", "openinference.span.kind", "llm.request.type", *_RESPONSE_IDS))
+
+
+def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
     attributes = span.attributes
-    spread = not _SPREAD.isdisjoint(lists)
+    response_ids = _first(attributes, names.response_ids)
     is_call = (
-        operation in _CALLS
+        names.spread
+        or response_ids is not None
+        or operation in _CALLS
         or attributes.get("openinference.span.kind") == "LLM"
         or attributes.get("llm.request.type") in _CALLS
     )
-    if not (is_call or spread or _first(attributes, _RESPONSE_IDS) is not None):
+    if not is_call:
         return None
     read, wrote = _from_attributes(attributes)
     for event in span.events:
         _from_event(event, read, wrote)
-    if spread and not (read or wrote):
-        read = [_message(raw) for name in _READ if name in lists for raw in _listed_as(lists, name)]
-        wrote = [_message(raw) for name in _WROTE if name in lists for raw in _listed_as(lists, name)]
+    if names.spread and not (read or wrote):
+        read = [_message(raw) for name in _READ if name in names.lists for raw in names.listed(attributes, name)]
+        wrote = [_message(raw) for name in _WROTE if name in names.lists for raw in names.listed(attributes, name)]
     said = wrote[0] if wrote else {}
-    reasons = attributes.get("gen_ai.response.finish_reasons")
-    reason = said.get("finish_reason") or (reasons[0] if isinstance(reasons, _LIST) and reasons else None)
-    reason = reason or attributes.get("llm.finish_reason")
+    return ModelCall(
+        [{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in read],
+        _content(said),
+        _agent_of_call(attributes, names),
+        text_of(_first(attributes, names.response_id)),
+        text_of(_first(attributes, names.model)),
+        _temperature(attributes),
+        _token_ids(_first(attributes, names.prompt_ids)),
+        _token_ids(response_ids),
+        _logprobs(attributes.get("logprobs.content")),
+        _info(span, names, said),
+    )
+
+
+def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
+    attributes = span.attributes
     info: dict[str, Any] = {
-        name: count for name, keys in _COUNTS.items() if (count := _whole(_first(attributes, keys))) is not None
+        name: count for name, keys in names.counts if (count := _whole(_first(attributes, keys))) is not None
     }
+    reason = said.get("finish_reason")
+    if not reason and isinstance(reasons := attributes.get("gen_ai.response.finish_reasons"), _LIST) and reasons:
+        reason = reasons[0]
+    reason = reason or attributes.get("llm.finish_reason")
     if isinstance(reason, str):
         info["finish_reason"] = "length" if reason in _ENDED_BY_LENGTH else reason
     if span.error:
         info["error"] = span.error
-    return ModelCall(
-        messages=[{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in read],
-        response=_content(said),
-        agent=_agent_of_call(attributes),
-        response_id=text_of(_first(attributes, _RESPONSE_ID)),
-        model=text_of(_first(attributes, _MODEL)),
-        temperature=_temperature(attributes),
-        prompt_ids=_token_ids(_first(attributes, _PROMPT_IDS)),
-        response_ids=_token_ids(_first(attributes, _RESPONSE_IDS)),
-        logprobs=_logprobs(attributes.get("logprobs.content")),
-        info=info,
-    )
+    return info
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
@@ -249,7 +315,7 @@ def _body(event: Event) -> Raw:
 
 def _message(spread: Raw) -> Raw:
     """One whose parts and tool calls are spread out, too: `message.tool_calls.0.tool_call.function.name`."""
-    if spread.keys() <= _OF_A_TEXT:
+    if _OF_A_TEXT.issuperset(spread):
         return spread
     message: Raw = {}
     for rest, value in spread.items():
@@ -280,8 +346,11 @@ def _messages(raw: Any) -> list[Raw]:
 
 def _content(message: Raw) -> str:
     """The text of a message: its parts in lines, a tool call as JSON."""
-    content, parts = message.get("content"), message.get("parts")
-    if message.keys().isdisjoint(_MAY_HAVE_MORE):  # most messages are a text, and no more
+    content = message.get("content")
+    if type(content) is str and content[:1] != "[" and _OF_A_TEXT.issuperset(message):  # most are a text, and no more
+        return text_of(content)
+    parts = message.get("parts")
+    if message.keys().isdisjoint(_MAY_HAVE_MORE):
         if type(content) is str and parts is None and content[:1] != "[":
             return text_of(content)
         if content is None and type(parts) is list and len(parts) == 1 and type(parts[0]) is dict:
@@ -396,7 +465,6 @@ def _temperature(attributes: Mapping[str, Any]) -> float:
 
 
 _HOTTEST = 1e6
-_MOST_TOKEN = (1 << 31) - 1
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
@@ -412,8 +480,15 @@ def _token_ids(value: Any) -> tuple[int, ...]:
         value = value[0]
     if not isinstance(value, _LIST):
         return ()
-    whole = value and set(map(type, value)) == {int} and min(value) >= 0 and max(value) <= _MOST_TOKEN
-    return tuple(value) if whole else ()
+    return tuple(value) if countOf(map(type, value), int) == len(value) and _are_ids(value) else ()
+
+
+def _are_ids(numbers: Sequence[int]) -> bool:
+    """Whether all are from 0 to 2^31 - 1; making arrays tells it sooner than `min` and `max` would."""
+    try:
+        return bool(array("i", numbers)) and bool(array("I", numbers))
+    except OverflowError:
+        return False
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
@@ -428,13 +503,14 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 # ---- agents --------------------------------------------------------------------------------------------------------
 
 
-def _agent_of_call(attributes: Mapping[str, Any]) -> str:
+def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
     """Who made a call, where the call itself says so."""
-    named = _first(attributes, ("creditflow.agent", "gen_ai.agent.name", _GRAPH_NODE))
+    named = _first(attributes, names.agent)
     return text_of(named) if named and named != _UNNAMED else _node(attributes)
 
 
 _GRAPH_NODE = "traceloop.association.properties.langgraph_node"
+_AGENT_OF_CALL = ("creditflow.agent", "gen_ai.agent.name", _GRAPH_NODE)
 _UNNAMED = "OpenAI Agent"
 """What OpenTelemetry's instrumentation of the Agents SDK calls all that is no agent's own span."""
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
@@ -462,6 +538,16 @@ _BY_KIND = (
     ("traceloop.span.kind", "agent", "traceloop.entity.name"),
     ("type", "agent", "agentlightning.operation.input.name"),
 )
+_OF_AGENT = frozenset(
+    (
+        "gen_ai.operation.name",
+        "openinference.span.kind",
+        "metadata",
+        _GRAPH_NODE,
+        *_AGENT,
+        *(key for key, *_ in _BY_KIND),
+    )
+)
 
 
 def _agent_name(span: Span, operation: Any) -> str:
@@ -485,12 +571,18 @@ def _agent_name(span: Span, operation: Any) -> str:
 _ANNOTATION, _OPERATION = "agentlightning.annotation", "agentlightning.operation"
 
 
-def _reward_span(span: Span, lists: Lists) -> Reward | None:
+_AGENTOPS_OUTPUT = ("agentops.task.output", "agentops.entity.output")
+_OF_REWARD = frozenset(
+    (_REWARD, "reward", "agentlightning.operation.name", "openinference.span.kind", *_AGENTOPS_OUTPUT)
+)
+
+
+def _reward_span(span: Span, names: _Names) -> Reward | None:
     """A span that is there to give a reward: model calls inside are made by whoever judges."""
     attributes = span.attributes
     values: list[tuple[str, Any]] = []
-    if _REWARD in lists:
-        given = _listed_as(lists, _REWARD)
+    if _REWARD in names.lists:
+        given = names.listed(attributes, _REWARD)
         values = [(text_of(one.get("name")) or "primary", one["value"]) for one in given if "value" in one]
     elif _REWARD in attributes:
         values = [("primary", attributes[_REWARD])]
@@ -506,27 +598,26 @@ def _reward_span(span: Span, lists: Lists) -> Reward | None:
     # A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one.
     pairs = tuple(
         (text_of(one["key_match"]), text_of(one["value_match"]))
-        for one in _listed_as(lists, _LINK)
+        for one in names.listed(attributes, _LINK)
         if {"key_match", "value_match"} <= one.keys()
     )
     return Reward(values, ([pairs] if pairs else []) + [(("span_id", link.span),) for link in span.links])
 
 
 def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
-    for key in ("agentops.task.output", "agentops.entity.output"):
+    for key in _AGENTOPS_OUTPUT:
         output = _json(attributes.get(key))
         if isinstance(output, dict) and output.get("type") == "reward":
             return output
     return None
 
 
-def _rewards(span: Span, lists: Lists, meaning: Meaning | None) -> list[Reward]:
+def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]:
     """Beside those that a reward's span is there for: `creditflow.reward.NAME`; OpenTelemetry's event
     `gen_ai.evaluation.result`; OpenInference's evaluations and annotations, those of the whole trace included.
     """
-    if not span.events and _GIVING.isdisjoint(lists):
-        return [meaning] if isinstance(meaning, Reward) else []
-    values = [(text_of(name), value) for own in _listed_as(lists, _OWN) for name, value in own.items()]
+    attributes = span.attributes
+    values = [(text_of(name), value) for own in names.listed(attributes, _OWN) for name, value in own.items()]
     found = []
     for event in span.events:
         if event.name == "gen_ai.evaluation.result" and "gen_ai.evaluation.score.value" in event.attributes:
@@ -536,8 +627,8 @@ def _rewards(span: Span, lists: Lists, meaning: Meaning | None) -> list[Reward]:
                 found.append(Reward([(name, value)], [(("gen_ai.response.id", text_of(response)),)]))
             else:
                 values.append((name, value))
-    values += [one for word in _FEEDBACK for one in _feedback(lists, word, word)]
-    if whole := [one for word in _FEEDBACK for one in _feedback(lists, f"trace.{word}", word)]:
+    values += [one for word in _FEEDBACK for one in _feedback(names.listed(attributes, word), word)]
+    if whole := [one for word in _FEEDBACK for one in _feedback(names.listed(attributes, f"trace.{word}"), word)]:
         found.append(Reward(whole, [()]))
     if isinstance(meaning, Reward):
         found.append(Reward(meaning.values + values, meaning.links))
@@ -546,9 +637,9 @@ def _rewards(span: Span, lists: Lists, meaning: Meaning | None) -> list[Reward]:
     return found
 
 
-def _feedback(lists: Lists, name: str, word: str) -> Iterator[tuple[str, Any]]:
+def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
     """`evaluations.0.evaluation.name` and `.score`."""
     one = word.removesuffix("s")
-    for entry in _listed_as(lists, name):
+    for entry in entries:
         if f"{one}.score" in entry:
             yield text_of(entry.get(f"{one}.name")) or one, entry[f"{one}.score"]
