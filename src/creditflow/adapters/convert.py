@@ -6,16 +6,15 @@ step or is listed as left out, with the reason; so does every reward.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from creditflow.adapters.collector import without_collection
 from creditflow.adapters.forest import before, forest_of
 from creditflow.adapters.play import Chosen, Play, choose
 from creditflow.adapters.rewards import WHOLE, Given, place
@@ -99,7 +98,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
             raise ConfigError(f"range of reward {name!r}: expected two finite numbers, low < high, got {low}, {high}")
     made = Converted()
     traces: dict[str, list[Span]] = {}
-    with _without_collection():
+    with without_collection():
         for span in spans:
             traces.setdefault(span.trace, []).append(span)
             made.spans += 1
@@ -107,18 +106,6 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
         for name, of_play in plays.items():
             _convert(name, of_play, options, wanted, made)
     return made
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Nothing here goes round in circles, and looking for some in all that is made takes a sixth of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:

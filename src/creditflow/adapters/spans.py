@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from creditflow.adapters.collector import without_collection
 from creditflow.errors import DataError, InputError, first_line
 
 LATEST = (1 << 63) - 2
@@ -249,33 +250,39 @@ def from_readable(spans: Iterable[Any]) -> list[Span]:
 
 def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
     """Of Agent Lightning's spans (0.3), its objects or what `model_dump` makes of them: a play is one attempt."""
-    found = []
-    for raw in spans:
-        span = raw if type(raw) is dict or isinstance(raw, Mapping) else vars(raw)
-        status, resource = _plain(span.get("status")), _plain(span.get("resource"))
-        attempt = [text_of(span[key]) for key in ("rollout_id", "attempt_id") if span.get(key)]
-        found.append(
-            Span(
-                trace="/".join(attempt) or text_of(span.get("trace_id")),
-                id=text_of(span.get("span_id")),
-                parent=text_of(span.get("parent_id")) or None,
-                name=text_of(span.get("name")),
-                start=_nanoseconds(span.get("start_time")),
-                end=_nanoseconds(span.get("end_time")),
-                attributes=_plain(span.get("attributes")),
-                events=[
-                    Event(text_of(event.get("name")), _plain(event.get("attributes")))
-                    for event in map(_plain, span.get("events") or ())
-                ],
-                links=[
-                    Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
-                    for context in (_plain(_plain(link).get("context")) for link in span.get("links") or ())
-                ],
-                error=text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
-                resource=_plain(resource.get("attributes")),
-            )
-        )
-    return found
+    with without_collection():
+        return [
+            _of_agent_lightning(raw if type(raw) is dict or isinstance(raw, Mapping) else vars(raw)) for raw in spans
+        ]
+
+
+def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
+    rollout, attempt, status = raw.get("rollout_id"), raw.get("attempt_id"), _plain(raw.get("status"))
+    if rollout and attempt:
+        trace = f"{text_of(rollout)}/{text_of(attempt)}"
+    else:
+        trace = text_of(rollout or attempt or None) or text_of(raw.get("trace_id"))
+    return Span(
+        trace,
+        text_of(raw.get("span_id")),
+        text_of(raw.get("parent_id")) or None,
+        text_of(raw.get("name")),
+        _nanoseconds(raw.get("start_time")),
+        _nanoseconds(raw.get("end_time")),
+        _plain(raw.get("attributes")),
+        [_event(_plain(event)) for event in found] if (found := raw.get("events")) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := raw.get("links")) else [],
+        text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
+        _plain(_plain(raw.get("resource")).get("attributes")),
+    )
+
+
+def _event(raw: Mapping[str, Any]) -> Event:
+    return Event(text_of(raw.get("name")), _plain(raw.get("attributes")))
+
+
+def _link(context: Mapping[str, Any]) -> Link:
+    return Link(text_of(context.get("trace_id")), text_of(context.get("span_id")))
 
 
 def _plain(value: Any) -> Mapping[str, Any]:
