@@ -10,6 +10,8 @@ import heapq
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,10 +37,10 @@ class Forest:
 
     def inherited(self, own: Sequence[T | None]) -> list[T | None]:
         """[n] each span's own value, or that of the nearest one around it that has one."""
-        found = list(own)
+        found, parents = list(own), self.parents
         for at in self.order:
-            if found[at] is None and self.parents[at] >= 0:
-                found[at] = found[self.parents[at]]
+            if found[at] is None and parents[at] >= 0:
+                found[at] = found[parents[at]]
         return found
 
 
@@ -52,25 +54,31 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
     for at, name in enumerate(ids):
         at_id.setdefault(name, at)
     parents, mended = [-1] * len(ids), dict[int, str]()
+    backward = False
     for at, around in enumerate(parent_ids):
-        if not around:
-            continue
-        parents[at] = at_id.get(around, -1)
-        if parents[at] < 0:
-            mended[at] = MISSING
-    for at in _closing_circles(parents):
+        if around:
+            parents[at] = parent = at_id.get(around, -1)
+            if parent < 0:
+                mended[at] = MISSING
+            elif parent >= at:
+                backward = True
+    for at in _closing_circles(parents) if backward else ():
         mended[at] = CIRCLE
         parents[at] = -1
-    children: list[list[int]] = [[] for _ in ids]
-    roots: list[int] = []
+    children: dict[int, list[int]] = {}
+    """Of those that have any; of -1 the roots."""
     for at, parent in enumerate(parents):
-        (roots if parent < 0 else children[parent]).append(at)
+        if parent in children:
+            children[parent].append(at)
+        else:
+            children[parent] = [at]
     order: list[int] = []
-    stack = roots[::-1]
+    stack = children.get(-1, [])[::-1]
     while stack:
         at = stack.pop()
         order.append(at)
-        stack.extend(reversed(children[at]))
+        if at in children:
+            stack.extend(reversed(children[at]))
     return Forest(parents, order, mended)
 
 
@@ -103,35 +111,32 @@ def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
     """
     units = _units(forest, start, end, chosen)
     n = len(forest.parents)
-    inside: list[list[int]] = [[] for _ in range(n + 1)]  # the last: the trace itself
+    inside: dict[int, list[int]] = {n: []}
+    """Of each span the units directly inside; of n those of the trace itself."""
     for at in forest.order:
-        if units[at].exits:
-            inside[forest.parents[at] if forest.parents[at] >= 0 else n].append(at)
+        if at in units:
+            around = forest.parents[at] if forest.parents[at] >= 0 else n
+            if around in inside:
+                inside[around].append(at)
+            else:
+                inside[around] = [at]
     follows: list[tuple[int, ...]] = [()] * n
     path = _Path()
-    sorted_units: list[_Siblings | None] = [None] * (n + 1)
-
-    def enter(at: int) -> None:
-        path.push(min((units[unit].ended for unit in inside[at]), default=NEVER), at)
-
-    enter(n)
-    stack = [(at, False) for at in reversed(inside[n])]
+    siblings: dict[int, _Siblings] = {}
+    stack = [n]
     while stack:
-        at, done = stack.pop()
-        if done:
+        at = stack.pop()
+        if at < 0:  # all inside has been gone through
             path.pop()
             continue
-        if chosen[at]:
-            nearest = path.deepest(start[at])
-            if nearest is not None:
-                siblings = sorted_units[nearest]
-                if siblings is None:
-                    siblings = sorted_units[nearest] = _Siblings.of([units[unit] for unit in inside[nearest]])
-                follows[at] = siblings.last_before(start[at], end)
-        if inside[at]:
-            enter(at)
-            stack.append((at, True))
-            stack.extend((unit, False) for unit in reversed(inside[at]))
+        if at < n and chosen[at] and (nearest := path.deepest(start[at])) is not None:
+            if nearest not in siblings:
+                siblings[nearest] = _Siblings.of([units[unit] for unit in inside[nearest]])
+            follows[at] = siblings[nearest].last_before(start[at], end)
+        if at in inside:
+            path.push(min([units[unit].ended for unit in inside[at]], default=NEVER), at)
+            stack.append(-1)
+            stack.extend(reversed(inside[at]))
     return follows
 
 
@@ -139,43 +144,50 @@ def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
 class _Unit:
     """All chosen spans at and inside one span."""
 
-    began: int = NEVER
+    began: int
     """The first beginning."""
-    last_began: int = -NEVER
-    ended: int = -NEVER
+    last_began: int
+    ended: int
     """The last end."""
-    exits: tuple[int, ...] = ()
+    exits: tuple[int, ...]
     """Those that ended after all had begun: nothing in the unit came after them."""
 
 
-def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[_Unit]:
-    """[n] the unit of each span."""
-    units = [_Unit() for _ in forest.parents]
-    parts: list[list[tuple[int, ...]]] = [[] for _ in forest.parents]
+def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Unit]:
+    """The units of the spans where something is chosen."""
+    units: dict[int, _Unit] = {}
+    parts: dict[int, list[_Unit]] = {}
+    """Of the spans that enclose any, the units directly inside; gone once the span's own is made."""
     for at in reversed(forest.order):
-        unit = units[at]
+        inner = parts.pop(at, None)
         if chosen[at]:
-            unit.began, unit.last_began = min(unit.began, start[at]), max(unit.last_began, start[at])
-            unit.ended = max(unit.ended, end[at])
-            parts[at].append((at,))
-        if len(parts[at]) == 1:
-            unit.exits = parts[at][0]  # of one child alone: the same
-        elif parts[at]:
-            late = [exit for part in parts[at] for exit in part if end[exit] > unit.last_began]
-            unit.exits = _last(late, end)
+            own = _Unit(start[at], start[at], end[at], (at,))
+            unit = _joined([*inner, own], end) if inner else own
+        elif inner:
+            unit = inner[0] if len(inner) == 1 else _joined(inner, end)
+        else:
+            continue
+        units[at] = unit
         parent = forest.parents[at]
-        if parent >= 0 and unit.exits:
-            around = units[parent]
-            around.began, around.last_began = min(around.began, unit.began), max(around.last_began, unit.last_began)
-            around.ended = max(around.ended, unit.ended)
-            parts[parent].append(unit.exits)
-        parts[at] = []
+        if parent in parts:
+            parts[parent].append(unit)
+        elif parent >= 0:
+            parts[parent] = [unit]
     return units
+
+
+def _joined(parts: Sequence[_Unit], end: Sequence[int]) -> _Unit:
+    last_began = max([part.last_began for part in parts])
+    late = [exit for part in parts for exit in part.exits if end[exit] > last_began]
+    return _Unit(min([part.began for part in parts]), last_began, max([part.ended for part in parts]), _last(late, end))
 
 
 def _last(spans: list[int], end: Sequence[int]) -> tuple[int, ...]:
     """At most `MOST_EXITS`, those that ended last."""
     return tuple(spans if len(spans) <= MOST_EXITS else heapq.nlargest(MOST_EXITS, spans, key=end.__getitem__))
+
+
+_BEGAN, _ENDED = attrgetter("began"), attrgetter("ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,17 +201,15 @@ class _Siblings:
 
     @classmethod
     def of(cls, units: list[_Unit]) -> _Siblings:
-        units = sorted(units, key=lambda unit: unit.ended)
-        began_by, latest = [], -NEVER
-        for unit in units:
-            latest = max(latest, unit.began)
-            began_by.append(latest)
-        return cls(units, [unit.ended for unit in units], began_by)
+        units = sorted(units, key=_ENDED)
+        return cls(units, list(map(_ENDED, units)), list(accumulate(map(_BEGAN, units), max)))
 
     def last_before(self, time: int, end: Sequence[int]) -> tuple[int, ...]:
         """The exits of those units that had ended by `time` and that no other such unit came after."""
         stop = bisect_right(self.ends, time)
         first = bisect_right(self.ends, self.began_by[stop - 1], 0, stop)
+        if first == stop - 1:
+            return self.units[first].exits
         recent = self.units[max(first, stop - MOST_EXITS) : stop]
         return _last([exit for unit in recent for exit in unit.exits], end)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from creditflow.adapters.forest import Forest, forest_of
@@ -45,13 +45,15 @@ class Play:
         read = [read_span(span) for span in spans]
         meanings = [meaning for meaning, _ in read]
         start, end = _times(spans, mended)
-        rewards = [(at, reward) for at, (_, given) in enumerate(read) for reward in given]
-        rewards.sort(key=lambda given: (start[given[0]], given[0]))
-        agents = [at for at, meaning in enumerate(meanings) if isinstance(meaning, AgentAtWork)]
-        own: list[int | None] = [None] * len(spans)
+        rewards = [(at, reward) for at, (_, given) in enumerate(read) if given for reward in given]
+        rewards.sort(key=lambda given: start[given[0]])
+        agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentAtWork]
+        around: list[int | None] = [None] * len(spans)
+        if not agents:
+            return cls(spans, forest, start, end, meanings, rewards, around, around)
         for at in agents:
-            own[at] = at
-        around = forest.inherited(own)
+            around[at] = at
+        around = forest.inherited(around)
         working = list(around)
         for at, other in _meanwhile([at for at, agent in enumerate(around) if agent is None], agents, start, end):
             working[at] = other
@@ -60,7 +62,7 @@ class Play:
     def call(self, at: int) -> ModelCall:
         """What a call's span says."""
         meaning = self.meanings[at]
-        assert isinstance(meaning, ModelCall)
+        assert type(meaning) is ModelCall
         return meaning
 
     def agent_of(self, at: int) -> str:
@@ -86,7 +88,8 @@ def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list
             mended["an end before its start"] += 1
         latest = start
         starts.append(start)
-        ends.append(max(start + 1, end or 0))
+        first, end = start + 1, end or 0
+        ends.append(end if end > first else first)
     return starts, ends
 
 
@@ -113,6 +116,8 @@ class Chosen:
 
     calls: list[int]
     """Spans, in the order of their beginnings."""
+    agents: list[str]
+    """Of each of these, who made it."""
     same_as: dict[int, int]
     """Of a call that repeats another one, that one."""
     left_out: dict[int, str]
@@ -121,58 +126,66 @@ class Chosen:
 
 def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
     """The calls of the agents that are `wanted`, each once; not those of a reward, nor those that brought nothing."""
-    reward = play.forest.inherited([at if isinstance(m, Reward) else None for at, m in enumerate(play.meanings)])
+    reward = _rewards_around(play)
     left_out: dict[int, str] = {}
-    able: set[int] = set()
+    able: dict[int, ModelCall] = {}
     for at, meaning in enumerate(play.meanings):
-        if not isinstance(meaning, ModelCall):
+        if type(meaning) is not ModelCall:
             continue
         if reward[at] is not None:
             left_out[at] = "made by a reward"
         elif why := meaning.unusable:
             left_out[at] = f"it failed: {play.spans[at].error}" if play.spans[at].error else why
         else:
-            able.add(at)
-    same_as = _repeated(play, able)
+            able[at] = meaning
+    same_as = _repeated(play.forest, able)
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {play.spans[first].id}"
-    calls = []
-    for at in sorted(able):
-        if at in same_as:
-            continue
-        if wanted.search(agent := play.agent_of(at)):
-            calls.append(at)
-        else:
+    agents = {at: play.agent_of(at) for at in able if at not in same_as}
+    named = {agent for agent in agents.values() if wanted.search(agent)}
+    for at, agent in agents.items():
+        if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
-    calls.sort(key=lambda at: (play.start[at], play.end[at], at))
-    return Chosen(calls, same_as, left_out)
+    calls = [at for at, agent in agents.items() if agent in named]
+    calls.sort(key=play.end.__getitem__)
+    calls.sort(key=play.start.__getitem__)  # of those that began together, as they ended
+    return Chosen(calls, [agents[at] for at in calls], same_as, left_out)
 
 
-def _repeated(play: Play, able: Set[int]) -> dict[int, int]:
+def _rewards_around(play: Play) -> list[int | None]:
+    """[n] the nearest span that is there to give a reward around each, or itself."""
+    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(play.meanings)]
+    return play.forest.inherited(own) if play.rewards else own
+
+
+def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> dict[int, int]:
     """Calls that were recorded more than once: by response id, or, where one has none, by the same response inside of
     another call. The fullest record stays; of equals the outermost, then the first.
     """
-    inside = play.forest.inherited([at if at in able else None for at in range(len(play.spans))])
-    place = {at: order for order, at in enumerate(play.forest.order)}
+    inside = forest.inherited([at if at in able else None for at in range(len(forest.parents))])
     of_id: dict[str, int] = {}
     group: dict[int, int] = {}
     """By call, the first of those that are the same."""
     members: dict[int, list[int]] = {}
-    for at in sorted(able, key=place.__getitem__):
-        call, first = play.call(at), at
-        parent = play.forest.parents[at]
+    """By the first of those that are the same, all of them."""
+    for at in forest.order:
+        if at not in able:
+            continue
+        call, first = able[at], at
+        parent = forest.parents[at]
         around = inside[parent] if parent >= 0 else None
         if call.response_id in of_id:
             first = of_id[call.response_id]
-        elif around is not None and _same(call, play.call(around)):
+        elif around is not None and _same(call, able[around]):
             first = group[around]
         if call.response_id:
             of_id[call.response_id] = first
         group[at] = first
-        members.setdefault(first, []).append(at)
+        if first != at:
+            members.setdefault(first, [first]).append(at)
     same_as = {}
     for found in members.values():
-        fullest = max(found, key=lambda at: play.call(at).fullness)  # of equals the first
+        fullest = max(found, key=lambda at: able[at].fullness)  # of equals the first
         same_as.update({at: fullest for at in found if at != fullest})
     return same_as
 
