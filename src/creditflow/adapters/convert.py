@@ -132,6 +132,8 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
     order = {trace: place for place, trace in enumerate(traces)}
     for trace, spans in traces.items():
         for span in spans:
+            if not span.links:
+                continue
             others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
             if len(others) == 1:
                 one, other = sorted((play_of(trace), play_of(others.pop())), key=order.__getitem__)
@@ -163,7 +165,7 @@ def _convert(
         LeftOut("model call", name, spans[at].id, spans[at].name, why) for at, why in sorted(chosen.left_out.items())
     ]
     steps = _steps(name, play, chosen, options.tokens)
-    trajectory = Trajectory(name, _uid(play, chosen, options.uid_by), _task(play, chosen), steps)
+    trajectory = Trajectory(name, _uid(play, steps, options.uid_by), _task(play, chosen), steps)
     given = place(play, chosen, options.outcome)
     made.left_out += [
         LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
@@ -190,11 +192,11 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
         [play.start[at] for at in chosen.calls],
         [play.end[at] for at in chosen.calls],
     )
-    turns: Counter[str] = Counter()
+    turns: dict[str, int] = {}
     steps = []
-    for index, (at, call, by_text) in enumerate(zip(chosen.calls, calls, read, strict=True)):
-        agent = play.agent_of(at)
-        by_time = tuple(sorted(step_of[earlier] for earlier in after[at]))
+    for index, (at, call, agent, by_text) in enumerate(zip(chosen.calls, calls, chosen.agents, read, strict=True)):
+        turn = turns[agent] = turns.get(agent, -1) + 1
+        parents = by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
         info = {
             "span_id": play.spans[at].id,
             "start_ns": play.start[at],
@@ -211,26 +213,26 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
             prompt_ids = tuple(tokens.prompt(call.messages))
             response_ids = tuple(tokens.response(call.response, ended=call.info.get("finish_reason") != "length"))
         n_tokens = len(response_ids)
+        logprobs = call.logprobs if len(call.logprobs) == n_tokens else (math.nan,) * n_tokens
         steps.append(
             Step(
-                id=f"{name}/{index}",
-                trajectory_id=name,
-                index=index,
-                agent=agent,
-                turn=turns[agent],
-                parents=by_text or by_time,
-                prompt=spelled(call.messages),
-                response=call.response,
-                prompt_ids=prompt_ids,
-                response_ids=response_ids,
-                response_mask=(1,) * n_tokens,
-                logprobs=call.logprobs if len(call.logprobs) == n_tokens else (math.nan,) * n_tokens,
-                temperature=call.temperature,
-                policy=call.model or "default",
+                f"{name}/{index}",
+                name,
+                index,
+                agent,
+                turn,
+                parents,
+                spelled(call.messages),
+                call.response,
+                prompt_ids,
+                response_ids,
+                (1,) * n_tokens,
+                logprobs,
+                call.temperature,
+                call.model or "default",
                 info=info,
             )
         )
-        turns[agent] += 1
     return steps
 
 
@@ -241,10 +243,10 @@ def _task(play: Play, chosen: Chosen) -> Task:
     return Task("trace", asked, None)
 
 
-def _uid(play: Play, chosen: Chosen, key: str) -> str:
+def _uid(play: Play, steps: Sequence[Step], key: str) -> str:
     if key and (named := next((value for value in _inherited(play.spans, key) if value is not None), None)):
         return named
-    first = spelled(play.call(chosen.calls[0]).messages) if chosen.calls else ""
+    first = steps[0].prompt if steps else ""
     return hashlib.sha256(first.encode(errors="replace")).hexdigest()[:16]
 
 

@@ -142,7 +142,13 @@ class _Names:
     response_id: Sequence[str]
     model: Sequence[str]
     agent: Sequence[str]
+    temperature: Sequence[str]
     counts: Sequence[tuple[str, Sequence[str]]]
+    whole: bool
+    """Whether messages are, each list of them in one attribute."""
+    texts: Sequence[tuple[str, str]] | None
+    """Where messages are spread over attributes, and are texts and no more: of each that was read, the attributes of
+    its role and its content; empty: there is none. None: they are more."""
 
     @classmethod
     def read(cls, keys: tuple[str, ...]) -> _Names:
@@ -156,9 +162,12 @@ class _Names:
         def these(wanted: Iterable[str]) -> tuple[str, ...]:
             return tuple(key for key in wanted if key in there)
 
+        lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
+        read = [entry for name in _READ for entry in lists.get(name, ())]
+        plain = all(map(_OF_A_TEXT.issuperset, read))
         spread = not _SPREAD.isdisjoint(places)
         return cls(
-            lists={name: [entries[number] for number in sorted(entries)] for name, entries in places.items()},
+            lists=lists,
             spread=spread,
             gives=not _GIVING.isdisjoint(places),
             of_reward=_REWARD in places or not _OF_REWARD.isdisjoint(there),
@@ -169,6 +178,9 @@ class _Names:
             response_id=these(_RESPONSE_ID),
             model=these(_MODEL),
             agent=these(_AGENT_OF_CALL),
+            temperature=these(_TEMPERATURE),
+            whole=not _WHOLE.isdisjoint(there),
+            texts=[(entry.get("role", ""), entry.get("content", "")) for entry in read] if plain else None,
             counts=[(name, found) for name, wanted in _COUNTS.items() if (found := these(wanted))],
         )
 
@@ -238,20 +250,20 @@ def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
     )
     if not is_call:
         return None
-    read, wrote = _from_attributes(attributes)
+    read, wrote = _from_attributes(attributes) if names.whole else ([], [])
     for event in span.events:
         _from_event(event, read, wrote)
-    if names.spread and not (read or wrote):
-        read = [_message(raw) for name in _READ if name in names.lists for raw in names.listed(attributes, name)]
-        wrote = [_message(raw) for name in _WROTE if name in names.lists for raw in names.listed(attributes, name)]
-    said = wrote[0] if wrote else {}
+    if read or wrote or not names.spread:
+        messages, said = _in_short(read), wrote[0] if wrote else {}
+    else:
+        messages, said = _spread_read(attributes, names), _spread_wrote(attributes, names)
     return ModelCall(
-        [{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in read],
+        messages,
         _content(said),
         _agent_of_call(attributes, names),
         text_of(_first(attributes, names.response_id)),
         text_of(_first(attributes, names.model)),
-        _temperature(attributes),
+        _temperature(attributes) if names.temperature else 1.0,
         _token_ids(_first(attributes, names.prompt_ids)),
         _token_ids(response_ids),
         _logprobs(attributes.get("logprobs.content")),
@@ -259,11 +271,36 @@ def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
     )
 
 
+def _in_short(messages: Sequence[Raw]) -> list[Message]:
+    return [{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in messages]
+
+
+def _spread_read(attributes: Mapping[str, Any], names: _Names) -> list[Message]:
+    if names.texts is None:
+        return _in_short([_message(raw) for name in _READ for raw in names.listed(attributes, name)])
+    return [
+        {
+            "role": text_of((attributes[role] if role else "") or "user"),
+            "content": _text(attributes[content]) if content else "",
+        }
+        for role, content in names.texts
+    ]
+
+
+def _spread_wrote(attributes: Mapping[str, Any], names: _Names) -> Raw:
+    """The first message."""
+    for name in _WROTE:
+        if entries := names.lists.get(name):
+            return _message({rest: attributes[key] for rest, key in entries[0].items()})
+    return {}
+
+
 def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
     attributes = span.attributes
-    info: dict[str, Any] = {
-        name: count for name, keys in names.counts if (count := _whole(_first(attributes, keys))) is not None
-    }
+    info: dict[str, Any] = {}
+    for name, keys in names.counts:
+        if (count := _whole(_first(attributes, keys))) is not None:
+            info[name] = count
     reason = said.get("finish_reason")
     if not reason and isinstance(reasons := attributes.get("gen_ai.response.finish_reasons"), _LIST) and reasons:
         reason = reasons[0]
@@ -273,6 +310,9 @@ def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
     if span.error:
         info["error"] = span.error
     return info
+
+
+_WHOLE = frozenset(("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"))
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
@@ -344,10 +384,15 @@ def _messages(raw: Any) -> list[Raw]:
     return [one for one in found if isinstance(one, dict)] if isinstance(found, _LIST) else []
 
 
+def _text(content: Any) -> str:
+    """Of a message that has nothing else."""
+    return text_of(content) if type(content) is str and content[:1] != "[" else _content({"content": content})
+
+
 def _content(message: Raw) -> str:
     """The text of a message: its parts in lines, a tool call as JSON."""
     content = message.get("content")
-    if type(content) is str and content[:1] != "[" and _OF_A_TEXT.issuperset(message):  # most are a text, and no more
+    if type(content) is str and content[:1] != "[" and _OF_A_TEXT.issuperset(message):
         return text_of(content)
     parts = message.get("parts")
     if message.keys().isdisjoint(_MAY_HAVE_MORE):
@@ -452,6 +497,9 @@ def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+_TEMPERATURE = ("gen_ai.request.temperature", "llm.invocation_parameters")
 
 
 def _temperature(attributes: Mapping[str, Any]) -> float:

@@ -47,6 +47,8 @@ def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
     4. Any other belongs to the last step that had ended by then. But where all had ended, and no step has a reward of
        that name, it is the whole play's.
     """
+    if not play.rewards:
+        return []
     owners = _Owners(play, chosen)
     found = [given for at, reward in play.rewards for given in owners.given(at, reward, outcome)]
     late = [given.rule == "time" and play.start[given.at] >= owners.all_ended for given in found]

@@ -319,7 +319,7 @@ class Recorder:
 
 def spelled(messages: Sequence[Message]) -> str:
     """What a step has as its prompt where the model's own spelling is not known."""
-    return "\n\n".join(f"[{message.get('role')}]\n{message.get('content')}" for message in messages)
+    return "\n\n".join([f"[{message.get('role')}]\n{message.get('content')}" for message in messages])
 
 
 def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, bool]:

@@ -6,7 +6,7 @@ It knows texts and times; not spans, nor what becomes of what it finds. ahocoras
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from creditflow.errors import InputError
@@ -43,15 +43,15 @@ def reused(
 
     found: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
-        used = set()
+        used = set[int]()
+        source = read_by(step)
         for part in parts:
             whole = part.strip()
-            source = _source(steps_of[whole], step, start, end) if whole in steps_of else None
-            if source is not None:
-                used.add(source)
+            if whole in steps_of and (as_message := source(whole)) is not None:
+                used.add(as_message)
             else:
-                used.update(search.sources(whole, read_by(step)))
-        found.append(tuple(sorted(used)) if used else ())
+                used.update(search.sources(whole, source))
+        found.append(tuple(sorted(used)))
     return found
 
 
@@ -71,24 +71,23 @@ class _Search:
         self._known: dict[str, list[str]] = {}
         """Which of few texts stand in a prompt: a system prompt is asked for in every step."""
 
-    def sources(self, prompt: str, source: Callable[[str], int | None]) -> Iterator[int]:
+    def sources(self, prompt: str, source: Callable[[str], int | None]) -> Iterable[int]:
         """What `source` says of each text in `prompt` that does not overlap one before it.
 
         Where it says None, of a text that nobody had given yet, the search goes on from behind that text's first
         character: an earlier one may begin inside of it.
         """
         if not self._texts or len(prompt) < self._shortest:
-            return
+            return ()
         if self._automaton is not None:
-            yield from _sources(prompt, self._texts, self._automaton, source)
-            return
+            return _sources(prompt, self._texts, self._automaton, source)
         there = self._known.get(prompt)
         if there is None:
             there = self._known[prompt] = [text for text in self._texts if text in prompt]
         if len(there) > 1:
-            yield from _sources(prompt, there, _automaton(there), source)
-        elif there and (found := source(there[0])) is not None:  # it overlaps no other
-            yield found
+            return _sources(prompt, there, _automaton(there), source)
+        found = source(there[0]) if there else None  # it overlaps no other
+        return () if found is None else (found,)
 
 
 def _automaton(texts: Sequence[str]) -> Any:
@@ -120,5 +119,8 @@ def _source(steps: Sequence[int], reader: int, start: Sequence[int], end: Sequen
     stop = bisect_left(steps, reader)
     if not stop:
         return None
+    last = steps[stop - 1]
+    if stop == 1 or end[last] <= start[reader]:
+        return last
     recent = steps[max(0, stop - _LOOKED_BACK) : stop]
-    return next((step for step in reversed(recent) if end[step] <= start[reader]), recent[-1])
+    return next((step for step in reversed(recent) if end[step] <= start[reader]), last)
