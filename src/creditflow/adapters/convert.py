@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from creditflow.adapters.collector import without_collection
@@ -184,24 +185,22 @@ def _convert(
 
 def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list[Step]:
     calls = [play.call(at) for at in chosen.calls]
-    step_of = {at: step for step, at in enumerate(chosen.calls)}
-    after = before(play.forest, play.start, play.end, [at in step_of for at in range(len(play.spans))])
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
         [call.response for call in calls],
         [play.start[at] for at in chosen.calls],
         [play.end[at] for at in chosen.calls],
     )
+    parents = read if all(read[1:]) else _parents(play, chosen, read)  # nothing had ended before the first one
     turns: dict[str, int] = {}
     steps = []
-    for index, (at, call, agent, by_text) in enumerate(zip(chosen.calls, calls, chosen.agents, read, strict=True)):
+    for index, (at, call, agent) in enumerate(zip(chosen.calls, calls, chosen.agents, strict=True)):
         turn = turns[agent] = turns.get(agent, -1) + 1
-        parents = by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
         info = {
             "span_id": play.spans[at].id,
             "start_ns": play.start[at],
             "end_ns": play.end[at],
-            "parents_by": "text" if by_text else "time",
+            "parents_by": "text" if read[index] else "time",
             "done": index == len(calls) - 1,
             **call.info,
         }
@@ -213,7 +212,6 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
             prompt_ids = tuple(tokens.prompt(call.messages))
             response_ids = tuple(tokens.response(call.response, ended=call.info.get("finish_reason") != "length"))
         n_tokens = len(response_ids)
-        logprobs = call.logprobs if len(call.logprobs) == n_tokens else (math.nan,) * n_tokens
         steps.append(
             Step(
                 f"{name}/{index}",
@@ -221,19 +219,40 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
                 index,
                 agent,
                 turn,
-                parents,
+                parents[index],
                 spelled(call.messages),
                 call.response,
                 prompt_ids,
                 response_ids,
-                (1,) * n_tokens,
-                logprobs,
+                _times(1, n_tokens),
+                call.logprobs if len(call.logprobs) == n_tokens else _times(math.nan, n_tokens),
                 call.temperature,
                 call.model or "default",
                 info=info,
             )
         )
     return steps
+
+
+def _parents(play: Play, chosen: Chosen, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """By what the steps have read, and by time for those that have read nothing."""
+    step_of = {at: step for step, at in enumerate(chosen.calls)}
+    after = before(play.forest, play.start, play.end, [at in step_of for at in range(len(play.spans))])
+    return [
+        by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
+        for at, by_text in zip(chosen.calls, read, strict=True)
+    ]
+
+
+def _times(value: float, n: int) -> tuple[Any, ...]:
+    """n times `value`. Where that is short, steps share it: to make one for each, and to have them all looked through
+    for cyclic garbage afterwards, would take a tenth of the time.
+    """
+    return _shared(value, n) if n <= _SHORT else (value,) * n
+
+
+_SHORT = 256
+_shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
 def _task(play: Play, chosen: Chosen) -> Task:

@@ -50,10 +50,9 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
     Where an id stands twice, the first has the children. A parent that is not there, and one of those that would go
     round in a circle (the first by position), is none, and is told in `mended`.
     """
-    at_id: dict[str, int] = {}
-    for at, name in enumerate(ids):
-        at_id.setdefault(name, at)
-    parents, mended = [-1] * len(ids), dict[int, str]()
+    n = len(ids)
+    at_id = dict(zip(reversed(ids), range(n - 1, -1, -1), strict=True))
+    parents, mended = [-1] * n, dict[int, str]()
     backward = False
     for at, around in enumerate(parent_ids):
         if around:

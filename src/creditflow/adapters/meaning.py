@@ -149,6 +149,8 @@ class _Names:
     texts: Sequence[tuple[str, str]] | None
     """Where messages are spread over attributes, and are texts and no more: of each that was read, the attributes of
     its role and its content; empty: there is none. None: they are more."""
+    wrote: dict[str, str]
+    """Of the first message that was written, the attributes."""
 
     @classmethod
     def read(cls, keys: tuple[str, ...]) -> _Names:
@@ -163,7 +165,7 @@ class _Names:
             return tuple(key for key in wanted if key in there)
 
         lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
-        read = [entry for name in _READ for entry in lists.get(name, ())]
+        read, wrote = ([entry for name in one for entry in lists.get(name, ())] for one in (_READ, _WROTE))
         plain = all(map(_OF_A_TEXT.issuperset, read))
         spread = not _SPREAD.isdisjoint(places)
         return cls(
@@ -181,12 +183,17 @@ class _Names:
             temperature=these(_TEMPERATURE),
             whole=not _WHOLE.isdisjoint(there),
             texts=[(entry.get("role", ""), entry.get("content", "")) for entry in read] if plain else None,
+            wrote=wrote[0] if wrote else {},
             counts=[(name, found) for name, wanted in _COUNTS.items() if (found := these(wanted))],
         )
 
     def listed(self, attributes: Mapping[str, Any], name: str) -> list[Raw]:
         """The entries of a list."""
-        return [{rest: attributes[key] for rest, key in entry.items()} for entry in self.lists.get(name, ())]
+        return [_entry(attributes, entry) for entry in self.lists.get(name, ())]
+
+
+def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
+    return {rest: attributes[key] for rest, key in keys.items()}
 
 
 _names = lru_cache(maxsize=1 << 9)(_Names.read)
@@ -256,11 +263,11 @@ def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
     if read or wrote or not names.spread:
         messages, said = _in_short(read), wrote[0] if wrote else {}
     else:
-        messages, said = _spread_read(attributes, names), _spread_wrote(attributes, names)
+        messages, said = _spread_read(attributes, names), _message(_entry(attributes, names.wrote))
     return ModelCall(
         messages,
         _content(said),
-        _agent_of_call(attributes, names),
+        _agent_of_call(attributes, names) if names.of_agent else "",
         text_of(_first(attributes, names.response_id)),
         text_of(_first(attributes, names.model)),
         _temperature(attributes) if names.temperature else 1.0,
@@ -287,19 +294,12 @@ def _spread_read(attributes: Mapping[str, Any], names: _Names) -> list[Message]:
     ]
 
 
-def _spread_wrote(attributes: Mapping[str, Any], names: _Names) -> Raw:
-    """The first message."""
-    for name in _WROTE:
-        if entries := names.lists.get(name):
-            return _message({rest: attributes[key] for rest, key in entries[0].items()})
-    return {}
-
-
 def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
     attributes = span.attributes
     info: dict[str, Any] = {}
     for name, keys in names.counts:
-        if (count := _whole(_first(attributes, keys))) is not None:
+        count = _first(attributes, keys)
+        if isinstance(count, int) and not isinstance(count, bool):
             info[name] = count
     reason = said.get("finish_reason")
     if not reason and isinstance(reasons := attributes.get("gen_ai.response.finish_reasons"), _LIST) and reasons:
@@ -495,10 +495,6 @@ def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return None
 
 
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 _TEMPERATURE = ("gen_ai.request.temperature", "llm.invocation_parameters")
 
 
@@ -524,19 +520,14 @@ def _token_ids(value: Any) -> tuple[int, ...]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return ()
-    if isinstance(value, _LIST) and value and isinstance(value[0], _LIST):
-        value = value[0]
-    if not isinstance(value, _LIST):
+    if not isinstance(value, _LIST) or not value:
         return ()
-    return tuple(value) if countOf(map(type, value), int) == len(value) and _are_ids(value) else ()
-
-
-def _are_ids(numbers: Sequence[int]) -> bool:
-    """Whether all are from 0 to 2^31 - 1; making arrays tells it sooner than `min` and `max` would."""
-    try:
-        return bool(array("i", numbers)) and bool(array("I", numbers))
+    ids = value[0] if isinstance(value[0], _LIST) else value
+    try:  # arrays of 32 bits, with a sign and without, are sooner made than `min` and `max` found
+        usable = countOf(map(type, ids), int) == len(ids) and array("i", ids) and array("I", ids)
     except OverflowError:
-        return False
+        return ()
+    return tuple(ids) if usable else ()
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:

@@ -162,18 +162,21 @@ def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> dict[int, int]:
     """Calls that were recorded more than once: by response id, or, where one has none, by the same response inside of
     another call. The fullest record stays; of equals the outermost, then the first.
     """
-    inside = forest.inherited([at if at in able else None for at in range(len(forest.parents))])
+    inside: dict[int, int] = {}
+    """Of what lies in a call, or is one, the nearest call."""
     of_id: dict[str, int] = {}
     group: dict[int, int] = {}
     """By call, the first of those that are the same."""
     members: dict[int, list[int]] = {}
     """By the first of those that are the same, all of them."""
     for at in forest.order:
+        around = inside.get(forest.parents[at])
         if at not in able:
+            if around is not None:
+                inside[at] = around
             continue
-        call, first = able[at], at
-        parent = forest.parents[at]
-        around = inside[parent] if parent >= 0 else None
+        inside[at] = first = at
+        call = able[at]
         if call.response_id in of_id:
             first = of_id[call.response_id]
         elif around is not None and _same(call, able[around]):

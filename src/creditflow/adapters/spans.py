@@ -271,7 +271,7 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         _nanoseconds(raw.get("end_time")),
         _plain(raw.get("attributes")),
         [_event(_plain(event)) for event in found] if (found := raw.get("events")) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := raw.get("links")) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := raw.get("links")) else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(_plain(raw.get("resource")).get("attributes")),
     )
@@ -294,6 +294,7 @@ def _plain(value: Any) -> Mapping[str, Any]:
 
 def _nanoseconds(seconds: Any) -> int | None:
     try:
-        return time_of(float(seconds) * _NANOSECONDS)
+        time = int(float(seconds) * _NANOSECONDS)
     except (TypeError, ValueError, OverflowError):
         return None
+    return time if 0 < time <= LATEST else None

@@ -43,15 +43,15 @@ def reused(
 
     found: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
-        used = set[int]()
+        used: list[int] = []
         source = read_by(step)
         for part in parts:
             whole = part.strip()
             if whole in steps_of and (as_message := source(whole)) is not None:
-                used.add(as_message)
+                used.append(as_message)
             else:
-                used.update(search.sources(whole, source))
-        found.append(tuple(sorted(used)))
+                used += search.sources(whole, source)
+        found.append(tuple(sorted(set(used)) if len(used) > 1 else used))
     return found
 
 
@@ -86,8 +86,9 @@ class _Search:
             there = self._known[prompt] = [text for text in self._texts if text in prompt]
         if len(there) > 1:
             return _sources(prompt, there, _automaton(there), source)
-        found = source(there[0]) if there else None  # it overlaps no other
-        return () if found is None else (found,)
+        if not there or (found := source(there[0])) is None:  # one alone overlaps no other
+            return ()
+        return (found,)
 
 
 def _automaton(texts: Sequence[str]) -> Any:
