@@ -184,12 +184,12 @@ def _convert(
 
 
 def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list[Step]:
-    calls = [play.call(at) for at in chosen.calls]
+    calls, spans, start, end = [play.call(at) for at in chosen.calls], play.spans, play.start, play.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
         [call.response for call in calls],
-        [play.start[at] for at in chosen.calls],
-        [play.end[at] for at in chosen.calls],
+        [start[at] for at in chosen.calls],
+        [end[at] for at in chosen.calls],
     )
     parents = read if all(read[1:]) else _parents(play, chosen, read)  # nothing had ended before the first one
     turns: dict[str, int] = {}
@@ -197,9 +197,9 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
     for index, (at, call, agent) in enumerate(zip(chosen.calls, calls, chosen.agents, strict=True)):
         turn = turns[agent] = turns.get(agent, -1) + 1
         info = {
-            "span_id": play.spans[at].id,
-            "start_ns": play.start[at],
-            "end_ns": play.end[at],
+            "span_id": spans[at].id,
+            "start_ns": start[at],
+            "end_ns": end[at],
             "parents_by": "text" if read[index] else "time",
             "done": index == len(calls) - 1,
             **call.info,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -523,11 +524,20 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     if not isinstance(value, _LIST) or not value:
         return ()
     ids = value[0] if isinstance(value[0], _LIST) else value
-    try:  # arrays of 32 bits, with a sign and without, are sooner made than `min` and `max` found
-        usable = countOf(map(type, ids), int) == len(ids) and array("i", ids) and array("I", ids)
+    return tuple(ids) if ids and countOf(map(type, ids), int) == len(ids) and _fit(ids) else ()
+
+
+def _fit(numbers: Sequence[int]) -> bool:
+    """Whether all are from 0 to 2^31 - 1: of 4 bytes without a sign, the highest then has its highest bit unset. It
+    takes half the time of `min` and `max`, and traces have more token ids than anything else.
+    """
+    try:
+        return array("I", numbers).tobytes()[_HIGHEST::4].isascii()
     except OverflowError:
-        return ()
-    return tuple(ids) if usable else ()
+        return False
+
+
+_HIGHEST = 3 if sys.byteorder == "little" else 0
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
