@@ -118,7 +118,7 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
     for k in range(CLIENTS + 1):  # the last is for those who make trouble
         play = Trajectory(id=f"play{k}", uid=f"play{k}", task=Task("load", (), None))
         recorder = Recorder({"agent": AgentSpec()}, play, scheduler, Sampling(max_tokens=SAID), (0, k))
-        doors.append(server.open(recorder, scheduler, loop, expected=False))
+        doors.append(server.open(recorder, loop, expected=False))
     asked = {
         "doors": [(door.base_url, door.api_key) for door in doors],
         "calls": calls,

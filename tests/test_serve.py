@@ -151,6 +151,16 @@ def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, wh
     assert server.end("one").json()["steps"] == 2
 
 
+def test_an_end_of_a_play_that_is_not_there_is_told(serving):
+    server = serving()
+    say(server.client("one"))
+    assert [server.end("one").status_code, server.end("one").status_code, server.end("two").status_code] == [
+        200,
+        404,
+        404,
+    ]
+
+
 def test_who_has_no_key_begins_no_play(serving):
     server = serving()
     with pytest.raises(openai.AuthenticationError):

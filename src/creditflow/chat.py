@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,11 +118,27 @@ def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     return [{"role": message["role"], "content": message["content"]} for message in plain]
 
 
+def _calls_in(message: Message) -> list[dict[str, Any]]:
+    """A message's calls of tools, with arguments as chat templates want them: OpenAI's messages have them as a text, of
+    which a template that writes JSON would write the quotation marks. Raises ModelError for what is no call.
+    """
+    calls = message["tool_calls"]
+    found = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise ModelError('tool_calls: expected a list of {"function": {"name": ..., "arguments": ...}}')
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            with suppress(ValueError, RecursionError):
+                arguments = _plain(arguments)
+        found.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+    return found
+
+
 def _call_spelled(call: Mapping[str, Any]) -> str:
     function = call["function"]
-    arguments = function["arguments"]
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
     return f'<tool_call>\n{{"name": {json.dumps(function["name"])}, "arguments": {arguments}}}\n</tool_call>'
 
 
@@ -193,6 +210,8 @@ class ChatTokenizer:
             {**self._clean(message), "content": self._clean(content_text(message.get("content")))}
             for message in messages
         ]
+        plain = [{**one, "tool_calls": _calls_in(one)} if one.get("tool_calls") else one for one in plain]
+        tools = self._clean(tools)
         template = self.tokenizer.chat_template
         if not template or "tool" not in template:
             plain, tools = _spelled_out(plain, tools), ()

@@ -11,6 +11,7 @@ import torch
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import ModelError
 from creditflow.huggingface import load_tokenizer
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "h\u00e9llo"}]
@@ -51,3 +52,29 @@ def test_importing_it_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_template_that_knows_tools_gets_arguments_as_a_mapping_and_clean_schemas(folder: Path) -> None:
+    tokenizer = copy.deepcopy(load_tokenizer(folder, "path"))
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}"
+        "{% endfor %}"
+    )
+    chat = ChatTokenizer(tokenizer)
+    end = chat.special_tokens[0]
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    text, _ = chat.encode(
+        [{"role": "assistant", "content": "x", "tool_calls": [call]}],
+        [{"type": "function", "function": {"name": "add", "description": f"adds {end} numbers"}}],
+    )
+    assert text.endswith('xadd {"a": 1}')
+    assert end not in text
+    assert "adds  numbers" in text
+
+
+@pytest.mark.parametrize("calls", [5, "x", [1], [{}], [{"function": {"arguments": "{}"}}]])
+def test_calls_that_are_none_are_refused(folder: Path, calls: object) -> None:
+    chat = ChatTokenizer(load_tokenizer(folder, "path"))
+    with pytest.raises(ModelError, match="tool_calls: expected a list"):
+        chat.encode([{"role": "assistant", "content": "x", "tool_calls": calls}])

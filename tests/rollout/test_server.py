@@ -15,8 +15,10 @@ from openai.types.completion import Completion
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import EndpointError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.server import Limits, OpenAIServer
 from creditflow.trajectory import Task, Trajectory
@@ -192,6 +194,15 @@ def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,)]
 
 
+def test_what_the_task_itself_says_is_nobodys_response():
+    async def ask(client):
+        for text in ("Option A, Option B or C?", "Option A, Option B or C? Why?", "Option A, Option B or C? Sure?"):
+            await client.chat.completions.create(model="writer", messages=user(text))
+
+    made = once(ask, model=Answers(lambda prompt: "Option B" if prompt.endswith("C?") else "because"))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,)]
+
+
 def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_all():
     answers = []
 
@@ -246,6 +257,17 @@ def test_a_response_ends_at_a_stop_text_and_what_wrote_that_is_what_is_trained_o
     assert made.status == "ok"
 
 
+def test_of_stop_texts_that_overlap_the_one_that_is_reached_first_ends_the_response():
+    answers = []
+
+    async def ask(client):
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, stop=["abcdef", "cd"]))
+
+    (step,) = once(ask, model=Answers(lambda prompt: "abcdefgh")).steps
+    assert answers[0].choices[0].message.content == step.response == "ab"
+    assert step.response_ids == tuple(map(ord, "abcd"))
+
+
 def test_a_response_that_was_cut_off_says_so_to_the_client_and_in_the_play():
     answers = []
 
@@ -290,6 +312,18 @@ def test_of_prompts_that_are_asked_together_all_are_answered_or_none():
     made = once(ask)
     assert [step.agent for step in made.steps] == ["editor"]
     assert made.steps[0].parents == ()
+
+
+def test_log_probs_of_a_greedy_response_are_told_though_they_are_not_trained_on():
+    answers = []
+
+    async def ask(client):
+        more = {"logprobs": True, "temperature": 0}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    (step,) = once(ask).steps
+    assert [one.logprob for one in answers[0].choices[0].logprobs.content] == [-0.5, -1.5, -2.5]
+    assert step.response_mask == (0, 0, 0)
 
 
 def test_a_stream_says_the_same_in_parts():
@@ -433,6 +467,7 @@ def test_the_official_types_know_every_field_of_every_answer():
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
         ({"n": 1000}, "n: "),
         ({"temperature": -1}, "temperature: "),
+        ({"temperature": 1e-40}, "temperature: expected 0"),
         ({"max_tokens": 0}, "max_tokens: "),
         ({"messages": []}, "messages: "),
         (
@@ -461,6 +496,46 @@ def test_a_prompt_without_room_truncates_the_play_whatever_the_client_raises():
     (made,) = played(solve)
     assert made.status == "truncated"
     assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+
+
+def test_a_failure_after_a_prompt_that_was_shortened_is_a_failure():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="writer", messages=user("x" * 2000))
+            await client.chat.completions.create(model="writer", messages=HELLO)
+        raise KeyError("mine")
+
+    (made,) = played(solve)
+    assert (made.status, made.info["error"]) == ("failed", "KeyError: 'mine'")
+
+
+def test_of_choices_that_a_policy_behind_an_endpoint_fails_in_none_is_a_step():
+    class Fails(ChatClient):
+        asked = 0
+
+        async def chat(self, messages, **given):
+            self.asked += 1
+            if self.asked == 2:
+                raise EndpointError("no reply")
+            return ChatReply("yes", "stop")
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            with pytest.raises(openai.InternalServerError, match="no reply"):
+                await client.chat.completions.create(model="writer", messages=HELLO, n=2)
+            await client.chat.completions.create(model="editor", messages=HELLO)
+
+    (made,) = played(solve, Fails())
+    assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
+
+
+def test_threads_that_ask_for_the_url_together_get_the_same():
+    async def solve(task, team):
+        found = await asyncio.gather(*(asyncio.to_thread(lambda: (team.base_url, team.api_key)) for _ in range(4)))
+        return str(len(set(found)))
+
+    assert {play.answer for play in played(solve, n=20)} == {"1"}
 
 
 def test_a_model_that_breaks_ends_the_run_and_not_the_server():

@@ -132,7 +132,7 @@ class Hall:
         trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
         seed = (config.data.seed, self._begun)
         recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
-        door = self.server.open(recorder, self._scheduler, self._loop, name=name, expected=False)
+        door = self.server.open(recorder, self._loop, name=name, expected=False)
         self._open[name] = door
         return door
 

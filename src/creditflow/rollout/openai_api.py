@@ -20,6 +20,8 @@ from creditflow.trajectory import Message
 
 MOST_CHOICES = 64
 MOST_MESSAGES = 4096
+_COOLEST = 0.01
+"""Lower temperatures that are not 0 leave log-probs that no number holds."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (None, 1),
     "top_k": (None, -1, 0),
@@ -89,6 +91,8 @@ class Request(_Asked):
 
     def expect_neutral(self) -> None:
         """Raises Refused where a field would change what is sampled."""
+        if self.temperature is not None and 0 < self.temperature < _COOLEST:
+            raise Refused(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
         for name, value in (self.model_extra or {}).items():
             if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 allowed = " or ".join(json.dumps(one) for one in _NEUTRAL[name] if one is not None) or "nothing"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from creditflow.errors import AgentError, ConfigError, PromptTooLong
 from creditflow.rollout.client import Generator
-from creditflow.rollout.recorder import AgentSpec, Sampling
+from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
 from creditflow.rollout.threads import in_thread
 from creditflow.trajectory import Task, Trajectory
@@ -41,7 +41,7 @@ async def play_one(
     cancellation. When this returns or raises, nothing of the play is under way any more.
     """
     trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
-    team = Team(agents, trajectory, generator, sampling, play.seed)
+    team = Team(Recorder(agents, trajectory, generator, sampling, play.seed))
     error: Exception | None = None
     try:
         answer = await _answer(workflow, play.task, team)

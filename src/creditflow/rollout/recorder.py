@@ -63,10 +63,12 @@ class Reply(str):
     """
 
     step: Step
+    logprobs: tuple[float, ...]
+    """Of the step's response tokens; unlike the step's, which are for training, of greedy ones too."""
 
-    def __new__(cls, text: str, step: Step) -> Reply:
+    def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = ()) -> Reply:
         reply = super().__new__(cls, text)
-        reply.step = step
+        reply.step, reply.logprobs = step, logprobs
         return reply
 
     @property
@@ -115,8 +117,8 @@ class Recorder:
         self.trajectory = trajectory
         self.sampling = sampling
         self.too_long: PromptTooLong | None = None
-        """The first prompt that had no room."""
-        self._generator = generator
+        """The last prompt that had no room, until another one is answered."""
+        self.generator = generator
         self._seed = seed
         self._calls = 0
         self._latest: tuple[int, ...] = ()
@@ -138,9 +140,8 @@ class Recorder:
 
     async def ask(self, call: Call) -> Reply:
         """The response to one call, recorded as a step. Raises as `Agent.__call__` does."""
-        reply = await self._ask(call, self._latest)
-        self._latest = (reply.step.index,)
-        return reply
+        answer = await self._answer(call, self._latest)
+        return self._record([answer])[0]
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Reply]:
         """The responses to calls that are made together; those that do not say it use the step before, all the same.
@@ -150,18 +151,16 @@ class Recorder:
         before = self._latest
         try:
             async with asyncio.TaskGroup() as together:
-                asked = [together.create_task(self._ask(call, before)) for call in calls]
+                answers = [together.create_task(self._answer(call, before)) for call in calls]
         except BaseExceptionGroup as failed:  # the others were ended with the first: who asked gets none of them
             raise failed.exceptions[0] from None
-        replies = [one.result() for one in asked]
-        self._latest = tuple(sorted(reply.step.index for reply in replies))
-        return replies
+        return self._record([answer.result() for answer in answers])
 
-    async def _ask(self, call: Call, before: tuple[int, ...]) -> Reply:
+    async def _answer(self, call: Call, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
         if self._closed:
             raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
-        spec, client = self.agents[agent], self._generator.clients[self.agents[agent].policy]
+        client = self.generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given
         if own := _OWN.intersection(call.info or ()):
@@ -177,16 +176,27 @@ class Recorder:
             trajectory.status = "truncated"
             trajectory.info["truncated"] = f"{agent}'s prompt {error}"
             told = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
-            self.too_long = self.too_long or told
+            self.too_long = told
             raise told from error
-        index = len(trajectory.steps)
+        return _Answer(asked, parents, said)
+
+    def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
+        """What was asked together becomes steps together: where one of it failed, none of it was asked."""
+        replies = [self._step(answer) for answer in answers]
+        self._latest = tuple(reply.step.index for reply in replies)
+        self.too_long = None
+        return replies
+
+    def _step(self, answer: _Answer) -> Reply:
+        asked, said, call, trajectory = answer.asked, answer.said, answer.asked.call, self.trajectory
+        agent, index = call.agent, len(trajectory.steps)
         step = Step(
             id=f"{trajectory.id}/{index}",
             trajectory_id=trajectory.id,
             index=index,
             agent=agent,
             turn=sum(earlier.agent == agent for earlier in trajectory.steps),
-            parents=parents,
+            parents=answer.parents,
             prompt=said.prompt,
             response=said.response,
             prompt_ids=said.prompt_ids,
@@ -194,7 +204,7 @@ class Recorder:
             response_mask=said.sampled if asked.temperature > 0 else (0,) * len(said.response_ids),
             logprobs=said.logprobs if asked.temperature > 0 else (0.0,) * len(said.response_ids),
             temperature=asked.temperature,
-            policy=spec.policy,
+            policy=self.agents[agent].policy,
             policy_version=said.version,
             info={**said.info, **(call.info or {})},
         )
@@ -203,7 +213,7 @@ class Recorder:
             trajectory.status = "truncated"
             trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
         trajectory.steps.append(step)
-        return Reply(said.response if said.last is None else said.last, step)
+        return Reply(said.response if said.last is None else said.last, step, said.logprobs)
 
     def _parents(self, call: Call) -> tuple[int, ...]:
         """What the prompt itself shows to have been used."""
@@ -212,7 +222,9 @@ class Recorder:
         if call.reads and steps:
             recent = steps[-_LOOKED_BACK:]
             first = len(steps) - len(recent)
-            used |= {first + at for at in read_in(call.reads, [step.response for step in recent])}
+            # What a step was told already, it may have been told by the task: to read it again proves nothing.
+            said = ["" if step.response.strip() in step.prompt else step.response for step in recent]
+            used |= {first + at for at in read_in(call.reads, said)}
         return tuple(sorted(used))
 
     def _resolved(self, call: Call) -> _Resolved:
@@ -246,7 +258,7 @@ class Recorder:
                 seed = (*asked.seed, turn) if turn else asked.seed
                 left = max_tokens - len(spoken.ids)
                 request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, asked.temperature, seed)
-                generation = await self._generator.generate(spec.policy, request)
+                generation = await self.generator.generate(spec.policy, request)
                 version = version if generation.version is None else generation.version
                 last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
                 spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
@@ -333,14 +345,14 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
     def place(text: str) -> int | None:
         return min((at for one in stop if (at := text.find(one)) >= 0), default=None)
 
-    end = place(text)
-    if end is None:
+    if place(text) is None:
         return text, len(ids), False
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
-    return text[:end], low, True
+    text = client.decode(ids[:low])  # what stands behind was never sampled, and ends nothing
+    return text[: place(text)], low, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +363,15 @@ class _Resolved:
     max_tokens: int
     temperature: float
     seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A call that was answered, and is no step yet."""
+
+    asked: _Resolved
+    parents: tuple[int, ...]
+    said: _Said
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from creditflow.errors import (
     first_line,
 )
 from creditflow.loopback import bound, host_name, hosts_of, url_of
-from creditflow.rollout.client import ChatClient, Generator
+from creditflow.rollout.client import ChatClient
 from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply
 
 try:
@@ -92,7 +92,6 @@ class Door:
     server: OpenAIServer = field(repr=False)
     name: str
     recorder: Recorder = field(repr=False)
-    generator: Generator = field(repr=False)
     loop: asyncio.AbstractEventLoop = field(repr=False)
     api_key: str = field(repr=False)
     expected: bool = True
@@ -136,7 +135,7 @@ class Door:
 
     def _expect(self, plays: int) -> None:
         if self.expected and plays:
-            self.generator.expect(plays)
+            self.recorder.generator.expect(plays)
 
 
 class OpenAIServer:
@@ -182,7 +181,6 @@ class OpenAIServer:
     def open(
         self,
         recorder: Recorder,
-        generator: Generator,
         loop: asyncio.AbstractEventLoop,
         *,
         name: str | None = None,
@@ -195,7 +193,7 @@ class OpenAIServer:
         if name is None:
             name = f"{recorder.trajectory.id}-{secrets.token_hex(4)}"
         key = secrets.token_urlsafe(24) if api_key is None else api_key
-        door = Door(self, name, recorder, generator, loop, key, expected)
+        door = Door(self, name, recorder, loop, key, expected)
         self._doors[name] = door
         door._expect(1)
         return door
@@ -213,7 +211,7 @@ class OpenAIServer:
             Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
             Route(f"{base}/models/{{model:path}}", self._answered(self._model), methods=["GET"]),
-            Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
+            Route("/t/{name}/end", self._answered(self._end, begins=False), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
         ]
 
@@ -224,10 +222,12 @@ class OpenAIServer:
 
         return Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
 
-    def _answered(self, make: Callable[[Request, Door], Awaitable[Response]]) -> Callable[[Request], Awaitable[Any]]:
+    def _answered(
+        self, make: Callable[[Request, Door], Awaitable[Response]], *, begins: bool = True
+    ) -> Callable[[Request], Awaitable[Any]]:
         async def answer(request: Request) -> Response:
             try:
-                return await make(request, self._door(request))
+                return await make(request, self._door(request, begins=begins))
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # told to the client; a model that broke is kept by its generator besides
@@ -238,7 +238,7 @@ class OpenAIServer:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    def _door(self, request: Request) -> Door:
+    def _door(self, request: Request, *, begins: bool) -> Door:
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
@@ -250,6 +250,8 @@ class OpenAIServer:
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
         if door is None:
             assert self._lobby is not None
+            if not begins:
+                raise Refused(404, f"no play {name[:80]!r} is open", code="trajectory_not_found")
             door = self._lobby.enter(name)
         return door
 
@@ -418,11 +420,11 @@ def _parents(given: str, door: Door) -> tuple[int, ...]:
 def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
     """Tokens and log-probs of a reply, as chat completions have them."""
     step = reply.step
-    client = door.generator.clients[step.policy]
+    client = door.recorder.generator.clients[step.policy]
     if isinstance(client, ChatClient):
         return []
     listed = []
-    for token, logprob in zip(step.response_ids, step.logprobs, strict=True):
+    for token, logprob in zip(step.response_ids, reply.logprobs, strict=True):
         text = client.decode([token])
         listed.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
     return listed
@@ -478,9 +480,9 @@ _PROCESS_SERVER: list[OpenAIServer] = []
 _STARTING = threading.Lock()
 
 
-def open_door(recorder: Recorder, generator: Generator, loop: asyncio.AbstractEventLoop) -> Door:
+def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Door:
     """Let clients in to a play of this process; the server starts with the first, and stays until the process ends."""
     with _STARTING:
         if not _PROCESS_SERVER:
             _PROCESS_SERVER.append(OpenAIServer().start())
-    return _PROCESS_SERVER[0].open(recorder, generator, loop)
+    return _PROCESS_SERVER[0].open(recorder, loop)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from creditflow.errors import ConfigError, PromptTooLong
-from creditflow.rollout.client import Generator
-from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply, Sampling
-from creditflow.trajectory import Message, Trajectory
+from creditflow.rollout.recorder import Call, Recorder, Reply
+from creditflow.trajectory import Message
 
 if TYPE_CHECKING:
     from creditflow.rollout.server import Door
@@ -22,18 +22,12 @@ class Team:
     `base_url` and `api_key` are for agents that call their model over HTTP, whatever they are made with.
     """
 
-    def __init__(
-        self,
-        agents: Mapping[str, AgentSpec],
-        trajectory: Trajectory,
-        generator: Generator,
-        sampling: Sampling,
-        seed: tuple[int, ...],
-    ) -> None:
-        self._recorder = Recorder(agents, trajectory, generator, sampling, seed)
-        self._generator = generator
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._loop = asyncio.get_running_loop()
         self._door: Door | None = None
+        self._opening = threading.Lock()
+        """Agents in several threads may ask for the URL."""
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
@@ -62,16 +56,17 @@ class Team:
 
     @property
     def refused_prompt(self) -> PromptTooLong | None:
-        """The first prompt of a client that had no room."""
+        """The last prompt of a client, where it had no room."""
         return self._recorder.too_long if self._door is not None else None
 
     def open(self) -> Door:
         """Let clients in."""
-        if self._door is None:
-            from creditflow.rollout.server import open_door
+        with self._opening:
+            if self._door is None:
+                from creditflow.rollout.server import open_door
 
-            self._door = open_door(self._recorder, self._generator, self._loop)
-        return self._door
+                self._door = open_door(self._recorder, self._loop)
+            return self._door
 
     def answer_from(self, *replies: Reply) -> None:
         """Say which steps the answer came from; without it, the last step."""
