@@ -133,6 +133,20 @@ def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, 
     assert len(server.plays()) == 3
 
 
+def test_who_asks_which_models_there_are_begins_no_play(serving):
+    server = serving()
+    client = server.client("one")
+    assert [model.id for model in client.models.list()] == ["default:writer", "default:editor"]
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="writer", messages=[])
+    assert (server.end("one").status_code, server.end("one").json()["error"]["code"]) == (404, "trajectory_not_found")
+    say(client)
+    assert [model.id for model in client.models.list()] == ["default:writer", "default:editor"]
+    server.end("one")
+    server.stop()
+    assert [len(play.steps) for play in server.plays()] == [1]
+
+
 @pytest.mark.parametrize(
     ("said", "why"),
     [

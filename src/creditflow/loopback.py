@@ -29,6 +29,8 @@ def hosts_of(host: str) -> tuple[str, ...] | None:
 
 def host_name(host: str) -> str | None:
     """The name in a Host header, without its port; None where it is none."""
+    if "@" in host:  # a user's name belongs to addresses, not to hosts
+        return None
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:

@@ -5,7 +5,7 @@ import http.client
 import json
 import socket
 import threading
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import openai
 import pytest
@@ -164,6 +164,22 @@ def test_a_system_prompt_of_the_client_stands_in_place_of_the_agents():
     assert [step.prompt for step in once(ask).steps] == ["You write.\nhello", "Sing.\nhello"]
 
 
+def test_a_system_prompt_that_says_nothing_stands_in_place_of_the_agents_too():
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": ""}, *HELLO])
+
+    assert "You write." not in once(ask).steps[0].prompt
+
+
+def test_parts_of_a_message_are_read_as_their_texts_what_was_refused_before_too():
+    async def ask(client):
+        parts = [{"type": "text", "text": "I had"}, {"type": "refusal", "refusal": " refused"}]
+        said = [*HELLO, {"role": "assistant", "content": parts}, *HELLO]
+        await client.chat.completions.create(model="writer", messages=said)
+
+    assert "I had refused" in once(ask, model=Templated()).steps[0].prompt
+
+
 def test_parents_are_the_steps_whose_responses_the_prompt_has_read():
     async def ask(client):
         async def say(agent, *texts):
@@ -225,6 +241,34 @@ def test_parents_are_those_that_the_client_names():
         await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
 
     assert once(ask).steps[3].parents == (0, 2)
+
+
+def test_ids_that_no_header_could_hold_are_named_percent_encoded():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            one = (await client.chat.completions.create(model="writer", messages=HELLO)).id
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            header = {"X-Creditflow-Parents": quote(one)}
+            await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
+
+    plays = [Play(task_of("x"), "u", "Aufgabe 1, größte%20", (0,))]
+    (made,) = asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    assert (made.status, made.steps[2].parents) == ("ok", (0,))
+
+
+def test_each_choice_says_which_step_it_is():
+    said = []
+
+    async def ask(client):
+        both = await client.chat.completions.create(model="writer", messages=HELLO, n=2)
+        said.extend(choice.step_id for choice in both.choices)
+        header = {"X-Creditflow-Parents": both.choices[1].step_id}
+        stream = await client.chat.completions.create(model="editor", messages=HELLO, stream=True, extra_headers=header)
+        said.append([chunk async for chunk in stream][-1].choices[0].step_id)
+
+    made = once(ask)
+    assert said == [step.id for step in made.steps]
+    assert made.steps[2].parents == (1,)
 
 
 def test_the_same_seed_gives_the_same_response_and_another_play_another_one():
@@ -352,6 +396,25 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
+def test_tokens_of_a_stream_are_told_once():
+    chunks = []
+
+    async def ask(client):
+        more = {"extra_body": {"return_token_ids": True}, "logprobs": True, "stream": True}
+        chunks.extend(
+            [one async for one in await client.chat.completions.create(model="writer", messages=HELLO, **more)]
+        )
+
+    (step,) = once(ask).steps
+    prompts = [chunk.prompt_token_ids for chunk in chunks if hasattr(chunk, "prompt_token_ids")]
+    ids = [chunk.choices[0].token_ids for chunk in chunks if hasattr(chunk.choices[0], "token_ids")]
+    logprobs = [
+        one.logprob for chunk in chunks if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content
+    ]
+    assert (prompts, ids) == ([list(step.prompt_ids)], [list(step.response_ids)])
+    assert tuple(logprobs) == step.logprobs
+
+
 def test_calls_of_the_clients_tools_come_as_openai_has_them_and_go_back_into_the_next_prompt():
     answers = []
 
@@ -418,6 +481,8 @@ def test_what_is_sampled_is_what_is_recorded_with_a_real_model():
         assert tuple(choice.token_ids) == step.response_ids
         assert tuple(answer.prompt_token_ids) == step.prompt_ids
         assert tuple(one.logprob for one in choice.logprobs.content) == step.logprobs
+        for told in choice.logprobs.content:  # of a part of a character, its bytes are not known
+            assert told.bytes is None if "\ufffd" in told.token else bytes(told.bytes).decode() == told.token
         anew = policy.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
         spelled_anew += tuple(anew) == step.response_ids
     assert spelled_anew < 3  # random bytes are no text: tokens made anew from it would not be those that were sampled
@@ -450,7 +515,7 @@ def test_the_official_types_know_every_field_of_every_answer():
     for kind, answer in raw:
         parsed = kind.model_validate(answer, strict=True)
         assert not parsed.model_extra
-        assert all(not choice.model_extra for choice in parsed.choices)
+        assert all(set(choice.model_extra) == {"step_id"} for choice in parsed.choices)
 
 
 # What is refused
@@ -462,6 +527,10 @@ def test_the_official_types_know_every_field_of_every_answer():
         ({"top_p": 0.9}, "top_p: expected 1"),
         ({"extra_body": {"top_k": 40}}, "top_k"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"reasoning_effort": "high"}, "reasoning_effort: expected nothing"),
+        ({"extra_body": {"stop_token_ids": [7]}}, "stop_token_ids"),
+        ({"extra_body": {"guided_json": {}}}, "guided_json: expected nothing"),
+        ({"messages": user([{"type": "text", "text": None}])}, "expected its text as a text"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
@@ -528,6 +597,20 @@ def test_of_choices_that_a_policy_behind_an_endpoint_fails_in_none_is_a_step():
 
     (made,) = played(solve, Fails())
     assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
+
+
+def test_tokens_of_a_policy_behind_an_endpoint_are_counted_as_that_has_told_them():
+    class Counts(ChatClient):
+        async def chat(self, messages, **given):
+            return ChatReply("yes", "stop", 11, 3)
+
+    usages = []
+
+    async def ask(client):
+        usages.append((await client.chat.completions.create(model="writer", messages=HELLO, n=2)).usage)
+
+    once(ask, model=Counts())
+    assert (usages[0].prompt_tokens, usages[0].completion_tokens) == (11, 6)
 
 
 def test_threads_that_ask_for_the_url_together_get_the_same():
@@ -664,11 +747,18 @@ def test_a_page_elsewhere_whose_name_points_here_gets_nothing():
 
     def trouble(team):
         place = urlsplit(team.base_url)
-        head = f"GET {place.path}/models HTTP/1.1\r\nHost: evil.example\r\nAuthorization: Bearer {team.api_key}\r\n"
-        answers.append(raw(team.base_url, head.encode() + b"Connection: close\r\n\r\n"))
+        for host in ("evil.example", f"evil.example@{place.netloc}", f"{place.netloc}@evil.example", "[", ""):
+            head = f"GET {place.path}/models HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {team.api_key}\r\n"
+            answers.append(raw(team.base_url, head.encode() + b"Connection: close\r\n\r\n"))
 
     among_others(trouble)
-    assert b" 421 " in answers[0].splitlines()[0]
+    assert [answer.split(b" ", 2)[1] for answer in answers] == [b"421"] * 5
+
+
+def test_who_shows_no_key_is_not_sent_elsewhere():
+    answers = []
+    among_others(lambda team: answers.append(post(team, GOOD, key="wrong", path="/chat/completions/")))
+    assert answers[0].split(b" ", 2)[1] == b"404"
 
 
 def test_when_the_play_has_ended_its_door_is_shut():
@@ -710,36 +800,124 @@ def test_a_client_that_goes_away_leaves_no_step():
     assert [step.agent for step in made.steps] == ["editor"]
 
 
-def test_a_play_may_make_so_many_steps_and_no_more(monkeypatch):
-    server = OpenAIServer(limits=Limits(steps=2)).start()
-    monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [server])
+@pytest.fixture
+def limited(monkeypatch):
+    """The server that plays open their doors on, with the limits that a test wants."""
+    started = []
+
+    def start(**limits) -> OpenAIServer:
+        started.append(OpenAIServer(limits=Limits(**limits)).start())
+        monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [started[-1]])
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+def test_a_play_may_make_so_many_steps_and_no_more(limited):
+    limited(steps=2)
     seen = []
 
     async def ask(client):
         for _ in range(3):
             seen.append(await client.chat.completions.create(model="writer", messages=HELLO))
 
-    try:
-        with pytest.raises(openai.RateLimitError, match="at most 256 calls at a time, and 2 steps"):
-            once(ask)
-    finally:
-        server.stop()
+    with pytest.raises(openai.RateLimitError, match="at most 256 calls at a time, and 2 steps"):
+        once(ask)
     assert len(seen) == 2
 
 
-def test_a_workflow_that_blocks_its_event_loop_is_told_so(monkeypatch):
-    server = OpenAIServer(limits=Limits(blocked_seconds=0.2)).start()
-    monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [server])
+def test_calls_that_are_under_way_count_as_steps(limited):
+    limited(steps=2)
+    found = []
+
+    async def ask(client):
+        asked = [client.chat.completions.create(model="writer", messages=HELLO) for _ in range(5)]
+        found.extend(await asyncio.gather(*asked, return_exceptions=True))
+
+    assert len(once(ask).steps) == 2
+    assert sorted(type(one).__name__ for one in found) == ["ChatCompletion"] * 2 + ["RateLimitError"] * 3
+
+
+def opened(server: OpenAIServer) -> socket.socket:
+    place = urlsplit(server.url)
+    return socket.create_connection((place.hostname, place.port), timeout=30)
+
+
+def ended(connection: socket.socket) -> bool:
+    """Whether the server ends it; waits for that."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"POST /t/x HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half a head"])
+def test_a_connection_without_a_whole_head_is_ended(limited, begun):
+    server = limited(head_seconds=0.2)
+    with opened(server) as connection:
+        connection.sendall(begun)
+        assert ended(connection)
+
+
+def test_half_a_head_behind_a_whole_request_is_not_waited_for_either(limited):
+    server = limited(head_seconds=0.2)
+    with opened(server) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        said = b""
+        while not said.endswith(b"}"):
+            said += connection.recv(4096)
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        assert ended(connection)
+
+
+def test_connections_that_ask_for_nothing_make_room_for_one_that_does(limited):
+    server = limited(connections=4, head_seconds=600)
+    idle = [opened(server) for _ in range(8)]
+
+    async def ask(client):
+        await client.chat.completions.create(model="writer", messages=HELLO)
+
+    try:
+        assert len(once(ask).steps) == 1
+        assert all(ended(one) for one in idle[:5])
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limited):
+    server = limited(connections=2, head_seconds=600)
+    idle = []
+
+    def slow(prompt):
+        for _ in range(8):
+            idle.append(opened(server))
+        assert all(ended(one) for one in idle[:7])
+        return "late"
+
+    async def ask(client):
+        assert (await client.chat.completions.create(model="writer", messages=HELLO)).choices[
+            0
+        ].message.content == "late"
+
+    try:
+        assert len(once(ask, model=Answers(slow)).steps) == 1
+    finally:
+        for one in idle:
+            one.close()
+
+
+def test_a_workflow_that_blocks_its_event_loop_is_told_so(limited):
+    limited(blocked_seconds=0.2)
 
     async def solve(task, team):
         openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0).chat.completions.create(
             model="writer", messages=HELLO
         )
 
-    try:
-        (made,) = played(solve)
-    finally:
-        server.stop()
+    (made,) = played(solve)
     assert made.status == "failed"
     assert "asyncio.to_thread" in made.info["error"]
 

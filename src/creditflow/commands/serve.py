@@ -26,7 +26,7 @@ from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.rollout import Scheduler
 from creditflow.rollout.openai_api import Refused
-from creditflow.rollout.recorder import Recorder
+from creditflow.rollout.recorder import AgentSpec, Recorder
 from creditflow.rollout.server import Door, OpenAIServer
 from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
 
@@ -112,9 +112,10 @@ class Hall:
     """The plays that clients have begun. A `Lobby` of the server."""
 
     server: OpenAIServer
+    agents: Mapping[str, AgentSpec]
 
     def __init__(self, parts: Parts, scheduler: Scheduler, written: Written, api_key: str) -> None:
-        self.api_key = api_key
+        self.api_key, self.agents = api_key, parts.agents
         self._parts, self._scheduler, self._written = parts, scheduler, written
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, Door] = {}

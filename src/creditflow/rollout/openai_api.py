@@ -39,6 +39,44 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
+    "reasoning_effort": (None,),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+    # Those of vLLM and SGLang
+    "min_tokens": (None, 0),
+    "min_new_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "stop_token_ids": (None, []),
+    "stop_regex": (None, []),
+    "bad_words": (None, []),
+    "allowed_token_ids": (None,),
+    "length_penalty": (None, 1),
+    "use_beam_search": (None, False),
+    "logits_processors": (None, []),
+    "custom_logit_processor": (None,),
+    "repetition_detection": (None,),
+    "thinking_token_budget": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structural_tag": (None,),
+    "structured_outputs": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "json_schema": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "documents": (None, []),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
+    "truncate_prompt_tokens": (None,),
+    "add_special_tokens": (None, False),
+    "lora_path": (None,),
+    "prompt_logprobs": (None,),
+    "skip_special_tokens": (None, True),
+    "no_stop_trim": (None, False),
+    "include_stop_str_in_output": (None, False),
 }
 """Fields that would change what is sampled, or what is told of it, and the values at which they do not."""
 
@@ -113,6 +151,10 @@ class ToolOf(_Asked):
     function: FunctionOf
 
 
+_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Of a message's content that is a list: its kinds of parts, and where the text of each is."""
+
+
 class ChatMessage(_Asked):
     """One of a conversation."""
 
@@ -123,8 +165,13 @@ class ChatMessage(_Asked):
     @classmethod
     def _texts(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else ():
-            if part.get("type") not in ("text", "input_text", "output_text", "refusal"):
-                raise ValueError(f"a part of type {part.get('type')!r}: expected text")
+            kind = part.get("type")
+            if kind not in _PARTS:
+                raise ValueError(f"a part of type {str(kind)[:80]!r}: expected text")
+            if not isinstance(part.get(_PARTS[kind]), str):
+                raise ValueError(f"a part of type {kind!r}: expected its {_PARTS[kind]} as a text")
+        if isinstance(content, list):
+            return [{"type": "text", "text": part[_PARTS[part["type"]]]} for part in content]
         return content
 
 
@@ -238,7 +285,7 @@ def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: Tokens) ->
 def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
     """An answer as server-sent events: of each choice the role, what it says, and how it ended."""
     kind = str(answer["object"])
-    head = {name: value for name, value in answer.items() if name not in ("choices", "usage")}
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
     chunks: list[dict[str, Any]] = []
     for choice in answer["choices"]:
         index, end = choice["index"], choice["finish_reason"]
@@ -254,9 +301,11 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
         if calls := message.get("tool_calls"):
             deltas.append({"tool_calls": [{"index": i, **call} for i, call in enumerate(calls)]})
         made: list[dict[str, Any]] = [{"index": index, "delta": delta, "finish_reason": None} for delta in deltas]
-        made[-1]["logprobs"] = choice["logprobs"]
-        made.append({"index": index, "delta": {}, "finish_reason": end})
+        made[-1] |= {name: choice[name] for name in ("logprobs", "token_ids") if name in choice}
+        made.append({"index": index, "delta": {}, "finish_reason": end, "step_id": choice["step_id"]})
         chunks += [{**head, "choices": [one]} for one in made]
+    if "prompt_token_ids" in answer:
+        chunks[0]["prompt_token_ids"] = answer["prompt_token_ids"]
     if usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     lines = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks]
@@ -293,13 +342,24 @@ def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, 
 
 
 def _ids(asked: Request, reply: Reply) -> dict[str, Any]:
-    return {"token_ids": list(reply.step.response_ids)} if asked.return_token_ids else {}
+    tokens = {"token_ids": list(reply.step.response_ids)} if asked.return_token_ids else {}
+    return {"step_id": reply.step.id, **tokens}
 
 
 def _usage(replies: Sequence[Reply], asked: Request) -> dict[str, Any]:
     prompts = replies if isinstance(asked, TextRequest) else replies[:1]
-    read, said = sum(len(one.step.prompt_ids) for one in prompts), sum(len(one.step.response_ids) for one in replies)
+    read, said = sum(_counts(one)[0] for one in prompts), sum(_counts(one)[1] for one in replies)
     return {"prompt_tokens": read, "completion_tokens": said, "total_tokens": read + said}
+
+
+def _counts(reply: Reply) -> tuple[int, int]:
+    """Tokens of its prompt and response; of a policy behind an endpoint as that has told them."""
+    told, step = reply.step.info, reply.step
+    read, said = told.get("prompt_tokens"), told.get("completion_tokens")
+    return (
+        read if isinstance(read, int) else len(step.prompt_ids),
+        said if isinstance(said, int) else len(step.response_ids),
+    )
 
 
 def _finish_reason(reply: Reply) -> str:

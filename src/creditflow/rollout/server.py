@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from creditflow.chat import content_text
 from creditflow.errors import (
@@ -41,6 +41,7 @@ try:
     from starlette.routing import Route
 
     from creditflow.rollout import openai_api as api
+    from creditflow.rollout.connections import bounded_connections, room_for
     from creditflow.rollout.openai_api import Refused
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
@@ -53,6 +54,10 @@ PARENTS_HEADER = "x-creditflow-parents"
 class Limits:
     """What one client may take."""
 
+    connections: int = 4096
+    """Of all clients together; fewer where the process may not have as many file descriptors."""
+    head_seconds: float = 20.0
+    """Until a request's headers are there."""
     body_bytes: int = 4 << 20
     """A prompt is made into tokens on the play's event loop: a longer one would hold up others."""
     body_seconds: float = 60.0
@@ -75,6 +80,8 @@ class Lobby(Protocol):
 
     api_key: str
     """Of every client."""
+    agents: Mapping[str, AgentSpec]
+    """Of every play."""
 
     def enter(self, name: str) -> Door:
         """A new play. Raises Refused."""
@@ -120,7 +127,8 @@ class Door:
         limits, recorder = self.server.limits, self.recorder
         if self.closed:
             raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended")
-        if self.waiting + len(calls) > limits.waiting or len(recorder.trajectory.steps) + len(calls) > limits.steps:
+        waiting = self.waiting + len(calls)
+        if waiting > limits.waiting or len(recorder.trajectory.steps) + waiting > limits.steps:
             said = f"trajectory {self.name}: at most {limits.waiting} calls at a time, and {limits.steps} steps"
             raise Refused(429, said, code="too_many_calls")
         self._expect(-1 if self.waiting == 0 else 0)
@@ -160,7 +168,13 @@ class OpenAIServer:
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
         config = uvicorn.Config(
-            self._application(), log_level="warning", access_log=False, lifespan="off", server_header=False, ws="none"
+            self._application(),
+            http=bounded_connections(room_for(self.limits.connections), self.limits.head_seconds),
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -211,7 +225,7 @@ class OpenAIServer:
             Route(f"{base}/completions", self._answered(self._complete), methods=["POST"]),
             Route(f"{base}/models", self._answered(self._models), methods=["GET"]),
             Route(f"{base}/models/{{model:path}}", self._answered(self._model), methods=["GET"]),
-            Route("/t/{name}/end", self._answered(self._end, begins=False), methods=["POST"]),
+            Route("/t/{name}/end", self._answered(self._end), methods=["POST"]),
             Route("/health", self._health, methods=["GET"]),
         ]
 
@@ -220,14 +234,16 @@ class OpenAIServer:
             said = f"{request.method} {request.url.path[:200]}: expected POST /t/NAME/v1/chat/completions, or its like"
             return _refusal(Refused(status, said))
 
-        return Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
+        application = Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
+        application.router.redirect_slashes = False  # who is sent elsewhere has shown no key yet
+        return application
 
     def _answered(
-        self, make: Callable[[Request, Door], Awaitable[Response]], *, begins: bool = True
+        self, make: Callable[[Request, Door | None], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Any]]:
         async def answer(request: Request) -> Response:
             try:
-                return await make(request, self._door(request, begins=begins))
+                return await make(request, self._door(request))
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:  # told to the client; a model that broke is kept by its generator besides
@@ -238,7 +254,8 @@ class OpenAIServer:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    def _door(self, request: Request, *, begins: bool) -> Door:
+    def _door(self, request: Request) -> Door | None:
+        """The play that is meant; None: one that clients may begin, and nobody has. Raises Refused."""
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
@@ -248,10 +265,13 @@ class OpenAIServer:
         # Of a play that is not there as of one whose key is another: who may not know, is not told.
         if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
+        return door
+
+    def _begun(self, request: Request, door: Door | None) -> Door:
+        name = request.path_params["name"]
+        door = door or self._doors.get(name)  # another call may have come first while this one's body was read
         if door is None:
-            assert self._lobby is not None
-            if not begins:
-                raise Refused(404, f"no play {name[:80]!r} is open", code="trajectory_not_found")
+            assert self._lobby is not None  # without one, no key opens what is not there
             door = self._lobby.enter(name)
         return door
 
@@ -272,20 +292,22 @@ class OpenAIServer:
             raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
         return b"".join(parts)
 
-    async def _chat(self, request: Request, door: Door) -> Response:
+    async def _chat(self, request: Request, door: Door | None) -> Response:
         asked = api.parsed(api.ChatRequest, await self._body(request))
+        door = self._begun(request, door)
         said = asked.conversation
-        system = "\n".join(content_text(message.get("content")) for message in said if message["role"] == "system")
-        agent = _agent(door.recorder.agents, request, asked.model, system)
-        prompt = said if system else door.recorder.agents[agent].introduced(said)
+        systems = [content_text(message.get("content")) for message in said if message["role"] == "system"]
+        agent = _agent(door.recorder.agents, request, asked.model, "\n".join(systems))
+        prompt = said if systems else door.recorder.agents[agent].introduced(said)
         call = Call(agent, prompt, tools=asked.schemas, reads=[content_text(one.get("content")) for one in said])
         calls = self._calls(request, door, asked, replace(call, answers=api.answered(said)), asked.most_tokens)
         replies = await self._ask(request, door, calls)
         answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
         return _reply(asked, answer)
 
-    async def _complete(self, request: Request, door: Door) -> Response:
+    async def _complete(self, request: Request, door: Door | None) -> Response:
         asked = api.parsed(api.TextRequest, await self._body(request))
+        door = self._begun(request, door)
         agent = _agent(door.recorder.agents, request, asked.model, "")
         calls = [
             call
@@ -349,30 +371,36 @@ class OpenAIServer:
         replies: list[Reply] = made.result()
         return replies
 
-    async def _end(self, request: Request, door: Door) -> Response:
+    async def _end(self, request: Request, door: Door | None) -> Response:
         if self._lobby is None:
             raise Refused(404, "this play ends when its workflow returns")
+        if door is None:
+            said = f"no play {request.path_params['name'][:80]!r} is open"
+            raise Refused(404, said, code="trajectory_not_found")
         return JSONResponse(
             await asyncio.wrap_future(_run_on(door.loop, self._lobby.end(door, await self._body(request))))
         )
 
-    async def _models(self, request: Request, door: Door) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in _model_names(door)]})
+    async def _models(self, request: Request, door: Door | None) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in self._model_names(door)]})
 
-    async def _model(self, request: Request, door: Door) -> Response:
-        name = request.path_params["model"]
-        if name not in _model_names(door):
-            known = _model_names(door)
+    async def _model(self, request: Request, door: Door | None) -> Response:
+        name, known = request.path_params["model"], self._model_names(door)
+        if name not in known:
             raise Refused(404, f"no model {name[:80]!r}; there is {', '.join(known)}", code="model_not_found")
         return JSONResponse(_model(name))
+
+    def _model_names(self, door: Door | None) -> list[str]:
+        if door is not None:
+            agents = door.recorder.agents
+        else:
+            assert self._lobby is not None
+            agents = self._lobby.agents
+        return [f"{spec.policy}:{name}" for name, spec in agents.items()]
 
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "creditflow"}
-
-
-def _model_names(door: Door) -> list[str]:
-    return [f"{spec.policy}:{name}" for name, spec in door.recorder.agents.items()]
 
 
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
@@ -409,9 +437,9 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
 
 
 def _parents(given: str, door: Door) -> tuple[int, ...]:
-    """From the ids of answers."""
+    """From the ids of answers; what cannot stand in a header, or has a comma, is percent-encoded."""
     known = {step.id: step.index for step in list(door.recorder.trajectory.steps)}
-    ids = [one.strip() for one in given.split(",") if one.strip()]
+    ids = [one if one in known else unquote(one) for part in given.split(",") if (one := part.strip())]
     if unknown := [one for one in ids if one not in known]:
         raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
     return tuple(sorted({known[one] for one in ids}))
@@ -426,7 +454,8 @@ def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
     listed = []
     for token, logprob in zip(step.response_ids, reply.logprobs, strict=True):
         text = client.decode([token])
-        listed.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        told = None if "\ufffd" in text else list(text.encode())  # of a part of a character, its bytes are not known
+        listed.append({"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []})
     return listed
 
 

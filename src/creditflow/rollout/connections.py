@@ -1,0 +1,81 @@
+"""Connections of the server: how many there may be, and for how long one may stay without a request.
+
+Whoever can reach the port can open connections, whether a key is theirs or not, and each holds a file descriptor of the
+process that trains. It knows uvicorn's protocol and nothing of what is asked. Imports uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from contextlib import suppress
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+_BASE: Any = AutoHTTPProtocol
+
+
+def bounded_connections(most: int, header_seconds: float) -> type[asyncio.Protocol]:
+    """uvicorn's HTTP protocol, for `Config(http=...)` of one server.
+
+    A connection on which no whole request head comes within `header_seconds` is ended. Of more than `most`, the oldest
+    one without a request under way is: who comes with a request finds room. (Between two requests, uvicorn ends it.)
+    """
+    opened: dict[Connection, None] = {}
+
+    class Connection(_BASE):  # type: ignore[misc]
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            opened[self] = None
+            self._expect_head()
+            if len(opened) > most:
+                next((one for one in opened if not one.busy), self).end()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.busy:
+                self._stop_waiting()
+            elif self._deadline is None:
+                self._expect_head()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            opened.pop(self, None)
+            self._stop_waiting()
+            super().connection_lost(error)
+
+        @property
+        def busy(self) -> bool:
+            """Whether a request is being read or answered."""
+            return self.cycle is not None and not self.cycle.response_complete
+
+        def end(self) -> None:
+            opened.pop(self, None)
+            self.transport.abort()
+
+        def _expect_head(self) -> None:
+            self._deadline = asyncio.get_running_loop().call_later(header_seconds, self.end)
+
+        def _stop_waiting(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return Connection
+
+
+def room_for(connections: int) -> int:
+    """How many connections there may be: `connections`, or half of the file descriptors that this process may have.
+
+    Where both ends are in this process, one takes two. The soft limit is raised for them, as far as the system allows.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with suppress(ValueError, OSError):  # a container may forbid it: there are fewer connections then
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return connections if soft == resource.RLIM_INFINITY else min(connections, soft // 2)
