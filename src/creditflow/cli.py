@@ -347,7 +347,7 @@ def convert(
         list[Path],
         typer.Argument(
             metavar="SPANS...",
-            help="OpenTelemetry's spans (OTLP), Agent Lightning's, logs of chats, or our own Parquet.",
+            help="OpenTelemetry's spans and log records (OTLP), Agent Lightning's, logs of chats, or our own Parquet.",
             show_default=False,
         ),
     ],

@@ -1,10 +1,12 @@
 """Logs of chats, by line."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from creditflow.adapters import convert, from_chat_log
+from creditflow.adapters import convert, from_chat_log, read_spans
 from creditflow.errors import DataError
 from creditflow.trajectory import Trajectory
 
@@ -72,3 +74,19 @@ def test_token_ids_and_log_probabilities_of_vllm_are_kept() -> None:
 def test_a_line_of_another_form_is_refused_by_its_number() -> None:
     with pytest.raises(DataError, match=r"chat log: line 2: expected `messages`, or `request` and `response`"):
         from_chat_log([{"messages": []}, {"text": "hello"}])
+
+
+def test_lines_of_several_files_are_as_many_plays_unless_they_say_otherwise(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"Hello from {name}."}]
+        lines = [{"messages": said}, {"messages": said, "trajectory_id": "both"}]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    made = convert(read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])).trajectories
+    assert [[step.response for step in play.steps] for play in made] == [
+        ["Hello from a."],
+        ["Hello from a.", "Hello from b."],
+        ["Hello from b."],
+    ]
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, [{"messages": []}, {}])))
+    with pytest.raises(DataError, match=r"b\.jsonl: line 2: expected"):
+        read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])

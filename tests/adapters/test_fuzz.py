@@ -90,7 +90,8 @@ def mutated(seed: int) -> list[Any]:
     spans = all_of(messages)
     if draw.random() < 0.3:
         draw.shuffle(spans)
-        messages = [{"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+        logs = [{"resourceLogs": message.get("resourceLogs")} for message in messages]
+        messages = [*draw.sample(logs, len(logs)), {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
     for _ in range(draw.choice([1, 2, 4, 16, 64])):
         draw.choice(MUTATIONS)(draw, spans)
     return messages

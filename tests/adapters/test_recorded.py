@@ -1,8 +1,14 @@
 """Spans of real runs (`recorded/record.py`), and what they must become: checked by hand, written down here."""
 
+import base64
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from creditflow.adapters import Converted, convert, read_spans
 from creditflow.trajectory import Trajectory, TrajectoryBatch
@@ -80,6 +86,34 @@ def test_a_conversation_of_autogen_and_a_score_by_response_id() -> None:
     assert steps_of(trajectory) == SEA
     assert made.left_out == []
     assert trajectory.steps[1].info["rewards_by"] == {"helpful": "link"}
+
+
+@pytest.mark.parametrize("name", ["autogen_otel_logs", "autogen_otel_logs_before"])
+def test_messages_in_log_records_are_found_in_the_same_file_in_another_and_without_spans(
+    name: str, tmp_path: Path
+) -> None:
+    made, trajectory = converted(f"{name}.json")
+    assert (steps_of(trajectory), made.left_out) == (SEA, [])
+    recorded = json.loads((RECORDED / f"{name}.json").read_text())
+    files = []
+    for part, encode in (("resourceLogs", LogsData), ("resourceSpans", TracesData)):
+        (tmp_path / f"{part}.json").write_text(json.dumps({part: recorded[part]}))
+        ids = json.loads(json.dumps({part: recorded[part]}), object_hook=in_base64)
+        message = ParseDict(ids, encode()).SerializeToString()
+        (tmp_path / f"{part}.pb").write_bytes(len(message).to_bytes(4, "big") + message)
+        files.append(part)
+    for form in ("json", "pb"):
+        apart = convert(read_spans([tmp_path / f"{part}.{form}" for part in files]))
+        assert list(map(steps_of, apart.trajectories)) == [SEA]
+        alone = convert(read_spans(tmp_path / f"resourceLogs.{form}"))
+        assert [step[3] for step in steps_of(alone.trajectories[0])] == [step[3] for step in SEA]
+        assert alone.left_out == []
+
+
+def in_base64(value: dict[str, Any]) -> dict[str, Any]:
+    """Ids as protobuf's own JSON has them."""
+    ids = ("traceId", "spanId", "parentSpanId")
+    return {key: base64.b64encode(bytes.fromhex(one)).decode() if key in ids else one for key, one in value.items()}
 
 
 def test_a_score_by_an_id_that_was_not_recorded_is_told() -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from creditflow.adapters import Span, convert, from_agent_lightning, from_readable, read_spans
+from creditflow.adapters import Span, convert, from_agent_lightning, from_json, from_readable, read_spans
 from creditflow.adapters.spans import Link
 from creditflow.errors import DataError
 
@@ -110,6 +112,37 @@ def test_lines_of_json_are_read_and_logs_find_their_spans(tmp_path: Path) -> Non
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (trajectory,) = convert(read_spans(tmp_path / "x.jsonl")).trajectories
     assert (trajectory.task.text, trajectory.answer) == ("Hello?", "Yes.")
+
+
+def test_log_records_of_opentelemetrys_own_kind_find_their_spans() -> None:
+    provider, spans = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    logged, logs = LoggerProvider(), InMemoryLogRecordExporter()
+    logged.add_log_record_processor(SimpleLogRecordProcessor(logs))
+    logger = logged.get_logger("test")
+    with provider.get_tracer("test").start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}):
+        logger.emit(event_name="gen_ai.user.message", body={"content": "What is 3 + 4?"})
+        logger.emit(event_name="gen_ai.choice", body={"message": {"content": "7"}})
+        logger.emit(body="another matter")
+    (trajectory,) = convert(from_readable(spans.get_finished_spans(), logs.get_finished_logs())).trajectories
+    assert (trajectory.task.text, trajectory.answer) == ("What is 3 + 4?", "7")
+
+
+def test_log_records_about_other_matters_are_no_spans() -> None:
+    logs = [{"spanId": "b" * 16, "body": {"stringValue": "started"}}, {"eventName": "app.click"}, {}]
+    assert from_json([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}]) == []
+
+
+def test_of_spans_with_one_id_a_log_record_finds_that_of_its_trace() -> None:
+    spans = [{"traceId": trace * 32, "spanId": "c" * 16} for trace in "ab"]
+    log = {"traceId": "a" * 32, "spanId": "c" * 16, "eventName": "gen_ai.choice"}
+    one, other = from_json(
+        [
+            {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]},
+            {"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]},
+        ]
+    )
+    assert ([event.name for event in one.events], other.events) == (["gen_ai.choice"], [])
 
 
 def test_a_span_has_what_its_reader_gave_and_no_more() -> None:

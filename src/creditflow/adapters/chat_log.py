@@ -29,12 +29,15 @@ def is_chat_log(value: Any) -> bool:
     return isinstance(value, Mapping) and ("messages" in value or {"request", "response"} <= value.keys())
 
 
-def from_chat_log(lines: Iterable[Any], where: str = "chat log") -> list[Span]:
-    """Spans of the lines, given as JSON values. Raises DataError for a line of another form."""
+def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int = 0) -> list[Span]:
+    """Spans of the lines, given as JSON values. `after`: how many lines there were in the files before this one.
+
+    Raises DataError for a line of another form.
+    """
     spans: list[Span] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, after + 1):
         if not is_chat_log(line):
-            raise DataError(f"{where}: line {number}: expected `messages`, or `request` and `response`")
+            raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
         play = next((text_of(line[key]) for key in _PLAY if line.get(key) is not None), f"line {number}")
         spans += _call(line, play, number) if "request" in line else _conversation(line, play, number)
     return spans

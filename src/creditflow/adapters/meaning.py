@@ -93,7 +93,8 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
     if names.of_reward and (reward := _reward_span(span, names)) is not None:
         return reward
     operation = span.attributes.get("gen_ai.operation.name")
-    if names.of_call and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
+    may_be = names.of_call or bool(span.events)
+    if may_be and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
         return call
     name = _agent_name(span, operation) if names.of_agent else ""
     return AgentAtWork(name) if name else None
@@ -255,6 +256,7 @@ def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
         or operation in _CALLS
         or attributes.get("openinference.span.kind") == "LLM"
         or attributes.get("llm.request.type") in _CALLS
+        or any(event.name in _TOLD for event in span.events)
     )
     if not is_call:
         return None
@@ -327,11 +329,14 @@ def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw
 
 
 _ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+_DETAILS = "gen_ai.client.inference.operation.details"
+_TOLD = frozenset((_DETAILS, "gen_ai.choice", "gen_ai.content.completion"))
+"""Events of model calls, whatever else their spans say."""
 
 
 def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
     """By OpenTelemetry's conventions before, one event a message, and since, one for all."""
-    if event.name == "gen_ai.client.inference.operation.details":
+    if event.name == _DETAILS:
         if not (read or wrote):
             more_read, more_wrote = _from_attributes(event.attributes)
             read += more_read

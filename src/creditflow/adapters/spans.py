@@ -11,6 +11,7 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,16 +82,24 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
             raise DataError(f"{path}: line {number} of those that are not empty: {first_line(error)}") from error
 
 
-def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
-    """The spans of JSON values, or of lists of them, in any of the forms that `read_spans` knows.
-
-    Raises DataError for others; its message begins with `where`.
+def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
+    """The JSON objects of spans and log records, of `values` or of lists in it. Raises DataError for others; its
+    message begins with `where`.
     """
     objects = [one for value in values for one in (value if isinstance(value, list) else [value])]
     for one in objects:
         if not (isinstance(one, dict) and ("span_id" in one or "resourceSpans" in one or "resourceLogs" in one)):
             keys = f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) else repr(one)[:80]
             raise DataError(f"{where}: expected OTLP (`resourceSpans`) or Agent Lightning's (`span_id`), got {keys}")
+    return objects
+
+
+def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
+    """The spans of JSON values, or of lists of them, in any of the forms that `read_spans` knows.
+
+    Raises DataError for others; its message begins with `where`.
+    """
+    objects = expect_spans(values, where)
     otlp = from_otlp_json(one for one in objects if "span_id" not in one)
     return otlp + from_agent_lightning(one for one in objects if "span_id" in one)
 
@@ -100,25 +109,64 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
 
 def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
     """The spans of OTLP messages in their JSON form; log records that name a span become its events, in whatever
-    message they are.
+    message they are. Those about generative AI whose span is nowhere become one.
     """
     spans: list[Span] = []
-    logs: list[tuple[str, Event]] = []
+    logs: list[_Log] = []
     for message in messages:
         for group in _objects(message.get("resourceSpans")):
             resource = _attributes(_object(group.get("resource")).get("attributes"))
             for scope in _objects(group.get("scopeSpans") or group.get("instrumentationLibrarySpans")):
                 spans += [_from_otlp(raw, resource) for raw in _objects(scope.get("spans"))]
         for group in _objects(message.get("resourceLogs")):
+            resource = _attributes(_object(group.get("resource")).get("attributes"))
             for scope in _objects(group.get("scopeLogs")):
-                for raw in _objects(scope.get("logRecords")):
-                    attributes = _attributes(raw.get("attributes"))
-                    name = text_of(raw.get("eventName") or attributes.get("event.name"))
-                    logs.append((_hex(raw.get("spanId")), Event(name, attributes, _value(raw.get("body")))))
-    by_id = {span.id: span for span in spans} if logs else {}
-    for span_id, event in logs:
-        if span_id in by_id:
-            by_id[span_id].events.append(event)
+                logs += [_log(raw, resource) for raw in _objects(scope.get("logRecords"))]
+    return _joined(spans, logs)
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log record."""
+
+    trace: str
+    span: str
+    time: int | None
+    event: Event
+    resource: Mapping[str, Any]
+
+
+def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
+    attributes = _attributes(raw.get("attributes"))
+    name = text_of(raw.get("eventName") or attributes.get("event.name"))
+    time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
+    return _Log(
+        _hex(raw.get("traceId")),
+        _hex(raw.get("spanId")),
+        time,
+        Event(name, attributes, _value(raw.get("body"))),
+        resource,
+    )
+
+
+def _joined(spans: list[Span], logs: Sequence[_Log]) -> list[Span]:
+    """Spans with the events that log records tell of them; and one more for each that these alone tell of, which has
+    their attributes.
+    """
+    if not logs:
+        return spans
+    known = {("", span.id): span for span in spans} | {(span.trace, span.id): span for span in spans}
+    made: dict[tuple[str, str], dict[str, Any]] = {}
+    for number, log in enumerate(logs):
+        key = log.trace, log.span or f"log record {number}"
+        if key not in known and log.event.name.startswith("gen_ai."):
+            made[key] = {}
+            known[key] = Span(*key, None, "", log.time, log.time, made[key], resource=log.resource)
+            spans.append(known[key])
+        if key in known:
+            known[key].events.append(log.event)
+        if key in made:
+            made[key].update(log.event.attributes)
     return spans
 
 
@@ -143,21 +191,55 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
 
 
 def from_otlp_protobuf(data: bytes, where: str = "spans") -> list[Span]:
-    """The spans of one OTLP message (TracesData, or a request to export them, which has the same bytes).
+    """The spans of OTLP messages: one (TracesData, LogsData, or a request to export them, which has the same bytes), or
+    many, each behind its length in four bytes, as collectors write them to files.
 
     Raises DataError where the bytes are something else, InputError where opentelemetry-proto is not installed.
     """
+    return from_otlp_json(protobuf_messages(data, where))
+
+
+def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
+    """OTLP messages as `from_otlp_protobuf` takes them, in their JSON form."""
     try:
         from google.protobuf.json_format import MessageToDict
         from google.protobuf.message import DecodeError
+        from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
         from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
     except ModuleNotFoundError as error:
         raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
+
+    def one(part: bytes) -> Any:
+        # Nothing in the bytes says what they are. Read as spans, log records are broken, or have no ids.
+        message = None
+        with suppress(DecodeError):
+            message = TracesData.FromString(part)
+            spans = [span for group in message.resource_spans for scope in group.scope_spans for span in scope.spans]
+            if not spans or any(span.span_id for span in spans):
+                return message
+        try:
+            return LogsData.FromString(part)
+        except DecodeError:
+            if message is None:
+                raise
+            return message
+
     try:
-        message = TracesData.FromString(data)
+        return [MessageToDict(one(part)) for part in _framed(data) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
-    return from_otlp_json([MessageToDict(message)])
+
+
+def _framed(data: bytes) -> list[bytes]:
+    """The messages of a file in which each follows its length; none where it is no such file."""
+    parts, at = [], 0
+    while at < len(data):
+        length = int.from_bytes(data[at : at + 4], "big")
+        if not 0 < length <= len(data) - at - 4:
+            return []
+        parts.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return parts
 
 
 def _attributes(raw: Any) -> dict[str, Any]:
@@ -225,8 +307,8 @@ def _objects(raw: Any) -> list[Any]:
 # ---- objects -------------------------------------------------------------------------------------------------------
 
 
-def from_readable(spans: Iterable[Any]) -> list[Span]:
-    """Of OpenTelemetry's `ReadableSpan`s, as an exporter gets them."""
+def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
+    """Of OpenTelemetry's `ReadableSpan`s, and of its log records (`ReadableLogRecord`), as exporters get them."""
     found = []
     for span in spans:
         context, parent, status = span.context, span.parent, span.status
@@ -245,7 +327,19 @@ def from_readable(spans: Iterable[Any]) -> list[Span]:
                 resource=span.resource.attributes if span.resource is not None else {},
             )
         )
-    return found
+    return _joined(found, [_readable_log(one) for one in logs])
+
+
+def _readable_log(log: Any) -> _Log:
+    record, resource = log.log_record, log.resource
+    attributes = record.attributes or {}
+    return _Log(
+        f"{record.trace_id:032x}" if record.trace_id else "",
+        f"{record.span_id:016x}" if record.span_id else "",
+        time_of(record.timestamp) or time_of(record.observed_timestamp),
+        Event(text_of(record.event_name or attributes.get("event.name")), attributes, record.body),
+        resource.attributes if resource is not None else {},
+    )
 
 
 def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
 
-from creditflow.adapters import Converted, ConvertOptions, Span, Tokens, convert, read_spans
+from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
 from creditflow.chat import ChatTokenizer
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError, DataError, InputError
@@ -37,15 +37,17 @@ def convert_files(
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
     tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
     options = replace(options, ranges=dict(map(_range, ranges)), tokens=tokens)
-    spans: list[Span] = []
     ours: list[Trajectory] = []
     with reporter.bar("read", len(sources)) as bar:
-        for source in sources:
-            if source.suffix == ".parquet":
-                ours += _own(source, options)
-            else:
-                spans += read_spans(source)
-            bar.advance()
+
+        def each(files: Sequence[Path]) -> Iterator[Path]:
+            for file in files:
+                yield file
+                bar.advance()
+
+        for source in each([one for one in sources if one.suffix == ".parquet"]):
+            ours += _own(source, options)
+        spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
     made = convert(spans, options)
     made.trajectories += ours
     if left_out is not None:

@@ -2,7 +2,7 @@
 
 Needs an environment with the `frameworks` extra and the instrumentations named in docs/adapters.md. The model is a
 server on loopback that answers by rote, so that what is recorded can be checked by hand. Writes NAME.json (OTLP) for
-each; NAME.pb, the same as protobuf, for one.
+each, log records in the same file; NAME.pb, the spans as protobuf, for one.
 """
 
 from __future__ import annotations
@@ -227,6 +227,17 @@ def _otel_openai(provider: Any) -> None:
     OpenAIInstrumentor().instrument(tracer_provider=provider)
 
 
+def _otel_openai_in_logs(provider: Any) -> None:
+    os.environ["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = "event_only"
+    _otel_openai(provider)
+
+
+def _otel_openai_in_logs_before(provider: Any) -> None:
+    del os.environ["OTEL_SEMCONV_STABILITY_OPT_IN"]
+    os.environ["OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"] = "true"
+    _otel_openai(provider)
+
+
 RUNS: dict[str, tuple[Callable[..., None], tuple[Callable[[Any], None], ...]]] = {
     "langgraph_openinference": (langgraph, (_openinference_langchain,)),
     "langgraph_openllmetry": (langgraph, (_openllmetry_langchain,)),
@@ -235,20 +246,28 @@ RUNS: dict[str, tuple[Callable[..., None], tuple[Callable[[Any], None], ...]]] =
     "agents_sdk_otel": (agents_sdk, (_otel_agents,)),
     "autogen_openinference": (autogen, (_openinference_openai,)),
     "autogen_otel": (autogen, (_otel_openai,)),
+    "autogen_otel_logs": (autogen, (_otel_openai_in_logs,)),
+    "autogen_otel_logs_before": (autogen, (_otel_openai_in_logs_before,)),
 }
 
 
 def record(name: str) -> None:
     """One run, in a process that has made no other."""
     from google.protobuf.json_format import MessageToJson
-    from opentelemetry import trace
+    from opentelemetry import _logs, trace
+    from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
     from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
+    logged, logs = LoggerProvider(), InMemoryLogRecordExporter()
+    logged.add_log_record_processor(SimpleLogRecordProcessor(logs))
+    _logs.set_logger_provider(logged)
     run, instruments = RUNS[name]
     for instrument in instruments:
         instrument(provider)
@@ -256,7 +275,10 @@ def record(name: str) -> None:
     with trace.get_tracer("recorded").start_as_current_span("play"):
         run(served())
     message = encode_spans(exporter.get_finished_spans())
-    (HERE / f"{name}.json").write_text(json.dumps(_in_hex(json.loads(MessageToJson(message))), indent=1) + "\n")
+    found = json.loads(MessageToJson(message))
+    if records := logs.get_finished_logs():
+        found |= json.loads(MessageToJson(encode_logs(records)))
+    (HERE / f"{name}.json").write_text(json.dumps(_in_hex(found), indent=1) + "\n")
     if name == "langgraph_openinference":
         (HERE / f"{name}.pb").write_bytes(message.SerializeToString())
     print(f"{name}: {len(exporter.get_finished_spans())} spans")
