@@ -172,6 +172,7 @@ class OpenAIServer:
             http=bounded_connections(room_for(self.limits.connections), self.limits.head_seconds),
             ws="none",
             lifespan="off",
+            timeout_keep_alive=75,  # clients give theirs up sooner; were it the other way, a call could meet its end
             log_level="warning",
             access_log=False,
             server_header=False,
