@@ -1,6 +1,7 @@
 """math_verify on 200 pairs of answers, equal and not, that were written by hand before the code that compares them."""
 
 import json
+import signal
 import threading
 from collections import Counter
 from pathlib import Path
@@ -63,9 +64,18 @@ def test_hostile_answers_score_zero_without_the_library_where_the_truth_is_a_num
 
 
 @pytest.mark.slow
-def test_the_bare_library_does_worse_on_the_same_pairs():
-    """The figures that docs/rewards.md gives for math-verify 0.9.0, without and with dollars put around formulas."""
+def test_the_bare_library_does_worse_on_the_same_pairs(monkeypatch):
+    """The figures that docs/rewards.md gives for math-verify 0.9.0, without and with dollars put around formulas.
+
+    Its alarm rings once; where that is swallowed (in a destructor, or by sympy) it would sum up to 10^12. Here it comes
+    again until it is heard.
+    """
     from math_verify import parse, verify
+
+    def alarm(seconds):
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.05 if seconds else 0.0)
+
+    monkeypatch.setattr(signal, "alarm", alarm)
 
     def in_dollars(text: str) -> str:
         return text if "$" in text or "boxed" in text else f"${text}$"
