@@ -2,19 +2,23 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import openai
 import pytest
 
 from creditflow import TrajectoryBatch
+from creditflow.commands.serve import Written
 from creditflow.errors import InputError
 from creditflow.ledger import Ledger
 from creditflow.loopback import bound
-from creditflow.trajectory import Trajectory
+from creditflow.progress import Reporter
+from creditflow.trajectory import Task, Trajectory
 
 RECIPE = Path(__file__).parents[1] / "examples" / "frameworks" / "recipe.yaml"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -163,6 +167,63 @@ def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, wh
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
     say(server.client("one"))
     assert server.end("one").json()["steps"] == 2
+
+
+def test_the_end_of_a_play_is_not_that_of_another_one_that_has_its_name_by_then(serving):
+    server = serving()
+    first = say(server.client("one")).id
+    place, body = urlsplit(server.url), b'{"outcome": 1}'
+    with socket.create_connection((place.hostname, place.port), timeout=30) as late:
+        head = (
+            f"POST /t/one/end HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer a key\r\nConnection: close\r\n"
+        )
+        late.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert b"100 Continue" in late.recv(4096)  # it waits for the body: it has found its play
+        server.end("one", outcome=0.25)
+        other = say(server.client("one")).id
+        late.sendall(body)
+        assert b" 410 " in late.makefile("rb").read()
+    assert say(server.client("one")).id.split("/")[0] == other.split("/")[0] != first.split("/")[0]
+    server.end("one", outcome=0.5)
+    assert server.stop() == 0
+    assert [(len(play.steps), play.outcome.value) for play in server.plays()] == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_first_call_that_is_refused_begins_no_play(serving):
+    server = serving()
+    for refused in ({"model": "default:nobody"}, {"extra_headers": {"X-Creditflow-Parents": "x/1"}}):
+        with pytest.raises(openai.APIStatusError):
+            server.client("one").chat.completions.create(**{"model": "writer", "messages": HELLO, **refused})
+        assert server.end("one").status_code == 404
+    with pytest.raises(openai.NotFoundError, match="printable"):
+        say(server.client("%FF"))
+
+
+def play_of(name: str) -> Trajectory:
+    return Trajectory(id=name, uid=name, task=Task("served", (), None))
+
+
+def test_plays_that_cannot_be_written_now_are_written_later(tmp_path, monkeypatch, capsys):
+    written = Written(tmp_path, 2, Reporter())
+    for name in "abc":
+        written.add(play_of(name))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("creditflow.commands.serve.write_whole", full)
+        for _ in range(3):
+            written.write(all_of_them=False)
+        with pytest.raises(OSError, match="No space"):
+            written.write(all_of_them=True)
+    assert (list(tmp_path.iterdir()), capsys.readouterr().err.count("3 plays wait to be written")) == ([], 1)
+    written.write(all_of_them=True)
+    ids = [
+        [play.id for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
+        for file in sorted(tmp_path.iterdir())
+    ]
+    assert ids == [["a", "b"], ["c"]]
 
 
 def test_an_end_of_a_play_that_is_not_there_is_told(serving):

@@ -19,7 +19,7 @@ from creditflow.errors import EndpointError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.recorder import Call, Recorder, Sampling
 from creditflow.rollout.server import Limits, OpenAIServer
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
@@ -379,10 +379,13 @@ def test_a_stream_says_the_same_in_parts():
         )
         said.extend([chunk async for chunk in stream])
         stream = await client.completions.create(model="writer", prompt="Once", stream=True)
-        said.append("".join([chunk.choices[0].text async for chunk in stream]))
+        texts = [chunk async for chunk in stream]
+        said.append("".join([chunk.choices[0].text for chunk in texts]))
+        said.append({chunk.choices[0].step_id for chunk in texts})
 
-    assert len(once(ask).steps) == 3
-    *chunks, text = said
+    made = once(ask)
+    *chunks, text, ids = said
+    assert (len(made.steps), ids) == (3, {made.steps[2].id})
     assert all(isinstance(chunk, ChatCompletionChunk) for chunk in chunks)
     for index in (0, 1):
         mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
@@ -488,6 +491,17 @@ def test_what_is_sampled_is_what_is_recorded_with_a_real_model():
     assert spelled_anew < 3  # random bytes are no text: tokens made anew from it would not be those that were sampled
 
 
+def test_each_text_that_is_completed_tells_its_own_tokens():
+    answers = []
+
+    async def ask(client):
+        more = {"extra_body": {"return_token_ids": True}, "prompt": ["one", "other"]}
+        answers.append(await client.completions.create(model="writer", **more))
+
+    made = once(ask)
+    assert [choice.prompt_token_ids for choice in answers[0].choices] == [list(step.prompt_ids) for step in made.steps]
+
+
 def test_models_are_the_agents():
     found = []
 
@@ -531,6 +545,7 @@ def test_the_official_types_know_every_field_of_every_answer():
         ({"extra_body": {"stop_token_ids": [7]}}, "stop_token_ids"),
         ({"extra_body": {"guided_json": {}}}, "guided_json: expected nothing"),
         ({"messages": user([{"type": "text", "text": None}])}, "expected its text as a text"),
+        ({"messages": user([{"type": ["text"], "text": "x"}])}, "a part of type"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
@@ -815,6 +830,36 @@ def limited(monkeypatch):
         server.stop()
 
 
+@pytest.mark.parametrize("ticks", range(6))
+def test_nothing_is_recorded_when_a_play_has_been_closed(ticks):
+    async def play():
+        answer = asyncio.Event()
+
+        class Waits:
+            def __init__(self):
+                self.clients = {"default": Answers()}
+
+            async def generate(self, policy, request):
+                await answer.wait()
+                return Generation((65,), (-0.5,), "stop")
+
+        trajectory = Trajectory("t", "u", task_of("x"))
+        recorder = Recorder(AGENTS, trajectory, Waits(), Sampling(), (0,))
+        asked = asyncio.create_task(recorder.ask_all([Call("writer", HELLO)]))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answer.set()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await recorder.close()
+        then = len(trajectory.steps)
+        (reply,) = await asyncio.gather(asked, return_exceptions=True)
+        assert len(trajectory.steps) == then == isinstance(reply, list)
+        return then
+
+    assert asyncio.run(play()) in (0, 1)
+
+
 def test_a_play_may_make_so_many_steps_and_no_more(limited):
     limited(steps=2)
     seen = []
@@ -855,25 +900,59 @@ def ended(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("begun", [b"", b"POST /t/x HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half a head"])
 def test_a_connection_without_a_whole_head_is_ended(limited, begun):
-    server = limited(head_seconds=0.2)
+    server = limited(connection_seconds=0.2)
     with opened(server) as connection:
         connection.sendall(begun)
         assert ended(connection)
 
 
 def test_half_a_head_behind_a_whole_request_is_not_waited_for_either(limited):
-    server = limited(head_seconds=0.2)
-    with opened(server) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        said = b""
-        while not said.endswith(b"}"):
-            said += connection.recv(4096)
-        connection.sendall(b"GET /health HTTP/1.1\r\n")
-        assert ended(connection)
+    server = limited(connection_seconds=0.2)
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        head = (
+            f"GET {place.path}/models HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {team.api_key}\r\n\r\n"
+        )
+        with opened(server) as connection:
+            connection.sendall(head.encode())
+            said = b""
+            while not said.endswith(b"]}"):
+                said += await asyncio.to_thread(connection.recv, 4096)
+            connection.sendall(head.encode()[:20])
+            return str(await asyncio.to_thread(ended, connection))
+
+    assert [play.answer for play in played(solve)] == ["True"]
+
+
+def test_who_does_not_read_what_it_was_answered_is_ended(limited):
+    server = limited(connection_seconds=0.5)
+
+    def goes_on(connection, request):
+        while True:
+            connection.sendall(request)
+
+    async def solve(task, team):
+        place = urlsplit(team.base_url)
+        head = f"POST {place.path}/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\n"
+        head += f"Authorization: Bearer {team.api_key}\r\nContent-Length: {len(GOOD)}\r\n\r\n"
+        with opened(server) as connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
+            await asyncio.to_thread(goes_on, connection, head.encode() + GOOD)
+        async with client_of(team) as client:
+            await client.models.list()
+
+    (made,) = played(solve, Answers(lambda prompt: "x" * 1_000_000))
+    assert made.status == "ok", made.info
+
+
+def test_who_needs_no_key_keeps_no_connection(limited):
+    with opened(limited()) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
+        assert connection.makefile("rb").read().count(b"200 OK") == 1
 
 
 def test_connections_that_ask_for_nothing_make_room_for_one_that_does(limited):
-    server = limited(connections=4, head_seconds=600)
+    server = limited(connections=4, connection_seconds=600)
     idle = [opened(server) for _ in range(8)]
 
     async def ask(client):
@@ -888,7 +967,7 @@ def test_connections_that_ask_for_nothing_make_room_for_one_that_does(limited):
 
 
 def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limited):
-    server = limited(connections=2, head_seconds=600)
+    server = limited(connections=2, connection_seconds=600)
     idle = []
 
     def slow(prompt):

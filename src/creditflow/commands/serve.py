@@ -123,7 +123,7 @@ class Hall:
 
     def enter(self, name: str) -> Door:
         """See `Lobby`."""
-        if not (0 < len(name) <= _LONGEST_NAME and name.isprintable()):
+        if not (0 < len(name) <= _LONGEST_NAME and name.isprintable() and "\ufffd" not in name):
             raise Refused(404, f"a play's name has 1 to {_LONGEST_NAME} printable characters")
         if len(self._open) >= MOST_OPEN:
             raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
@@ -155,12 +155,13 @@ class Hall:
                     await self._end(door, Ending.model_validate({}), by_nobody=True)
 
     async def _end(self, door: Door, ending: Ending, *, by_nobody: bool = False) -> Mapping[str, Any]:
+        if self._open.get(door.name) is not door:  # it has ended, and its name may be another play's by now
+            raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
         trajectory = door.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
         if unknown := [one for one in ending.scores if one not in steps]:
             raise Refused(400, f"scores: no answer of this play has the id {unknown[0][:80]!r}")
-        if self._open.pop(door.name, None) is None:
-            raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
+        del self._open[door.name]
         if by_nobody:
             trajectory.info["ended"] = "by nobody"
         door.close()
@@ -188,22 +189,45 @@ class Written:
         self._since = 0.0
         """When the first of them came."""
         self._next = 1
+        self._trouble = ""
+        """What was said last of files that could not be written."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """To be written."""
+        """To be written. Raises BatchError where it cannot be: one play is not to keep others from their file."""
+        TrajectoryBatch.from_trajectories([trajectory])
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(trajectory)
 
     def write(self, *, all_of_them: bool) -> None:
-        """Full files; all that there is where it has waited for long, or nothing else will come."""
-        all_of_them = all_of_them or time.monotonic() - self._since > _LONGEST_WAIT
+        """Full files; all that there is where it has waited for long, or nothing else will come.
+
+        Plays that cannot be written now wait on, unless nothing else will come: that raises OSError.
+        """
+        last, all_of_them = all_of_them, all_of_them or time.monotonic() - self._since > _LONGEST_WAIT
         while len(self._waiting) >= (1 if all_of_them else self._per_file):
-            plays, self._waiting = self._waiting[: self._per_file], self._waiting[self._per_file :]
+            plays = self._waiting[: self._per_file]
             batch = TrajectoryBatch.from_trajectories(plays)
-            file = self._free_name()
-            write_whole(file, batch.write_parquet)
+            try:
+                file = self._free_name()
+                try:
+                    write_whole(file, batch.write_parquet)
+                except BaseException:
+                    file.unlink(missing_ok=True)
+                    raise
+            except OSError as error:
+                if last:
+                    raise
+                self._say_once(f"{len(self._waiting)} plays wait to be written: {error}")
+                return
+            del self._waiting[: len(plays)]
+            self._trouble = ""
             self._reporter.say(f"{file.name}: {len(plays)} plays, {sum(len(play.steps) for play in plays)} steps")
+
+    def _say_once(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._reporter.say(trouble)
+        self._trouble = trouble
 
     def _free_name(self) -> Path:
         """Of a file that is there from now on: another server may write into the same folder."""

@@ -16,16 +16,18 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 _BASE: Any = AutoHTTPProtocol
 
 
-def bounded_connections(most: int, header_seconds: float) -> type[asyncio.Protocol]:
+def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol, for `Config(http=...)` of one server.
 
-    A connection on which no whole request head comes within `header_seconds` is ended. Of more than `most`, the oldest
-    one without a request under way is: who comes with a request finds room. (Between two requests, uvicorn ends it.)
+    A connection on which no whole request head comes within `seconds` is ended, and so is one whose client does not
+    read what it was answered. Of more than `most`, that one is which has been without a request for longest: who comes
+    with a request finds room. (Between two requests, and behind one that was sent ahead, uvicorn's keep-alive ends it.)
     """
     opened: dict[Connection, None] = {}
 
     class Connection(_BASE):  # type: ignore[misc]
         _deadline: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
@@ -44,7 +46,21 @@ def bounded_connections(most: int, header_seconds: float) -> type[asyncio.Protoc
         def connection_lost(self, error: Exception | None) -> None:
             opened.pop(self, None)
             self._stop_waiting()
+            self._is_read()
             super().connection_lost(error)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self in opened:
+                opened[self] = opened.pop(self)
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._unread = asyncio.get_running_loop().call_later(seconds, self.end)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._is_read()
 
         @property
         def busy(self) -> bool:
@@ -56,17 +72,22 @@ def bounded_connections(most: int, header_seconds: float) -> type[asyncio.Protoc
             self.transport.abort()
 
         def _expect_head(self) -> None:
-            self._deadline = asyncio.get_running_loop().call_later(header_seconds, self.end)
+            self._deadline = asyncio.get_running_loop().call_later(seconds, self.end)
 
         def _stop_waiting(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
 
+        def _is_read(self) -> None:
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+
     return Connection
 
 
-def room_for(connections: int) -> int:
+def make_room(connections: int) -> int:
     """How many connections there may be: `connections`, or half of the file descriptors that this process may have.
 
     Where both ends are in this process, one takes two. The soft limit is raised for them, as far as the system allows.

@@ -75,6 +75,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (None,),
     "prompt_logprobs": (None,),
     "skip_special_tokens": (None, True),
+    "return_tokens_as_token_ids": (None, False),
     "no_stop_trim": (None, False),
     "include_stop_str_in_output": (None, False),
 }
@@ -166,7 +167,7 @@ class ChatMessage(_Asked):
     def _texts(cls, content: Any) -> Any:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type")
-            if kind not in _PARTS:
+            if not isinstance(kind, str) or kind not in _PARTS:
                 raise ValueError(f"a part of type {str(kind)[:80]!r}: expected text")
             if not isinstance(part.get(_PARTS[kind]), str):
                 raise ValueError(f"a part of type {kind!r}: expected its {_PARTS[kind]} as a text")
@@ -253,7 +254,13 @@ Tokens = Callable[[Reply], list[dict[str, Any]]]
 def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
     """`chat.completion`."""
     choices = [_chat_choice(asked, index, reply, tokens) for index, reply in enumerate(replies)]
-    return {**_envelope("chat.completion", asked, replies), "choices": choices, "usage": _usage(replies, asked)}
+    prompt = _prompt_ids(asked, replies[0])  # vLLM tells it once of a chat, with each choice of a completion
+    return {
+        **_envelope("chat.completion", asked, replies),
+        **prompt,
+        "choices": choices,
+        "usage": _usage(replies, asked),
+    }
 
 
 def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
@@ -276,6 +283,7 @@ def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: Tokens) ->
                 "text": reply.text,
                 "finish_reason": _finish_reason(reply),
                 "logprobs": None if asked.logprobs is None else listed,
+                **_prompt_ids(asked, reply),
                 **_ids(asked, reply),
             }
         )
@@ -291,7 +299,8 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
         index, end = choice["index"], choice["finish_reason"]
         if kind == "text_completion":
             chunks.append({**head, "choices": [{**choice, "finish_reason": None}]})
-            chunks.append({**head, "choices": [{"index": index, "text": "", "logprobs": None, "finish_reason": end}]})
+            last = {"index": index, "text": "", "logprobs": None, "finish_reason": end, "step_id": choice["step_id"]}
+            chunks.append({**head, "choices": [last]})
             continue
         head["object"] = "chat.completion.chunk"
         message = choice["message"]
@@ -329,7 +338,6 @@ def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: Tokens) -
 
 def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, Any]:
     step = replies[0].step
-    prompt = {"prompt_token_ids": list(step.prompt_ids)} if asked.return_token_ids else {}
     version = f"policy-version-{step.policy_version}"
     return {
         "id": step.id,
@@ -337,8 +345,11 @@ def _envelope(kind: str, asked: Request, replies: Sequence[Reply]) -> dict[str, 
         "created": int(time.time()),
         "model": asked.model,
         "system_fingerprint": version,
-        **prompt,
     }
+
+
+def _prompt_ids(asked: Request, reply: Reply) -> dict[str, Any]:
+    return {"prompt_token_ids": list(reply.step.prompt_ids)} if asked.return_token_ids else {}
 
 
 def _ids(asked: Request, reply: Reply) -> dict[str, Any]:

@@ -182,6 +182,8 @@ class Recorder:
 
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
         """What was asked together becomes steps together: where one of it failed, none of it was asked."""
+        if self._closed:
+            raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the play had ended")
         replies = [self._step(answer) for answer in answers]
         self._latest = tuple(reply.step.index for reply in replies)
         self.too_long = None

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote
 from creditflow.chat import content_text
 from creditflow.errors import (
     ConfigError,
+    CreditflowError,
     EndpointError,
     InputError,
     PromptTooLong,
@@ -41,7 +42,7 @@ try:
     from starlette.routing import Route
 
     from creditflow.rollout import openai_api as api
-    from creditflow.rollout.connections import bounded_connections, room_for
+    from creditflow.rollout.connections import bounded_connections, make_room
     from creditflow.rollout.openai_api import Refused
 except ImportError as missing:
     raise ConfigError(f"agents that call over HTTP need {missing.name}: pip install 'creditflow[serve]'") from missing
@@ -52,12 +53,12 @@ PARENTS_HEADER = "x-creditflow-parents"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client may take."""
+    """What clients may take."""
 
     connections: int = 4096
     """Of all clients together; fewer where the process may not have as many file descriptors."""
-    head_seconds: float = 20.0
-    """Until a request's headers are there."""
+    connection_seconds: float = 20.0
+    """Until a request's head is there; and for how long what is answered may stay unread."""
     body_bytes: int = 4 << 20
     """A prompt is made into tokens on the play's event loop: a longer one would hold up others."""
     body_seconds: float = 60.0
@@ -136,6 +137,10 @@ class Door:
         self.last_call = time.monotonic()
         try:
             return await recorder.ask_all(calls)
+        except CreditflowError:
+            if self.closed:
+                raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended") from None
+            raise
         finally:
             self.waiting -= len(calls)
             self.last_call = time.monotonic()
@@ -169,10 +174,10 @@ class OpenAIServer:
         self._hosts = hosts_of(host)
         config = uvicorn.Config(
             self._application(),
-            http=bounded_connections(room_for(self.limits.connections), self.limits.head_seconds),
+            http=bounded_connections(make_room(self.limits.connections), self.limits.connection_seconds),
             ws="none",
             lifespan="off",
-            timeout_keep_alive=75,  # clients give theirs up sooner; were it the other way, a call could meet its end
+            timeout_keep_alive=75,  # OpenAI's client gives its up sooner: no call meets the end of one
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -215,7 +220,8 @@ class OpenAIServer:
 
     def forget(self, door: Door) -> None:
         """Its play has ended."""
-        self._doors.pop(door.name, None)
+        if self._doors.get(door.name) is door:
+            del self._doors[door.name]
 
     # What follows runs in the server's thread.
 
@@ -253,7 +259,8 @@ class OpenAIServer:
         return answer
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        # Who needs no key gets no connection to keep.
+        return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
     def _door(self, request: Request) -> Door | None:
         """The play that is meant; None: one that clients may begin, and nobody has. Raises Refused."""
@@ -268,11 +275,17 @@ class OpenAIServer:
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
         return door
 
+    def _agents(self, door: Door | None) -> Mapping[str, AgentSpec]:
+        if door is not None:
+            return door.recorder.agents
+        assert self._lobby is not None  # without one, no key opens what is not there
+        return self._lobby.agents
+
     def _begun(self, request: Request, door: Door | None) -> Door:
         name = request.path_params["name"]
         door = door or self._doors.get(name)  # another call may have come first while this one's body was read
         if door is None:
-            assert self._lobby is not None  # without one, no key opens what is not there
+            assert self._lobby is not None
             door = self._lobby.enter(name)
         return door
 
@@ -295,46 +308,34 @@ class OpenAIServer:
 
     async def _chat(self, request: Request, door: Door | None) -> Response:
         asked = api.parsed(api.ChatRequest, await self._body(request))
-        door = self._begun(request, door)
-        said = asked.conversation
+        said, agents = asked.conversation, self._agents(door)
         systems = [content_text(message.get("content")) for message in said if message["role"] == "system"]
-        agent = _agent(door.recorder.agents, request, asked.model, "\n".join(systems))
-        prompt = said if systems else door.recorder.agents[agent].introduced(said)
-        call = Call(agent, prompt, tools=asked.schemas, reads=[content_text(one.get("content")) for one in said])
-        calls = self._calls(request, door, asked, replace(call, answers=api.answered(said)), asked.most_tokens)
+        agent = _agent(agents, request, asked.model, "\n".join(systems))
+        call = Call(
+            agent,
+            said if systems else agents[agent].introduced(said),
+            parents=_parents(request, door),
+            reads=[content_text(one.get("content")) for one in said],
+            answers=api.answered(said),
+            tools=asked.schemas,
+        )
+        door = self._begun(request, door)
+        calls = _calls(door, asked, call, asked.most_tokens)
         replies = await self._ask(request, door, calls)
         answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
         return _reply(asked, answer)
 
     async def _complete(self, request: Request, door: Door | None) -> Response:
         asked = api.parsed(api.TextRequest, await self._body(request))
+        agent, parents = _agent(self._agents(door), request, asked.model, ""), _parents(request, door)
         door = self._begun(request, door)
-        agent = _agent(door.recorder.agents, request, asked.model, "")
         calls = [
             call
             for prompt in asked.prompt
-            for call in self._calls(request, door, asked, Call(agent, prompt, reads=[prompt]), asked.max_tokens)
+            for call in _calls(door, asked, Call(agent, prompt, parents, reads=[prompt]), asked.max_tokens)
         ]
         replies = await self._ask(request, door, calls)
         return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))
-
-    def _calls(
-        self, request: Request, door: Door, asked: api.Request, call: Call, most_tokens: int | None
-    ) -> list[Call]:
-        """One for each choice."""
-        room = door.recorder.sampling.max_tokens
-        given = request.headers.get(PARENTS_HEADER)
-        n = asked.n or 1
-        base = replace(
-            call,
-            parents=None if given is None else _parents(given, door),
-            max_tokens=None if most_tokens is None else min(most_tokens, room),
-            temperature=asked.temperature,
-            stop=tuple(asked.stop),
-            info=asked.metadata,
-        )
-        seeds = [None] * n if asked.seed is None else [(asked.seed * api.MOST_CHOICES + i) % 2**63 for i in range(n)]
-        return [replace(base, seed=seed) for seed in seeds]
 
     async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
         """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
@@ -392,12 +393,7 @@ class OpenAIServer:
         return JSONResponse(_model(name))
 
     def _model_names(self, door: Door | None) -> list[str]:
-        if door is not None:
-            agents = door.recorder.agents
-        else:
-            assert self._lobby is not None
-            agents = self._lobby.agents
-        return [f"{spec.policy}:{name}" for name, spec in agents.items()]
+        return [f"{spec.policy}:{name}" for name, spec in self._agents(door).items()]
 
 
 def _model(name: str) -> dict[str, Any]:
@@ -437,13 +433,29 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     return matching[0]
 
 
-def _parents(given: str, door: Door) -> tuple[int, ...]:
-    """From the ids of answers; what cannot stand in a header, or has a comma, is percent-encoded."""
-    known = {step.id: step.index for step in list(door.recorder.trajectory.steps)}
+def _parents(request: Request, door: Door | None) -> tuple[int, ...] | None:
+    """From the ids of answers; what cannot stand in a header, or has a comma, is percent-encoded. None: none named."""
+    if (given := request.headers.get(PARENTS_HEADER)) is None:
+        return None
+    known = {} if door is None else {step.id: step.index for step in list(door.recorder.trajectory.steps)}
     ids = [one if one in known else unquote(one) for part in given.split(",") if (one := part.strip())]
     if unknown := [one for one in ids if one not in known]:
         raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
     return tuple(sorted({known[one] for one in ids}))
+
+
+def _calls(door: Door, asked: api.Request, call: Call, most_tokens: int | None) -> list[Call]:
+    """One for each choice."""
+    n = asked.n or 1
+    base = replace(
+        call,
+        max_tokens=None if most_tokens is None else min(most_tokens, door.recorder.sampling.max_tokens),
+        temperature=asked.temperature,
+        stop=tuple(asked.stop),
+        info=asked.metadata,
+    )
+    seeds = [None] * n if asked.seed is None else [(asked.seed * api.MOST_CHOICES + i) % 2**63 for i in range(n)]
+    return [replace(base, seed=seed) for seed in seeds]
 
 
 def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
