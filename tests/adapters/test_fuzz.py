@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from creditflow.adapters import Converted, Span, convert, from_json, from_otlp_json
+from creditflow.adapters.events import with_calls_apart
 from creditflow.adapters.meaning import ModelCall, read_span
 from creditflow.errors import DataError
 from creditflow.table import table_of
@@ -29,6 +30,10 @@ Mutation = Callable[[random.Random, list[dict[str, Any]]], None]
 
 def all_of(messages: list[Any]) -> list[dict[str, Any]]:
     return [s for m in messages for r in m["resourceSpans"] for scope in r["scopeSpans"] for s in scope["spans"]]
+
+
+def logs_of(messages: list[Any]) -> list[dict[str, Any]]:
+    return [log for m in messages for r in m.get("resourceLogs", ()) for s in r["scopeLogs"] for log in s["logRecords"]]
 
 
 def _drop_a_field(draw: random.Random, spans: list[dict[str, Any]]) -> None:
@@ -87,19 +92,20 @@ MUTATIONS: list[Mutation] = [_drop_a_field, _odd_field, _odd_attribute, _odd_tim
 def mutated(seed: int) -> list[Any]:
     draw = random.Random(seed)
     messages = deepcopy(draw.choices(RECORDED, k=draw.choice([1, 1, 2])))
-    spans = all_of(messages)
+    spans, logs = all_of(messages), logs_of(messages)
     if draw.random() < 0.3:
         draw.shuffle(spans)
-        logs = [{"resourceLogs": message.get("resourceLogs")} for message in messages]
-        messages = [*draw.sample(logs, len(logs)), {"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}]
+        draw.shuffle(logs)
+        messages = [{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}]
+        messages.append({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
     for _ in range(draw.choice([1, 2, 4, 16, 64])):
-        draw.choice(MUTATIONS)(draw, spans)
+        draw.choice(MUTATIONS)(draw, spans + logs)
     return messages
 
 
 def nothing_is_lost(spans: list[Span], made: Converted) -> None:
     """Counted anew, from the spans alone."""
-    read = [read_span(span) for span in spans]
+    read = [read_span(span) for span in with_calls_apart(spans)]
     steps = [step for trajectory in made.trajectories for step in trajectory.steps]
     calls = sum(isinstance(meaning, ModelCall) for meaning, _ in read)
     assert calls == len(steps) + sum(left.what == "model call" for left in made.left_out)

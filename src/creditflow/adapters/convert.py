@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from creditflow.adapters.collector import without_collection
+from creditflow.adapters.events import with_calls_apart
 from creditflow.adapters.forest import before, forest_of
 from creditflow.adapters.play import Chosen, Play, choose
 from creditflow.adapters.rewards import WHOLE, Given, place
@@ -100,7 +101,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
     made = Converted()
     traces: dict[str, list[Span]] = {}
     with without_collection():
-        for span in spans:
+        for span in with_calls_apart(spans):
             traces.setdefault(span.trace, []).append(span)
             made.spans += 1
         plays = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)

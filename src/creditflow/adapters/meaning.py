@@ -93,8 +93,7 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
     if names.of_reward and (reward := _reward_span(span, names)) is not None:
         return reward
     operation = span.attributes.get("gen_ai.operation.name")
-    may_be = names.of_call or bool(span.events)
-    if may_be and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
+    if names.of_call and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
         return call
     name = _agent_name(span, operation) if names.of_agent else ""
     return AgentAtWork(name) if name else None
@@ -250,15 +249,7 @@ _OF_CALL = frozenset(("gen_ai.operation.name", "openinference.span.kind", "llm.r
 def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
     attributes = span.attributes
     response_ids = _first(attributes, names.response_ids)
-    is_call = (
-        names.spread
-        or response_ids is not None
-        or operation in _CALLS
-        or attributes.get("openinference.span.kind") == "LLM"
-        or attributes.get("llm.request.type") in _CALLS
-        or any(event.name in _TOLD for event in span.events)
-    )
-    if not is_call:
+    if not (response_ids is not None or _is_call(attributes, operation, names)):
         return None
     read, wrote = _from_attributes(attributes) if names.whole else ([], [])
     for event in span.events:
@@ -279,6 +270,31 @@ def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
         _logprobs(attributes.get("logprobs.content")),
         _info(span, names, said),
     )
+
+
+def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
+    return (
+        names.spread
+        or operation in _CALLS
+        or attributes.get("openinference.span.kind") == "LLM"
+        or attributes.get("llm.request.type") in _CALLS
+    )
+
+
+def is_call(span: Span) -> bool:
+    """Whether its attributes say that a span is a model call."""
+    attributes, names = span.attributes, _names_of(span.attributes)
+    operation = attributes.get("gen_ai.operation.name")
+    if operation in _NO_CALLS:
+        return False
+    return _first(attributes, names.response_ids) is not None or _is_call(attributes, operation, names)
+
+
+def is_nothing(span: Span) -> bool:
+    """Whether its attributes do not say what a span is: neither a model call nor an agent, a tool or their like."""
+    operation = span.attributes.get("gen_ai.operation.name")
+    kinds = (operation, *(span.attributes.get(key) for key in _KINDS))
+    return not (any(kinds) or is_call(span) or _agent_name(span, operation))
 
 
 def _in_short(messages: Sequence[Raw]) -> list[Message]:
@@ -328,26 +344,26 @@ def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw
     return read, _messages(attributes.get("gen_ai.output.messages"))
 
 
-_ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
-_DETAILS = "gen_ai.client.inference.operation.details"
-_TOLD = frozenset((_DETAILS, "gen_ai.choice", "gen_ai.content.completion"))
-"""Events of model calls, whatever else their spans say."""
+# Events. The messages of a call are in one, or in one each.
+DETAILS = "gen_ai.client.inference.operation.details"
+ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
+CHOICE, PROMPT, TEXT = "gen_ai.choice", "gen_ai.content.prompt", "gen_ai.content.completion"
 
 
 def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
     """By OpenTelemetry's conventions before, one event a message, and since, one for all."""
-    if event.name == _DETAILS:
+    if event.name == DETAILS:
         if not (read or wrote):
             more_read, more_wrote = _from_attributes(event.attributes)
             read += more_read
             wrote += more_wrote
-    elif event.name in _ROLES:
-        read.append({"role": _ROLES[event.name], **_body(event)})
-    elif event.name == "gen_ai.choice":
+    elif event.name in ROLES:
+        read.append({"role": ROLES[event.name], **_body(event)})
+    elif event.name == CHOICE:
         body = _body(event)
         message = _json(body.get("message"))
         wrote.append({**body, **(message if isinstance(message, dict) else {})})
-    elif event.name in ("gen_ai.content.prompt", "gen_ai.content.completion"):
+    elif event.name in (PROMPT, TEXT):
         read += _messages(event.attributes.get("gen_ai.prompt"))
         wrote += _messages(event.attributes.get("gen_ai.completion"))
 
@@ -592,6 +608,8 @@ _BY_KIND = (
     ("traceloop.span.kind", "agent", "traceloop.entity.name"),
     ("type", "agent", "agentlightning.operation.input.name"),
 )
+_KINDS = ("openinference.span.kind", "traceloop.span.kind", "agentops.span.kind")
+"""What a span is, by other conventions."""
 _OF_AGENT = frozenset(
     (
         "gen_ai.operation.name",

@@ -31,6 +31,7 @@ class Event:
     name: str
     attributes: Mapping[str, Any]
     body: Any = None
+    time: int | None = None
 
 
 @dataclass(slots=True)
@@ -100,8 +101,8 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     Raises DataError for others; its message begins with `where`.
     """
     objects = expect_spans(values, where)
-    otlp = from_otlp_json(one for one in objects if "span_id" not in one)
-    return otlp + from_agent_lightning(one for one in objects if "span_id" in one)
+    spans, logs = _otlp(one for one in objects if "span_id" not in one)
+    return _joined(spans + from_agent_lightning(one for one in objects if "span_id" in one), logs)
 
 
 # ---- OTLP ----------------------------------------------------------------------------------------------------------
@@ -111,6 +112,20 @@ def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
     """The spans of OTLP messages in their JSON form; log records that name a span become its events, in whatever
     message they are. Those about generative AI whose span is nowhere become one.
     """
+    return _joined(*_otlp(messages))
+
+
+@dataclass(slots=True)
+class _Log:
+    """A log record."""
+
+    trace: str
+    span: str
+    event: Event
+    resource: Mapping[str, Any]
+
+
+def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[_Log]]:
     spans: list[Span] = []
     logs: list[_Log] = []
     for message in messages:
@@ -122,52 +137,48 @@ def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
             resource = _attributes(_object(group.get("resource")).get("attributes"))
             for scope in _objects(group.get("scopeLogs")):
                 logs += [_log(raw, resource) for raw in _objects(scope.get("logRecords"))]
-    return _joined(spans, logs)
-
-
-@dataclass(slots=True)
-class _Log:
-    """A log record."""
-
-    trace: str
-    span: str
-    time: int | None
-    event: Event
-    resource: Mapping[str, Any]
+    return spans, logs
 
 
 def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
     attributes = _attributes(raw.get("attributes"))
     name = text_of(raw.get("eventName") or attributes.get("event.name"))
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
-    return _Log(
-        _hex(raw.get("traceId")),
-        _hex(raw.get("spanId")),
-        time,
-        Event(name, attributes, _value(raw.get("body"))),
-        resource,
-    )
+    event = Event(name, attributes, _value(raw.get("body")), time)
+    return _Log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
 
 
 def _joined(spans: list[Span], logs: Sequence[_Log]) -> list[Span]:
-    """Spans with the events that log records tell of them; and one more for each that these alone tell of, which has
-    their attributes.
+    """Spans with the events that log records tell of them. For `gen_ai.*` records whose span is not there one is made,
+    without a name.
     """
     if not logs:
         return spans
-    known = {("", span.id): span for span in spans} | {(span.trace, span.id): span for span in spans}
-    made: dict[tuple[str, str], dict[str, Any]] = {}
+    known: dict[tuple[str, str], Span | None] = {}
+    for span in spans:  # by its id alone where no other has that: Agent Lightning's traces have names of their own
+        known["", span.id] = None if ("", span.id) in known else span
+    known |= {(span.trace, span.id): span for span in spans}
+    events: dict[int, tuple[Span, list[Event]]] = {}
     for number, log in enumerate(logs):
         key = log.trace, log.span or f"log record {number}"
-        if key not in known and log.event.name.startswith("gen_ai."):
-            made[key] = {}
-            known[key] = Span(*key, None, "", log.time, log.time, made[key], resource=log.resource)
-            spans.append(known[key])
-        if key in known:
-            known[key].events.append(log.event)
-        if key in made:
-            made[key].update(log.event.attributes)
+        found = known.get(key) or known.get(("", log.span))
+        if found is None and log.event.name.startswith("gen_ai."):
+            found = Span(*key, None, "", log.event.time, log.event.time, {}, resource=log.resource)
+            known[key] = found
+            spans.append(found)
+        if found is not None:
+            events.setdefault(id(found), (found, []))[1].append(log.event)
+    for span, told in events.values():
+        span.events += _in_order(told)
     return spans
+
+
+def _in_order(events: list[Event]) -> list[Event]:
+    """By time, each once: collectors may write records in another order, or twice."""
+    if any(event.time is None for event in events):
+        return events
+    once = {repr(event): event for event in events}
+    return sorted(once.values(), key=lambda event: event.time or 0)
 
 
 def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
@@ -181,7 +192,11 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
         end=time_of(raw.get("endTimeUnixNano")),
         attributes=_attributes(raw.get("attributes")),
         events=[
-            Event(text_of(event.get("name")), _attributes(event.get("attributes")))
+            Event(
+                text_of(event.get("name")),
+                _attributes(event.get("attributes")),
+                time=time_of(event.get("timeUnixNano")),
+            )
             for event in _objects(raw.get("events"))
         ],
         links=[Link(_hex(link.get("traceId")), _hex(link.get("spanId"))) for link in _objects(raw.get("links"))],
@@ -210,19 +225,18 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
 
     def one(part: bytes) -> Any:
-        # Nothing in the bytes says what they are. Read as spans, log records are broken, or have no ids.
-        message = None
+        # Nothing in the bytes says what they are. Read as spans, log records are broken or have no ids.
         with suppress(DecodeError):
-            message = TracesData.FromString(part)
-            spans = [span for group in message.resource_spans for scope in group.scope_spans for span in scope.spans]
+            traces = TracesData.FromString(part)
+            spans = [span for group in traces.resource_spans for scope in group.scope_spans for span in scope.spans]
             if not spans or any(span.span_id for span in spans):
-                return message
-        try:
-            return LogsData.FromString(part)
-        except DecodeError:
-            if message is None:
-                raise
-            return message
+                return traces
+        with suppress(DecodeError):
+            found = LogsData.FromString(part)
+            records = [log for group in found.resource_logs for scope in group.scope_logs for log in scope.log_records]
+            if any(log.HasField("body") or log.event_name or log.attributes for log in records):
+                return found
+        return TracesData.FromString(part)
 
     try:
         return [MessageToDict(one(part)) for part in _framed(data) or [data]]
@@ -266,12 +280,11 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 
 
 def _hex(raw: Any) -> str:
-    """An id: OTLP's JSON has it in hexadecimal, protobuf's own JSON in base64."""
+    """An id: OTLP's JSON has it in hexadecimal, protobuf's own JSON in base64; of zeros alone, it is none."""
     text = text_of(raw)
-    if len(text) in (16, 32):
-        return text.lower()
     try:
-        return base64.b64decode(text, validate=True).hex()
+        id = text.lower() if len(text) in (16, 32) else base64.b64decode(text, validate=True).hex()
+        return id if id.strip("0") else ""
     except (binascii.Error, ValueError):
         return text
 
@@ -321,7 +334,9 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                 start=time_of(span.start_time),
                 end=time_of(span.end_time),
                 attributes=span.attributes or {},
-                events=[Event(event.name, event.attributes or {}) for event in span.events],
+                events=[
+                    Event(event.name, event.attributes or {}, time=time_of(event.timestamp)) for event in span.events
+                ],
                 links=[Link(f"{of.context.trace_id:032x}", f"{of.context.span_id:016x}") for of in span.links],
                 error="" if status.is_ok or status.is_unset else status.description or "error",
                 resource=span.resource.attributes if span.resource is not None else {},
@@ -333,11 +348,11 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
 def _readable_log(log: Any) -> _Log:
     record, resource = log.log_record, log.resource
     attributes = record.attributes or {}
+    time = time_of(record.timestamp) or time_of(record.observed_timestamp)
     return _Log(
         f"{record.trace_id:032x}" if record.trace_id else "",
         f"{record.span_id:016x}" if record.span_id else "",
-        time_of(record.timestamp) or time_of(record.observed_timestamp),
-        Event(text_of(record.event_name or attributes.get("event.name")), attributes, record.body),
+        Event(text_of(record.event_name or attributes.get("event.name")), attributes, record.body, time),
         resource.attributes if resource is not None else {},
     )
 
