@@ -1,5 +1,5 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
-# make test         install what tests need, then lint, types and all tests but the slow ones
+# make test         install what tests need, then lint, types and all tests but the slow ones, in two processes (WORKERS=2)
 # make test-all     the slow ones too
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
@@ -19,6 +19,7 @@
 .SUFFIXES:
 
 VENV := .venv
+WORKERS := 2
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 UV := uv==0.13.8
@@ -47,7 +48,7 @@ demo: $(STAMPS)/demo
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
 test: lint sandbox browser
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadgroup
 
 test-all: lint sandbox browser
 	$(BIN)/python -m pytest
