@@ -170,7 +170,7 @@ def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
         ("right", 1, (1,), 0.0),
     ]
     assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
-    assert client.prompts[0] == "7"
+    assert client.prompts[0] == "7\nLegal actions: 0, 1, 2, 3, 4. Answer with one of them."
     assert "Legal actions: 0, 1." in client.prompts[2]
     assert Returns(0, 2)(made) == 1.0
     assert tables[0].closed

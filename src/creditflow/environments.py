@@ -47,7 +47,8 @@ class View:
     observation: Any
     """Without its action mask."""
     legal: tuple[int, ...] | None
-    """Actions that are allowed now; None where the environment says nothing of it."""
+    """Actions that are allowed now: those of the mask, without one all of a discrete space; None where it is none, or
+    has more than 256."""
     turn: int
     """How often this seat has acted."""
 
@@ -56,7 +57,9 @@ Show = Callable[[View], str]
 Read = Callable[[str, View], Any]
 """The action that a reply means; ValueError where it means none."""
 Illegal = Literal["error", "random"]
-"""What an illegal action leads to: the end of the play with outcome 0 (AgentError), or a legal one by chance."""
+"""What an illegal action leads to: the end of the play with the worst outcome of its range (AgentError), or a legal
+action by chance."""
+_MOST_TOLD = 256
 
 
 def plain(view: View) -> str:
@@ -244,7 +247,7 @@ class _Table:
     async def ask(self, seat: str, observation: Any, info: Mapping[str, Any]) -> Any:
         """The seat's next action. Raises AgentError where it chose none that is legal, and that is to end the play."""
         observation, mask = _without_mask(observation, info)
-        legal = None if mask is None else tuple(np.flatnonzero(mask).tolist())
+        legal = self._discrete(seat) if mask is None else tuple(np.flatnonzero(mask).tolist())
         view = View(self.env, seat, observation, legal, self._turns.get(seat, 0))
         parents = [self._last[seat]] if seat in self._last else []
         reply = await self.team[self.agents.get(seat, seat)](self.show(view), parents=parents, info={"seat": seat})
@@ -254,9 +257,20 @@ class _Table:
         reply.step.info["action"] = action if isinstance(action, int) else str(action)
         return action
 
-    def _action(self, reply: Reply, view: View) -> Any:
+    def _space(self, seat: str) -> Any:
         space = self.env.action_space
-        space = space(view.seat) if callable(space) else space
+        return space(seat) if callable(space) else space
+
+    def _discrete(self, seat: str) -> tuple[int, ...] | None:
+        from gymnasium.spaces import Discrete
+
+        space = self._space(seat)
+        if not isinstance(space, Discrete) or space.n > _MOST_TOLD:
+            return None
+        return tuple(range(int(space.start), int(space.start + space.n)))
+
+    def _action(self, reply: Reply, view: View) -> Any:
+        space = self._space(view.seat)
         try:
             action = self.read(reply.text, view)
             if (view.legal is not None and action not in view.legal) or not space.contains(action):

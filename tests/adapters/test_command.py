@@ -47,6 +47,14 @@ def test_a_tokenizer_makes_the_tokens_that_the_trace_lacks(tmp_path: Path) -> No
     assert step.info["tokens"] == "by a tokenizer"
 
 
+def test_an_outcome_that_no_reward_is_called_is_told(tmp_path: Path) -> None:
+    source, out = RECORDED / "autogen_otel.json", tmp_path / "out.parquet"
+    result = convert(source, "-o", out, "--outcome", "outcom")
+    assert (result.exit_code, out.exists()) == (2, False)
+    assert "no reward is called 'outcom'; there is helpful, outcome" in result.output
+    assert convert(source, "-o", out, "--outcome", "helpful").exit_code == 0
+
+
 def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
     assert convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run).exit_code == 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
 from creditflow.chat import ChatTokenizer
@@ -49,11 +51,14 @@ def convert_files(
             ours += _own(source, options)
         spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
     made = convert(spans, options)
-    made.trajectories += ours
+    _expect_outcome(made, options.outcome)
     if left_out is not None:
         lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
         write_whole(left_out, lambda path: path.write_text(lines))
     _tell(made)
+    if ours:
+        results_console().print(f"our own Parquet: {_size(ours)}, as they are", soft_wrap=True)
+    made.trajectories += ours
     if not made.trajectories:
         raise DataError(f"{', '.join(map(str, sources))}: nothing to write, no model call has become a step")
     batch = TrajectoryBatch.from_trajectories(made.trajectories)
@@ -62,6 +67,16 @@ def convert_files(
     if run is not None:
         _credit(batch, run, sources)
         results_console().print(f"written: {run}", soft_wrap=True)
+
+
+def _expect_outcome(made: Converted, name: str) -> None:
+    found = {
+        reward for play in made.trajectories for reward in (play.info.get("outcome"), *play.info.get("rewards", ()))
+    }
+    found |= {reward for play in made.trajectories for step in play.steps for reward in step.scores}
+    if name and made.trajectories and name not in found:
+        there = ", ".join(sorted(map(str, found - {None}))) or "none"
+        raise InputError(f"--outcome: no reward is called {name!r}; there is {there}")
 
 
 def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
@@ -115,9 +130,10 @@ class _Tokenizer(Tokens):
 
 def _tell(made: Converted) -> None:
     console = results_console()
+    if not made.spans:
+        return
     steps = [step for trajectory in made.trajectories for step in trajectory.steps]
-    plays, tasks = len(made.trajectories), len({trajectory.uid for trajectory in made.trajectories})
-    console.print(f"{made.spans} spans: {plays} plays of {tasks} tasks, {len(steps)} steps", soft_wrap=True)
+    console.print(f"{made.spans} spans: {_size(made.trajectories)}", soft_wrap=True)
     if steps:
         table = new_table("agent", "steps", "parents by text", "with tokens")
         for agent, n in Counter(step.agent for step in steps).most_common():
@@ -126,22 +142,36 @@ def _tell(made: Converted) -> None:
             table.add_row(agent, str(n), str(by_text), str(sum(bool(step.response_ids) for step in own)))
         show(console, "steps", table)
     scores: dict[str, list[Score]] = defaultdict(list)
+    kept: dict[str, list[Any]] = defaultdict(list)
+    """Further rewards of whole plays."""
     for step in steps:
         for name, score in step.scores.items():
             scores[name].append(score)
     for trajectory in made.trajectories:
         if trajectory.outcome is not None:
             scores[f"{trajectory.info.get('outcome', '')} (outcome)".strip()].append(trajectory.outcome)
-    if scores:
+        for name, value in trajectory.info.get("rewards", {}).items():
+            kept[f"{name} (in info)"].append(value)
+    if scores or kept:
         table = new_table("reward", "given", "mean", "failed")
         for name, given in scores.items():
             ok = [float(score.value) for score in given if score.status == "ok" and isinstance(score.value, float)]
             table.add_row(name, str(len(given)), number(mean(ok)) if ok else "", str(len(given) - len(ok)))
+        for name, values in kept.items():
+            numbers = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+            table.add_row(
+                name, str(len(values)), number(mean(numbers)) if numbers else "", str(len(values) - len(numbers))
+            )
         show(console, "rewards", table)
         for name, why in {name: s.reason for name, given in scores.items() for s in given if s.status != "ok"}.items():
             console.print(f"{name}: {why}", soft_wrap=True)
     _count("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in made.left_out))
     _count("mended", made.mended)
+
+
+def _size(plays: Sequence[Trajectory]) -> str:
+    steps, tasks = sum(len(play.steps) for play in plays), len({play.uid for play in plays})
+    return f"{len(plays)} plays of {tasks} tasks, {steps} steps"
 
 
 def _kind(reason: str) -> str:

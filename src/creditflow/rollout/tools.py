@@ -177,7 +177,7 @@ def _read(
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    doc = docstring_parser.parse(inspect.getdoc(function) or inspect.getdoc(called) or "")
+    doc = docstring_parser.parse(inspect.getdoc(called) or inspect.getdoc(function) or "")
     told = {one.arg_name: one.description for one in doc.params}
     hints = typing.get_type_hints(called, include_extras=True)
     fields: dict[str, Any] = {}
