@@ -14,11 +14,11 @@ import pytest
 
 from creditflow import TrajectoryBatch
 from creditflow.commands.serve import Written
-from creditflow.errors import InputError
+from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger
 from creditflow.loopback import bound
 from creditflow.progress import Reporter
-from creditflow.trajectory import Task, Trajectory
+from creditflow.trajectory import Score, Task, Trajectory
 
 RECIPE = Path(__file__).parents[1] / "examples" / "frameworks" / "recipe.yaml"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -224,6 +224,19 @@ def test_plays_that_cannot_be_written_now_are_written_later(tmp_path, monkeypatc
         for file in sorted(tmp_path.iterdir())
     ]
     assert ids == [["a", "b"], ["c"]]
+
+
+def test_a_play_that_can_never_be_written_keeps_no_other_from_its_file(tmp_path, capsys):
+    written = Written(tmp_path, 2, Reporter())
+    broken = play_of("b")
+    broken.outcome = Score(float("nan"), status="ok", range=(2.0, 1.0))
+    written.add(play_of("a"))
+    with pytest.raises(BatchError):
+        written.add(broken)
+    written.write(all_of_them=True)
+    (file,) = tmp_path.iterdir()
+    assert [play.id for play in TrajectoryBatch.read_parquet(file).to_trajectories()] == ["a"]
+    assert "b cannot be written: " in capsys.readouterr().err
 
 
 def test_an_end_of_a_play_that_is_not_there_is_told(serving):

@@ -1,6 +1,7 @@
 """Tools: what agents may call, how a call ends, and what becomes of it in a step."""
 
 import asyncio
+import functools
 import json
 import re
 import threading
@@ -34,6 +35,42 @@ def weather(city: str, days: int = 1, *, exact: bool = False) -> dict:
         days: How far ahead.
     """
     return {"city": city, "days": days, "exact": exact}
+
+
+class Greeter:
+    """Takes a greeting when it is made."""
+
+    def __init__(self, greeting: str = "Hello") -> None:
+        self.greeting = greeting
+
+    def __call__(self, name: str) -> str:
+        """Greets somebody.
+
+        Args:
+            name: Of whom.
+        """
+        return f"{self.greeting}, {name}"
+
+
+class Silent:
+    """Says nothing of how it is called."""
+
+    def __call__(self, name: str) -> str:
+        return name
+
+
+@pytest.mark.parametrize(
+    ("function", "described"),
+    [
+        (weather, "The weather to come."),
+        (functools.partial(weather, exact=True), "The weather to come."),
+        (Greeter(), "Greets somebody."),
+        (Silent(), "Says nothing of how it is called."),
+        (lambda name: name, ""),
+    ],
+)
+def test_a_tool_is_described_by_what_it_does_when_it_is_called(function, described):
+    assert Tool.of(function, name="tool").description == described
 
 
 def called(tool: Tool, state=None, **arguments):

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.crew import Crew
+from creditflow.errors import BatchError, first_line
 from creditflow.files import make_folder, write_whole
 from creditflow.loopback import expect_loopback
 from creditflow.parts import Parts, build_parts
@@ -175,7 +176,10 @@ class Hall:
                 steps[id].scores[name] = Score(value)
         if trajectory.steps:
             trajectory.answer_steps = (len(trajectory.steps) - 1,)
-            self._written.add(trajectory)
+            try:
+                self._written.add(trajectory)
+            except BatchError as error:
+                raise Refused(400, f"the play cannot be written: {first_line(error)}") from error
         return {"id": trajectory.id, "steps": len(trajectory.steps)}
 
 
@@ -194,7 +198,11 @@ class Written:
 
     def add(self, trajectory: Trajectory) -> None:
         """To be written. Raises BatchError where it cannot be: one play is not to keep others from their file."""
-        TrajectoryBatch.from_trajectories([trajectory])
+        try:
+            TrajectoryBatch.from_trajectories([trajectory])
+        except BatchError as error:
+            self._reporter.say(f"{trajectory.id} cannot be written: {first_line(error)}")
+            raise
         if not self._waiting:
             self._since = time.monotonic()
         self._waiting.append(trajectory)

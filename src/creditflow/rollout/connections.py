@@ -46,7 +46,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
         def connection_lost(self, error: Exception | None) -> None:
             opened.pop(self, None)
             self._stop_waiting()
-            self._is_read()
+            self._was_read()
             super().connection_lost(error)
 
         def on_response_complete(self) -> None:
@@ -60,7 +60,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._is_read()
+            self._was_read()
 
         @property
         def busy(self) -> bool:
@@ -79,7 +79,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
                 self._deadline.cancel()
                 self._deadline = None
 
-        def _is_read(self) -> None:
+        def _was_read(self) -> None:
             if self._unread is not None:
                 self._unread.cancel()
                 self._unread = None

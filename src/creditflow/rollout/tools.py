@@ -177,7 +177,10 @@ def _read(
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    doc = docstring_parser.parse(inspect.getdoc(called) or inspect.getdoc(function) or "")
+    # Of an object, how it is called is what a model is told; its class's docstring is for who makes one.
+    said = called.__doc__ if inspect.isfunction(called) else None
+    whole = function.func if isinstance(function, functools.partial) else function
+    doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(whole) or ""))
     told = {one.arg_name: one.description for one in doc.params}
     hints = typing.get_type_hints(called, include_extras=True)
     fields: dict[str, Any] = {}
