@@ -224,6 +224,7 @@ def test_plays_that_cannot_be_written_now_are_written_later(tmp_path, monkeypatc
         for file in sorted(tmp_path.iterdir())
     ]
     assert ids == [["a", "b"], ["c"]]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["plays-000001.parquet", "plays-000002.parquet"]
 
 
 def test_a_play_that_can_never_be_written_keeps_no_other_from_its_file(tmp_path, capsys):

@@ -222,6 +222,7 @@ class Written:
                     write_whole(file, batch.write_parquet)
                 except BaseException:
                     file.unlink(missing_ok=True)
+                    self._next -= 1
                     raise
             except OSError as error:
                 if last:
