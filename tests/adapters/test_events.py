@@ -149,3 +149,8 @@ def test_records_find_spans_of_agent_lightning_by_their_ids() -> None:
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": whole(0, CHAT)}]}]}
     (trajectory,) = convert(from_json([span, logs])).trajectories
     assert (trajectory.id, trajectory.answer) == ("r/1", "answer 0")
+
+
+def test_a_record_of_another_trace_is_not_a_spans_that_has_the_same_id() -> None:
+    made = read([*whole(0, CHAT), *whole(1, CHAT, "b" * 32)])
+    assert sorted((play.id[0], play.answer) for play in made.trajectories) == [("a", "answer 0"), ("b", "answer 1")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
     """
     objects = expect_spans(values, where)
     spans, logs = _otlp(one for one in objects if "span_id" not in one)
-    return _joined(spans + from_agent_lightning(one for one in objects if "span_id" in one), logs)
+    return _joined(spans, logs, from_agent_lightning(one for one in objects if "span_id" in one))
 
 
 # ---- OTLP ----------------------------------------------------------------------------------------------------------
@@ -148,20 +149,21 @@ def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
     return _Log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
 
 
-def _joined(spans: list[Span], logs: Sequence[_Log]) -> list[Span]:
+def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[Span] = ()) -> list[Span]:
     """Spans with the events that log records tell of them. For `gen_ai.*` records whose span is not there one is made,
     without a name.
+
+    `named_otherwise`: more spans, whose traces have names that log records do not know.
     """
+    spans = [*spans, *named_otherwise]
     if not logs:
         return spans
-    known: dict[tuple[str, str], Span | None] = {}
-    for span in spans:  # by its id alone where no other has that: Agent Lightning's traces have names of their own
-        known["", span.id] = None if ("", span.id) in known else span
-    known |= {(span.trace, span.id): span for span in spans}
+    known = {(span.trace, span.id): span for span in spans}
+    any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
     events: dict[int, tuple[Span, list[Event]]] = {}
     for number, log in enumerate(logs):
         key = log.trace, log.span or f"log record {number}"
-        found = known.get(key) or known.get(("", log.span))
+        found = known.get(key) or (other_names if log.trace else any_trace).get(log.span)
         if found is None and log.event.name.startswith("gen_ai."):
             found = Span(*key, None, "", log.event.time, log.event.time, {}, resource=log.resource)
             known[key] = found
@@ -171,6 +173,12 @@ def _joined(spans: list[Span], logs: Sequence[_Log]) -> list[Span]:
     for span, told in events.values():
         span.events += _in_order(told)
     return spans
+
+
+def _by_id(spans: Sequence[Span]) -> dict[str, Span]:
+    """Those whose id is no other's."""
+    often = Counter(span.id for span in spans)
+    return {span.id: span for span in spans if span.id and often[span.id] == 1}
 
 
 def _in_order(events: list[Event]) -> list[Event]:
