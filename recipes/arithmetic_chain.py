@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from creditflow import AgentError, Reply, Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
-from creditflow.engines.local.warm_up import sampled_accuracy, supervised_loss
+from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up
 
 VERBS = {
     "+": ("gets", "finds", "buys", "wins"),
@@ -226,36 +225,35 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
         folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=512, seed=0
     )
     policy = Policy.load(folder, pick_device("cpu"))
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
     rng = random.Random(0)
     operations = settings["operations"]
     rows, planning = dict(EXECUTOR_ROLES), False
-    for step in range(1, 3001):
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, step / 50)
-        optimizer.zero_grad(set_to_none=True)
+
+    def learned(step: int) -> bool:
+        nonlocal rows, planning
+        if step % (5 if planning else 25):
+            return False
+        roles = ("planner", "executor") if planning else ("executor",)
+        accuracy = {role: _sampled_accuracy(policy, role, operations) for role in roles}
+        reached = {role: value >= settings[f"warmup_{role}"] for role, value in accuracy.items()}
+        if step % 25 == 0:
+            said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
+            print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
+        if planning and all(reached.values()):
+            return True
+        # Planning is learned within a hundred steps, so it comes last, and is caught half-way: what its owner is then
+        # unsure of is for reinforcement to teach.
+        planning = planning or accuracy["executor"] >= settings["warmup_executor"] - HEAD_START
+        rows = dict(EXECUTOR_ROLES)
+        if planning and not reached.get("planner"):
+            rows["planner"] = PLANNER_OPERATIONS // operations
+        return False
+
+    def lessons() -> Iterator[list[Example]]:
         for role, n in rows.items():
-            loss = supervised_loss(policy, [_example(role, rng, operations) for _ in range(n)])
-            torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        if step % (5 if planning else 25) == 0:
-            roles = ("planner", "executor") if planning else ("executor",)
-            accuracy = {role: _sampled_accuracy(policy, role, operations) for role in roles}
-            reached = {role: value >= settings[f"warmup_{role}"] for role, value in accuracy.items()}
-            if step % 25 == 0:
-                said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
-                print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
-            if planning and all(reached.values()):
-                break
-            # Planning is learned within a hundred steps, so it comes last, and is caught half-way: what its owner is
-            # then unsure of is for reinforcement to teach.
-            planning = planning or accuracy["executor"] >= settings["warmup_executor"] - HEAD_START
-            rows = dict(EXECUTOR_ROLES)
-            if planning and not reached.get("planner"):
-                rows["planner"] = PLANNER_OPERATIONS // operations
-    else:
-        raise RuntimeError(f"the warm-up did not reach its accuracies in {step} steps: {accuracy}")
+            yield [_example(role, rng, operations) for _ in range(n)]
+
+    warm_up(policy, lessons, learned, most_steps=3000)
     policy.save(folder)
 
 

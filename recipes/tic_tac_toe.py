@@ -15,13 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from pettingzoo.classic import tictactoe_v3
 
 from creditflow import Task, environments
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
-from creditflow.engines.local.warm_up import supervised_loss
+from creditflow.engines.local.warm_up import warm_up
 from creditflow.environments import View
 from creditflow.rollout import GenerationRequest
 
@@ -91,22 +90,16 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
         folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=32, seed=0
     )
     policy = Policy.load(folder, pick_device("cpu"))
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
     rng = random.Random(0)
-    for step in range(1, 2001):
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, step / 50)
-        optimizer.zero_grad(set_to_none=True)
-        torch.autograd.backward(supervised_loss(policy, [_example(rng) for _ in range(256)]))
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        if step % 25 == 0:
-            legal = _legal(policy)
-            print(f"warm-up step {step}: {legal:.2f} of the moves are legal", file=sys.stderr, flush=True)
-            if legal >= settings["legal"]:
-                break
-    else:
-        raise RuntimeError(f"the warm-up did not reach {settings['legal']} in {step} steps: {legal}")
+
+    def learned(step: int) -> bool:
+        if step % 25:
+            return False
+        legal = _legal(policy)
+        print(f"warm-up step {step}: {legal:.2f} of the moves are legal", file=sys.stderr, flush=True)
+        return legal >= float(settings["legal"])
+
+    warm_up(policy, lambda: [[_example(rng) for _ in range(256)]], learned, most_steps=2000)
     policy.save(folder)
 
 

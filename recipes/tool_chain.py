@@ -23,12 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from creditflow import Step, Task, Team, Trajectory, outcome, reward
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import made_once, save_tiny_llama
-from creditflow.engines.local.warm_up import sampled_accuracy, supervised_loss
+from creditflow.engines.local.warm_up import sampled_accuracy, warm_up
 from creditflow.rollout import Reply
 
 VERBS = {"+": ("plus", "gains", "and"), "-": ("minus", "without", "less"), "*": ("times", "multiplied")}
@@ -224,26 +222,20 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
         folder, make_tokenizer(), hidden=settings["hidden"], layers=settings["layers"], positions=64, seed=0
     )
     policy = Policy.load(folder, pick_device("cpu"))
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
     rng, left = random.Random(0), list(ROLES)
-    for step in range(1, 2001):
-        for group in optimizer.param_groups:
-            group["lr"] = 2e-3 * min(1.0, step / 50)
-        optimizer.zero_grad(set_to_none=True)
-        for role in left:
-            torch.autograd.backward(supervised_loss(policy, [_example(role, rng) for _ in range(64)]))
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
-        optimizer.step()
-        if step % 5 == 0:
-            accuracy = {role: _accuracy(policy, role) for role in ROLES}
-            left = [role for role in ROLES if accuracy[role] < settings["warmup"]]
-            if step % 25 == 0 or not left:
-                said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
-                print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
-            if not left:
-                break
-    else:
-        raise RuntimeError(f"the warm-up did not reach {settings['warmup']} in {step} steps: {accuracy}")
+
+    def learned(step: int) -> bool:
+        nonlocal left
+        if step % 5:
+            return False
+        accuracy = {role: _accuracy(policy, role) for role in ROLES}
+        left = [role for role in ROLES if accuracy[role] < settings["warmup"]]
+        if step % 25 == 0 or not left:
+            said = ", ".join(f"{role} {value:.2f}" for role, value in accuracy.items())
+            print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
+        return not left
+
+    warm_up(policy, lambda: ([_example(role, rng) for _ in range(64)] for role in left), learned, most_steps=2000)
     policy.save(folder)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -35,3 +35,29 @@ def sampled_accuracy(policy: Policy, examples: Sequence[Example]) -> float:
     ]
     answers = [policy.decode(generation.response_ids) for generation in policy.generate(requests)]
     return sum(answer == target for answer, (_, target) in zip(answers, examples, strict=True)) / len(examples)
+
+
+def warm_up(
+    policy: Policy,
+    lessons: Callable[[], Iterable[Sequence[Example]]],
+    learned: Callable[[int], bool],
+    *,
+    most_steps: int,
+) -> None:
+    """Steps of AdamW until `learned(step)`, which is asked after each; it may print what it measures.
+
+    `lessons()` are a step's batches, whose losses are added. The learning rate rises to 2e-3 within 50 steps. Raises
+    RuntimeError where `most_steps` were not enough.
+    """
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
+    for step in range(1, most_steps + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = 2e-3 * min(1.0, step / 50)
+        optimizer.zero_grad(set_to_none=True)
+        for examples in lessons():
+            torch.autograd.backward(supervised_loss(policy, examples))
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimizer.step()
+        if learned(step):
+            return
+    raise RuntimeError(f"the warm-up was not done after {most_steps} steps")

@@ -1,0 +1,206 @@
+"""A long dialogue with a simulated user: a desk books a trip for a customer who answers what it is asked.
+
+The customer is told the trip that it wants; the desk asks (`day`), the customer answers (`friday`), and so on, for at
+most 20 turns each, until the desk books (`book from rome to oslo day friday ...`) and the customer says thanks.
+Both begin with the same small model, made and warmed up on the spot: it answers truthfully, books what it was told, but
+asks by chance, over and over the same, and books by chance. Only the desk learns; the customer stays as it is.
+
+A question is right if it had not been asked before; a booking as far as it is what the customer wants, and the outcome
+is whether all of it is. Whether the customer keeps to its trip is reported beside it and paid to nobody: a simulated
+user that strays is the first thing to look for where such a run goes wrong.
+
+Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`; `hidden`, `layers`; `warmup`, the sampled accuracy of answers
+and bookings at which the warm-up stops.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from creditflow import Step, Task, Trajectory, outcome, reward, teams
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import made_once, save_tiny_llama
+from creditflow.engines.local.warm_up import Example, sampled_accuracy, warm_up
+from creditflow.trajectory import Message
+
+CHOICES = {
+    "from": ("rome", "oslo", "lima", "cairo"),
+    "to": ("paris", "delhi", "quito", "accra"),
+    "day": ("monday", "tuesday", "thursday", "friday"),
+    "hour": ("dawn", "noon", "dusk", "midnight"),
+    "class": ("economy", "premium", "business", "first"),
+    "seat": ("window", "middle", "aisle", "exit"),
+    "meal": ("meat", "fish", "vegan", "fruit"),
+    "bags": ("none", "one", "two", "three"),
+    "fare": ("saver", "basic", "flex", "refund"),
+    "pay": ("card", "cash", "points", "invoice"),
+}
+"""What a trip is made of, and what there is to choose."""
+TURNS = 20
+HELLO, BOOK, UNKNOWN, THANKS = "hello", "book", "unknown", "thanks"
+Trip = dict[str, str]
+
+
+def spelled(trip: Trip) -> str:
+    """A trip in words, in the order of CHOICES, with `unknown` for what is not in it."""
+    return " ".join(f"{part} {trip.get(part, UNKNOWN)}" for part in CHOICES)
+
+
+# The task
+
+
+def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
+    """Trips by chance; the goal is for the customer's eyes only."""
+    rng = random.Random(split)
+    number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
+    return [make_task(rng, index, split) for index in range(number)]
+
+
+def make_task(rng: random.Random, index: int, split: str) -> Task:
+    """A customer who wants a certain trip."""
+    goal = spelled(_trip(rng))
+    return Task("booking", ({"role": "user", "content": goal},), goal, {"index": index, "split": split, "goal": goal})
+
+
+def _trip(rng: random.Random) -> Trip:
+    return {part: rng.choice(choices) for part, choices in CHOICES.items()}
+
+
+# The workflow
+
+solve = teams.dialogue("desk", "customer", turns=TURNS, until=THANKS)
+
+
+# The rewards
+
+
+@outcome
+def booked(trajectory: Trajectory) -> float:
+    """Whether the trip is booked, and nothing in it wrong."""
+    return float(trajectory.answer == f"{BOOK} {trajectory.task.ground_truth}")
+
+
+@reward(agent_match="desk")
+def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
+    """Of a question, whether it is one and is new; of a booking, the share of the trip that is as wanted."""
+    words = step.response.split()
+    if words[:1] == [BOOK]:
+        wanted = trajectory.task.ground_truth.split()
+        same = [said == word for said, word in zip(words[1:], wanted, strict=False)]
+        return sum(same[1::2]) / len(CHOICES) if len(words) == 1 + len(wanted) and all(same[::2]) else 0.0
+    before = {other.response for other in trajectory.steps[: step.index] if other.agent == step.agent}
+    return float(step.response in CHOICES and step.response not in before)
+
+
+@reward(agent_match="customer", weight=0.0)
+def truthful(step: Step, trajectory: Trajectory) -> float:
+    """Whether the customer says what somebody with its goal would."""
+    said = [other.response for other in trajectory.steps[: step.index]]
+    return float(step.response == answer(said[-1] if said else None, trajectory.task.extra_info["goal"]))
+
+
+def answer(question: str | None, goal: str) -> str:
+    """What a customer with that goal says: to nothing yet, to a booking, to a question, and to what is none."""
+    if question is None:
+        return HELLO
+    if question.split()[:1] == [BOOK]:
+        return THANKS
+    words = goal.split()
+    return words[words.index(question) + 1] if question in CHOICES else UNKNOWN
+
+
+# The model, warmed up so that it can speak, and asks and books by chance
+
+ROWS = 64
+"""Examples of a kind in a warm-up step."""
+WARM_UP_VERSION = 1
+"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+
+
+def warm_model(recipe: dict[str, Any]) -> Path:
+    """The folder of a small Llama that answers and books mostly right; made on first use and cached."""
+    settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
+    name = "-".join(str(part) for part in ("booking", WARM_UP_VERSION, *settings.values()))
+    return made_once(name, lambda folder: _warm_up(folder, settings))
+
+
+def make_tokenizer() -> tuple[Any, str]:
+    """One token per word, and a chat template: whose word it is, then the word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    special = ["<|end|>", "<|user|>", "<|assistant|>"]
+    words = [*special, HELLO, BOOK, UNKNOWN, THANKS, *CHOICES, *(word for words in CHOICES.values() for word in words)]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<|end|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(special)
+    template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    return tokenizer, template
+
+
+def _said(trip: Trip, questions: Sequence[str], asks: str) -> list[Message]:
+    """A conversation so far, from the side of the one whose questions are `asks`: "assistant", or "user"."""
+    answers = "user" if asks == "assistant" else "assistant"
+    said: list[Message] = [{"role": answers, "content": HELLO}]
+    for question in questions:
+        said.append({"role": asks, "content": question})
+        said.append({"role": answers, "content": trip[question]})
+    return said
+
+
+KINDS = ("asks", "books", "greets", "answers", "thanks")
+
+
+def _example(kind: str, turns: int, rng: random.Random, policy: Policy) -> Example:
+    """What is said after so many questions by chance."""
+    trip, questions = _trip(rng), rng.choices(list(CHOICES), k=turns)
+    known = {part: word for part, word in trip.items() if part in questions}
+    booking = f"{BOOK} {spelled(known)}"
+    briefed: list[Message] = [{"role": "user", "content": spelled(trip)}]
+    seen, wanted = _said(trip, questions, "assistant"), [*briefed, *_said(trip, questions, "user")]
+    question = rng.choice(list(CHOICES))
+    messages, response = {
+        "asks": (seen, question),
+        "books": (seen, booking),
+        "greets": (briefed, HELLO),
+        "answers": ([*wanted, {"role": "user", "content": question}], trip[question]),
+        "thanks": ([*wanted, {"role": "user", "content": booking}], THANKS),
+    }[kind]
+    return policy.encode(messages)[0], response
+
+
+def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
+    tokenizer, template = make_tokenizer()
+    made = {"hidden": settings["hidden"], "layers": settings["layers"], "positions": 256}
+    save_tiny_llama(folder, tokenizer, **made, seed=0, chat_template=template)
+    policy = Policy.load(folder, pick_device("cpu"))
+    rng = random.Random(0)
+
+    def lessons() -> list[list[Example]]:
+        turns = rng.randrange(TURNS)
+        return [[_example(kind, turns, rng, policy) for _ in range(ROWS)] for kind in KINDS]
+
+    def learned(step: int) -> bool:
+        if step % 25:
+            return False
+        accuracy = {kind: _accuracy(policy, kind) for kind in ("answers", "books")}
+        said = ", ".join(f"{kind} {value:.2f}" for kind, value in accuracy.items())
+        print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
+        return min(accuracy.values()) >= float(settings["warmup"])
+
+    warm_up(policy, lessons, learned, most_steps=3000)
+    policy.save(folder)
+
+
+def _accuracy(policy: Policy, kind: str) -> float:
+    rng = random.Random(1)
+    examples = [_example(kind, rng.randrange(TURNS), rng, policy) for _ in range(256)]
+    if kind == "books":  # when it books is left to chance; what it then says is not
+        examples = [(f"{prompt} {BOOK}", response.removeprefix(f"{BOOK} ")) for prompt, response in examples]
+    return sampled_accuracy(policy, examples)
