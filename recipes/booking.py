@@ -2,8 +2,9 @@
 
 The customer is told the trip that it wants; the desk asks (`day`), the customer answers (`friday`), and so on, for at
 most 20 turns each, until the desk books (`book from rome to oslo day friday ...`) and the customer says thanks.
-Both begin with the same small model, made and warmed up on the spot: it answers truthfully, books what it was told, but
-asks by chance, over and over the same, and books by chance. Only the desk learns; the customer stays as it is.
+Both begin with the same small model, made and warmed up on the spot: it answers truthfully and books what it was told,
+but asks by chance, over and over the same, and late in the dialogue books by chance, whatever it knows by then. Only
+the desk learns; the customer stays as it is.
 
 A question is right if it had not been asked before; a booking as far as it is what the customer wants, and the outcome
 is whether all of it is. Whether the customer keeps to its trip is reported beside it and paid to nobody: a simulated
@@ -86,12 +87,14 @@ def booked(trajectory: Trajectory) -> float:
 
 @reward(agent_match="desk")
 def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
-    """Of a question, whether it is one and is new; of a booking, the share of the trip that is as wanted."""
+    """Of a question, whether it is one and is new; of a booking, 1 less a fifth for each part that is not as wanted."""
     words = step.response.split()
     if words[:1] == [BOOK]:
         wanted = trajectory.task.ground_truth.split()
         same = [said == word for said, word in zip(words[1:], wanted, strict=False)]
-        return sum(same[1::2]) / len(CHOICES) if len(words) == 1 + len(wanted) and all(same[::2]) else 0.0
+        if len(words) != 1 + len(wanted) or not all(same[::2]):
+            return 0.0
+        return max(0.0, 1.0 - same[1::2].count(False) / 5)
     before = {other.response for other in trajectory.steps[: step.index] if other.agent == step.agent}
     return float(step.response in CHOICES and step.response not in before)
 
@@ -117,7 +120,7 @@ def answer(question: str | None, goal: str) -> str:
 
 ROWS = 64
 """Examples of a kind in a warm-up step."""
-WARM_UP_VERSION = 1
+WARM_UP_VERSION = 2
 """Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
 
 
@@ -154,7 +157,12 @@ def _said(trip: Trip, questions: Sequence[str], asks: str) -> list[Message]:
     return said
 
 
-KINDS = ("asks", "books", "greets", "answers", "thanks")
+FIRST_TURNS = {"asks": 0, "books": TURNS // 2, "greets": 0, "answers": 0, "thanks": TURNS // 2}
+"""What is learnt in the warm-up, and after how many questions at least it is said there."""
+
+
+def _turns(kind: str, rng: random.Random) -> int:
+    return rng.randrange(FIRST_TURNS[kind], TURNS)
 
 
 def _example(kind: str, turns: int, rng: random.Random, policy: Policy) -> Example:
@@ -183,8 +191,8 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
     rng = random.Random(0)
 
     def lessons() -> list[list[Example]]:
-        turns = rng.randrange(TURNS)
-        return [[_example(kind, turns, rng, policy) for _ in range(ROWS)] for kind in KINDS]
+        turns = {kind: _turns(kind, rng) for kind in FIRST_TURNS}
+        return [[_example(kind, of_kind, rng, policy) for _ in range(ROWS)] for kind, of_kind in turns.items()]
 
     def learned(step: int) -> bool:
         if step % 25:
@@ -200,7 +208,7 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
 
 def _accuracy(policy: Policy, kind: str) -> float:
     rng = random.Random(1)
-    examples = [_example(kind, rng.randrange(TURNS), rng, policy) for _ in range(256)]
+    examples = [_example(kind, _turns(kind, rng), rng, policy) for _ in range(256)]
     if kind == "books":  # when it books is left to chance; what it then says is not
         examples = [(f"{prompt} {BOOK}", response.removeprefix(f"{BOOK} ")) for prompt, response in examples]
     return sampled_accuracy(policy, examples)

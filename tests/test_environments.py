@@ -7,7 +7,7 @@ import re
 import gymnasium
 import numpy as np
 import pytest
-from pettingzoo.classic import connect_four_v3, tictactoe_v3
+from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
 from pettingzoo.utils.env import ParallelEnv
 
 from creditflow import environments
@@ -181,12 +181,27 @@ def test_one_agent_walks_over_the_frozen_lake():
         return gymnasium.make("FrozenLake-v1", is_slippery=False)
 
     right_way = scripted("1", "1", "2", "2", "1", "2")
-    made = played(environments.gymnasium(make, "walker"), right_way, seats=["walker"], seed=0)
-    assert json.loads(made.answer) == {"walker": 1.0}
+    made = played(environments.gymnasium(make), right_way, seats=["agent"], seed=0)
+    assert json.loads(made.answer) == {"agent": 1.0}
     assert [s.info["reward"] for s in made.steps] == [0, 0, 0, 0, 0, 1]
     assert [s.parents for s in made.steps] == [(), (0,), (1,), (2,), (3,), (4,)]
     drowned = played(environments.gymnasium(make, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
     assert json.loads(drowned.answer) == {"walker": 0.0}
+
+
+def test_two_seats_that_are_one_agents_show_their_hands_at_once():
+    def make(task):
+        return rps_v2.parallel_env(num_actions=3, max_cycles=2)
+
+    seats = {"player_0": "player", "player_1": "player"}
+    made = played(environments.parallel(make, agents=seats), scripted("0", "1", "2", "2"), seats=["player"])
+    assert json.loads(made.answer) == {"player_0": -1.0, "player_1": 1.0}  # paper beats rock; then a draw
+    assert [(s.agent, s.turn, s.parents) for s in made.steps] == [
+        ("player", 0, ()),
+        ("player", 1, ()),
+        ("player", 2, (0,)),
+        ("player", 3, (1,)),
+    ]
 
 
 def test_many_games_are_played_together_and_none_disturbs_another():

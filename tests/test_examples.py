@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.config import load_recipe
+from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger
 from creditflow.loading import load_object
@@ -61,6 +62,17 @@ def test_a_team_of_a_framework_is_trained_by_its_recipe(framework, tmp_path):
     assert len(plays) == 8
     assert {step.agent for play in plays for step in play.steps} == {"writer", "editor"}
     assert all(step.policy_version == 0 and step.response_ids for play in plays for step in play.steps)
+
+
+def test_the_server_in_a_program_of_ones_own_makes_the_steps_of_each_play():
+    main = load_object("own_server.py:main", FOLDER.parent, "example")
+    plays = asyncio.run(main(tiny_byte_model()))
+    assert [play.id for play in plays] == [f"play {k}" for k in range(4)]
+    for play in plays:
+        assert [(step.agent, step.turn) for step in play.steps] == [("writer", 0), ("editor", 0)]
+        assert play.steps[1].parents == (0,)
+        assert play.uid in play.steps[0].prompt
+        assert all(0 < len(step.response_ids) <= 16 for step in play.steps)
 
 
 CALL = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'

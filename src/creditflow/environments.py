@@ -155,7 +155,7 @@ def parallel(
 
 def gymnasium(
     make: Make,
-    agent: str,
+    agent: str = "agent",
     *,
     show: Show = plain,
     read: Read = last_number,

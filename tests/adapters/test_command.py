@@ -1,6 +1,7 @@
 """`creditflow convert` as a user meets it."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,14 @@ def test_an_outcome_that_no_reward_is_called_is_told(tmp_path: Path) -> None:
 
 def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
-    assert convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run).exit_code == 0
+    made = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run)
+    assert made.exit_code == 0
+    assert CliRunner().invoke(app, shlex.split(made.stdout.partition("see creditflow ")[2])).exit_code == 0
     step = TrajectoryBatch.read_parquet(out).step_ids[1]
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
+    audit = CliRunner().invoke(app, ["audit", str(run)])
+    assert (audit.exit_code, "made of traces: there is no workflow" in audit.output) == (2, True)
     again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
     assert again.exit_code == 0, again.output
 

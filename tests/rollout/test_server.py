@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 import socket
 import threading
 from urllib.parse import quote, urlsplit
@@ -988,17 +989,18 @@ def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limit
             one.close()
 
 
-def test_a_workflow_that_blocks_its_event_loop_is_told_so(limited):
-    limited(blocked_seconds=0.2)
+def test_a_workflow_that_blocks_its_event_loop_is_told_so_once_and_the_next_ones_sooner(limited):
+    limited(blocked_seconds=1.6)
 
     async def solve(task, team):
-        openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0).chat.completions.create(
-            model="writer", messages=HELLO
-        )
+        # The client's own retries are left on: it is told that they are of no use.
+        with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            client.chat.completions.create(model="writer", messages=HELLO)
 
-    (made,) = played(solve)
-    assert made.status == "failed"
-    assert "asyncio.to_thread" in made.info["error"]
+    made = played(solve, n=5)
+    assert [play.status for play in made] == ["failed"] * 5
+    told = [re.search(r"within (\S+) s: .*asyncio.to_thread", play.info["error"])[1] for play in made]
+    assert sorted(told, key=float, reverse=True) == ["1.6", "0.4", "0.1", "0.025", "0.025"]
 
 
 # Workflows that are no coroutines

@@ -92,7 +92,10 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
     for one in objects:
         if not (isinstance(one, dict) and ("span_id" in one or "resourceSpans" in one or "resourceLogs" in one)):
             keys = f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) else repr(one)[:80]
-            raise DataError(f"{where}: expected OTLP (`resourceSpans`) or Agent Lightning's (`span_id`), got {keys}")
+            raise DataError(
+                f"{where}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
+                f"log of chats (`messages`, or `request` and `response`), got {keys}"
+            )
     return objects
 
 

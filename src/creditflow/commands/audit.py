@@ -66,6 +66,8 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{option}: {file.parent} is no folder")
     ledger = Ledger.open(path)
+    if ledger.run.get("engine") == "none":
+        raise InputError(f"{path}: was made of traces: there is no workflow by which its plays could be played again")
     rules = _rules(asked.rules)
     recipe = load_recipe(path / "config.yaml")
     parts = build_parts(recipe, tasks=False)

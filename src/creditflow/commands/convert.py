@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -66,7 +67,8 @@ def convert_files(
     results_console().print(f"written: {out}", soft_wrap=True)
     if run is not None:
         _credit(batch, run, sources)
-        results_console().print(f"written: {run}", soft_wrap=True)
+        seen = ["creditflow", "why", str(run), batch.step_ids[-1]]
+        results_console().print(f"written: {run}; see {shlex.join(seen)}", soft_wrap=True)
 
 
 def _expect_outcome(made: Converted, name: str) -> None:

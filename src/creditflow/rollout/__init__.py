@@ -3,6 +3,9 @@
 This room knows nothing of rewards or training, and of models only what the protocols of `client` say.
 """
 
+from typing import TYPE_CHECKING
+
+from creditflow.lazy import attach
 from creditflow.rollout.client import (
     ChatClient,
     ChatReply,
@@ -14,10 +17,16 @@ from creditflow.rollout.client import (
 )
 from creditflow.rollout.frozen import FrozenModel
 from creditflow.rollout.play import Play, Workflow, play_all, play_one, together
-from creditflow.rollout.recorder import AgentSpec, Reply
+from creditflow.rollout.recorder import AgentSpec, Recorder, Reply, Sampling
 from creditflow.rollout.replay import play_again
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, Team
+
+if TYPE_CHECKING:
+    from creditflow.rollout.server import OpenAIServer
+
+# It needs creditflow[serve].
+__getattr__ = attach(__name__, {"creditflow.rollout.server": ("OpenAIServer",)})
 
 __all__ = [
     "Agent",
@@ -29,9 +38,12 @@ __all__ = [
     "GenerationRequest",
     "Generator",
     "ModelClient",
+    "OpenAIServer",
     "Play",
     "PolicyView",
+    "Recorder",
     "Reply",
+    "Sampling",
     "Scheduler",
     "Team",
     "Workflow",

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
+from weakref import WeakKeyDictionary
 
 from creditflow.chat import content_text
 from creditflow.errors import (
@@ -66,7 +67,7 @@ class Limits:
     answer_seconds: float = 3600.0
     """Until its response is."""
     blocked_seconds: float = 60.0
-    """Until the play's event loop takes the call up."""
+    """Until the play's event loop takes the call up; less after each time that it did not."""
     steps: int = 10_000
     """Of one play."""
     waiting: int = 256
@@ -169,6 +170,8 @@ class OpenAIServer:
         self.limits = limits or Limits()
         self._lobby = lobby
         self._doors: dict[str, Door] = {}
+        self._patience: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+        """Seconds, of event loops that were blocked: where one play blocks its loop, the next ones will."""
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
@@ -201,19 +204,21 @@ class OpenAIServer:
     def open(
         self,
         recorder: Recorder,
-        loop: asyncio.AbstractEventLoop,
+        loop: asyncio.AbstractEventLoop | None = None,
         *,
         name: str | None = None,
         api_key: str | None = None,
         expected: bool = True,
     ) -> Door:
-        """Let clients in to a play. `name`: by default one that no other play ever had, for there are libraries that
-        keep connections by URL, and with them the event loop of a play that is over.
+        """Let clients in to a play, until the door is closed.
+
+        `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
+        had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
         """
         if name is None:
             name = f"{recorder.trajectory.id}-{secrets.token_hex(4)}"
         key = secrets.token_urlsafe(24) if api_key is None else api_key
-        door = Door(self, name, recorder, loop, key, expected)
+        door = Door(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
         self._doors[name] = door
         door._expect(1)
         return door
@@ -237,9 +242,9 @@ class OpenAIServer:
         ]
 
         async def refused(request: Request, error: Exception) -> Response:
-            status = getattr(error, "status_code", 404)
-            said = f"{request.method} {request.url.path[:200]}: expected POST /t/NAME/v1/chat/completions, or its like"
-            return _refusal(Refused(status, said))
+            status, path = getattr(error, "status_code", 404), request.url.path
+            expected = next((said for end, said in _NOT_HERE.items() if path.endswith(end)), _HERE)
+            return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"))
 
         application = Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
         application.router.redirect_slashes = False  # who is sent elsewhere has shown no key yet
@@ -341,6 +346,7 @@ class OpenAIServer:
         """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
         here, heard = asyncio.get_running_loop(), asyncio.Event()
         limits = self.limits
+        patience = self._patience.get(door.loop, limits.blocked_seconds)
 
         def hear() -> None:
             here.call_soon_threadsafe(heard.set)
@@ -348,7 +354,7 @@ class OpenAIServer:
         made = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
         gone = asyncio.create_task(_disconnected(request))
         try:
-            async with asyncio.timeout(limits.blocked_seconds):
+            async with asyncio.timeout(patience):
                 listening = asyncio.create_task(heard.wait())
                 await asyncio.wait({listening, made, gone}, return_when=asyncio.FIRST_COMPLETED)
                 listening.cancel()
@@ -357,10 +363,11 @@ class OpenAIServer:
         except TimeoutError:
             if heard.is_set():
                 raise Refused(504, f"no response within {limits.answer_seconds:g} s") from None
+            self._patience[door.loop] = max(patience / 4, limits.blocked_seconds / 64)
             raise Refused(
                 503,
-                f"the event loop of trajectory {door.name} did not take the call up within "
-                f"{limits.blocked_seconds:g} s: call what blocks by `await asyncio.to_thread(...)`",
+                f"the event loop of trajectory {door.name} did not take the call up within {patience:.3g} s: "
+                "call what blocks by `await asyncio.to_thread(...)`",
             ) from None
         finally:
             gone.cancel()
@@ -494,6 +501,13 @@ def _as_refusal(error: Exception) -> Refused:
     return refused
 
 
+_HERE = "expected POST /t/NAME/v1/chat/completions or /completions, or GET /t/NAME/v1/models"
+_NOT_HERE = {
+    "/end": "expected POST /t/NAME/end",
+    "/responses": "there is no Responses API here: call chat completions",
+    "/embeddings": "a policy has no embeddings: ask another server for them",
+}
+"""By the path's end, what is told who asks for what there is not."""
 _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 """How requests are refused before their body has been read to its end."""
 
@@ -501,6 +515,8 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 def _refusal(refused: Refused) -> Response:
     # What is left of a request that was not read must not be taken for the next one.
     headers = {"connection": "close"} if refused.status in _UNREAD else {}
+    if refused.status >= 500:  # what could not be had now will not be had in a second, which OpenAI's client waits
+        headers["x-should-retry"] = "false"
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
 

@@ -1,0 +1,57 @@
+"""The OpenAI-compatible server in a program of one's own, without a recipe: each play gets a URL and a key, and what is
+called there becomes its steps.
+
+    python examples/own_server.py MODEL        any causal LM with a chat template, by its folder
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from openai import AsyncOpenAI
+
+from creditflow import Task, Trajectory
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.rollout import AgentSpec, OpenAIServer, Recorder, Sampling, Scheduler
+
+AGENTS = {"writer": AgentSpec(system="You write one line."), "editor": AgentSpec(system="You make a line better.")}
+
+
+async def play(server: OpenAIServer, scheduler: Scheduler, question: str, seed: int) -> Trajectory:
+    """One play; several at a time are generated together."""
+    messages = ({"role": "user", "content": question},)
+    trajectory = Trajectory(id=f"play {seed}", uid=question, task=Task("own", messages, None))
+    recorder = Recorder(AGENTS, trajectory, scheduler, Sampling(max_tokens=16), (seed,))
+    door = server.open(recorder)
+    try:
+        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client:
+            draft = await client.chat.completions.create(
+                model="writer", messages=[{"role": "user", "content": question}]
+            )
+            said = draft.choices[0].message.content or ""
+            await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": said}])
+    finally:
+        door.close()  # its key opens nothing any more
+        await recorder.close()
+    return trajectory
+
+
+async def main(model: Path) -> list[Trajectory]:
+    """Two plays of each of two tasks."""
+    scheduler = Scheduler({"default": Policy.load(model, pick_device("auto"))})
+    server = OpenAIServer().start()
+    try:
+        questions = ["A line about rain.", "A line about snow."] * 2
+        return await asyncio.gather(*(play(server, scheduler, text, seed) for seed, text in enumerate(questions)))
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+if __name__ == "__main__":
+    for made in asyncio.run(main(Path(sys.argv[1]))):
+        for step in made.steps:
+            print(
+                f"{step.id}  {step.agent}  parents {step.parents}  {len(step.response_ids)} tokens: {step.response!r}"
+            )

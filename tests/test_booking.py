@@ -1,0 +1,129 @@
+"""The recipe booking: what dialogues of desks and customers that are right, wrong or absurd come to."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.loading import load_object
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.rollout import AgentSpec, Play, Sampling, Scheduler, play_all
+from tests.builders import Scripted
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPE = load_recipe(RECIPES / "booking.yaml")
+
+
+def of_recipe(name):
+    return load_object(f"booking.py:{name}", RECIPES, "test")
+
+
+TASK = of_recipe("make_task")(random.Random(0), 0, "test")
+TRIP = dict(zip(TASK.ground_truth.split()[::2], TASK.ground_truth.split()[1::2], strict=True))
+
+
+def wishes(prompt):
+    """What a customer says who wants that trip and answers what it is asked."""
+    asked = prompt.splitlines()[1:]
+    return "hello" if not asked else "thanks" if asked[-1].startswith("book") else TRIP.get(asked[-1], "unknown")
+
+
+def played(desk, customer=wishes):
+    """The scored play of a desk and a customer that say so of what they have heard and said, one a line."""
+    agents = {name: AgentSpec(policy=agent.policy) for name, agent in RECIPE.config.team.agents.items()}
+    models = {
+        policy: Scripted(lambda prompt, say=say: say(prompt).encode())
+        for policy, say in (("desk", desk), ("people", customer))
+    }
+    playing = play_all(
+        [Play(TASK, "u", "t", (0,))],
+        of_recipe("solve"),
+        agents,
+        Scheduler(models),
+        Sampling(max_tokens=200, max_prompt_tokens=10_000),
+    )
+    (trajectory,) = asyncio.run(playing)
+    functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(agents))
+    asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
+    return trajectory
+
+
+def asks(*questions):
+    """A desk that asks these, and then books what it was told."""
+
+    def say(prompt):
+        _, *said = prompt.splitlines()
+        if len(said) < 2 * len(questions):
+            return questions[len(said) // 2]
+        told = dict(zip(said[::2], said[1::2], strict=True))
+        return "book " + " ".join(f"{part} {told.get(part, 'unknown')}" for part in TRIP)
+
+    return say
+
+
+def scores(trajectory, name):
+    return [step.scores[name].value for step in trajectory.steps if name in step.scores]
+
+
+def test_a_desk_that_asks_everything_once_books_the_trip():
+    trajectory = played(asks(*TRIP))
+
+    assert trajectory.outcome.value == 1.0
+    assert trajectory.answer == f"book {TASK.ground_truth}"
+    assert [step.agent for step in trajectory.steps] == ["customer", "desk"] * 11 + ["customer"]
+    assert trajectory.steps[-1].response == "thanks"
+    assert scores(trajectory, "asked_or_booked") == [1.0] * 11
+    assert scores(trajectory, "truthful") == [1.0] * 12
+
+
+def test_each_reads_the_whole_conversation_and_the_desk_does_not_read_the_goal():
+    trajectory = played(asks(*TRIP))
+
+    assert [step.parents for step in trajectory.steps] == [tuple(range(k)) for k in range(23)]
+    assert all(TASK.ground_truth not in step.prompt for step in trajectory.steps if step.agent == "desk")
+    assert all(step.prompt.startswith(TASK.ground_truth) for step in trajectory.steps if step.agent == "customer")
+    assert trajectory.answer_steps == (21,)
+
+
+@pytest.mark.parametrize(("known", "right"), [(9, 0.8), (8, 0.6), (5, 0.0), (0, 0.0)])
+def test_who_books_too_early_is_charged_for_what_is_missing(known, right):
+    trajectory = played(asks(*list(TRIP)[:known]))
+
+    assert scores(trajectory, "asked_or_booked") == [1.0] * known + [pytest.approx(right)]
+    assert trajectory.outcome.value == 0.0
+
+
+def test_who_asks_the_same_again_is_charged_for_it():
+    trajectory = played(asks("day", "day", "hour", "day"))
+
+    assert scores(trajectory, "asked_or_booked")[:4] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_who_never_books_comes_to_an_end():
+    trajectory = played(lambda prompt: "day")
+
+    assert len(trajectory.steps) == 40
+    assert scores(trajectory, "asked_or_booked") == [1.0] + [0.0] * 19
+    assert trajectory.outcome.value == 0.0
+
+
+@pytest.mark.parametrize("said", ["", "book", "book day", "book " + "day friday " * 10, "hello", "🙂"])
+def test_what_is_neither_question_nor_booking_is_wrong(said):
+    trajectory = played(lambda prompt: said)
+
+    assert set(scores(trajectory, "asked_or_booked")) == {0.0}
+    assert (trajectory.status, trajectory.outcome.value) == ("ok", 0.0)
+
+
+def test_a_customer_who_strays_is_reported_and_pays_for_nothing():
+    def fickle(prompt):
+        return "sunday" if prompt.splitlines()[-1] == "day" else wishes(prompt)
+
+    trajectory = played(asks(*TRIP), fickle)
+
+    assert scores(trajectory, "truthful").count(0.0) == 1
+    (weight,) = [one.weight for one in RECIPE.config.reward.functions if one.fn.endswith("truthful")]
+    assert weight == 0
+    assert trajectory.outcome.value == 0.0

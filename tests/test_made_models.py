@@ -1,0 +1,32 @@
+"""Recipes that make their own model, from the warm-up to a trained policy, on the smallest scale."""
+
+from pathlib import Path
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.trainer import train
+from creditflow.ledger import Ledger
+from creditflow.progress import Reporter
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+TINY = ("recipe.hidden=16", "recipe.layers=1", "recipe.train_tasks=8", "recipe.val_tasks=2", "data.train_batch_size=2")
+ROUGH = {"booking": "warmup", "tic_tac_toe": "legal", "tool_chain": "warmup"}
+"""The setting that says how well the model is to be warmed up."""
+
+
+@pytest.mark.parametrize("recipe", ROUGH)
+def test_a_recipe_makes_its_model_and_trains_the_policies_that_learn_alone(recipe, tmp_path, monkeypatch):
+    monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path))
+    settings = [*TINY, f"recipe.{ROUGH[recipe]}=0.0", f"trainer.default_local_dir={tmp_path}/run"]
+    settings += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2"]
+    settings += ["actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
+
+    done = train(load_recipe(RECIPES / f"{recipe}.yaml", settings), Reporter())
+
+    config = load_recipe(RECIPES / f"{recipe}.yaml").config
+    learns = {name: policy.trainable for name, policy in config.policies.items()} or {"default": True}
+    steps = [step for play in Ledger.open(done.path).read(2).batch.to_trajectories() for step in play.steps]
+    assert {step.policy: step.policy_version for step in steps} == {
+        name: int(is_ is not False) for name, is_ in learns.items()
+    }
