@@ -1003,6 +1003,28 @@ def test_a_workflow_that_blocks_its_event_loop_is_told_so_once_and_the_next_ones
     assert sorted(told, key=float, reverse=True) == ["1.6", "0.4", "0.1", "0.025", "0.025"]
 
 
+def test_a_loop_that_was_blocked_once_is_waited_for_longer_again(limited):
+    limited(blocked_seconds=1.6)
+    told = []
+
+    async def solve(task, team):
+        def block():
+            with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+                client.chat.completions.create(model="writer", messages=HELLO)
+
+        async with client_of(team) as client:
+            for calls_that_are_taken_up in (0, 1, 4, 0):
+                for _ in range(calls_that_are_taken_up):
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                with pytest.raises(openai.InternalServerError) as error:
+                    block()
+                told.append(re.search(r"within (\S+) s", str(error.value))[1])
+
+    (made,) = played(solve)
+    assert (made.status, len(made.steps)) == ("ok", 5)
+    assert told == ["1.6", "0.8", "1.6", "0.4"]
+
+
 # Workflows that are no coroutines
 
 

@@ -67,7 +67,8 @@ class Limits:
     answer_seconds: float = 3600.0
     """Until its response is."""
     blocked_seconds: float = 60.0
-    """Until the play's event loop takes the call up; less after each time that it did not."""
+    """Until the play's event loop takes the call up: a quarter after each time that it did not, twice as long again
+    after each that it did."""
     steps: int = 10_000
     """Of one play."""
     waiting: int = 256
@@ -358,6 +359,8 @@ class OpenAIServer:
                 listening = asyncio.create_task(heard.wait())
                 await asyncio.wait({listening, made, gone}, return_when=asyncio.FIRST_COMPLETED)
                 listening.cancel()
+            if heard.is_set() and patience < limits.blocked_seconds:  # it was blocked for once, and not for good
+                self._patience[door.loop] = min(2 * patience, limits.blocked_seconds)
             async with asyncio.timeout(limits.answer_seconds):
                 await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
