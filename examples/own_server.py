@@ -50,6 +50,8 @@ async def main(model: Path) -> list[Trajectory]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     for made in asyncio.run(main(Path(sys.argv[1]))):
         for step in made.steps:
             print(
