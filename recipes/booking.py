@@ -2,9 +2,9 @@
 
 The customer is told the trip that it wants; the desk asks (`day`), the customer answers (`friday`), and so on, for at
 most 20 turns each, until the desk books (`book from rome to oslo day friday ...`) and the customer says thanks.
-Both begin with the same small model, made and warmed up on the spot: it answers truthfully and books what it was told,
-but asks by chance, over and over the same, and late in the dialogue books by chance, whatever it knows by then. Only
-the desk learns; the customer stays as it is.
+Both begin with the same small model, made and warmed up on the spot: mostly it answers truthfully and books what it
+was told, but asks by chance, over and over the same, and late in the dialogue books by chance, whatever it knows by
+then. Only the desk learns; the customer stays as it is.
 
 A question is right if it had not been asked before; a booking as far as it is what the customer wants, and the outcome
 is whether all of it is. Whether the customer keeps to its trip is reported beside it and paid to nobody: a simulated
@@ -87,7 +87,11 @@ def booked(trajectory: Trajectory) -> float:
 
 @reward(agent_match="desk")
 def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
-    """Of a question, whether it is one and is new; of a booking, 1 less a fifth for each part that is not as wanted."""
+    """0 for what was said before. Of a question, whether it is one; of a booking, 1 less a fifth for each part that is
+    not as wanted.
+    """
+    if step.response in {other.response for other in trajectory.steps[: step.index] if other.agent == step.agent}:
+        return 0.0
     words = step.response.split()
     if words[:1] == [BOOK]:
         wanted = trajectory.task.ground_truth.split()
@@ -95,8 +99,7 @@ def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
         if len(words) != 1 + len(wanted) or not all(same[::2]):
             return 0.0
         return max(0.0, 1.0 - same[1::2].count(False) / 5)
-    before = {other.response for other in trajectory.steps[: step.index] if other.agent == step.agent}
-    return float(step.response in CHOICES and step.response not in before)
+    return float(step.response in CHOICES)
 
 
 @reward(agent_match="customer", weight=0.0)

@@ -117,7 +117,7 @@ def test_what_is_neither_question_nor_booking_is_wrong(said):
     assert (trajectory.status, trajectory.outcome.value) == ("ok", 0.0)
 
 
-def test_a_customer_who_strays_is_reported_and_pays_for_nothing():
+def test_a_customer_who_strays_is_reported_and_not_paid_for_it():
     def fickle(prompt):
         return "sunday" if prompt.splitlines()[-1] == "day" else wishes(prompt)
 
@@ -126,4 +126,38 @@ def test_a_customer_who_strays_is_reported_and_pays_for_nothing():
     assert scores(trajectory, "truthful").count(0.0) == 1
     (weight,) = [one.weight for one in RECIPE.config.reward.functions if one.fn.endswith("truthful")]
     assert weight == 0
+    assert scores(trajectory, "asked_or_booked")[-1] == pytest.approx(0.8)  # the desk believed it
     assert trajectory.outcome.value == 0.0
+
+
+def test_who_books_the_same_again_is_charged_for_it():
+    def deaf(prompt):
+        return "and then?" if prompt.splitlines()[-1].startswith("book") else wishes(prompt)
+
+    trajectory = played(asks(*TRIP), deaf)
+
+    assert scores(trajectory, "asked_or_booked") == [1.0] * 11 + [0.0] * 9
+
+
+def test_the_warm_up_teaches_what_a_dialogue_then_asks():
+    heard = {"desk": [], "customer": []}
+
+    class Hears(Scripted):
+        def __init__(self, agent, say):
+            super().__init__(lambda prompt: say(prompt).encode())
+            self.agent = agent
+
+        def encode(self, messages):
+            heard[self.agent].append(list(messages))
+            return super().encode(messages)
+
+    agents = {"desk": AgentSpec(policy="desk"), "customer": AgentSpec(policy="people")}
+    models = {"desk": Hears("desk", asks("day", "hour", "seat")), "people": Hears("customer", wishes)}
+    sampling = Sampling(max_tokens=200, max_prompt_tokens=10_000)
+    asyncio.run(play_all([Play(TASK, "u", "t", (0,))], of_recipe("solve"), agents, Scheduler(models), sampling))
+
+    said, questions = of_recipe("_said"), ["day", "hour", "seat"]
+    briefed = {"role": "user", "content": TASK.ground_truth}
+    assert heard["desk"] == [said(TRIP, questions[:k], "assistant") for k in range(4)]
+    asked = [[*said(TRIP, questions[:k], "user"), {"role": "user", "content": questions[k]}] for k in range(3)]
+    assert heard["customer"][:4] == [[briefed], *([briefed, *one] for one in asked)]

@@ -16,7 +16,7 @@ ROUGH = {"booking": "warmup", "tic_tac_toe": "legal", "tool_chain": "warmup"}
 
 
 @pytest.mark.parametrize("recipe", ROUGH)
-def test_a_recipe_makes_its_model_and_trains_the_policies_that_learn_alone(recipe, tmp_path, monkeypatch):
+def test_a_recipe_makes_its_model_and_updates_those_policies_that_are_to_learn(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path))
     settings = [*TINY, f"recipe.{ROUGH[recipe]}=0.0", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2"]

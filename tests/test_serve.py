@@ -253,7 +253,10 @@ def test_an_end_of_a_play_that_is_not_there_is_told(serving):
 def test_who_asks_for_what_there_is_not_is_told_what_there_is(serving):
     url = serving().url
     assert "expected POST /t/NAME/end" in httpx.get(f"{url}/t/one/end").text
-    assert "call chat completions" in httpx.post(f"{url}/t/one/v1/responses").text
+    assert (
+        "no Responses API here; expected POST /t/NAME/v1/chat/completions"
+        in httpx.post(f"{url}/t/one/v1/responses").text
+    )
     assert "no embeddings" in httpx.post(f"{url}/t/one/v1/embeddings").text
     assert "expected POST /t/NAME/v1/chat/completions" in httpx.get(f"{url}/v2").text
 

@@ -56,6 +56,14 @@ def test_an_outcome_that_no_reward_is_called_is_told(tmp_path: Path) -> None:
     assert convert(source, "-o", out, "--outcome", "helpful").exit_code == 0
 
 
+def test_an_id_that_looks_like_an_option_is_still_explained(tmp_path: Path) -> None:
+    line = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
+    (tmp_path / "log.jsonl").write_text(json.dumps({"trajectory_id": "-x y", **line}))
+    made = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet", "--credit", tmp_path / "run")
+    why = CliRunner().invoke(app, shlex.split(made.stdout.partition("see creditflow ")[2]))
+    assert (why.exit_code, "-x y/0" in why.stdout) == (0, True)
+
+
 def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
     made = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run)
@@ -65,7 +73,7 @@ def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
     audit = CliRunner().invoke(app, ["audit", str(run)])
-    assert (audit.exit_code, "made of traces: there is no workflow" in audit.output) == (2, True)
+    assert (audit.exit_code, "there is no workflow by which its plays" in audit.output) == (2, True)
     again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
     assert again.exit_code == 0, again.output
 

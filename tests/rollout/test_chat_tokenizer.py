@@ -47,11 +47,9 @@ def test_padding_is_the_tokenizers_own_or_an_end(folder: Path) -> None:
 
 
 def test_importing_it_imports_nothing_heavy() -> None:
-    code = (
-        "import sys, creditflow.huggingface, creditflow.rollout; print('torch' in sys.modules, 'openai' in sys.modules)"
-    )
+    code = "import sys, creditflow.huggingface\nfrom creditflow.rollout import *\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert not {"torch", "openai", "starlette", "uvicorn", "pydantic"}.intersection(done.stdout.split())
 
 
 def test_a_template_that_knows_tools_gets_arguments_as_a_mapping_and_clean_schemas(folder: Path) -> None:

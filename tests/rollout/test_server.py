@@ -989,31 +989,31 @@ def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limit
             one.close()
 
 
-def test_a_workflow_that_blocks_its_event_loop_is_told_so_once_and_the_next_ones_sooner(limited):
+def test_workflows_that_block_their_event_loop_are_told_so_each_sooner_than_the_one_before(limited):
     limited(blocked_seconds=1.6)
 
     async def solve(task, team):
-        # The client's own retries are left on: it is told that they are of no use.
+        # The client's own retries are left on: the first time it tries again, then it is told that this is of no use.
         with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
             client.chat.completions.create(model="writer", messages=HELLO)
 
     made = played(solve, n=5)
     assert [play.status for play in made] == ["failed"] * 5
     told = [re.search(r"within (\S+) s: .*asyncio.to_thread", play.info["error"])[1] for play in made]
-    assert sorted(told, key=float, reverse=True) == ["1.6", "0.4", "0.1", "0.025", "0.025"]
+    assert sorted(told, key=float, reverse=True) == ["0.4", "0.1", "0.1", "0.1", "0.1"]
 
 
 def test_a_loop_that_was_blocked_once_is_waited_for_longer_again(limited):
-    limited(blocked_seconds=1.6)
+    limited(blocked_seconds=3.2)
     told = []
 
     async def solve(task, team):
         def block():
-            with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
                 client.chat.completions.create(model="writer", messages=HELLO)
 
         async with client_of(team) as client:
-            for calls_that_are_taken_up in (0, 1, 4, 0):
+            for calls_that_are_taken_up in (0, 1):
                 for _ in range(calls_that_are_taken_up):
                     await client.chat.completions.create(model="writer", messages=HELLO)
                 with pytest.raises(openai.InternalServerError) as error:
@@ -1021,8 +1021,33 @@ def test_a_loop_that_was_blocked_once_is_waited_for_longer_again(limited):
                 told.append(re.search(r"within (\S+) s", str(error.value))[1])
 
     (made,) = played(solve)
-    assert (made.status, len(made.steps)) == ("ok", 5)
-    assert told == ["1.6", "0.8", "1.6", "0.4"]
+    assert (made.status, len(made.steps)) == ("ok", 1)
+    assert told == ["3.2", "1.6"]
+
+
+def test_who_calls_while_another_play_blocks_the_loop_tries_again_and_is_answered(limited):
+    limited(blocked_seconds=1.0)
+    blocked, refused = threading.Event(), threading.Event()
+
+    def note(response):
+        if response.status_code == 503:
+            refused.set()
+
+    def ask(url, key):
+        blocked.wait()
+        with openai.DefaultHttpxClient(event_hooks={"response": [note]}) as http:
+            client = openai.OpenAI(base_url=url, api_key=key, http_client=http)
+            client.chat.completions.create(model="writer", messages=HELLO)
+
+    async def solve(task, team):
+        if task.text == "task 3":  # the last to begin
+            blocked.set()
+            assert refused.wait(60)  # in place of whatever takes long
+        else:
+            await asyncio.to_thread(ask, team.base_url, team.api_key)
+
+    made = played(solve, n=4)
+    assert [(play.status, len(play.steps)) for play in made] == [*[("ok", 1)] * 3, ("ok", 0)]
 
 
 # Workflows that are no coroutines

@@ -67,7 +67,9 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
             raise ConfigError(f"{option}: {file.parent} is no folder")
     ledger = Ledger.open(path)
     if ledger.run.get("engine") == "none":
-        raise InputError(f"{path}: was made of traces: there is no workflow by which its plays could be played again")
+        raise InputError(
+            f"{path}: was made by `creditflow convert`: there is no workflow by which its plays could be played again"
+        )
     rules = _rules(asked.rules)
     recipe = load_recipe(path / "config.yaml")
     parts = build_parts(recipe, tasks=False)

@@ -67,8 +67,10 @@ def convert_files(
     results_console().print(f"written: {out}", soft_wrap=True)
     if run is not None:
         _credit(batch, run, sources)
-        seen = ["creditflow", "why", str(run), batch.step_ids[-1]]
-        results_console().print(f"written: {run}; see {shlex.join(seen)}", soft_wrap=True)
+        words = [str(run), batch.step_ids[-1]]
+        ended = ["--"] if any(word.startswith("-") for word in words) else []
+        why = shlex.join(["creditflow", "why", *ended, *words])
+        results_console().print(f"written: {run}; see {why}", soft_wrap=True)
 
 
 def _expect_outcome(made: Converted, name: str) -> None:

@@ -23,9 +23,9 @@ from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, Team
 
 if TYPE_CHECKING:
-    from creditflow.rollout.server import OpenAIServer
+    from creditflow.rollout.server import OpenAIServer as OpenAIServer
 
-# It needs creditflow[serve].
+# Not in __all__: it needs creditflow[serve].
 __getattr__ = attach(__name__, {"creditflow.rollout.server": ("OpenAIServer",)})
 
 __all__ = [
@@ -38,7 +38,6 @@ __all__ = [
     "GenerationRequest",
     "Generator",
     "ModelClient",
-    "OpenAIServer",
     "Play",
     "PolicyView",
     "Recorder",

@@ -83,11 +83,22 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 class Refused(Exception):
-    """A request that is not carried out; `status` as HTTP has it, `code` as OpenAI's errors have it."""
+    """A request that is not carried out; `status` as HTTP has it, `code` as OpenAI's errors have it.
 
-    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    `again`: whether OpenAI's client is to try it again; None: as it likes to.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        again: bool | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.again = status, code, param, again
 
     def body(self) -> dict[str, Any]:
         """As OpenAI's clients read it."""

@@ -67,8 +67,8 @@ class Limits:
     answer_seconds: float = 3600.0
     """Until its response is."""
     blocked_seconds: float = 60.0
-    """Until the play's event loop takes the call up: a quarter after each time that it did not, twice as long again
-    after each that it did."""
+    """Until the play's event loop takes the call up; a quarter of it after each time that it did not, to a sixteenth,
+    and twice as long again after each that it did."""
     steps: int = 10_000
     """Of one play."""
     waiting: int = 256
@@ -353,27 +353,19 @@ class OpenAIServer:
             here.call_soon_threadsafe(heard.set)
 
         made = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
-        gone = asyncio.create_task(_disconnected(request))
+        gone, listening = asyncio.create_task(_disconnected(request)), asyncio.create_task(heard.wait())
         try:
-            async with asyncio.timeout(patience):
-                listening = asyncio.create_task(heard.wait())
-                await asyncio.wait({listening, made, gone}, return_when=asyncio.FIRST_COMPLETED)
-                listening.cancel()
+            await asyncio.wait({listening, made, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            if not (heard.is_set() or made.done() or gone.done()):
+                raise self._blocked(door, patience)
             if heard.is_set() and patience < limits.blocked_seconds:  # it was blocked for once, and not for good
                 self._patience[door.loop] = min(2 * patience, limits.blocked_seconds)
-            async with asyncio.timeout(limits.answer_seconds):
-                await asyncio.wait({made, gone}, return_when=asyncio.FIRST_COMPLETED)
-        except TimeoutError:
-            if heard.is_set():
-                raise Refused(504, f"no response within {limits.answer_seconds:g} s") from None
-            self._patience[door.loop] = max(patience / 4, limits.blocked_seconds / 64)
-            raise Refused(
-                503,
-                f"the event loop of trajectory {door.name} did not take the call up within {patience:.3g} s: "
-                "call what blocks by `await asyncio.to_thread(...)`",
-            ) from None
+            await asyncio.wait({made, gone}, timeout=limits.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not (made.done() or gone.done()):
+                raise Refused(504, f"no response within {limits.answer_seconds:g} s", again=False)
         finally:
             gone.cancel()
+            listening.cancel()
             if not made.done():
                 made.cancel()
         if not made.done() or made.cancelled():
@@ -382,6 +374,16 @@ class OpenAIServer:
             raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
         replies: list[Reply] = made.result()
         return replies
+
+    def _blocked(self, door: Door, patience: float) -> Refused:
+        """The refusal of a call that was not taken up; the next ones of that event loop are refused sooner."""
+        self._patience[door.loop] = max(patience / 4, self.limits.blocked_seconds / 16)
+        said = (
+            f"the event loop of trajectory {door.name} did not take the call up within {patience:.3g} s: "
+            "call what blocks by `await asyncio.to_thread(...)`"
+        )
+        # The first time it may have been another play's doing, which is over.
+        return Refused(503, said, again=None if patience == self.limits.blocked_seconds else False)
 
     async def _end(self, request: Request, door: Door | None) -> Response:
         if self._lobby is None:
@@ -498,7 +500,7 @@ def _as_refusal(error: Exception) -> Refused:
         case InputError() | ValueError():
             refused = Refused(400, first_line(error))
         case EndpointError():
-            refused = Refused(502, first_line(error))
+            refused = Refused(502, first_line(error), again=False)  # it was tried again, for as long as it may be
         case _:
             refused = Refused(500, f"{type(error).__name__}: {first_line(error)}")
     return refused
@@ -507,8 +509,8 @@ def _as_refusal(error: Exception) -> Refused:
 _HERE = "expected POST /t/NAME/v1/chat/completions or /completions, or GET /t/NAME/v1/models"
 _NOT_HERE = {
     "/end": "expected POST /t/NAME/end",
-    "/responses": "there is no Responses API here: call chat completions",
-    "/embeddings": "a policy has no embeddings: ask another server for them",
+    "/responses": f"there is no Responses API here; {_HERE}",
+    "/embeddings": f"a policy has no embeddings; {_HERE}",
 }
 """By the path's end, what is told who asks for what there is not."""
 _UNREAD = (401, 404, 405, 408, 413, 421, 429)
@@ -518,8 +520,8 @@ _UNREAD = (401, 404, 405, 408, 413, 421, 429)
 def _refusal(refused: Refused) -> Response:
     # What is left of a request that was not read must not be taken for the next one.
     headers = {"connection": "close"} if refused.status in _UNREAD else {}
-    if refused.status >= 500:  # what could not be had now will not be had in a second, which OpenAI's client waits
-        headers["x-should-retry"] = "false"
+    if refused.again is not None:
+        headers["x-should-retry"] = json.dumps(refused.again)
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
 

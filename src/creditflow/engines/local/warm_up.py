@@ -60,4 +60,6 @@ def warm_up(
         optimizer.step()
         if learned(step):
             return
-    raise RuntimeError(f"the warm-up was not done after {most_steps} steps")
+    raise RuntimeError(
+        f"the warm-up has not reached in {most_steps} steps what the recipe wants; see what was measured"
+    )
