@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram, Metric, MetricsData, Sum
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.trace import TracerProvider
@@ -24,6 +25,19 @@ def test_json_and_protobuf_of_the_same_spans_are_the_same() -> None:
     as_json, as_protobuf = (read_spans(RECORDED / f"langgraph_openinference.{form}") for form in ("json", "pb"))
     assert as_json == as_protobuf
     assert len(as_json) == 13
+
+
+def test_a_protobuf_of_metrics_is_told_to_be_one(tmp_path: Path) -> None:
+    metrics = [
+        Metric(
+            name="gen_ai.client.token.usage", description="8 bytes!", histogram=Histogram(data_points=[{"sum": 7.0}])
+        ),
+        Metric(name="calls", sum=Sum(data_points=[{"as_int": 1}])),
+    ]
+    file = tmp_path / "metrics.pb"
+    file.write_bytes(MetricsData(resource_metrics=[{"scope_metrics": [{"metrics": metrics}]}]).SerializeToString())
+    with pytest.raises(DataError, match=r"metrics.pb: expected spans or log records, got metrics, such as gen_ai"):
+        read_spans(file)
 
 
 def test_opentelemetrys_own_objects_are_read() -> None:

@@ -231,12 +231,21 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         from google.protobuf.json_format import MessageToDict
         from google.protobuf.message import DecodeError
         from opentelemetry.proto.logs.v1.logs_pb2 import LogsData
+        from opentelemetry.proto.metrics.v1.metrics_pb2 import MetricsData
         from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
     except ModuleNotFoundError as error:
         raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
 
     def one(part: bytes) -> Any:
-        # Nothing in the bytes says what they are. Read as spans, log records are broken or have no ids.
+        # Nothing in the bytes says what they are. Read as metrics, nothing else has names that are texts; read as
+        # spans, log records are broken or have no ids.
+        with suppress(DecodeError):
+            measured = MetricsData.FromString(part)
+            metrics = [
+                one for group in measured.resource_metrics for scope in group.scope_metrics for one in scope.metrics
+            ]
+            if metrics and all(metric.name and metric.WhichOneof("data") for metric in metrics):
+                raise DataError(f"{where}: expected spans or log records, got metrics, such as {metrics[0].name[:80]}")
         with suppress(DecodeError):
             traces = TracesData.FromString(part)
             spans = [span for group in traces.resource_spans for scope in group.scope_spans for span in scope.spans]
