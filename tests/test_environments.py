@@ -8,7 +8,8 @@ import gymnasium
 import numpy as np
 import pytest
 from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
-from pettingzoo.utils.env import ParallelEnv
+from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
+from pettingzoo.utils.env import AECEnv, ParallelEnv
 
 from creditflow import environments
 from creditflow.environments import Returns, StepReward
@@ -97,7 +98,6 @@ def test_seats_may_be_played_by_one_agent_and_shown_as_one_likes():
     made = played(workflow, client, seats=["a"])
     assert client.prompts == ["player_0 0 7", "player_1 0 7", "player_0 1 7", "player_1 1 7"]
     assert [s.agent for s in made.steps] == ["a"] * 4
-    assert made.status == "ok"
 
 
 @pytest.mark.parametrize(("said", "why"), [("no idea", "no number"), ("9", "not legal"), ("0", "not legal")])
@@ -154,6 +154,84 @@ class Together(ParallelEnv):
         self.closed = True
 
 
+class Paying(AECEnv):
+    """Seats act in turn, and every action pays every seat another amount. Ends by itself after `length` actions."""
+
+    metadata = {"name": "paying"}  # noqa: RUF012
+
+    def __init__(self, seats, length=1000):
+        super().__init__()
+        self.possible_agents, self.length = [f"seat_{k}" for k in range(seats)], length
+
+    def action_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def observation_space(self, agent):
+        return gymnasium.spaces.Discrete(2)
+
+    def observe(self, agent):
+        return 0
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.acted = list(self.possible_agents), 0
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos = {agent: {} for agent in self.agents}
+        self.agent_selection = self.agents[0]
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[self.agent_selection] = 0.0
+        self.rewards = {agent: pays(self.acted, k) for k, agent in enumerate(self.possible_agents)}
+        self.acted += 1
+        self.terminations = dict.fromkeys(self.agents, self.acted == self.length)
+        self.agent_selection = self.possible_agents[self.acted % len(self.possible_agents)]
+        self._accumulate_rewards()
+        self._deads_step_first()
+
+
+def pays(action, k):
+    """What the `action`-th action pays the `k`-th seat."""
+    return float(action + 1) * 100**k
+
+
+@pytest.mark.parametrize("max_turns", range(1, 8))
+@pytest.mark.parametrize("seats", [1, 2, 3])
+def test_a_play_that_is_cut_short_pays_each_seat_once_whatever_it_has_earned(seats, max_turns):
+    workflow = environments.aec(lambda task: OrderEnforcingWrapper(Paying(seats)), max_turns=max_turns)
+    made = played(workflow, Plays(first_legal), seats=[f"seat_{k}" for k in range(seats)])
+    assert len(made.steps) == max_turns
+    earned = {f"seat_{k}": sum(pays(action, k) for action in range(max_turns)) for k in range(seats)}
+    assert json.loads(made.answer) == earned
+    for action, step in enumerate(made.steps):
+        until = min(action + seats, max_turns)
+        assert step.info["reward"] == sum(pays(later, action % seats) for later in range(action, until))
+
+
+@pytest.mark.parametrize(("length", "status"), [(4, "ok"), (5, "ok"), (6, "truncated")])
+def test_a_game_that_ends_by_itself_with_its_last_turn_is_not_cut_short(length, status):
+    made = played(
+        environments.aec(lambda task: Paying(2, length), max_turns=5), Plays(first_legal), ("seat_0", "seat_1")
+    )
+    assert made.status == status
+    assert json.loads(made.answer) == {f"seat_{k}": sum(pays(a, k) for a in range(min(length, 5))) for k in range(2)}
+
+
+class NeverOver(Paying):
+    """Seats that ended are not let go."""
+
+    def _was_dead_step(self, action):
+        pass
+
+
+def test_an_environment_that_lets_no_seat_go_does_not_hold_the_play_for_ever():
+    made = played(environments.aec(lambda task: NeverOver(2, 3)), Plays(first_legal), ("seat_0", "seat_1"))
+    assert made.status == "failed"
+    assert "seat_0 has ended, and is not taken from the environment's agents" in made.info["error"]
+
+
 def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
     tables = []
 
@@ -174,6 +252,49 @@ def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
     assert "Legal actions: 0, 1." in client.prompts[2]
     assert Returns(0, 2)(made) == 1.0
     assert tables[0].closed
+
+
+def test_a_round_that_is_cut_short_pays_nobody_again_for_the_round_before():
+    # The converted environment keeps what it paid for a round until the next one is over.
+    workflow = environments.aec(lambda task: parallel_to_aec(Together()), max_turns=3)
+    made = played(workflow, Plays(lambda prompt: "1"), seats=["left", "right"], seed=7)
+    assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
+    assert [(s.agent, s.info.get("reward")) for s in made.steps] == [("left", 1.0), ("right", 1.0), ("left", 0.0)]
+
+
+def lake(task):
+    return gymnasium.make("FrozenLake-v1", is_slippery=False, max_episode_steps=2)
+
+
+def hands(make):
+    return lambda task: make(num_actions=3, max_cycles=2)
+
+
+THROWN, TOLD = {"player_0": "player", "player_1": "player"}, "cut short after max_turns=1"
+
+
+@pytest.mark.parametrize(
+    ("workflow", "seats", "answer", "status", "why"),
+    [
+        (environments.aec(tictactoe, max_turns=1), ["player_1", "player_2"], "0", "truncated", TOLD),
+        (environments.aec(hands(rps_v2.env), agents=THROWN), ["player"], "0", "truncated", "by the environment"),
+        (environments.parallel(lambda task: Together(), max_turns=1), ["left", "right"], "0", "truncated", TOLD),
+        (environments.parallel(lambda task: Together(), max_turns=2), ["left", "right"], "0", "ok", None),
+        (environments.parallel(hands(rps_v2.parallel_env), agents=THROWN), ["player"], "0", "truncated", "by the env"),
+        (environments.gymnasium(lake, max_turns=1), ["agent"], "0", "truncated", TOLD),
+        (environments.gymnasium(lake, max_turns=2), ["agent"], "0", "truncated", "by the environment"),
+    ],
+)
+def test_a_play_that_does_not_end_by_itself_is_truncated_and_has_its_answer(workflow, seats, answer, status, why):
+    made = played(workflow, Plays(lambda prompt: answer), seats=seats, seed=0)
+    assert made.status == status
+    assert json.loads(made.answer)
+    assert why in made.info["truncated"] if why else "truncated" not in made.info
+
+
+def test_an_end_at_the_environments_limit_is_an_end_all_the_same():
+    made = played(environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0)  # drowns in its last turn
+    assert made.status == "ok"
 
 
 def test_one_agent_walks_over_the_frozen_lake():

@@ -12,8 +12,8 @@
 A seat's observation and legal actions become a prompt (`show`), the reply an action (`read`). What the environment pays
 a seat between one of its actions and its next is that step's `info["reward"]`, which `StepReward` makes a sub-reward;
 what the seats earned in all is the answer, which `Returns` makes the outcome. A step's parent is the step before of the
-same seat: what others did it learns from the environment. Knows environments and how a team is asked; no model, no
-credit. `pip install 'creditflow[environments]'`.
+same seat: what others did it learns from the environment. A play that `max_turns` or the environment cuts short is
+`truncated`. Knows environments and how a team is asked; no model, no credit. `pip install 'creditflow[environments]'`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def aec(
     """A workflow of a PettingZoo environment in which seats act in turn (`AECEnv`).
 
     `agents`: the team's agent for each seat; default: that of the seat's own name. `max_turns`: actions of a play,
-    after which it ends.
+    after which it is cut short, each seat paid what it has earned by then.
     """
     _expect(illegal, max_turns)
 
@@ -100,16 +100,31 @@ def aec(
         try:
             env.reset(seed=_seed(task))
             table.sit(env.possible_agents)
-            for _ in range(max_turns + len(env.possible_agents)):
-                if not env.agents:
-                    break
+            # `last` tells only of the seat whose turn it is. What others were not paid yet is the sum of `rewards`,
+            # as PettingZoo's `api_test` demands; `_cumulative_rewards` may still hold what was paid before.
+            unpaid = dict.fromkeys(env.possible_agents, 0.0)
+            cut: list[bool] = []
+            while env.agents:
                 seat = env.agent_selection
-                observation, paid, terminated, truncated, info = env.last()
-                table.pay(seat, paid)
-                if terminated or truncated:
+                observation, unpaid[seat], terminated, truncated, info = env.last()
+                over = terminated or truncated
+                if not over and table.acted == max_turns:
+                    break
+                table.pay(seat, unpaid[seat])
+                unpaid[seat] = 0.0
+                if over:
+                    cut.append(truncated and not terminated)
+                    if len(cut) > len(env.possible_agents):  # it would hold up all plays for ever
+                        raise RuntimeError(f"{seat} has ended, and is not taken from the environment's agents")
                     env.step(None)
-                elif table.acted < max_turns:
-                    env.step(await table.ask(seat, observation, info))
+                    continue
+                cut.clear()
+                env.step(await table.ask(seat, observation, info))
+                for other, paid in env.rewards.items():
+                    unpaid[other] += float(paid)
+            for seat in env.agents:
+                table.pay(seat, unpaid[seat])
+            table.end(cut, max_turns if env.agents else None)
             return table.answer()
         finally:
             env.close()
@@ -126,7 +141,10 @@ def parallel(
     illegal: Illegal = "error",
     max_turns: int = 1000,
 ) -> Workflow:
-    """A workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`). `max_turns`: rounds."""
+    """A workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`).
+
+    `max_turns`: rounds, after which a play is cut short.
+    """
     _expect(illegal, max_turns)
 
     async def solve(task: Task, team: Team) -> str:
@@ -135,6 +153,7 @@ def parallel(
         try:
             seen, infos = env.reset(seed=_seed(task))
             table.sit(env.possible_agents)
+            cut: list[bool] = []
             for _ in range(max_turns):
                 seats = list(env.agents)
                 if not seats:
@@ -143,9 +162,13 @@ def parallel(
                     asked = {
                         seat: group.create_task(table.ask(seat, seen[seat], infos.get(seat, {}))) for seat in seats
                     }
-                seen, paid, _, _, infos = env.step({seat: task.result() for seat, task in asked.items()})
+                seen, paid, terminated, truncated, infos = env.step(
+                    {seat: task.result() for seat, task in asked.items()}
+                )
                 for seat in seats:
                     table.pay(seat, paid.get(seat, 0.0))
+                cut = [truncated.get(seat, False) and not terminated.get(seat, False) for seat in seats]
+            table.end(cut, max_turns if env.agents else None)
             return table.answer()
         finally:
             env.close()
@@ -162,7 +185,10 @@ def gymnasium(
     illegal: Illegal = "error",
     max_turns: int = 1000,
 ) -> Workflow:
-    """A workflow of a Gymnasium environment, which `agent` acts in; an `action_mask` is looked for in its `info`."""
+    """A workflow of a Gymnasium environment, which `agent` acts in; an `action_mask` is looked for in its `info`.
+
+    `max_turns`: actions, after which a play is cut short.
+    """
     _expect(illegal, max_turns)
 
     async def solve(task: Task, team: Team) -> str:
@@ -176,6 +202,7 @@ def gymnasium(
                 table.pay(agent, paid)
                 if terminated or truncated:
                     break
+            table.end([truncated and not terminated], None if terminated or truncated else max_turns)
             return table.answer()
         finally:
             env.close()
@@ -244,26 +271,39 @@ class _Table:
             info = self._last[seat].step.info
             info["reward"] = info.get("reward", 0.0) + float(paid)
 
+    def end(self, cut: Sequence[bool], max_turns: int | None) -> None:
+        """Nobody acts any more. `cut`: of each seat that was there to the last, whether the environment truncated it;
+        those that it did not let go at all were stopped after `max_turns`.
+        """
+        if max_turns is not None:
+            self.team.cut_short(f"cut short after max_turns={max_turns}")
+        elif cut and all(cut):
+            self.team.cut_short("cut short by the environment")
+
     async def ask(self, seat: str, observation: Any, info: Mapping[str, Any]) -> Any:
         """The seat's next action. Raises AgentError where it chose none that is legal, and that is to end the play."""
         observation, mask = _without_mask(observation, info)
-        legal = self._discrete(seat) if mask is None else tuple(np.flatnonzero(mask).tolist())
-        view = View(self.env, seat, observation, legal, self._turns.get(seat, 0))
+        view = View(self.env, seat, observation, self._legal(seat, mask), self._turns.get(seat, 0))
         parents = [self._last[seat]] if seat in self._last else []
-        reply = await self.team[self.agents.get(seat, seat)](self.show(view), parents=parents, info={"seat": seat})
+        reply = await self.team[self._agent(seat)](self.show(view), parents=parents, info={"seat": seat})
         self.acted += 1
         self._last[seat], self._turns[seat] = reply, view.turn + 1
         action = self._action(reply, view)
         reply.step.info["action"] = action if isinstance(action, int) else str(action)
         return action
 
+    def _agent(self, seat: str) -> str:
+        return self.agents.get(seat, seat)
+
     def _space(self, seat: str) -> Any:
         space = self.env.action_space
         return space(seat) if callable(space) else space
 
-    def _discrete(self, seat: str) -> tuple[int, ...] | None:
+    def _legal(self, seat: str, mask: Any) -> tuple[int, ...] | None:
         from gymnasium.spaces import Discrete
 
+        if mask is not None:
+            return tuple(np.flatnonzero(mask).tolist())
         space = self._space(seat)
         if not isinstance(space, Discrete) or space.n > _MOST_TOLD:
             return None

@@ -72,6 +72,12 @@ class Team:
         """Say which steps the answer came from; without it, the last step."""
         self._recorder.trajectory.answer_steps = tuple(sorted({reply.step.index for reply in replies}))
 
+    def cut_short(self, why: str) -> None:
+        """Say that the play ends before its own end (a limit of turns): it is `truncated`, and its answer is scored."""
+        trajectory = self._recorder.trajectory
+        trajectory.status = "truncated"
+        trajectory.info.setdefault("truncated", why)
+
     async def close(self) -> None:
         """The play is over; see `Recorder.close`."""
         if self._door is not None:
