@@ -297,6 +297,26 @@ def test_an_end_at_the_environments_limit_is_an_end_all_the_same():
     assert made.status == "ok"
 
 
+class Numbered(gymnasium.Env):
+    """Actions are 1, 2 and 3, and 2 is not allowed; pays the action's number, and ends."""
+
+    action_space, observation_space = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Discrete(1)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {"action_mask": np.array([1, 0, 1], dtype=np.int8)}
+
+    def step(self, action):
+        return 0, float(action), True, False, {}
+
+
+@pytest.mark.parametrize(("said", "earned"), [("1", 1.0), ("3", 3.0), ("2", None), ("0", None)])
+def test_a_mask_is_of_an_action_spaces_places_wherever_it_starts(said, earned):
+    client = Plays(lambda prompt: said)
+    made = played(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
+    assert "Legal actions: 1, 3. Answer" in client.prompts[0]
+    assert made.answer == (None if earned is None else json.dumps({"agent": earned}))
+
+
 def test_one_agent_walks_over_the_frozen_lake():
     def make(task):
         return gymnasium.make("FrozenLake-v1", is_slippery=False)

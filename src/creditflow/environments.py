@@ -302,12 +302,13 @@ class _Table:
     def _legal(self, seat: str, mask: Any) -> tuple[int, ...] | None:
         from gymnasium.spaces import Discrete
 
-        if mask is not None:
-            return tuple(np.flatnonzero(mask).tolist())
         space = self._space(seat)
+        start = int(space.start) if isinstance(space, Discrete) else 0  # a mask is of places, as in Discrete.sample
+        if mask is not None:
+            return tuple((start + np.flatnonzero(mask)).tolist())
         if not isinstance(space, Discrete) or space.n > _MOST_TOLD:
             return None
-        return tuple(range(int(space.start), int(space.start + space.n)))
+        return tuple(range(start, start + int(space.n)))
 
     def _action(self, reply: Reply, view: View) -> Any:
         space = self._space(view.seat)
