@@ -102,9 +102,10 @@ def test_seats_may_be_played_by_one_agent_and_shown_as_one_likes():
 
 @pytest.mark.parametrize(("said", "why"), [("no idea", "no number"), ("9", "not legal"), ("0", "not legal")])
 def test_an_action_that_is_none_ends_the_play_at_the_agents_expense(said, why):
-    made = played(environments.aec(tictactoe), scripted("0", said))
+    seats = {"player_1": "cross", "player_2": "nought"}
+    made = played(environments.aec(tictactoe, agents=seats), scripted("0", said), seats=seats.values())
     assert made.status == "ok"
-    assert "player_2, turn 0" in made.info["agent_error"]
+    assert made.info["agent_error"].startswith("seat player_2, agent nought, turn 0: ")
     assert why in made.info["agent_error"]
     assert made.answer is None
     assert why in made.steps[1].info["illegal"]

@@ -319,7 +319,8 @@ class _Table:
         except ValueError as error:
             reply.step.info["illegal"] = str(error)
             if self.illegal == "error":
-                raise AgentError(f"{view.seat}, turn {view.turn}: {error}") from error
+                agent = self._agent(view.seat)
+                raise AgentError(f"seat {view.seat}, agent {agent}, turn {view.turn}: {error}") from error
             chance = random.Random(reply.step.id)
             if view.legal is not None:
                 return chance.choice(view.legal)
