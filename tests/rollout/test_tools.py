@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,30 @@ def test_arguments_that_do_not_fit_are_told_to_the_agent(arguments, said):
     result = called(Tool.of(weather), **arguments)
     assert result.status == "error"
     assert re.match(f"error: {said}", result.text)
+
+
+UNITS = {"celsius": "C", "kelvin": "K"}
+
+
+@dataclass
+class Unit:
+    """Looks its sign up when it is made."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        self.sign = UNITS[self.name]
+
+
+def temperature(unit: Unit) -> str:
+    return f"20 {unit.sign}"
+
+
+def test_what_an_arguments_own_type_raises_is_told_to_the_agent():
+    tool = Tool.of(temperature)
+    assert called(tool, unit={"name": "celsius"}).text == "20 C"
+    result = called(tool, unit={"name": "furlong"})
+    assert (result.status, result.text) == ("error", "error: KeyError: 'furlong'")
 
 
 async def slow(seconds: float) -> str:

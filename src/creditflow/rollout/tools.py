@@ -54,7 +54,8 @@ class Tool:
     """JSON schema of its arguments."""
     function: Callable[..., Any] = field(repr=False)
     check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
-    """Arguments as the function takes them; raises ValueError, which says what is wrong with them."""
+    """Arguments as the function takes them; raises ValueError, which says what is wrong with them, or whatever the types
+    of them raise."""
     timeout: float = TIMEOUT
     """Seconds of one call."""
     inline: bool = False
@@ -106,6 +107,8 @@ class Tool:
             checked = self.check(arguments)
         except ValueError as error:
             return ToolResult(self.name, "error", f"error: {error}")
+        except Exception as error:  # a type may raise anything for what the agent wrote
+            return self._raised(error)
         if self._takes_state:
             checked[STATE] = state
         call = functools.partial(self.function, **checked)
@@ -119,7 +122,10 @@ class Tool:
         except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
             if limit.expired():
                 return ToolResult(self.name, "timeout", f"error: {self.name} took longer than {self.timeout:g} s")
-            return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
+            return self._raised(error)
+
+    def _raised(self, error: Exception) -> ToolResult:
+        return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
 
     @property
     def _is_async(self) -> bool:
