@@ -21,7 +21,7 @@ from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_again, play_all
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool, call_tool, shortened
-from creditflow.toolbox import load_tools
+from creditflow.toolbox import inline, load_tools
 from creditflow.trajectory import Task
 from tests.builders import Letters
 
@@ -167,6 +167,43 @@ def leaves() -> str:
 def test_a_tool_that_takes_too_long_is_an_answer_too(function, arguments):
     result = called(Tool.of(function, timeout=0.05), **arguments)
     assert (result.status, result.text) == ("timeout", f"error: {function.__name__} took longer than 0.05 s")
+
+
+async def forecast(city: str, seconds: float = 0.0) -> str:
+    await asyncio.sleep(seconds)
+    return f"rain in {city}"
+
+
+def handed_on(city: str, seconds: float = 0.0):
+    return forecast(city, seconds)
+
+
+async def handed_on_twice(city: str, seconds: float = 0.0):
+    return handed_on(city, seconds)
+
+
+@inline
+async def at_once(city: str, seconds: float = 0.0) -> str:
+    return await forecast(city, seconds)
+
+
+@inline
+def handed_on_at_once(city: str, seconds: float = 0.0):
+    return forecast(city, seconds)
+
+
+@functools.wraps(forecast)
+def wrapped(*args, **kwargs):
+    return forecast(*args, **kwargs)
+
+
+@pytest.mark.parametrize("function", [forecast, handed_on, handed_on_twice, at_once, handed_on_at_once, wrapped])
+def test_what_a_tool_returns_is_awaited_whichever_way_it_comes(function):
+    tool = Tool.of(function, name="forecast", timeout=0.2)
+    result = called(tool, city="Ulm")
+    assert (result.status, result.text) == ("ok", "rain in Ulm")
+    late = called(tool, city="Ulm", seconds=3600)
+    assert (late.status, late.text) == ("timeout", "error: forecast took longer than 0.2 s")
 
 
 def test_a_tool_that_raises_is_an_answer_too():

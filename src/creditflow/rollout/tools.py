@@ -54,13 +54,13 @@ class Tool:
     """JSON schema of its arguments."""
     function: Callable[..., Any] = field(repr=False)
     check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
-    """Arguments as the function takes them; raises ValueError, which says what is wrong with them, or whatever the types
-    of them raise."""
+    """Arguments as the function takes them; raises ValueError, which says what is wrong with them, or whatever their
+    types raise."""
     timeout: float = TIMEOUT
     """Seconds of one call."""
     inline: bool = False
-    """Whether it is called on the event loop itself: it must be quick, and gets no timeout. What is called in a thread
-    of its own ends sooner or later, and the models' calls are batched accordingly."""
+    """Whether it is called on the event loop itself: it must be quick, and only what it awaits has a timeout.
+    What is called in a thread of its own ends sooner or later, and the models' calls are batched accordingly."""
 
     @classmethod
     def of(
@@ -114,10 +114,10 @@ class Tool:
         call = functools.partial(self.function, **checked)
         limit = asyncio.timeout(self.timeout)
         try:
-            if self.inline:
-                return ToolResult(self.name, "ok", as_text(call()))
+            made: Any = call() if self.inline or self._is_async else in_thread(call)
             async with limit:
-                made = await (call() if self._is_async else in_thread(call))
+                while inspect.isawaitable(made):  # a plain function may hand on what an async one makes
+                    made = await made
             return ToolResult(self.name, "ok", as_text(made))
         except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
             if limit.expired():
