@@ -98,6 +98,32 @@ def test_a_schema_is_that_of_the_signature_and_the_docstring():
     }
 
 
+@pytest.mark.parametrize(
+    ("function", "left", "arguments"),
+    [
+        (functools.partial(weather, exact=True), ["city", "days"], ("Ulm", 3, True)),
+        (functools.partial(functools.partial(weather, exact=True), days=3), ["city"], ("Ulm", 3, True)),
+        (functools.partial(weather, "Ulm"), ["days", "exact"], ("Ulm", 3, False)),
+    ],
+)
+def test_of_a_function_that_is_partly_bound_the_rest_is_told_with_its_types(function, left, arguments):
+    tool, whole = Tool.of(function), Tool.of(weather)
+    assert tool.name == "weather"
+    assert tool.parameters["properties"] == {name: whole.parameters["properties"][name] for name in left}
+    given = {name: value for name, value in {"city": "Ulm", "days": "3"}.items() if name in left}
+    assert tuple(json.loads(called(tool, **given).text).values()) == arguments
+    assert called(tool, **given, **dict.fromkeys({"city", "exact"} - set(left), "x")).status == "error"
+
+
+def test_a_quick_tool_stays_one_when_it_is_partly_bound_and_keeps_the_state_that_it_was_given():
+    @inline
+    def note(text: str, prefix: str, state: dict) -> str:
+        return threading.current_thread().name + prefix + text + str(state)
+
+    own = functools.partial(note, prefix=":", state={"mine": 1})
+    assert called(Tool.of(own), {"the play's": 2}, text="a").text == "MainThread:a{'mine': 1}"
+
+
 def test_a_tool_gets_what_its_types_say_and_answers_with_text():
     result = called(Tool.of(weather), city="Ulm", days="3")
     assert (result.status, json.loads(result.text)) == ("ok", {"city": "Ulm", "days": 3, "exact": False})

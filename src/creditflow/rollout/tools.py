@@ -75,10 +75,12 @@ class Tool:
 
         Arguments that its signature does not allow, or of another type than it says, are refused before it is called.
         Description and parameters are told from the docstring (Google's, numpy's or Sphinx's form). `args`: arguments
-        that agents do not see. Raises ConfigError for what cannot be a tool.
+        that agents do not see; nor do they see what a `functools.partial` has bound. Raises ConfigError for what cannot
+        be a tool.
         """
-        called = function if inspect.isroutine(function) else type(function).__call__
-        name = name or getattr(function, "__name__", None) or _snake(type(function).__name__)
+        whole = _whole(function)
+        called = whole if inspect.isroutine(whole) else type(whole).__call__
+        name = name or getattr(whole, "__name__", None) or _snake(type(whole).__name__)
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             raise ConfigError(f"tool {name!r}: expected a name of 1 to 64 letters, digits, _ or -")
         try:
@@ -92,7 +94,7 @@ class Tool:
             function=functools.partial(function, **args) if args else function,
             check=check,
             timeout=TIMEOUT if timeout is None else timeout,
-            inline=bool(getattr(function, "inline", False)),
+            inline=bool(getattr(function, "inline", False) or getattr(whole, "inline", False)),
         )
 
     @property
@@ -129,12 +131,12 @@ class Tool:
 
     @property
     def _is_async(self) -> bool:
-        function = self.function.func if isinstance(self.function, functools.partial) else self.function
+        function = _whole(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
     @property
     def _takes_state(self) -> bool:
-        return STATE in inspect.signature(self.function).parameters
+        return STATE in inspect.signature(self.function).parameters and STATE not in _bound(self.function)
 
 
 async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, Any]) -> ToolResult:
@@ -162,6 +164,16 @@ def shortened(text: str, most: int) -> str:
     return text[: keep - keep // 2] + left_out + text[len(text) - keep // 2 :]
 
 
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a `functools.partial` calls; a partial itself says nothing of types."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def _bound(function: Callable[..., Any]) -> set[str]:
+    """Parameters that stand in the signature of a `functools.partial`, though it has set them."""
+    return set(function.keywords) if isinstance(function, functools.partial) else set()
+
+
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
@@ -185,8 +197,7 @@ def _read(
 
     # Of an object, how it is called is what a model is told; its class's docstring is for who makes one.
     said = called.__doc__ if inspect.isfunction(called) else None
-    whole = function.func if isinstance(function, functools.partial) else function
-    doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(whole) or ""))
+    doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(_whole(function)) or ""))
     told = {one.arg_name: one.description for one in doc.params}
     hints = typing.get_type_hints(called, include_extras=True)
     fields: dict[str, Any] = {}
@@ -195,7 +206,7 @@ def _read(
     if unknown := sorted(bound - set(signature)):
         raise ConfigError(f"tool {name}: has no parameter {unknown[0]!r}{did_you_mean(unknown[0], list(signature))}")
     for parameter in signature.values():
-        if parameter.name in bound | {STATE}:
+        if parameter.name in bound | _bound(function) | {STATE}:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"tool {name}: expected parameters that have names, got {parameter}")
