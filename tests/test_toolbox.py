@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,23 @@ def said(made, **arguments) -> str:
 
 @pytest.mark.parametrize(
     ("expression", "result"),
-    [("(3 + 4) * 2 ** 3", "56"), ("7 / 2", "3.5"), ("-7 // 2 % 3", "2"), ("1e3 + .5", "1000.5"), (" 0.1 + 0.2", "0.3")],
+    [
+        ("(3 + 4) * 2 ** 3", "56"),
+        ("7 / 2", "3.5"),
+        ("-7 // 2 % 3", "2"),
+        ("1e3 + .5", "1000.5"),
+        (" 0.1 + 0.2", "0.3"),
+        ("0.7 + 0.1", "0.8"),
+        ("4.35 * 100", "435"),
+        ("2 / 3", "0.666666666666667"),
+        ("12345678901234 / 2", "6172839450617"),
+        ("2 ** 53 / 2", "4503599627370496"),
+        ("246913578024691 / 2", "123456789012345.5"),
+        ("10 ** 22 / 1", "1e+22"),
+        ("999999999999999e2 * 1", "9.99999999999999e+16"),
+        ("1e308 * 10", "inf"),
+        ("1e308 * 10 * 0", "nan"),
+    ],
 )
 def test_the_calculator_works_out_arithmetic(expression, result):
     assert calculator(expression) == result
@@ -52,6 +70,21 @@ def test_the_calculator_refuses_all_else(expression):
     with pytest.raises((ValueError, ArithmeticError)):
         calculator(expression)
     assert said(tool("calculator"), expression=expression).startswith("error: ")
+
+
+@given(st.integers(0, 10**15 - 1), st.integers(-20, 20))
+def test_no_decimal_is_rounded_that_a_float_can_keep(digits, exponent):
+    number = f"{digits}e{exponent}"
+    assert Decimal(calculator(f"{number} * 1")) == Decimal(number)
+
+
+@given(st.integers(-(2**53), 2**53), st.integers(0, 10))
+def test_no_quotient_is_rounded_that_a_float_is_exactly(numerator, power):
+    exact = Fraction(numerator, 2**power)
+    said = calculator(f"({numerator}) / 2 ** {power}")
+    if len(Decimal(numerator / 2**power).as_tuple().digits) <= 17:
+        assert Fraction(said) == exact
+    assert abs(Fraction(said) - exact) <= abs(exact) / 10**14
 
 
 @given(st.text(alphabet="0123456789+-*/%(). e", max_size=60))

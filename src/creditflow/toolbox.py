@@ -11,6 +11,7 @@ import ast
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,13 @@ def calculator(expression: str) -> str:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ValueError(f"{expression!r} is no arithmetic expression") from None
     result = _worth(tree.body)
-    return f"{result:.12g}" if isinstance(result, float) else str(result)
+    return _spelled(result) if isinstance(result, float) else str(result)
+
+
+def _spelled(number: float) -> str:
+    """15 digits, as many as every decimal keeps in a float and back; 17 where only they say what is exactly so."""
+    short, long = f"{number:.15g}", f"{number:.17g}"
+    return long if float(short) != number and Decimal(long) == Decimal(number) else short
 
 
 def _worth(node: ast.AST) -> int | float:
