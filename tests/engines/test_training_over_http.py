@@ -47,7 +47,8 @@ async def solve_over_http(task, team):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine is: every play calls or ends, and is waited for."""
-    monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
+    for seconds in ("_PATIENCE", "_LONGEST_WAIT"):
+        monkeypatch.setattr(f"creditflow.rollout.scheduler.{seconds}", 600.0)
 
 
 @pytest.fixture

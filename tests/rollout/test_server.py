@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
 import openai
@@ -16,7 +17,7 @@ from openai.types.completion import Completion
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.errors import EndpointError
+from creditflow.errors import CreditflowError, EndpointError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.client import ChatClient, ChatReply
@@ -1107,3 +1108,117 @@ def test_a_play_that_thinks_for_long_holds_up_no_other():
             done.set()
 
     assert [play.status for play in played(solve, n=2)] == ["ok", "ok"]
+
+
+class Frozen(ChatClient):
+    async def chat(self, messages, **given):
+        await asyncio.sleep(0.03)  # a model takes its time, in which its caller is not about to call another
+        return ChatReply("yes", "stop")
+
+
+async def call_until(answered, ask):
+    """What a play does that is not to hold up the one that is answered."""
+    for _ in range(100):
+        await ask()
+        if await asyncio.to_thread(answered.wait, 0.1):  # it thinks in between
+            return
+    raise AssertionError("called a hundred times")
+
+
+def test_plays_that_call_a_frozen_agent_hold_up_nobodys_response():
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            match task.text:
+                case "task 0":
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                    answered.set()
+                case "task 1":
+                    await call_until(answered, lambda: client.chat.completions.create(model="customer", messages=HELLO))
+                case _:  # thinks, and is waited for
+                    assert await asyncio.to_thread(answered.wait, 60)
+
+    agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
+    plays = [Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(3)]
+    scheduler = Scheduler({"default": Answers(), "frozen": Frozen()})
+    made = asyncio.run(play_all(plays, solve, agents, scheduler, Sampling()))
+    assert [play.status for play in made] == ["ok"] * 3
+
+
+def test_a_client_that_tries_again_and_again_holds_up_nobodys_response():
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+
+            async def gives_up():
+                with suppress(openai.APITimeoutError):
+                    await client.chat.completions.create(model="writer", messages=HELLO, timeout=0.1)
+
+            match task.text:
+                case "task 0":
+                    await client.chat.completions.create(model="writer", messages=HELLO)
+                    answered.set()
+                case "task 1":
+                    await call_until(answered, gives_up)
+                case _:
+                    assert await asyncio.to_thread(answered.wait, 60)
+
+    assert [play.status for play in played(solve, n=3)] == ["ok"] * 3
+
+
+def test_however_many_calls_keep_coming_those_that_are_there_are_answered(monkeypatch):
+    monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
+    monkeypatch.setattr("creditflow.rollout.scheduler._LONGEST_WAIT", 0.1)
+    answered = threading.Event()
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            if task.text == "task 0":
+                await client.chat.completions.create(model="writer", messages=HELLO)
+                answered.set()
+            else:
+                assert await asyncio.to_thread(answered.wait, 60)
+
+    assert [play.status for play in played(solve, n=2)] == ["ok", "ok"]
+
+
+class Noting(Scheduler):
+    """Notes who says that plays are about to call, and how many are at the end."""
+
+    def __init__(self, clients):
+        super().__init__(clients)
+        self.threads, self.about_to_call = set(), 0
+
+    def expect(self, plays):
+        self.threads.add(threading.get_ident())
+        self.about_to_call += plays
+        super().expect(plays)
+
+
+def test_whichever_thread_asks_for_the_url_the_scheduler_is_told_on_its_own_event_loop():
+    async def solve(task, team):
+        async with await asyncio.to_thread(client_of, team) as client:
+            await asyncio.gather(*(client.chat.completions.create(model="writer", messages=HELLO) for _ in range(3)))
+
+    scheduler = Noting({"default": Answers()})
+    plays = [Play(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(4)]
+    made = asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
+    assert [len(play.steps) for play in made] == [3] * 4
+    assert (scheduler.threads, scheduler.about_to_call) == ({threading.get_ident()}, 0)
+
+
+def test_the_url_of_a_play_that_has_ended_is_not_to_be_had_and_nobody_is_waited_for():
+    left, scheduler = [], Noting({"default": Answers()})
+
+    async def solve(task, team):
+        left.append(team)
+
+    async def main():
+        await play_all([Play(task_of("x"), "u", "t", (0,))], solve, AGENTS, scheduler, Sampling())
+        with pytest.raises(CreditflowError, match="trajectory t: its URL was asked for after the play had ended"):
+            await asyncio.to_thread(lambda: left[0].base_url)
+
+    asyncio.run(main())
+    assert scheduler.about_to_call == 0

@@ -111,6 +111,8 @@ class Door:
     last_call: float = field(default_factory=time.monotonic)
     """When one began or ended."""
     closed: bool = False
+    _counted: bool = False
+    """Whether its generator knows it as a play that is about to call."""
 
     @property
     def base_url(self) -> str:
@@ -121,7 +123,7 @@ class Door:
         """The play is over: nothing is heard any more. On the play's event loop."""
         if not self.closed:
             self.closed = True
-            self._expect(-1 if self.waiting == 0 else 0)
+            self.tell()
             self.server.forget(self)
 
     async def ask(self, calls: Sequence[Call], heard: Callable[[], None]) -> list[Reply]:
@@ -134,8 +136,8 @@ class Door:
         if waiting > limits.waiting or len(recorder.trajectory.steps) + waiting > limits.steps:
             said = f"trajectory {self.name}: at most {limits.waiting} calls at a time, and {limits.steps} steps"
             raise Refused(429, said, code="too_many_calls")
-        self._expect(-1 if self.waiting == 0 else 0)
         self.waiting += len(calls)
+        self.tell()
         self.last_call = time.monotonic()
         try:
             return await recorder.ask_all(calls)
@@ -146,11 +148,17 @@ class Door:
         finally:
             self.waiting -= len(calls)
             self.last_call = time.monotonic()
-            self._expect(1 if self.waiting == 0 and not self.closed else 0)
+            self.tell()
 
-    def _expect(self, plays: int) -> None:
-        if self.expected and plays:
-            self.recorder.generator.expect(plays)
+    def tell(self) -> None:
+        """Its generator, whether this play is about to call, which it is when it waits for nothing.
+
+        On the play's event loop.
+        """
+        about_to_call = self.expected and not self.closed and self.waiting == 0
+        if about_to_call != self._counted:
+            self._counted = about_to_call
+            self.recorder.generator.expect(1 if about_to_call else -1)
 
 
 class OpenAIServer:
@@ -215,13 +223,17 @@ class OpenAIServer:
 
         `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
         had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
+        From any thread. Raises CreditflowError where that event loop has ended.
         """
         if name is None:
             name = f"{recorder.trajectory.id}-{secrets.token_hex(4)}"
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         door = Door(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
+        try:
+            door.loop.call_soon_threadsafe(door.tell)
+        except RuntimeError:
+            raise CreditflowError(f"trajectory {recorder.trajectory.id}: its event loop has ended") from None
         self._doors[name] = door
-        door._expect(1)
         return door
 
     def forget(self, door: Door) -> None:

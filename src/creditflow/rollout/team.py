@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import ConfigError, PromptTooLong
+from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.recorder import Call, Recorder, Reply
 from creditflow.trajectory import Message
 
@@ -27,7 +27,8 @@ class Team:
         self._loop = asyncio.get_running_loop()
         self._door: Door | None = None
         self._opening = threading.Lock()
-        """Agents in several threads may ask for the URL."""
+        """Agents in several threads may ask for the URL, and some of them outlive the play."""
+        self._ended = False
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
@@ -60,9 +61,12 @@ class Team:
         return self._recorder.too_long if self._door is not None else None
 
     def open(self) -> Door:
-        """Let clients in."""
+        """Let clients in. Raises CreditflowError where the play has ended."""
         with self._opening:
             if self._door is None:
+                if self._ended:
+                    id = self._recorder.trajectory.id
+                    raise CreditflowError(f"trajectory {id}: its URL was asked for after the play had ended")
                 from creditflow.rollout.server import open_door
 
                 self._door = open_door(self._recorder, self._loop)
@@ -80,6 +84,8 @@ class Team:
 
     async def close(self) -> None:
         """The play is over; see `Recorder.close`."""
+        with self._opening:
+            self._ended = True
         if self._door is not None:
             self._door.close()
         await self._recorder.close()
