@@ -195,7 +195,7 @@ def test_a_first_call_that_is_refused_begins_no_play(serving):
         with pytest.raises(openai.APIStatusError):
             server.client("one").chat.completions.create(**{"model": "writer", "messages": HELLO, **refused})
         assert server.end("one").status_code == 404
-    with pytest.raises(openai.NotFoundError, match="printable"):
+    with pytest.raises(openai.BadRequestError, match="printable"):
         say(server.client("%FF"))
 
 

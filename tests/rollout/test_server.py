@@ -17,7 +17,7 @@ from openai.types.completion import Completion
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.errors import CreditflowError, EndpointError
+from creditflow.errors import CreditflowError, EndpointError, InputError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.client import ChatClient, ChatReply
@@ -256,6 +256,27 @@ def test_ids_that_no_header_could_hold_are_named_percent_encoded():
     plays = [Play(task_of("x"), "u", "Aufgabe 1, größte%20", (0,))]
     (made,) = asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
     assert (made.status, made.steps[2].parents) == ("ok", (0,))
+
+
+@pytest.mark.parametrize("id", ["math/12-0", "Größe 1?#%2F", "..", "x" * 300, ""])
+def test_a_play_is_called_whatever_its_id_is(id):
+    async def solve(task, team):
+        async with client_of(team) as client:
+            await client.chat.completions.create(model="writer", messages=HELLO)
+
+    plays = [Play(task_of("x"), "u", id, (0,))]
+    (made,) = asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    assert (made.status, [step.id for step in made.steps]) == ("ok", [f"{id}/0"])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "\ufffd", "x" * 201])
+def test_a_name_that_no_url_has_as_one_segment_is_refused(limited, name):
+    async def main():
+        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
+        with pytest.raises(InputError, match="a play's name has 1 to 200 printable characters, none a slash"):
+            limited().open(recorder, name=name)
+
+    asyncio.run(main())
 
 
 def test_each_choice_says_which_step_it_is():

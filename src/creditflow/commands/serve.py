@@ -28,14 +28,13 @@ from creditflow.progress import Reporter
 from creditflow.rollout import Scheduler
 from creditflow.rollout.openai_api import Refused
 from creditflow.rollout.recorder import AgentSpec, Recorder
-from creditflow.rollout.server import Door, OpenAIServer
+from creditflow.rollout.server import LONGEST_NAME, Door, OpenAIServer
 from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
 
 KEY_VARIABLE = "CREDITFLOW_API_KEY"
 """Holds the key that clients must show; without it, one is made and said."""
 MOST_OPEN = 4096
 """Plays at a time."""
-_LONGEST_NAME = 200
 _LOOK = 1.0
 """Seconds between two looks at what is to be written."""
 _LONGEST_WAIT = 30.0
@@ -100,7 +99,7 @@ class Ending(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    uid: str | None = Field(None, max_length=_LONGEST_NAME)
+    uid: str | None = Field(None, max_length=LONGEST_NAME)
     """Which task it was: plays of one task are a group. Default: the play's name."""
     outcome: float | None = Field(None, ge=0, le=1)
     answer: str | None = None
@@ -124,8 +123,6 @@ class Hall:
 
     def enter(self, name: str) -> Door:
         """See `Lobby`."""
-        if not (0 < len(name) <= _LONGEST_NAME and name.isprintable() and "\ufffd" not in name):
-            raise Refused(404, f"a play's name has 1 to {_LONGEST_NAME} printable characters")
         if len(self._open) >= MOST_OPEN:
             raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
         self._begun += 1

@@ -50,6 +50,8 @@ except ImportError as missing:
 
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
+LONGEST_NAME = 200
+"""Characters of a play's, which is a segment of its URL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +225,15 @@ class OpenAIServer:
 
         `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
         had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
-        From any thread. Raises CreditflowError where that event loop has ended.
+        From any thread. Raises InputError for a name that no URL has as one segment, and CreditflowError where the play's
+        event loop has ended.
         """
         if name is None:
-            name = f"{recorder.trajectory.id}-{secrets.token_hex(4)}"
+            name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"
+        elif not _is_segment(name):
+            raise InputError(
+                f"a play's name has 1 to {LONGEST_NAME} printable characters, none a slash: got {name[:80]!r}"
+            )
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         door = Door(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
         try:
@@ -418,6 +425,16 @@ class OpenAIServer:
 
     def _model_names(self, door: Door | None) -> list[str]:
         return [f"{spec.policy}:{name}" for name, spec in self._agents(door).items()]
+
+
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
+"""Of a play's id, what its URL is to do without, whoever reads and rewrites it on its way."""
+
+
+def _is_segment(name: str) -> bool:
+    """Whether a URL can have it as one segment, that is read as it was meant; \ufffd is what could not be read."""
+    fits = 0 < len(name) <= LONGEST_NAME and name not in (".", "..")
+    return fits and name.isprintable() and not {"/", "\ufffd"}.intersection(name)
 
 
 def _model(name: str) -> dict[str, Any]:
