@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +20,21 @@ from creditflow.trajectory import Message
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _DEPTH = 64
 """Of a call's JSON: what is read here is written down again, by calls within calls."""
+_BEFORE = 8
+"""Tokens: of so many a character has none more, and no decoder looks farther back."""
 _MARK = "\u241fresponse\u241f"
 """Stands for a response where a template is asked what comes after one."""
+
+_GAP = "\ufffd"
+"""Stands where the halves of a special token met. It is in none."""
+
+
+class PromptIds(tuple[int, ...]):
+    """A prompt that is tokens already."""
+
+
+Prompt = str | Sequence[Message] | PromptIds
+"""What a policy is asked: a text is what the model reads, chat messages become that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +103,24 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no number of JSON")
 
 
+def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
+    """What each of a response's tokens adds to its text; joined, they are that text.
+
+    A character of several tokens is the last one's. Decoded alone, a token may be told otherwise than behind another (a
+    space before it is left out, say), so each is decoded behind those before it, as many as may matter.
+    """
+    text, length, at, found = decode(ids), 0, 0, []
+    for index in range(len(ids)):
+        first = max(0, index - _BEFORE)
+        now = decode(ids[first : index + 1])
+        length += len(now) - len(decode(ids[first:index]))
+        whole = length - len(now) + len(now.rstrip("\ufffd"))  # what is half a character yet is not told yet
+        end = len(text) if index + 1 == len(ids) else min(max(at, whole), len(text))
+        found.append(text[at:end])
+        at = end
+    return found
+
+
 def content_text(content: object) -> str:
     """The text of a message's content: a text, nothing, or OpenAI's list of parts, of which those of text count."""
     if isinstance(content, list):
@@ -97,21 +128,25 @@ def content_text(content: object) -> str:
     return "" if content is None else str(content)
 
 
+def message_text(message: Message) -> str:
+    """What a message says: its content, and its calls of tools spelled out. Raises ModelError for what is no call."""
+    calls = [_call_spelled(call) for call in _calls_in(message)]
+    return "\n".join(filter(None, (content_text(message.get("content")), *calls)))
+
+
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Messages for a template that knows no tools: all that is about them in the contents."""
     plain: list[Message] = []
     for message in messages:
-        content = message["content"]
         if message.get("role") == "tool":
             # Results of one response's calls make one message: most templates want turns to alternate.
-            content = f"<tool_response>\n{content}\n</tool_response>"
+            content = f"<tool_response>\n{message['content']}\n</tool_response>"
             if plain and plain[-1].get("of_tools"):
                 plain[-1]["content"] += f"\n{content}"
             else:
                 plain.append({"role": "user", "content": content, "of_tools": True})
             continue
-        calls = [_call_spelled(call) for call in message.get("tool_calls") or ()]
-        plain.append({"role": message.get("role"), "content": "\n".join(filter(None, (content, *calls)))})
+        plain.append({"role": message.get("role"), "content": message_text(message)})
     if tools:
         own = [plain.pop(0)["content"]] if plain and plain[0]["role"] == "system" else []
         plain.insert(0, {"role": "system", "content": "\n\n".join((*own, _told(tools)))})
@@ -122,9 +157,9 @@ def _calls_in(message: Message) -> list[dict[str, Any]]:
     """A message's calls of tools, with arguments as chat templates want them: OpenAI's messages have them as a text, of
     which a template that writes JSON would write the quotation marks. Raises ModelError for what is no call.
     """
-    calls = message["tool_calls"]
+    calls = message.get("tool_calls") or ()
     found = []
-    for call in calls if isinstance(calls, list) else [calls]:
+    for call in calls if isinstance(calls, list | tuple) else [calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ModelError('tool_calls: expected a list of {"function": {"name": ..., "arguments": ...}}')
@@ -169,20 +204,21 @@ class ChatTokenizer:
             token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
         ]
 
-    def encode(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
 
         `tools`: JSON schemas of functions, as OpenAI has them. Special tokens that are spelled out in a message are
         taken out of it: what one agent writes must not be able to close the next one's turn. `prompt` as a text is what
-        the model reads, special tokens included: who gives one answers for what stands in it. Raises ModelError for
-        messages that the chat template refuses.
+        the model reads, special tokens included, and none is added: who gives one answers for what stands in it. Raises
+        ModelError for messages that the chat template refuses, and for tokens that there are not.
         """
-        as_it_is = isinstance(prompt, str)
+        if isinstance(prompt, PromptIds):
+            if unknown := [token for token in prompt if not 0 <= token < len(self.tokenizer)]:
+                raise ModelError(f"prompt: expected tokens from 0 to {len(self.tokenizer) - 1}, got {unknown[0]}")
+            return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
         text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
-        special = {"add_special_tokens": False} if self.tokenizer.chat_template and not as_it_is else {}
-        ids = self.tokenizer(text, **special)["input_ids"]
+        bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes them itself
+        ids = self.tokenizer(text, add_special_tokens=bare)["input_ids"]
         return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -206,12 +242,10 @@ class ChatTokenizer:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        plain: list[Message] = [
-            {**self._clean(message), "content": self._clean(content_text(message.get("content")))}
-            for message in messages
-        ]
+        # Cleaned as the template gets it: what is still a list of parts, or JSON's escapes, may hide a special token.
+        plain: list[Message] = [{**message, "content": content_text(message.get("content"))} for message in messages]
         plain = [{**one, "tool_calls": _calls_in(one)} if one.get("tool_calls") else one for one in plain]
-        tools = self._clean(tools)
+        plain, tools = self._clean(plain), self._clean(tools)
         template = self.tokenizer.chat_template
         if not template or "tool" not in template:
             plain, tools = _spelled_out(plain, tools), ()
@@ -226,15 +260,17 @@ class ChatTokenizer:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
 
     def _clean(self, value: Any) -> Any:
-        """`value` without special tokens, in whatever depth."""
+        """`value` without special tokens, in whatever depth, names among them."""
         if isinstance(value, str):
             return self._without_special_tokens(value)
         if isinstance(value, list | tuple):
             return [self._clean(one) for one in value]
-        return {key: self._clean(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            return {self._clean(key): self._clean(one) for key, one in value.items()}
+        return value
 
     def _without_special_tokens(self, text: str) -> str:
-        while found := [token for token in self.special_tokens if token in text]:
-            for token in found:  # and again: taking one out may join the halves of another
-                text = text.replace(token, "")
+        for place in ("", _GAP):  # taking one out may join the halves of another, and those of a third stand around it
+            for token in self.special_tokens:
+                text = text.replace(token, place)
         return text

@@ -1,16 +1,22 @@
 """Messages to tokens, the same for every engine."""
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
-from creditflow.chat import ChatTokenizer
+from creditflow.chat import ChatTokenizer, PromptIds, pieces
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.engines.local.tiny import byte_tokenizer, tiny_byte_model
 from creditflow.errors import ModelError
 from creditflow.huggingface import load_tokenizer
 
@@ -35,8 +41,8 @@ def test_a_bare_tokenizer_encodes_as_the_policy_does(folder: Path) -> None:
 def test_special_tokens_spelled_out_in_a_message_are_taken_out(folder: Path) -> None:
     chat = ChatTokenizer(load_tokenizer(folder, "path"))
     token = chat.special_tokens[0]
-    hostile = f"{token[:3]}{token}{token[3:]} go on"
-    assert chat.encode([{"role": "user", "content": hostile}]) == chat.encode([{"role": "user", "content": " go on"}])
+    for hostile, left in ((f"{token} go on", " go on"), (f"{token[:3]}{token}{token[3:]} go on", "\ufffd go on")):
+        assert chat.encode([{"role": "user", "content": hostile}]) == chat.encode([{"role": "user", "content": left}])
 
 
 def test_padding_is_the_tokenizers_own_or_an_end(folder: Path) -> None:
@@ -76,3 +82,100 @@ def test_calls_that_are_none_are_refused(folder: Path, calls: object) -> None:
     chat = ChatTokenizer(load_tokenizer(folder, "path"))
     with pytest.raises(ModelError, match="tool_calls: expected a list"):
         chat.encode([{"role": "assistant", "content": "x", "tool_calls": calls}])
+
+
+PARTS = st.text(st.sampled_from('a<|>{}\\"u 0'), max_size=4) | st.sampled_from(
+    ["<|end|>", "<|system|>", "<|assistant|>", "<|e", "nd|>", "<|sys", "tem|>", "\\u003c|end|\\u003e", "\\u003c|end|>"]
+)
+WORDS = st.lists(PARTS, max_size=6).map("".join)
+
+
+def mappings(values: st.SearchStrategy) -> st.SearchStrategy:
+    return st.dictionaries(WORDS, values, max_size=2)
+
+
+VALUES = st.recursive(WORDS | st.integers(), lambda inner: st.lists(inner, max_size=2) | mappings(inner), max_leaves=5)
+KNOWS_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %} {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}<|end|>"
+    "{% endfor %}<|assistant|>"
+)
+KNOWS_NONE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
+
+
+def escaped(value: object) -> str:
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def talk(word: str, content: object, arguments: object, parameters: object) -> tuple[list, list]:
+    """A conversation with a call of a tool, and the tool's schema."""
+    call = {"id": word, "type": "function", "function": {"name": word, "arguments": arguments}}
+    messages = [
+        {"role": "user", "content": word, "name": word},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "content": word, "tool_call_id": word},
+    ]
+    return messages, [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+
+CONTENTS = WORDS | st.none() | st.lists(st.builds(lambda text: {"type": "text", "text": text}, WORDS))
+ARGUMENTS = mappings(VALUES) | mappings(VALUES).map(escaped) | mappings(VALUES).map(json.dumps) | WORDS
+
+
+@pytest.mark.parametrize("template", [KNOWS_TOOLS, KNOWS_NONE])
+@given(hostile=st.builds(talk, WORDS, CONTENTS, ARGUMENTS, mappings(VALUES)))
+def test_no_special_token_is_in_a_prompt_that_the_template_did_not_write(template: str, hostile: tuple) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()[0], eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = template
+    chat = ChatTokenizer(tokenizer)
+    special = set(tokenizer.convert_tokens_to_ids(chat.special_tokens))
+    (text, ids), (_, plain) = chat.encode(*hostile), chat.encode(*talk("word", "word", {}, {}))
+    assert [token for token in ids if token in special] == [token for token in plain if token in special], text
+
+
+def test_a_special_token_in_thousands_of_others_halves_is_taken_out_in_two_readings(folder: Path) -> None:
+    chat = ChatTokenizer(load_tokenizer(folder, "path"))
+    text, _ = chat.encode([{"role": "user", "content": "<|e" * 200_000 + "nd|>" * 200_000}])
+    assert text.count("<|end|>") == 1
+
+
+def test_a_text_is_read_as_it_is_and_no_special_token_is_added() -> None:
+    bytes_of, _ = byte_tokenizer()
+    bytes_of.add_special_tokens(["<s>"])
+    begin = bytes_of.token_to_id("<s>")
+    bytes_of.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_of, eos_token="<|end|>", bos_token="<s>")
+    for template in (None, KNOWS_NONE):
+        tokenizer.chat_template = template
+        chat = ChatTokenizer(tokenizer)
+        assert chat.encode("<s>hi")[1] == (begin, *chat.encode("hi")[1])
+        assert begin not in chat.encode("hi")[1]
+    tokenizer.chat_template = None  # of messages without one, it is the tokenizer's to say how a text begins
+    assert ChatTokenizer(tokenizer).encode([{"role": "user", "content": "hi"}])[1][0] == begin
+
+
+def test_tokens_are_read_as_they_are_and_none_that_there_is_not(folder: Path) -> None:
+    chat = ChatTokenizer(load_tokenizer(folder, "path"))
+    _, ids = chat.encode(TALK)
+    assert chat.encode(PromptIds(ids)) == chat.encode(TALK)
+    for wrong in (len(chat.tokenizer), -1):
+        with pytest.raises(ModelError, match=f"prompt: expected tokens from 0 to 259, got {wrong}"):
+            chat.encode(PromptIds((*ids, wrong)))
+
+
+@given(st.lists(st.integers(0, 259), max_size=60) | st.text(max_size=12).map(lambda text: [*text.encode()]))
+def test_pieces_of_a_response_joined_are_its_text(ids: list) -> None:
+    decode = ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()[0], eos_token="<|end|>")).decode
+    assert "".join(pieces(decode, ids)) == decode(ids)
+
+
+def test_a_piece_is_what_the_token_adds_behind_the_others() -> None:
+    words = ["<unk>", "</s>", "\u2581a", "\u2581b", "c"]
+    spaced = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    spaced.decoder = decoders.Metaspace()
+    chat = ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=spaced, eos_token="</s>"))
+    assert pieces(chat.decode, [2, 3, 4, 3, 1]) == ["a", " b", "c", " b", ""]
+    chat = ChatTokenizer(PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()[0], eos_token="<|end|>"))
+    snow = chat.encode("a\u2603b")[1]
+    assert pieces(chat.decode, snow) == ["a", "", "", "\u2603", "b"]
+    assert pieces(chat.decode, snow[:3] * 20)[-1] == "\ufffd"

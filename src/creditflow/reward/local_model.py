@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from creditflow.chat import ChatTokenizer
+from creditflow.chat import ChatTokenizer, Prompt
 from creditflow.errors import ModelError
 from creditflow.huggingface import load_folder
 from creditflow.rollout.client import Generation, GenerationRequest
@@ -41,9 +41,7 @@ class LocalModel:
         self.pad_id = self.chat_tokenizer.pad_id
         self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
 
-    def encode(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
         return self.chat_tokenizer.encode(prompt, tools)
 

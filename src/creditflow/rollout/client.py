@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from creditflow.chat import Prompt
 from creditflow.trajectory import Message
 
 FinishReason = Literal["stop", "length"]
@@ -64,12 +65,11 @@ class PolicyView(Protocol):
         """Prompt and response together may have so many tokens."""
         ...
 
-    def encode(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """The prompt as the model reads it: text (chat template applied, where there is one) and tokens.
 
-        `prompt`: chat messages; a text stands as it is. `tools`: JSON schemas of functions, as OpenAI has them.
+        `prompt`: chat messages; a text stands as it is, and so do tokens. `tools`: JSON schemas of functions, as OpenAI
+        has them.
         """
         ...
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from creditflow.chat import ChatTokenizer
+from creditflow.chat import ChatTokenizer, Prompt
 from creditflow.engines.local import decoding, memory, sampler
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
@@ -107,9 +107,7 @@ class Policy:
         """bf16 on CUDA; does nothing on the CPU."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
-    def encode(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens (`ChatTokenizer.encode`)."""
         return self.chat_tokenizer.encode(prompt, tools)
 

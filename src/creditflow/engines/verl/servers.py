@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from creditflow.chat import ChatTokenizer
+from creditflow.chat import ChatTokenizer, Prompt
 from creditflow.errors import ConfigError, CreditflowError, first_line
 from creditflow.rollout import Generation, GenerationRequest
 from creditflow.rollout.client import ChatClient, PolicyView
@@ -48,9 +48,7 @@ class ServedPolicy:
         """As transformers has it."""
         return self.chat.tokenizer
 
-    def encode(
-        self, prompt: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> tuple[str, tuple[int, ...]]:
+    def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """See `ChatTokenizer.encode`."""
         return self.chat.encode(prompt, tools)
 
