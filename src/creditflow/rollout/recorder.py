@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from creditflow.chat import ToolCall, parse_tool_calls
+from creditflow.chat import Prompt, PromptIds, ToolCall, message_text, parse_tool_calls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.reuse import read_in
@@ -19,10 +22,16 @@ from creditflow.trajectory import Message, Step, Trajectory
 
 _LOOKED_BACK = 64
 """Of the steps before, the responses of so many are looked for in a prompt."""
-_OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens"))
+_OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens", "ignored"))
 """Of a step's `info`: told by whoever answered, and read by metrics and replay."""
 _SEEDED = 1 << 31
 """Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
+_LONG = 1 << 16
+_LONG_PER_TOKEN = 16
+"""Characters. A prompt of more, and of more for each token that there is room for, hardly ever fits: it is read beside
+the event loop, which it would hold up. Those that fit are read at once, so that their order is that of the calls."""
+_READING = ThreadPoolExecutor(1, thread_name_prefix="creditflow-long-prompts")
+"""One at a time: who sends many waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class AgentSpec:
     """What it may call, before it answers."""
     match: str = ""
     """Regular expression: a call over HTTP that names no agent is this one's where its system prompt matches."""
+    ignored_fields: frozenset[str] = frozenset()
+    """Of a call over HTTP: fields that would change what is sampled, and are ignored instead of refused."""
 
     def introduced(self, messages: Sequence[Message]) -> list[Message]:
         """`messages` after the agent's system prompt."""
@@ -82,13 +93,15 @@ class Call:
     """One call of one agent, as a workflow or a client of the server makes it."""
 
     agent: str
-    prompt: str | Sequence[Message]
-    """Chat messages, system prompt included; a text is the prompt as the model reads it, special tokens included."""
+    prompt: Prompt
+    """Chat messages, system prompt included; a text, or tokens: as the model reads it, special tokens included."""
     parents: tuple[int, ...] | None = None
     """Indices of the steps that the prompt uses; None: those that `reads` and `answers` say, or the step before (all of
     them, where one call made several)."""
     reads: Sequence[str] = ()
     """Texts of the prompt in which responses of the steps before are looked for."""
+    spoken: Sequence[str] = ()
+    """Those that the prompt itself calls an agent's: of a response as a whole, whatever its own step had read."""
     answers: Sequence[int] = ()
     """Indices of steps whose calls of tools the prompt answers."""
     max_tokens: int | None = None
@@ -100,6 +113,8 @@ class Call:
     tools: Sequence[Mapping[str, Any]] | None = None
     """JSON schemas of functions that the caller itself runs, in place of the agent's own tools."""
     info: Mapping[str, Any] | None = None
+    ignored: Sequence[str] = ()
+    """What the caller asked for besides and nothing comes of, by name; the step's `info["ignored"]`."""
 
 
 class Recorder:
@@ -116,17 +131,24 @@ class Recorder:
         self.agents = agents
         self.trajectory = trajectory
         self.sampling = sampling
-        self.too_long: PromptTooLong | None = None
-        """The last prompt that had no room, until another one is answered."""
+        self._too_long: dict[str, PromptTooLong] = {}
+        """By agent the last prompt that had no room, until another one of that agent is answered."""
         self.generator = generator
         self._seed = seed
         self._calls = 0
         self._latest: tuple[int, ...] = ()
         """What the call made that ended last."""
+        self._examples: dict[int, int] = {}
+        """Of a step, how often its prompt had its response already as an agent's words: an example, it may be."""
         self._callers: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._state: dict[str, Any] = {}
         """What the tools of this play share."""
+
+    @property
+    def too_long(self) -> PromptTooLong | None:
+        """The last prompt that had no room, of an agent that was not answered since."""
+        return next(reversed(self._too_long.values()), None)
 
     async def close(self) -> None:
         """The play is over: calls that are still on their way (parallel branches of a workflow that raised) are ended,
@@ -176,7 +198,7 @@ class Recorder:
             trajectory.status = "truncated"
             trajectory.info["truncated"] = f"{agent}'s prompt {error}"
             told = PromptTooLong(f"trajectory {trajectory.id}: {agent}'s prompt {error}")
-            self.too_long = told
+            self._too_long = {name: one for name, one in self._too_long.items() if name != agent} | {agent: told}
             raise told from error
         return _Answer(asked, parents, said)
 
@@ -186,7 +208,8 @@ class Recorder:
             raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the play had ended")
         replies = [self._step(answer) for answer in answers]
         self._latest = tuple(reply.step.index for reply in replies)
-        self.too_long = None
+        for reply in replies:
+            self._too_long.pop(reply.step.agent, None)
         return replies
 
     def _step(self, answer: _Answer) -> Reply:
@@ -208,12 +231,13 @@ class Recorder:
             temperature=asked.temperature,
             policy=self.agents[agent].policy,
             policy_version=said.version,
-            info={**said.info, **(call.info or {})},
+            info={**said.info, **(call.info or {}), **({"ignored": list(call.ignored)} if call.ignored else {})},
         )
         if said.cut_off is not None:
             step.info["finish_reason"] = "length"
             trajectory.status = "truncated"
             trajectory.info.setdefault("truncated", f"{agent} was cut off at {said.cut_off}")
+        self._examples[index] = sum(text.strip() == step.response.strip() for text in call.spoken)
         trajectory.steps.append(step)
         return Reply(said.response if said.last is None else said.last, step, said.logprobs)
 
@@ -221,12 +245,19 @@ class Recorder:
         """What the prompt itself shows to have been used."""
         steps = self.trajectory.steps
         used = {index for index in call.answers if 0 <= index < len(steps)}
-        if call.reads and steps:
-            recent = steps[-_LOOKED_BACK:]
-            first = len(steps) - len(recent)
+        recent = steps[-_LOOKED_BACK:]
+        spoken = Counter(text.strip() for text in call.spoken)
+        source = {}
+        for step in sorted(recent, key=lambda step: step.agent == call.agent):  # one's own words before another's
+            text = step.response.strip()
+            if text and spoken[text] > self._examples.get(step.index, 0):
+                source[text] = step.index
+        used |= set(source.values())
+        reads = [*call.reads, *(text for text in call.spoken if text.strip() not in source)]
+        if reads and recent:
             # What a step was told already, it may have been told by the task: to read it again proves nothing.
             said = ["" if step.response.strip() in step.prompt else step.response for step in recent]
-            used |= {first + at for at in read_in(call.reads, said)}
+            used |= {recent[at].index for at in read_in(reads, said)}
         return tuple(sorted(used))
 
     def _resolved(self, call: Call) -> _Resolved:
@@ -249,15 +280,14 @@ class Recorder:
         call, spec, sampling, version = asked.call, self.agents[asked.call.agent], self.sampling, client.version
         tools = {tool.name: tool for tool in spec.tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
-        prompt, prompt_ids = client.encode(call.prompt, *([schemas] if schemas else []))
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
-        if len(prompt_ids) > room:
-            raise PromptTooLong(f"has {len(prompt_ids)} tokens, at most {room} fit")
-        max_tokens = min(asked.max_tokens, client.max_positions - len(prompt_ids))
         spoken = _Spoken()
         with self._calling():
+            prompt, prompt_ids = await self._read(client, call.prompt, schemas, room)
+            max_tokens = min(asked.max_tokens, client.max_positions - len(prompt_ids))
+            key = asked.key(prompt_ids)
             for turn in range(sampling.max_assistant_turns if tools else 1):
-                seed = (*asked.seed, turn) if turn else asked.seed
+                seed = (*key, turn) if turn else key
                 left = max_tokens - len(spoken.ids)
                 request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, asked.temperature, seed)
                 generation = await self.generator.generate(spec.policy, request)
@@ -287,6 +317,19 @@ class Recorder:
             info={"tool_calls": spoken.calls, "turns": spoken.turns} if spoken.calls else {},
         )
 
+    async def _read(
+        self, client: PolicyView, prompt: Prompt, schemas: Sequence[Mapping[str, Any]], room: int
+    ) -> tuple[str, tuple[int, ...]]:
+        """The prompt as the model reads it. Raises PromptTooLong."""
+        asked = (prompt, schemas) if schemas else (prompt,)
+        if len(repr(asked)) > max(_LONG, _LONG_PER_TOKEN * room):
+            read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, *asked)
+        else:
+            read = client.encode(*asked)
+        if (tokens := len(read[1])) > room:
+            raise PromptTooLong(f"has {tokens} tokens, at most {room} fit")
+        return read
+
     async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _Spoken) -> list[ToolResult]:
         """What the calls of one turn come to, made together."""
         sampling, state = self.sampling, self._state
@@ -305,15 +348,16 @@ class Recorder:
     async def _chat(self, client: ChatClient, asked: _Resolved) -> _Said:
         """Asks a frozen model behind an endpoint: its tokens are not ours, so the step has none."""
         call = asked.call
-        if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str):
+        if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
             raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
+        prompt = spelled(call.prompt)
         with self._calling():
             reply = await client.chat(
-                call.prompt, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.seed
+                call.prompt, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
             )
         counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         return _Said(
-            prompt=spelled(call.prompt),
+            prompt=prompt,
             response=reply.text,
             cut_off=f"{asked.max_tokens} tokens" if reply.finish_reason == "length" else None,
             info={name: count for name, count in counts.items() if count is not None},
@@ -333,7 +377,7 @@ class Recorder:
 
 def spelled(messages: Sequence[Message]) -> str:
     """What a step has as its prompt where the model's own spelling is not known."""
-    return "\n\n".join([f"[{message.get('role')}]\n{message.get('content')}" for message in messages])
+    return "\n\n".join([f"[{message.get('role')}]\n{message_text(message)}" for message in messages])
 
 
 def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, bool]:
@@ -365,6 +409,15 @@ class _Resolved:
     max_tokens: int
     temperature: float
     seed: tuple[int, ...]
+
+    def key(self, read: str | Sequence[int]) -> tuple[int, ...]:
+        """Of its random numbers. A seed that the caller chose may be that of all its calls: were they to draw the same
+        numbers, what one prompt is answered would depend on what another one was. So what was `read` is in it.
+        """
+        if self.call.seed is None:
+            return self.seed
+        digest = hashlib.sha256(json.dumps([self.call.agent, read]).encode()).digest()
+        return (*self.seed, int.from_bytes(digest[:8]))
 
 
 @dataclass(frozen=True, slots=True)

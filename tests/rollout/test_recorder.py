@@ -1,0 +1,154 @@
+"""What the calls of one play become: their random numbers, their parents, and prompts that have no room."""
+
+import asyncio
+import threading
+
+import openai
+import pytest
+
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.rollout import AgentSpec
+from creditflow.rollout.client import ChatClient, ChatReply
+from creditflow.rollout.recorder import Call, Sampling
+from tests.rollout.test_server import Answers, client_of, once, played, user
+
+PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
+
+
+def test_a_seed_that_all_calls_of_a_play_have_gives_none_of_them_the_random_numbers_of_another():
+    async def ask(client):
+        for text in PROMPTS:
+            for agent in ("writer", "editor"):
+                await client.chat.completions.create(model=agent, messages=user(text), seed=42)
+        await client.chat.completions.create(model="writer", messages=user(PROMPTS[0]), seed=42)
+
+    model = Answers()
+    once(ask, model=model, agents={"writer": AgentSpec(), "editor": AgentSpec()})
+    keys = [request.seed for request in model.requests]
+    assert len(set(keys)) == 6
+    assert keys[-1] == keys[0]
+
+
+def test_with_one_seed_for_all_calls_unrelated_prompts_get_unrelated_responses():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for text in PROMPTS:
+                await client.chat.completions.create(model="writer", messages=user(text), max_tokens=32, seed=42)
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    same = all_of_them = 0
+    for play in played(solve, policy, n=12):
+        texts = [step.response_ids for step in play.steps]
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            pairs = list(zip(texts[one], texts[other], strict=False))
+            same += sum(abs(a - b) <= 2 for a, b in pairs)
+            all_of_them += len(pairs)
+    assert all_of_them > 500
+    assert same < 0.1 * all_of_them  # by chance it is 2 in 100; with the same random numbers it was 97
+
+
+def test_a_prompt_that_is_far_too_long_is_read_beside_the_event_loop():
+    others_turn = threading.Event()
+
+    class Slow(Answers):
+        def encode(self, prompt, tools=()):
+            if "x" * 1000 in str(prompt):
+                assert others_turn.wait(30), "nothing ran while it was read"
+            return super().encode(prompt, tools)
+
+    async def ask(client):
+        async def short():
+            await client.chat.completions.create(model="editor", messages=user("short"))
+            others_turn.set()
+
+        long = client.chat.completions.create(model="writer", messages=user("x" * 1_000_000))
+        refused, _ = await asyncio.gather(long, short(), return_exceptions=True)
+        assert isinstance(refused, openai.BadRequestError)
+        assert "has 1000011 tokens, at most 999 fit" in str(refused)
+
+    assert [step.agent for step in once(ask, model=Slow()).steps] == ["editor"]
+
+
+def test_prompts_that_may_fit_are_read_in_the_order_of_the_calls():
+    here = threading.get_ident()
+
+    class Watched(Answers):
+        max_positions = 100_000
+
+        def encode(self, prompt, tools=()):
+            assert threading.get_ident() == here
+            return super().encode(prompt, tools)
+
+    async def solve(task, team):
+        await asyncio.gather(*(team.writer("x" * length) for length in (90_000, 10, 64_000)))
+
+    (made,) = played(solve, Watched(), sampling=Sampling(max_prompt_tokens=90_100))
+    assert [len(step.prompt_ids) for step in made.steps] == [90_011, 21, 64_011]
+
+
+def test_a_prompt_without_room_ends_the_play_though_another_agent_was_answered_since():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            long = client.chat.completions.create(model="writer", messages=user("x" * 2000))
+            short = client.chat.completions.create(model="editor", messages=user("short"))
+            for done in await asyncio.gather(long, short, return_exceptions=True):
+                if isinstance(done, Exception):
+                    raise done
+
+    (made,) = played(solve)
+    assert made.status == "truncated"
+    assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
+
+
+class Far(ChatClient):
+    """A frozen model."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def chat(self, messages, **given):
+        self.asked += 1
+        return ChatReply("yes", "stop")
+
+
+PARTS = [{"type": "text", "text": "hi "}, {"type": "text", "text": "there"}]
+ADDED = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TALK = [
+    {"role": "user", "content": PARTS},
+    {"role": "assistant", "content": None, "tool_calls": [ADDED]},
+    {"role": "tool", "tool_call_id": "c", "content": "3"},
+]
+
+
+def test_the_prompt_of_a_frozen_agent_is_what_its_messages_say():
+    made = once(
+        lambda client: client.chat.completions.create(model="critic", messages=TALK),
+        model=Far(),
+        agents={"critic": AgentSpec()},
+    )
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    assert made.steps[0].prompt == f"[user]\nhi there\n\n[assistant]\n{call}\n\n[tool]\n3"
+
+
+def test_a_call_of_a_tool_that_is_none_is_told_before_a_frozen_model_is_asked():
+    far, wrong = Far(), [{"role": "assistant", "content": "x", "tool_calls": 5}]
+    with pytest.raises(openai.BadRequestError, match="tool_calls: expected a list"):
+        once(
+            lambda client: client.chat.completions.create(model="critic", messages=wrong),
+            model=far,
+            agents={"critic": AgentSpec()},
+        )
+    assert far.asked == 0
+
+
+def test_what_the_caller_asked_for_in_vain_is_kept_with_the_step():
+    async def solve(task, team):
+        recorder = team._recorder
+        await recorder.ask(Call("writer", user("x"), info={"mine": 1}, ignored=("top_p",)))
+        with pytest.raises(ValueError, match="info ignored: what a step keeps by these names"):
+            await recorder.ask(Call("writer", user("x"), info={"ignored": 1}))
+
+    (made,) = played(solve)
+    assert made.status == "ok", made.info
+    assert [step.info for step in made.steps] == [{"mine": 1, "ignored": ["top_p"]}]
