@@ -331,6 +331,9 @@ class TeamConfig:
     workflow: str = "???"
     """`package.module:function` or `file.py:function`."""
     agents: dict[str, AgentConfig] = field(default_factory=dict)
+    ignored_fields: list[str] = field(default_factory=list)
+    """Of calls over HTTP: fields that are refused, as they would change what is sampled, and shall be ignored instead
+    (`response_format`, `tool_choice`, `top_p`). A step's `info["ignored"]` names those that its call had."""
 
 
 @dataclass
@@ -942,6 +945,7 @@ def _validate(config: Config) -> None:
             f"data.train_batch_size is {data.train_batch_size}"
         )
     _validate_agents(config.team.agents)
+    _validate_ignored_fields(config.team.ignored_fields)
     _validate_policies(config)
     _validate_guard(config.guard)
     expect_names(config.trainer.logger)
@@ -957,6 +961,19 @@ def _validate_agents(agents: Mapping[str, AgentConfig]) -> None:
             raise ConfigError(f"team.agents.{agent}: `team.{agent}` has a meaning of its own; name the agent otherwise")
         if "/" in agent or "*" in agent:
             raise ConfigError(f"team.agents.{agent}: expected a name without / and *, as metrics are named by agents")
+
+
+def _validate_ignored_fields(fields: Sequence[str]) -> None:
+    if not fields:
+        return
+    try:
+        from creditflow.rollout.openai_api import REFUSED_FIELDS
+    except ImportError as missing:
+        raise ConfigError(f"team.ignored_fields needs {missing.name}: pip install 'creditflow[serve]'") from missing
+    for name in fields:
+        if name not in REFUSED_FIELDS:
+            meant = did_you_mean(name, REFUSED_FIELDS)
+            raise ConfigError(f"team.ignored_fields: {name!r} is no field that is refused{meant}")
 
 
 def _validate_guard(guard: GuardConfig) -> None:

@@ -122,7 +122,8 @@ def _agents(config: Config, folder: Path) -> dict[str, AgentSpec]:
         if agent.tools and policy is not None and policy.endpoint is not None:
             raise ConfigError(f"{key}: are for policies of the run, and {agent.policy} is behind an endpoint")
         tools = load_tools(agent.tools, folder, key, {"sandbox": config.reward.sandbox})
-        made[name] = AgentSpec(agent.system, agent.policy, tools, _pattern(agent.match, f"team.agents.{name}.match"))
+        match = _pattern(agent.match, f"team.agents.{name}.match")
+        made[name] = AgentSpec(agent.system, agent.policy, tools, match, frozenset(config.team.ignored_fields))
     return made
 
 

@@ -142,6 +142,44 @@ def test_a_call_of_a_tool_that_is_none_is_told_before_a_frozen_model_is_asked():
     assert far.asked == 0
 
 
+def told(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+def short_answer(prompt: str) -> str:
+    return "B" if prompt.endswith("A or B?") else "because so"
+
+
+def test_an_answer_of_ones_own_is_found_in_the_history_though_the_question_had_it_too():
+    async def ask(client):
+        async def say(agent, *messages):
+            answer = await client.chat.completions.create(model=agent, messages=list(messages))
+            return answer.choices[0].message.content
+
+        question, why = user("A or B?"), user("Why?")
+        answer = await say("writer", *question)
+        await say("editor", *question)
+        await say("editor", *user("something else altogether"))
+        await say("writer", *question, told(answer), *why)
+        await say("editor", *question, told(answer), *why)
+
+    made = once(ask, model=Answers(short_answer))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,), (1,)]
+
+
+def test_an_example_that_every_prompt_begins_with_is_nobodys_answer():
+    example = [*user("A or C?"), told("B"), *user("A or B?")]
+
+    async def ask(client):
+        for _ in range(3):
+            await client.chat.completions.create(model="writer", messages=example)
+        await client.chat.completions.create(model="editor", messages=user("something else"))
+        await client.chat.completions.create(model="writer", messages=[*example, told("B"), *user("Why?")])
+
+    made = once(ask, model=Answers(short_answer))
+    assert [step.parents for step in made.steps] == [(), (0,), (1,), (2,), (2,)]
+
+
 def test_what_the_caller_asked_for_in_vain_is_kept_with_the_step():
     async def solve(task, team):
         recorder = team._recorder

@@ -564,7 +564,6 @@ def test_the_official_types_know_every_field_of_every_answer():
         ({"top_p": 0.9}, "top_p: expected 1"),
         ({"extra_body": {"top_k": 40}}, "top_k"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
-        ({"reasoning_effort": "high"}, "reasoning_effort: expected nothing"),
         ({"extra_body": {"stop_token_ids": [7]}}, "stop_token_ids"),
         ({"extra_body": {"guided_json": {}}}, "guided_json: expected nothing"),
         ({"messages": user([{"type": "text", "text": None}])}, "expected its text as a text"),

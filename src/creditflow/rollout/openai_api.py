@@ -1,22 +1,23 @@
 """OpenAI's wire format, as far as a policy that is being trained can speak it: what a client may ask, and what it gets.
 
-What cannot be had from such a policy is refused, never ignored: what a client believes was sampled must be what is
-trained on. It knows no play and no server. Imports pydantic.
+What cannot be had from such a policy is refused, unless the recipe lets it be ignored; nothing is ignored in silence:
+what a client believes was sampled must be what is trained on. It knows no play and no server. Imports pydantic.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
-from creditflow.chat import parse_tool_calls
+from creditflow.chat import PromptIds, parse_tool_calls
 from creditflow.rollout.recorder import Reply
-from creditflow.trajectory import Message
+from creditflow.trajectory import Message, Step
 
 MOST_CHOICES = 64
 MOST_MESSAGES = 4096
@@ -29,22 +30,23 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
     "repetition_penalty": (None, 1),
-    "logit_bias": (None, {}),
+    "logit_bias": (None, {}, []),
     "top_logprobs": (None, 0),
     "best_of": (None, 1),
     "suffix": (None, ""),
     "echo": (None, False),
+    "tool_choice": (None, "auto", "none"),
+    "response_format": (None, {"type": "text"}),
     "functions": (None, []),
     "function_call": (None, "none", "auto"),
     "audio": (None,),
     "modalities": (None, ["text"]),
     "prediction": (None,),
-    "reasoning_effort": (None,),
-    "verbosity": (None,),
     "web_search_options": (None,),
     # Those of vLLM and SGLang
     "min_tokens": (None, 0),
     "min_new_tokens": (None, 0),
+    "max_new_tokens": (None,),
     "ignore_eos": (None, False),
     "stop_token_ids": (None, []),
     "stop_regex": (None, []),
@@ -54,14 +56,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
     "logits_processors": (None, []),
     "custom_logit_processor": (None,),
+    "custom_params": (None,),
+    "vllm_xargs": (None,),
+    "nvext": (None,),
     "repetition_detection": (None,),
     "thinking_token_budget": (None,),
+    "thinking_budget": (None,),
     "guided_json": (None,),
     "guided_regex": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
+    "guided_json_object": (None, False),
     "structural_tag": (None,),
     "structured_outputs": (None,),
+    "response_schema": (None,),
     "regex": (None,),
     "ebnf": (None,),
     "json_schema": (None,),
@@ -72,14 +80,51 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "continue_final_message": (None, False),
     "truncate_prompt_tokens": (None,),
     "add_special_tokens": (None, False),
+    "prompt_embeds": (None,),
+    "session_params": (None,),
     "lora_path": (None,),
     "prompt_logprobs": (None,),
+    "return_hidden_states": (None, False),
     "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
     "return_tokens_as_token_ids": (None, False),
     "no_stop_trim": (None, False),
     "include_stop_str_in_output": (None, False),
+    # Those of llama.cpp and its kin, and of TGI; what only says how (`mirostat_tau`) does nothing alone
+    "n_predict": (None, -1),
+    "typical_p": (None, 1),
+    "typical": (None, 1),
+    "tfs_z": (None, 1),
+    "tfs": (None, 1),
+    "top_a": (None, 0),
+    "top_n_sigma": (None, -1, 0),
+    "nsigma": (None, 0),
+    "eta_cutoff": (None, 0),
+    "epsilon_cutoff": (None, 0),
+    "dynatemp_range": (None, 0),
+    "smoothing_factor": (None, 0),
+    "xtc_probability": (None, 0),
+    "dry_multiplier": (None, 0),
+    "repeat_penalty": (None, 1),
+    "mirostat": (None, 0),
+    "mirostat_mode": (None, 0),
+    "samplers": (None,),
+    "grammar": (None, ""),
+    "n_probs": (None, 0),
+    "lora": (None, []),
+    "input_prefix": (None, ""),
+    "input_suffix": (None, ""),
+    "do_sample": (None, True),
+    "watermark": (None, False),
+    "stop_sequences": (None, []),
+    "top_n_tokens": (None, 0),
+    "truncate": (None,),
+    "return_full_text": (None, False),
+    "adapter_id": (None,),
 }
 """Fields that would change what is sampled, or what is told of it, and the values at which they do not."""
+REFUSED_FIELDS = frozenset(_NEUTRAL)
+"""What `team.ignored_fields` may name."""
 
 
 class Refused(Exception):
@@ -139,15 +184,25 @@ class Request(_Asked):
     return_token_ids: bool | None = False
     """As vLLM has it: the tokens of prompt and response, as they are trained on."""
 
-    def expect_neutral(self) -> None:
-        """Raises Refused where a field would change what is sampled."""
+    def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
+        """Names of the fields that nothing comes of. Raises Refused for one that would change what is sampled, where it
+        is not `allowed` to be ignored.
+        """
         if self.temperature is not None and 0 < self.temperature < _COOLEST:
             raise Refused(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
+        found = []
         for name, value in (self.model_extra or {}).items():
-            if name in _NEUTRAL and value not in _NEUTRAL[name]:
-                allowed = " or ".join(json.dumps(one) for one in _NEUTRAL[name] if one is not None) or "nothing"
-                said = f"{name}: expected {allowed}: what is sampled here is trained on as it was sampled"
+            if value in _NEUTRAL.get(name, (None,)):
+                continue
+            if name in _NEUTRAL and name not in allowed:
+                neutral = " or ".join(json.dumps(one) for one in _NEUTRAL[name] if one is not None) or "nothing"
+                said = (
+                    f"{name}: expected {neutral}: what is sampled here is trained on as it was sampled; "
+                    f"team.ignored_fields: [{name}] in the recipe lets it be ignored"
+                )
                 raise Refused(400, said, code="unsupported_parameter", param=name)
+            found.append(name)
+        return tuple(sorted(found))
 
 
 class FunctionOf(_Asked):
@@ -193,18 +248,13 @@ class ChatRequest(Request):
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
     tools: list[ToolOf] | None = Field(None, max_length=512)
-    tool_choice: Any = None
     parallel_tool_calls: bool | None = True
-    response_format: dict[str, Any] | None = None
     logprobs: bool | None = False
 
-    def expect_neutral(self) -> None:
-        super().expect_neutral()
-        if self.tool_choice not in (None, "auto", "none"):
-            raise Refused(400, "tool_choice: expected auto or none", code="unsupported_parameter", param="tool_choice")
-        if self.response_format is not None and self.response_format.get("type") != "text":
-            said = "response_format: expected text: the policy writes what it writes, and is rewarded for it"
-            raise Refused(400, said, code="unsupported_parameter", param="response_format")
+    def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
+        # Of several calls one is told, but they were sampled, and are trained on.
+        several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
+        return tuple(sorted((*super().ignored(allowed), *several)))
 
     @property
     def conversation(self) -> list[Message]:
@@ -214,10 +264,10 @@ class ChatRequest(Request):
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
-        """Of the functions that may be called; None where the request speaks of none."""
-        if self.tools is None:
-            return None
-        return [] if self.tool_choice == "none" else [tool.model_dump() for tool in self.tools]
+        """Of the functions that may be called; None where the request says nothing of them, and the agent's own are."""
+        if (self.model_extra or {}).get("tool_choice") == "none":
+            return []
+        return None if self.tools is None else [tool.model_dump() for tool in self.tools]
 
     @property
     def most_tokens(self) -> int | None:
@@ -228,41 +278,62 @@ class ChatRequest(Request):
 _ROLES = {"developer": "system", "function": "tool"}
 
 
+def _prompts(value: Any) -> Any:
+    one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int))
+    return [value] if one else value
+
+
+Tokens = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1)]
+
+
 class TextRequest(Request):
     """`POST completions`."""
 
-    prompt: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1, max_length=MOST_CHOICES)]
+    prompt: Annotated[list[str | Tokens], BeforeValidator(_prompts), Field(min_length=1, max_length=MOST_CHOICES)]
     logprobs: int | None = Field(None, ge=0, le=1)
+
+    @property
+    def prompts(self) -> list[str | PromptIds]:
+        """Each as the model reads it."""
+        return [one if isinstance(one, str) else PromptIds(one) for one in self.prompt]
 
 
 def parsed(kind: type[Request], body: bytes) -> Any:
-    """The request in a body. Raises Refused where there is none, or it asks for what cannot be had."""
+    """The request in a body. Raises Refused where there is none."""
     try:
-        asked = kind.model_validate_json(body)
+        return kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise Refused(400, f"{where}: {first['msg']}" if where else first["msg"], param=where or None) from None
-    asked.expect_neutral()
-    return asked
 
 
 # Answers
 
-_CALL_ID, _OF_STEP = "call_{}_{}", re.compile(r"call_(\d{1,9})_\d{1,9}")
+_CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d{1,9})_\d{1,9}")
 
 
-def answered(messages: Sequence[Message]) -> list[int]:
-    """Indices of the steps whose calls of tools are answered in a conversation."""
+def _call_id(step: Step, number: int) -> str:
+    return f"call_{_play_of(step.trajectory_id)}_{step.index}_{number}"
+
+
+def _play_of(trajectory_id: str) -> str:
+    """Stands for a play in the ids of its calls of tools: a conversation of another play may be in a prompt of this."""
+    return hashlib.blake2b(trajectory_id.encode(errors="replace"), digest_size=4).hexdigest()
+
+
+def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
+    """Indices of the steps of a play whose calls of tools are answered in a conversation."""
     ids = [message.get("tool_call_id") for message in messages]
-    return [int(found[1]) for id in ids if isinstance(id, str) and (found := _OF_STEP.fullmatch(id))]
+    found = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
+    return [int(one[2]) for one in found if one and one[1] == _play_of(trajectory_id)]
 
 
-Tokens = Callable[[Reply], list[dict[str, Any]]]
+TokensOf = Callable[[Reply], list[dict[str, Any]]]
 """Of a reply, its tokens as chat completions have them."""
 
 
-def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
+def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
     """`chat.completion`."""
     choices = [_chat_choice(asked, index, reply, tokens) for index, reply in enumerate(replies)]
     prompt = _prompt_ids(asked, replies[0])  # vLLM tells it once of a chat, with each choice of a completion
@@ -274,7 +345,7 @@ def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: Tokens) ->
     }
 
 
-def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: Tokens) -> dict[str, Any]:
+def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
     """`text_completion`."""
     choices = []
     for index, reply in enumerate(replies):
@@ -332,7 +403,7 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
     return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
 
 
-def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: Tokens) -> dict[str, Any]:
+def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: TokensOf) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     finish = _finish_reason(reply)
     if asked.schemas and finish == "stop":
@@ -341,7 +412,7 @@ def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: Tokens) -
         if meant and len(meant) == len(calls):  # what is no call stays text, for the client to see
             finish = "tool_calls"
             kept = meant if asked.parallel_tool_calls in (None, True) else meant[:1]
-            named = [call.to_message(_CALL_ID.format(reply.step.index, i)) for i, call in enumerate(kept)]
+            named = [call.to_message(_call_id(reply.step, i)) for i, call in enumerate(kept)]
             message |= {"content": said or None, "tool_calls": named}
     listed = {"content": tokens(reply), "refusal": None} if asked.logprobs else None
     return {"index": index, "message": message, "finish_reason": finish, "logprobs": listed, **_ids(asked, reply)}

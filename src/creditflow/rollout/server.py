@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from urllib.parse import quote, unquote
 from weakref import WeakKeyDictionary
 
-from creditflow.chat import content_text
+from creditflow.chat import content_text, pieces
 from creditflow.errors import (
     ConfigError,
     CreditflowError,
@@ -340,9 +340,11 @@ class OpenAIServer:
             agent,
             said if systems else agents[agent].introduced(said),
             parents=_parents(request, door),
-            reads=[content_text(one.get("content")) for one in said],
-            answers=api.answered(said),
+            reads=[content_text(one.get("content")) for one in said if one["role"] != "assistant"],
+            spoken=[content_text(one.get("content")) for one in said if one["role"] == "assistant"],
+            answers=[] if door is None else api.answered(said, door.recorder.trajectory.id),
             tools=asked.schemas,
+            ignored=asked.ignored(agents[agent].ignored_fields),
         )
         door = self._begun(request, door)
         calls = _calls(door, asked, call, asked.most_tokens)
@@ -352,13 +354,15 @@ class OpenAIServer:
 
     async def _complete(self, request: Request, door: Door | None) -> Response:
         asked = api.parsed(api.TextRequest, await self._body(request))
-        agent, parents = _agent(self._agents(door), request, asked.model, ""), _parents(request, door)
+        agents, parents = self._agents(door), _parents(request, door)
+        agent = _agent(agents, request, asked.model, "")
+        ignored = asked.ignored(agents[agent].ignored_fields)
         door = self._begun(request, door)
-        calls = [
-            call
-            for prompt in asked.prompt
-            for call in _calls(door, asked, Call(agent, prompt, parents, reads=[prompt]), asked.max_tokens)
+        made = [
+            Call(agent, prompt, parents, reads=[prompt] if isinstance(prompt, str) else [], ignored=ignored)
+            for prompt in asked.prompts
         ]
+        calls = [call for one in made for call in _calls(door, asked, one, asked.max_tokens)]
         replies = await self._ask(request, door, calls)
         return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))
 
@@ -505,11 +509,12 @@ def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
     client = door.recorder.generator.clients[step.policy]
     if isinstance(client, ChatClient):
         return []
+    said = list(zip(pieces(client.decode, step.response_ids), reply.logprobs, strict=True))
     listed = []
-    for token, logprob in zip(step.response_ids, reply.logprobs, strict=True):
-        text = client.decode([token])
-        told = None if "\ufffd" in text else list(text.encode())  # of a part of a character, its bytes are not known
-        listed.append({"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []})
+    for begin, end in step.info.get("turns", [(0, len(said))]):  # what stands between was a tool's
+        for text, logprob in said[begin:end]:
+            told = None if "\ufffd" in text else list(text.encode())  # bytes that are no text are not known
+            listed.append({"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []})
     return listed
 
 

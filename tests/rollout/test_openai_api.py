@@ -1,0 +1,354 @@
+"""OpenAI's wire format: what a request may say, what comes of what it may not, and the ids in an answer."""
+
+import asyncio
+import json
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from creditflow.config import load_recipe
+from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.tiny import tiny_byte_model
+from creditflow.errors import AgentError, ConfigError
+from creditflow.parts import build_parts
+from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed
+from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.tools import Tool
+from tests.rollout.test_server import (
+    AGENTS,
+    CALL,
+    HELLO,
+    TOOL,
+    Answers,
+    Templated,
+    client_of,
+    once,
+    played,
+    task_of,
+    user,
+)
+from tests.test_examples import FOLDER
+
+CHOSEN = {"type": "function", "function": {"name": "add"}}
+
+
+def asked(**fields) -> ChatRequest:
+    return parsed(ChatRequest, json.dumps({"model": "writer", "messages": HELLO, **fields}).encode())
+
+
+# Fields that change the sampling
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("typical_p", 0.2),
+        ("do_sample", False),
+        ("max_new_tokens", 3),
+        ("grammar", "root ::= x"),
+        ("mirostat", 2),
+        ("xtc_probability", 0.5),
+        ("top_a", 0.1),
+        ("response_schema", {}),
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tool_choice", CHOSEN),
+        ("top_p", 0.9),
+    ],
+)
+def test_a_field_that_would_change_the_sampling_is_refused_unless_the_recipe_lets_it_be_ignored(name, value):
+    request = asked(**{name: value})
+    with pytest.raises(Refused, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
+        request.ignored()
+    with pytest.raises(Refused):
+        request.ignored(REFUSED_FIELDS - {name})
+    assert request.ignored({name}) == (name,)
+
+
+@given(st.sampled_from(sorted(REFUSED_FIELDS)))
+def test_a_field_without_a_value_asks_for_nothing(name):
+    assert asked(**{name: None}).ignored() == ()
+
+
+@pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high"])
+def test_hints_that_no_policy_here_has_are_ignored(effort):
+    assert asked(reasoning_effort=effort, verbosity="low").ignored() == ("reasoning_effort", "verbosity")
+
+
+def test_nothing_that_is_ignored_is_so_in_silence():
+    async def ask(client):
+        more = {"messages": HELLO, "extra_body": {"never_heard_of": 1, "user": "me", "top_k": 3, "min_p": 0.0}}
+        await client.chat.completions.create(model="writer", **more, metadata={"mine": "1"})
+        await client.completions.create(model="writer", prompt="x", extra_body={"never_heard_of": 1})
+        await client.chat.completions.create(model="writer", messages=HELLO)
+
+    made = once(ask, agents={"writer": AgentSpec(ignored_fields=frozenset(["top_k"]))})
+    infos = [step.info for step in made.steps]
+    assert infos == [{"mine": "1", "ignored": ["never_heard_of", "top_k", "user"]}, {"ignored": ["never_heard_of"]}, {}]
+
+
+def test_that_only_one_call_is_told_is_noted_where_several_are_sampled_and_trained_on():
+    answers = []
+
+    async def ask(client):
+        more = {"tools": [TOOL], "parallel_tool_calls": False}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    (step,) = once(ask, model=Answers(lambda prompt: CALL * 2)).steps
+    assert len(answers[0].choices[0].message.tool_calls) == 1
+    assert (step.response, step.info["ignored"]) == (CALL * 2, ["parallel_tool_calls"])
+
+
+def test_a_recipe_names_what_its_clients_may_ask_for_in_vain():
+    recipe = load_recipe(FOLDER / "recipe.yaml", ["team.ignored_fields=[response_format,tool_choice]"])
+    agents = build_parts(recipe).agents
+    assert {spec.ignored_fields for spec in agents.values()} == {frozenset(["response_format", "tool_choice"])}
+    for wrong, meant in (("reponse_format", r" \(did you mean 'response_format'\?\)"), ("temperature", "")):
+        with pytest.raises(ConfigError, match=f"^team.ignored_fields: '{wrong}' is no field that is refused{meant}"):
+            load_recipe(FOLDER / "recipe.yaml", [f"team.ignored_fields=[{wrong}]"])
+
+
+@pytest.mark.parametrize("choice", ["required", CHOSEN])
+def test_a_tool_that_was_to_be_forced_is_offered(choice):
+    answers = []
+
+    async def ask(client):
+        more = {"tools": [TOOL], "tool_choice": choice}
+        answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
+
+    agents = {"writer": AgentSpec(ignored_fields=frozenset(["tool_choice"]))}
+    (step,) = once(ask, model=Templated(lambda prompt: "no"), agents=agents).steps
+    assert '"name": "add"' in step.prompt
+    assert answers[0].choices[0].message.content == "no"
+    assert step.info["ignored"] == ["tool_choice"]
+
+
+# Tools
+
+
+def test_who_may_call_nothing_is_offered_nothing_of_the_recipes_either():
+    def add(a: int) -> str:
+        raise AssertionError("it was called")
+
+    async def ask(client):
+        await client.chat.completions.create(model="w", messages=HELLO, tool_choice="none")
+
+    agents = {"w": AgentSpec(tools=(Tool.of(add),))}
+    (step,) = once(ask, model=Templated(lambda prompt: CALL), agents=agents).steps
+    assert "add" not in step.prompt
+    assert "tool_calls" not in step.info
+
+
+def test_a_call_of_a_tool_in_another_play_is_no_step_of_this_one():
+    ids = {}
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            for text in ("one", "two"):
+                answer = await client.chat.completions.create(model="writer", messages=user(text), tools=[TOOL])
+                ids.setdefault(task.text, answer.choices[0].message.tool_calls[0].id)
+            result = {"role": "tool", "tool_call_id": ids["task 0"], "content": "3"}
+            call = {"id": ids["task 0"], "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, result]
+            await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
+
+    model = Templated(lambda prompt: CALL)
+    (here,), (there,) = (
+        asyncio.run(play_all([play], solve, {"writer": AgentSpec()}, Scheduler({"default": model}), Sampling()))
+        for play in (Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2))
+    )
+    assert ids["task 0"] != ids["task 1"]
+    assert [play.steps[2].parents for play in (here, there)] == [(0,), (1,)]
+
+
+def test_an_id_that_only_looks_like_one_of_a_call_is_nobodys():
+    async def ask(client):
+        for id in ("call_0_0", "call_00000000_0_0"):
+            messages = [*HELLO, {"role": "tool", "tool_call_id": id, "content": "3"}]
+            await client.chat.completions.create(model="writer", messages=HELLO)
+            await client.chat.completions.create(model="writer", messages=messages)
+
+    assert [step.parents for step in once(ask).steps] == [(), (0,), (1,), (2,)]
+
+
+# Prompts that are tokens
+
+
+@pytest.mark.parametrize("prompt", [[72, 73], [[72, 73]], [[72, 73], "hi"]])
+def test_a_prompt_of_tokens_is_read_as_these(prompt):
+    async def ask(client):
+        await client.completions.create(model="writer", prompt=prompt, max_tokens=2)
+
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    steps = once(ask, model=policy).steps
+    assert steps[0].prompt_ids == (72, 73)
+    assert steps[0].prompt == policy.decode((72, 73))
+    assert len(steps) == (len(prompt) if isinstance(prompt[0], list) else 1)
+
+
+@pytest.mark.parametrize("prompt", [[72, 260], [[-1]], [], [[]], [72, "a"], [True], [1.5], [[[1]]]])
+def test_a_prompt_of_what_are_no_tokens_is_refused(prompt):
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+
+    async def ask(client):
+        with pytest.raises(openai.BadRequestError, match="prompt"):
+            await client.completions.create(model="writer", prompt=prompt)
+
+    assert once(ask, model=policy).steps == []
+
+
+# Log-probs
+
+
+def test_log_probs_are_of_what_was_sampled_and_join_to_the_text():
+    policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
+    answers = []
+
+    async def ask(client):
+        for k in range(4):
+            more = {"prompt": f"Once {k}", "logprobs": 1, "max_tokens": 40}
+            answers.append((await client.completions.create(model="writer", **more)).choices[0])
+
+    for step, choice in zip(once(ask, model=policy).steps, answers, strict=True):
+        told = choice.logprobs
+        assert "".join(told.tokens) == choice.text
+        assert tuple(told.token_logprobs) == step.logprobs
+        starts = [len("".join(told.tokens[:i])) for i in range(len(told.tokens))]
+        assert told.text_offset == starts
+
+
+@pytest.mark.parametrize("temperature", [1, 0])
+def test_what_a_tool_said_is_not_among_the_log_probs(temperature):
+    def add(a: int) -> str:
+        return "forty two"
+
+    answers = []
+
+    async def ask(client):
+        more = {"logprobs": True, "temperature": temperature}
+        answers.append(await client.chat.completions.create(model="w", messages=HELLO, **more))
+
+    model = Templated(lambda prompt: "done" if "forty" in prompt else CALL)
+    (step,) = once(ask, model=model, agents={"w": AgentSpec(tools=(Tool.of(add),))}).steps
+    listed = answers[0].choices[0].logprobs.content
+    assert "".join(one.token for one in listed) == f"{CALL}done"
+    assert "forty two" in step.response
+    assert all(one.logprob < 0 for one in listed)
+
+
+# Frameworks
+
+
+class Out(BaseModel):
+    x: int
+
+
+async def with_openai_agents(task, team):
+    import agents
+
+    agents.set_tracing_disabled(True)
+    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        solver = agents.Agent("solver", instructions="Solve.", model=model, output_type=Out)
+        try:
+            return (await agents.Runner.run(solver, task.text)).final_output.x
+        except agents.ModelBehaviorError as error:
+            raise AgentError(str(error)) from error
+
+
+def with_langchain(method):
+    async def solve(task, team):
+        from langchain_core.exceptions import OutputParserException
+        from langchain_openai import ChatOpenAI
+
+        model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key)
+        try:
+            said = await model.with_structured_output(Out, method=method).ainvoke(task.text)
+        except (OutputParserException, ValidationError) as error:
+            raise AgentError(str(error)) from error
+        if said is None:
+            raise AgentError("it did not call the tool that the form is told by")
+        return said.x
+
+    return solve
+
+
+async def with_autogen(task, team):
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_core.models import ModelInfo
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    info = ModelInfo(vision=False, function_calling=True, json_output=True, family="unknown", structured_output=True)
+    address = {"base_url": team.base_url, "api_key": team.api_key}
+    model = OpenAIChatCompletionClient(model="solver", model_info=info, **address)
+    solver = AssistantAgent("solver", model, system_message="Solve.", output_content_type=Out)
+    try:
+        return (await solver.run(task=task.text)).messages[-1].content.x
+    except ValidationError as error:
+        raise AgentError(str(error)) from error
+
+
+FORM = '{"x": 1}'
+FORM_CALL = f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>'
+FORMED = [
+    (with_openai_agents, FORM, "response_format"),
+    (with_langchain("json_schema"), FORM, "response_format"),
+    (
+        with_langchain("function_calling"),
+        f'<tool_call>{{"name": "Out", "arguments": {FORM}}}</tool_call>',
+        "tool_choice",
+    ),
+    (with_autogen, FORM, "response_format"),
+]
+
+
+@pytest.mark.parametrize(("workflow", "form", "field"), FORMED)
+def test_what_has_not_the_form_that_a_framework_wants_is_the_agents_own_doing(workflow, form, field):
+    solver = {"solver": AgentSpec(ignored_fields=frozenset(["response_format", "tool_choice"]))}
+    (right,), (wrong,) = (
+        played(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
+    )
+    assert (right.status, right.answer) == ("ok", "1"), right.info
+    assert (wrong.status, wrong.answer) == ("ok", None), wrong.info
+    assert wrong.info["agent_error"]
+    for play in (right, wrong):
+        assert [field in step.info["ignored"] for step in play.steps] == [True]
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
+def test_an_agent_of_the_agents_sdk_as_it_is_usually_set_up_is_answered(model):
+    import agents
+
+    async def solve(task, team):
+        agents.set_tracing_disabled(True)
+        async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+            agents.set_default_openai_client(client, use_for_tracing=False)
+            agents.set_default_openai_api("chat_completions")
+            writer = agents.Agent("writer", instructions="You write.", **model)
+            return (await agents.Runner.run(writer, task.text)).final_output
+
+    (made,) = played(solve, Answers(), AGENTS)
+    assert (made.status, made.answer) == ("ok", "yes"), made.info
+    assert "verbosity" in made.steps[0].info["ignored"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_agent_of_autogen_is_answered_in_one_or_in_parts(stream):
+    async def solve(task, team):
+        from autogen_agentchat.agents import AssistantAgent
+        from autogen_core.models import ModelInfo
+        from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+        flags = dict.fromkeys(("vision", "function_calling", "json_output", "structured_output"), False)
+        address = {"base_url": team.base_url, "api_key": team.api_key}
+        model = OpenAIChatCompletionClient(model="writer", model_info=ModelInfo(family="unknown", **flags), **address)
+        writer = AssistantAgent("writer", model, system_message="You write.", model_client_stream=stream)
+        return (await writer.run(task=task.text)).messages[-1].content
+
+    (made,) = played(solve, Answers(), AGENTS)
+    assert (made.status, made.answer) == ("ok", "yes"), made.info
+    assert made.steps[0].prompt == "You write.\ntask 0"
