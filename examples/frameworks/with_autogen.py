@@ -17,9 +17,7 @@ async def solve(task: Task, team: Team) -> str:
     """A group chat of two turns."""
 
     def agent(name: str, system: str) -> AssistantAgent:
-        model = OpenAIChatCompletionClient(
-            model=name, base_url=team.base_url, api_key=team.api_key, model_info=INFO, include_name_in_message=False
-        )
+        model = OpenAIChatCompletionClient(model=name, base_url=team.base_url, api_key=team.api_key, model_info=INFO)
         return AssistantAgent(name, model, system_message=system)
 
     chat = RoundRobinGroupChat(
