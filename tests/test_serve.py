@@ -76,8 +76,9 @@ def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(s
     first = say(server.client("one"))
     say(server.client("one"), "editor")
     say(server.client("two"))
+    scores = {first.id: {"good": 0.25}}
     answer = server.end(
-        "one", outcome=1.0, uid="task", answer="42", ground_truth="42", scores={first.id: {"good": 0.25}}
+        "one", outcome=1.0, uid="task", answer="42", ground_truth="42", answer_steps=[first.id], scores=scores
     )
     assert (answer.json()["id"].split("#")[0], answer.json()["steps"]) == ("one", 2)
     assert server.stop() == 0
@@ -87,6 +88,7 @@ def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(s
         [(), (0,)],
     )
     assert (one.uid, one.outcome.value, one.answer, one.task.ground_truth) == ("task", 1.0, "42", "42")
+    assert (one.answer_steps, two.answer_steps) == ((0,), (0,))
     assert one.steps[0].scores["good"].value == 0.25
     assert all(len(step.logprobs) == len(step.response_ids) > 0 for step in one.steps)
     assert (two.uid, two.outcome, two.info["ended"]) == ("two", None, "by nobody")
@@ -157,7 +159,8 @@ def test_who_asks_which_models_there_are_begins_no_play(serving):
         ({"outcome": 2}, "outcome"),
         ({"outcom": 1}, "outcom: Extra"),
         ({"scores": {"x": {"good": 5}}}, "less than or equal to 1"),
-        ({"scores": {"x": {"good": 1}}}, "no answer of this play has the id 'x'"),
+        ({"scores": {"x": {"good": 1}}}, "scores: no answer of this play has the id 'x'"),
+        ({"answer_steps": ["x"]}, "answer_steps: no answer of this play has the id 'x'"),
     ],
 )
 def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, why):

@@ -294,6 +294,21 @@ def test_each_choice_says_which_step_it_is():
     assert made.steps[2].parents == (1,)
 
 
+def test_the_answer_came_from_the_choices_that_are_named_by_their_ids():
+    async def solve(task, team):
+        async with client_of(team) as client:
+            first = await client.chat.completions.create(model="writer", messages=HELLO)
+            drafts = await client.chat.completions.create(model="writer", messages=HELLO, n=3)
+            await client.chat.completions.create(model="editor", messages=HELLO)  # says what it thinks of them
+            team.answer_from(drafts.choices[1].step_id, first.id)
+            for none_of_them in ("t0/5", drafts.choices[1]):
+                with pytest.raises(CreditflowError, match="trajectory t0: answer_from: expected replies or their ids"):
+                    team.answer_from(none_of_them)
+
+    (made,) = played(solve)
+    assert (made.status, made.answer_steps) == ("ok", (0, 2))
+
+
 def test_the_same_seed_gives_the_same_response_and_another_play_another_one():
     async def solve(task, team):
         async with client_of(team) as client:

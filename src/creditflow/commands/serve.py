@@ -106,6 +106,8 @@ class Ending(BaseModel):
     ground_truth: Any = None
     scores: dict[str, dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]]] = {}
     """Sub-rewards by the id of an answer and the name of the score, from 0 to 1."""
+    answer_steps: list[str] = []
+    """Ids of the answers that the play's own came from. Default: the last."""
 
 
 class Hall:
@@ -157,8 +159,9 @@ class Hall:
             raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
         trajectory = door.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
-        if unknown := [one for one in ending.scores if one not in steps]:
-            raise Refused(400, f"scores: no answer of this play has the id {unknown[0][:80]!r}")
+        for field, ids in (("scores", ending.scores), ("answer_steps", ending.answer_steps)):
+            if unknown := [id for id in ids if id not in steps]:
+                raise Refused(400, f"{field}: no answer of this play has the id {unknown[0][:80]!r}")
         del self._open[door.name]
         if by_nobody:
             trajectory.info["ended"] = "by nobody"
@@ -172,7 +175,8 @@ class Hall:
             for name, value in given.items():
                 steps[id].scores[name] = Score(value)
         if trajectory.steps:
-            trajectory.answer_steps = (len(trajectory.steps) - 1,)
+            came_from = {steps[id].index for id in ending.answer_steps} or {len(trajectory.steps) - 1}
+            trajectory.answer_steps = tuple(sorted(came_from))
             try:
                 self._written.add(trajectory)
             except BatchError as error:

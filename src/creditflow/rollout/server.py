@@ -225,8 +225,8 @@ class OpenAIServer:
 
         `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
         had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
-        From any thread. Raises InputError for a name that no URL has as one segment, and CreditflowError where the play's
-        event loop has ended.
+        From any thread. Raises InputError for a name that no URL has as one segment; CreditflowError where the loop has
+        ended.
         """
         if name is None:
             name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"

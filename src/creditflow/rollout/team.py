@@ -72,9 +72,20 @@ class Team:
                 self._door = open_door(self._recorder, self._loop)
             return self._door
 
-    def answer_from(self, *replies: Reply) -> None:
-        """Say which steps the answer came from; without it, the last step."""
-        self._recorder.trajectory.answer_steps = tuple(sorted({reply.step.index for reply in replies}))
+    def answer_from(self, *answers: Reply | str) -> None:
+        """Say which steps the answer came from; without it, the last step.
+
+        Each is a reply, or its id as clients over HTTP have it (`step_id` of a choice). Raises CreditflowError for what
+        is no answer of this play.
+        """
+        trajectory = self._recorder.trajectory
+        ids = [answer.step.id if isinstance(answer, Reply) else answer for answer in answers]
+        known = [step.id for step in trajectory.steps]
+        if unknown := [id for id in ids if id not in known]:
+            raise CreditflowError(
+                f"trajectory {trajectory.id}: answer_from: expected replies or their ids, got {str(unknown[0])[:80]!r}"
+            )
+        trajectory.answer_steps = tuple(sorted({known.index(id) for id in ids}))
 
     def cut_short(self, why: str) -> None:
         """Say that the play ends before its own end (a limit of turns): it is `truncated`, and its answer is scored."""
