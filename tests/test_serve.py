@@ -121,6 +121,16 @@ def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(ser
     assert one.steps[0].response_ids != two.steps[0].response_ids
 
 
+def test_plays_of_another_start_have_other_random_numbers(serving):
+    for _ in range(2):
+        server = serving()
+        say(server.client("one"))
+        server.stop()
+    one, other = server.plays()
+    assert one.steps[0].prompt == other.steps[0].prompt
+    assert one.steps[0].response_ids != other.steps[0].response_ids
+
+
 def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):
     (tmp_path / "plays").mkdir()
     (tmp_path / "plays" / "plays-000002.parquet").write_text("another's")

@@ -122,16 +122,17 @@ class Hall:
         self._loop = asyncio.get_running_loop()
         self._open: dict[str, Door] = {}
         self._begun = 0
+        self._start = secrets.randbits(64)
+        """Of this one: plays of one task that were served before and after another start are no copies."""
 
     def enter(self, name: str) -> Door:
         """See `Lobby`."""
         if len(self._open) >= MOST_OPEN:
             raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
         self._begun += 1
-        config = self._parts.recipe.config
         id = f"{name}#{secrets.token_hex(4)}"  # of no other play in the folder, whichever server made that
         trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
-        seed = (config.data.seed, self._begun)
+        seed = (self._start, self._begun)
         recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
         door = self.server.open(recorder, self._loop, name=name, expected=False)
         self._open[name] = door
