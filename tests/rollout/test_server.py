@@ -905,9 +905,34 @@ def test_a_play_may_make_so_many_steps_and_no_more(limited):
         for _ in range(3):
             seen.append(await client.chat.completions.create(model="writer", messages=HELLO))
 
-    with pytest.raises(openai.RateLimitError, match="at most 256 calls at a time, and 2 steps"):
+    with pytest.raises(openai.RateLimitError, match="at most 2 steps") as refused:
         once(ask)
-    assert len(seen) == 2
+    assert (len(seen), refused.value.response.headers["x-should-retry"]) == (2, "false")
+
+
+def test_more_choices_than_there_can_be_at_a_time_are_refused_for_good_and_others_for_now(limited):
+    limited(waiting=4)
+    refused, one_was = {}, threading.Event()
+
+    def slow(prompt):
+        assert one_was.wait(60)
+        return "yes"
+
+    async def ask(client):
+        async def choices(n):
+            try:
+                await client.chat.completions.create(model="writer", messages=HELLO, n=n)
+            except openai.APIStatusError as error:
+                refused[error.status_code] = error
+                if error.status_code == 429:
+                    one_was.set()
+
+        await asyncio.gather(*map(choices, (3, 3, 5)))
+
+    assert len(once(ask, model=Answers(slow)).steps) == 3
+    now, for_good = refused[429], refused[400]
+    assert (now.status_code, now.code, "x-should-retry" in now.response.headers) == (429, "too_many_calls", False)
+    assert (for_good.status_code, "at most 4 choices" in str(for_good)) == (400, True)
 
 
 def test_calls_that_are_under_way_count_as_steps(limited):

@@ -135,9 +135,14 @@ class Door:
         if self.closed:
             raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended")
         waiting = self.waiting + len(calls)
-        if waiting > limits.waiting or len(recorder.trajectory.steps) + waiting > limits.steps:
-            said = f"trajectory {self.name}: at most {limits.waiting} calls at a time, and {limits.steps} steps"
-            raise Refused(429, said, code="too_many_calls")
+        if len(recorder.trajectory.steps) + waiting > limits.steps:
+            raise Refused(
+                429, f"trajectory {self.name}: at most {limits.steps} steps", code="too_many_steps", again=False
+            )
+        if waiting > limits.waiting:
+            raise Refused(
+                429, f"trajectory {self.name}: at most {limits.waiting} calls at a time", code="too_many_calls"
+            )
         self.waiting += len(calls)
         self.tell()
         self.last_call = time.monotonic()
@@ -306,7 +311,10 @@ class OpenAIServer:
         assert self._lobby is not None  # without one, no key opens what is not there
         return self._lobby.agents
 
-    def _begun(self, request: Request, door: Door | None) -> Door:
+    def _begun(self, request: Request, door: Door | None, choices: int) -> Door:
+        """The play of a request for so many choices. Raises Refused where it can never have them."""
+        if choices > self.limits.waiting:
+            raise Refused(400, f"expected at most {self.limits.waiting} choices of all prompts together, got {choices}")
         name = request.path_params["name"]
         door = door or self._doors.get(name)  # another call may have come first while this one's body was read
         if door is None:
@@ -346,7 +354,7 @@ class OpenAIServer:
             tools=asked.schemas,
             ignored=asked.ignored(agents[agent].ignored_fields),
         )
-        door = self._begun(request, door)
+        door = self._begun(request, door, asked.n or 1)
         calls = _calls(door, asked, call, asked.most_tokens)
         replies = await self._ask(request, door, calls)
         answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
@@ -357,7 +365,7 @@ class OpenAIServer:
         agents, parents = self._agents(door), _parents(request, door)
         agent = _agent(agents, request, asked.model, "")
         ignored = asked.ignored(agents[agent].ignored_fields)
-        door = self._begun(request, door)
+        door = self._begun(request, door, len(asked.prompt) * (asked.n or 1))
         made = [
             Call(agent, prompt, parents, reads=[prompt] if isinstance(prompt, str) else [], ignored=ignored)
             for prompt in asked.prompts
