@@ -41,7 +41,10 @@ class Serving:
         return openai.OpenAI(base_url=f"{self.url}/t/{name}/v1", api_key=key, max_retries=0)
 
     def end(self, name: str, **said) -> httpx.Response:
-        return httpx.post(f"{self.url}/t/{name}/end", json=said, headers={"Authorization": "Bearer a key"}, timeout=60)
+        return self.post_end(name, json=said)
+
+    def post_end(self, name: str, **body) -> httpx.Response:
+        return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=60, **body)
 
     def plays(self) -> list[Trajectory]:
         files = sorted(self.folder.glob("*.parquet"))
@@ -180,6 +183,14 @@ def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, wh
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
     say(server.client("one"))
     assert server.end("one").json()["steps"] == 2
+
+
+def test_an_end_that_is_no_json_is_refused_as_any_other_request_is(serving):
+    server = serving()
+    say(server.client("one"))
+    refused = server.post_end("one", content=b'{"outcome"').json()["error"]
+    assert refused["message"].startswith("Invalid JSON")
+    assert server.end("one", outcome=2).json()["error"]["param"] == "outcome"
 
 
 def test_the_end_of_a_play_is_not_that_of_another_one_that_has_its_name_by_then(serving):

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from creditflow.config import load_recipe
 from creditflow.engines.local.crew import Crew
@@ -26,7 +26,7 @@ from creditflow.loopback import expect_loopback
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.rollout import Scheduler
-from creditflow.rollout.openai_api import Refused
+from creditflow.rollout.openai_api import Refused, parsed
 from creditflow.rollout.recorder import AgentSpec, Recorder
 from creditflow.rollout.server import LONGEST_NAME, Door, OpenAIServer
 from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
@@ -140,12 +140,7 @@ class Hall:
 
     def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
         """See `Lobby`."""
-        try:
-            ending = Ending.model_validate_json(body or b"{}")
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            raise Refused(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        return self._end(door, ending)
+        return self._end(door, parsed(Ending, body or b"{}"))
 
     async def end_idle(self, seconds: float) -> None:
         """End the plays in which nothing has been asked for so long, and is not being."""

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
@@ -298,8 +298,11 @@ class TextRequest(Request):
         return [one if isinstance(one, str) else PromptIds(one) for one in self.prompt]
 
 
-def parsed(kind: type[Request], body: bytes) -> Any:
-    """The request in a body. Raises Refused where there is none."""
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+def parsed(kind: type[_Body], body: bytes) -> _Body:
+    """What a body says. Raises Refused where it says nothing of that kind."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
