@@ -136,9 +136,7 @@ async def with_autogen(task, team):
         from with_autogen import INFO
     finally:
         sys.path.pop(0)
-    model = OpenAIChatCompletionClient(
-        model="solver", base_url=team.base_url, api_key=team.api_key, model_info=INFO, include_name_in_message=False
-    )
+    model = OpenAIChatCompletionClient(model="solver", base_url=team.base_url, api_key=team.api_key, model_info=INFO)
     solver = AssistantAgent("solver", model, tools=[double], reflect_on_tool_use=True, system_message="Solve.")
     return (await solver.run(task=task.text)).messages[-1].content
 

@@ -109,15 +109,18 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
     A character of several tokens is the last one's. Decoded alone, a token may be told otherwise than behind another (a
     space before it is left out, say), so each is decoded behind those before it, as many as may matter.
     """
-    text, length, at, found = decode(ids), 0, 0, []
+    text, found, at, length = decode(ids), [], 0, 0
+    first, before = 0, ""
     for index in range(len(ids)):
-        first = max(0, index - _BEFORE)
+        if index % _BEFORE == 0:
+            first = max(0, index - _BEFORE)
+            before = decode(ids[first:index])
         now = decode(ids[first : index + 1])
-        length += len(now) - len(decode(ids[first:index]))
+        length += len(now) - len(before)
         whole = length - len(now) + len(now.rstrip("\ufffd"))  # what is half a character yet is not told yet
         end = len(text) if index + 1 == len(ids) else min(max(at, whole), len(text))
         found.append(text[at:end])
-        at = end
+        at, before = end, now
     return found
 
 

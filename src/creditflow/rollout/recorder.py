@@ -27,7 +27,7 @@ _OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "comp
 _SEEDED = 1 << 31
 """Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
 _LONG = 1 << 16
-_LONG_PER_TOKEN = 16
+_LONG_PER_TOKEN = 8
 """Characters. A prompt of more, and of more for each token that there is room for, hardly ever fits: it is read beside
 the event loop, which it would hold up. Those that fit are read at once, so that their order is that of the calls."""
 _READING = ThreadPoolExecutor(1, thread_name_prefix="creditflow-long-prompts")
