@@ -63,7 +63,7 @@ class Limits:
     connection_seconds: float = 20.0
     """Until a request's head is there; and for how long what is answered may stay unread."""
     body_bytes: int = 4 << 20
-    """A prompt is made into tokens on the play's event loop: a longer one would hold up others."""
+    """Of a longer one the prompt would take seconds to be made into tokens."""
     body_seconds: float = 60.0
     """Until a request's body is there."""
     answer_seconds: float = 3600.0
