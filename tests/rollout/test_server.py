@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import logging
 import re
 import socket
 import threading
@@ -811,6 +812,60 @@ def test_who_shows_no_key_is_not_sent_elsewhere():
     answers = []
     among_others(lambda team: answers.append(post(team, GOOD, key="wrong", path="/chat/completions/")))
     assert answers[0].split(b" ", 2)[1] == b"404"
+
+
+def test_a_server_that_stops_ends_the_calls_that_are_under_way_and_says_nothing_of_it(caplog):
+    server, asked, gone = OpenAIServer().start(), asyncio.Event(), asyncio.Event()
+    logging.getLogger("uvicorn.error").addHandler(caplog.handler)
+
+    class Waits:
+        def __init__(self):
+            self.clients = {"default": Answers()}
+
+        def expect(self, plays):
+            pass
+
+        async def generate(self, policy, request):
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                gone.set()
+
+    async def main():
+        door = server.open(Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Waits(), Sampling(), (0,)))
+        async with client_of(door) as client:
+            call = asyncio.create_task(client.chat.completions.create(model="writer", messages=HELLO))
+            await asked.wait()
+            await asyncio.to_thread(server.stop)
+            with pytest.raises(openai.APIConnectionError):
+                await call
+        await gone.wait()
+
+    try:
+        asyncio.run(main())
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_a_server_that_was_never_started_or_has_ended_may_be_stopped():
+    OpenAIServer().stop()
+    server = OpenAIServer().start()
+    server.stop()
+    server.stop()
+
+
+def test_a_server_leaves_the_logging_of_its_process_alone(monkeypatch, caplog):
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    for logger in loggers:
+        monkeypatch.setattr(logger, "handlers", [caplog.handler])
+        caplog.set_level(logging.INFO, logger.name)
+    server = OpenAIServer().start()
+    assert b"200 OK" in raw(server.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    server.stop()
+    assert [(logger.handlers, logger.level) for logger in loggers] == [([caplog.handler], logging.INFO)] * 3
+    assert [record for record in caplog.records if record.name == "uvicorn.access"] == []
 
 
 def test_when_the_play_has_ended_its_door_is_shut():

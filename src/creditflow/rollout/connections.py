@@ -1,4 +1,4 @@
-"""Connections of the server: how many there may be, and for how long one may stay without a request.
+"""Connections of the server: how many there may be, for how long one may stay without a request, and how they end.
 
 Whoever can reach the port can open connections, whether a key is theirs or not, and each holds a file descriptor of the
 process that trains. It knows uvicorn's protocol and nothing of what is asked. Imports uvicorn.
@@ -22,6 +22,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
     A connection on which no whole request head comes within `seconds` is ended, and so is one whose client does not
     read what it was answered. Of more than `most`, that one is which has been without a request for longest: who comes
     with a request finds room. (Between two requests, and behind one that was sent ahead, uvicorn's keep-alive ends it.)
+    When the server stops, a request that is under way ends as if its client had gone away.
     """
     opened: dict[Connection, None] = {}
 
@@ -31,6 +32,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
+            self.access_log = False  # its logger is the whole process's: Config's option would take its handlers away
             opened[self] = None
             self._expect_head()
             if len(opened) > most:
@@ -53,6 +55,12 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
             super().on_response_complete()
             if self in opened:
                 opened[self] = opened.pop(self)
+
+        def shutdown(self) -> None:
+            if self.busy:
+                self.end()
+            else:
+                super().shutdown()
 
         def pause_writing(self) -> None:
             super().pause_writing()

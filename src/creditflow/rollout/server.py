@@ -197,8 +197,9 @@ class OpenAIServer:
             ws="none",
             lifespan="off",
             timeout_keep_alive=75,  # OpenAI's client gives its up sooner: no call meets the end of one
-            log_level="warning",
-            access_log=False,
+            timeout_graceful_shutdown=5,  # where a play's event loop is blocked, and its end waits for that
+            log_config=None,  # the process has its own
+            log_level=None,
             server_header=False,
         )
         self._server = uvicorn.Server(config)
@@ -212,9 +213,10 @@ class OpenAIServer:
         return self
 
     def stop(self) -> None:
-        """Ends the thread, and the connections with it."""
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join()
+        """Ends the thread, the connections, and the calls that are under way, where they have begun and not ended."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
         self._socket.close()
 
     def open(
