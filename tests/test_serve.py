@@ -1,11 +1,14 @@
 """`creditflow serve`, as clients elsewhere see it, and what it leaves behind."""
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,12 +16,15 @@ import openai
 import pytest
 
 from creditflow import TrajectoryBatch
-from creditflow.commands.serve import Written
+from creditflow.commands.serve import Written, _serve
+from creditflow.config import load_recipe
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger
 from creditflow.loopback import bound
+from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import Score, Task, Trajectory
+from tests.builders import Letters
 
 RECIPE = Path(__file__).parents[1] / "examples" / "frameworks" / "recipe.yaml"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -132,6 +138,45 @@ def test_plays_of_another_start_have_other_random_numbers(serving):
     one, other = server.plays()
     assert one.steps[0].prompt == other.steps[0].prompt
     assert one.steps[0].response_ids != other.steps[0].response_ids
+
+
+class Breaks(Letters):
+    version, max_positions = 0, 1000
+
+    def generate(self, requests):
+        raise MemoryError("no room for the cache")
+
+
+def test_who_serves_is_told_of_a_model_that_breaks_and_who_calls_it_not_to_try_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("CREDITFLOW_API_KEY", "a key")
+    said: Queue[str] = Queue()
+
+    class Heard(Reporter):
+        def say(self, text):
+            said.put(text)
+
+    def call():
+        try:
+            url = said.get(timeout=60).split()[2].replace("NAME", "one") + "/chat/completions"
+            asked = {"json": {"model": "writer", "messages": HELLO}, "headers": {"Authorization": "Bearer a key"}}
+            answers = [httpx.post(url, timeout=60, **asked) for _ in range(2)]
+            while "a model broke" not in (told := said.get(timeout=60)):
+                pass
+            return answers, told
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    async def main():
+        parts = build_parts(load_recipe(RECIPE, []), training=False, tasks=False)
+        crew = SimpleNamespace(policies={"default": Breaks()})
+        calling = asyncio.create_task(asyncio.to_thread(call))
+        await _serve(parts, crew, Written(tmp_path, 1, Heard()), "127.0.0.1", 0, 600.0, Heard())
+        return await calling
+
+    answers, told = asyncio.run(main())
+    assert [(one.status_code, one.headers["x-should-retry"]) for one in answers] == [(500, "false")] * 2
+    assert told.endswith("MemoryError: no room for the cache")
+    assert not [line for line in list(said.queue) if "a model broke" in line]
 
 
 def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):

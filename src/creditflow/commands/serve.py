@@ -78,10 +78,15 @@ async def _serve(
     reporter.say(f"API key:  {f'that of {KEY_VARIABLE}' if given else hall.api_key}")
     reporter.say(f"agents:   {', '.join(f'{spec.policy}:{name}' for name, spec in parts.agents.items())}")
     reporter.say(f"plays are written to {written.folder} (ends with Ctrl-C)")
+    fault: Exception | None = None
     try:
         while not stop.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _LOOK)
+            if fault is None and (fault := scheduler.fault) is not None:
+                reporter.say(
+                    f"a model broke, and whoever called it got a 500: {type(fault).__name__}: {first_line(fault)}"
+                )
             await hall.end_idle(idle)
             written.write(all_of_them=False)
     finally:

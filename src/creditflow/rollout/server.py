@@ -546,7 +546,7 @@ def _as_refusal(error: Exception) -> Refused:
         case EndpointError():
             refused = Refused(502, first_line(error), again=False)  # it was tried again, for as long as it may be
         case _:
-            refused = Refused(500, f"{type(error).__name__}: {first_line(error)}")
+            refused = Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
     return refused
 
 
