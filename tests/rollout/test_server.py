@@ -425,7 +425,6 @@ def test_a_stream_says_the_same_in_parts():
     made = once(ask)
     *chunks, text, ids = said
     assert (len(made.steps), ids) == (3, {made.steps[2].id})
-    assert all(isinstance(chunk, ChatCompletionChunk) for chunk in chunks)
     for index in (0, 1):
         mine = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
         assert "".join(choice.delta.content or "" for choice in mine) == "yes"
@@ -569,6 +568,29 @@ def test_the_official_types_know_every_field_of_every_answer():
         parsed = kind.model_validate(answer, strict=True)
         assert not parsed.model_extra
         assert all(set(choice.model_extra) == {"step_id"} for choice in parsed.choices)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"tools": [TOOL]}, {"logprobs": True}, {"n": 2, "stream_options": {"include_usage": True}}],
+    ids=["plain", "tools", "logprobs", "choices"],
+)
+def test_the_official_types_know_every_field_of_every_chunk(more):
+    lines = []
+
+    async def ask(client):
+        given = {"model": "writer", "messages": HELLO, "stream": True, **more}
+        async with client.chat.completions.with_streaming_response.create(**given) as response:
+            lines.extend([line async for line in response.iter_lines() if line])
+
+    once(ask, model=Answers(lambda prompt: CALL))
+    assert lines.pop() == "data: [DONE]"
+    for line in lines:  # as they came: the client makes its chunks without a look at what is in them
+        chunk = ChatCompletionChunk.model_validate_json(line.removeprefix("data: "), strict=True)
+        assert not chunk.model_extra
+        for choice in chunk.choices:
+            assert set(choice.model_extra) == ({"step_id"} if choice.finish_reason else set())
+            assert not choice.delta.model_extra
 
 
 # What is refused
