@@ -186,8 +186,7 @@ class OpenAIServer:
         self.limits = limits or Limits()
         self._lobby = lobby
         self._doors: dict[str, Door] = {}
-        self._patience: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
-        """Seconds, of event loops that were blocked: where one play blocks its loop, the next ones will."""
+        self._patience = _Patience(self.limits.blocked_seconds)
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
@@ -378,45 +377,41 @@ class OpenAIServer:
 
     async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
         """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
-        here, heard = asyncio.get_running_loop(), asyncio.Event()
-        limits = self.limits
-        patience = self._patience.get(door.loop, limits.blocked_seconds)
+        here, seconds = asyncio.get_running_loop(), self._patience.of(door.loop)
+        taken_up: asyncio.Future[None] = here.create_future()
 
         def hear() -> None:
-            here.call_soon_threadsafe(heard.set)
+            here.call_soon_threadsafe(_settle, taken_up)
 
-        made = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
-        gone, listening = asyncio.create_task(_disconnected(request)), asyncio.create_task(heard.wait())
+        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
+        gone = asyncio.create_task(_disconnected(request))
         try:
-            await asyncio.wait({listening, made, gone}, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
-            if not (heard.is_set() or made.done() or gone.done()):
-                raise self._blocked(door, patience)
-            if heard.is_set() and patience < limits.blocked_seconds:  # it was blocked for once, and not for good
-                self._patience[door.loop] = min(2 * patience, limits.blocked_seconds)
-            await asyncio.wait({made, gone}, timeout=limits.answer_seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not (made.done() or gone.done()):
-                raise Refused(504, f"no response within {limits.answer_seconds:g} s", again=False)
-        finally:
-            gone.cancel()
-            listening.cancel()
-            if not made.done():
-                made.cancel()
-        if not made.done() or made.cancelled():
-            if gone.done() and not gone.cancelled():
+            first = await _first(made, taken_up, gone, within=seconds)
+            if first is None:
+                raise self._blocked(door, seconds)
+            if taken_up.done():
+                self._patience.was_kept(door.loop, seconds)
+            first = await _first(made, gone, within=self.limits.answer_seconds)
+            if first is None:
+                raise Refused(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
+            if first is gone:
                 raise ClientDisconnect
-            raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
-        replies: list[Reply] = made.result()
-        return replies
+            if made.cancelled():
+                raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
+            return made.result()
+        finally:
+            for one in (made, taken_up, gone):
+                one.cancel()
 
-    def _blocked(self, door: Door, patience: float) -> Refused:
-        """The refusal of a call that was not taken up; the next ones of that event loop are refused sooner."""
-        self._patience[door.loop] = max(patience / 4, self.limits.blocked_seconds / 16)
+    def _blocked(self, door: Door, seconds: float) -> Refused:
+        """The refusal of a call that was not taken up."""
+        self._patience.was_lost(door.loop, seconds)
         said = (
-            f"the event loop of trajectory {door.name} did not take the call up within {patience:.3g} s: "
+            f"the event loop of trajectory {door.name} did not take the call up within {seconds:.3g} s: "
             "call what blocks by `await asyncio.to_thread(...)`"
         )
         # The first time it may have been another play's doing, which is over.
-        return Refused(503, said, again=None if patience == self.limits.blocked_seconds else False)
+        return Refused(503, said, again=None if seconds == self.limits.blocked_seconds else False)
 
     async def _end(self, request: Request, door: Door | None) -> Response:
         if self._lobby is None:
@@ -567,6 +562,39 @@ def _refusal(refused: Refused) -> Response:
     if refused.again is not None:
         headers["x-should-retry"] = json.dumps(refused.again)
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
+
+
+class _Patience:
+    """For how many seconds event loops are waited for until they take a call up.
+
+    A quarter as long after each call that one did not take up, to a sixteenth (where one play blocks its loop, the next
+    ones will), and twice as long again after each that it did: it was blocked for once, and not for good.
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._shorter: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> float:
+        return self._shorter.get(loop, self._longest)
+
+    def was_lost(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._shorter[loop] = max(seconds / 4, self._longest / 16)
+
+    def was_kept(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        if seconds < self._longest:
+            self._shorter[loop] = min(2 * seconds, self._longest)
+
+
+async def _first(*awaited: asyncio.Future[Any], within: float) -> asyncio.Future[Any] | None:
+    """Which of them is done within so many seconds, the one that is named first where several are; None: none is."""
+    await asyncio.wait(awaited, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+    return next((one for one in awaited if one.done()), None)
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 async def _disconnected(request: Request) -> None:
