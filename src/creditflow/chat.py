@@ -133,8 +133,11 @@ def content_text(content: object) -> str:
 
 def message_text(message: Message) -> str:
     """What a message says: its content, and its calls of tools spelled out. Raises ModelError for what is no call."""
+    content = message.get("content")
+    if isinstance(content, str) and "tool_calls" not in message:  # as most are; traces have many
+        return content
     calls = [_call_spelled(call) for call in _calls_in(message)]
-    return "\n".join(filter(None, (content_text(message.get("content")), *calls)))
+    return "\n".join(filter(None, (content_text(content), *calls)))
 
 
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -90,3 +90,26 @@ def test_lines_of_several_files_are_as_many_plays_unless_they_say_otherwise(tmp_
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, [{"messages": []}, {}])))
     with pytest.raises(DataError, match=r"b\.jsonl: line 2: expected"):
         read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+
+
+def test_the_reward_of_a_conversation_of_several_lines_is_the_plays() -> None:
+    first = {
+        "session_id": "s",
+        "messages": [{"role": "user", "content": "Plan"}, {"role": "assistant", "content": "A"}],
+    }
+    second = {"session_id": "s", "messages": [{"role": "user", "content": "Do"}, {"role": "assistant", "content": "B"}],
+              "reward": {"right": 0.75, "short": 0.5}}  # fmt: skip
+    (play,) = plays(first, second)
+    assert (play.outcome and play.outcome.value, play.info["outcome"], play.info["rewards"]) == (
+        0.75, "right", {"short": 0.5})  # fmt: skip
+    assert all(step.scores == {} for step in play.steps)
+
+
+def test_what_each_line_of_a_chat_says_over_again_counts_once() -> None:
+    said = ("Plan it.", "First add.", "And then?", "Then halve.")
+    talk = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
+    made = convert(from_chat_log([{"session_id": "s", "messages": talk[:2]}, {"session_id": "s", "messages": talk}]))
+    (play,) = made.trajectories
+    assert [step.response for step in play.steps] == ["First add.", "Then halve."]
+    assert [left.reason for left in made.left_out] == ["the same call as span 1.1"]
+    assert play.steps[1].parents == (0,)

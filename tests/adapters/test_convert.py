@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from creditflow.adapters import ConvertOptions, Span, convert
 from creditflow.adapters.spans import Event, Link
@@ -102,6 +104,100 @@ def test_the_outcome_may_be_named() -> None:
     assert trajectory.info["rewards"] == {"right": 0.5}
 
 
+def test_a_reward_is_nobodys_where_the_call_before_it_is_left_out() -> None:
+    unheard = span("b", 11, 12, gen_ai__operation__name="chat")
+    made = convert([call("a", 1, 2), unheard, reward(13, 0.0), call("c", 20, 21)])
+    assert scores(made.trajectories[0]) == [{}, {}]
+    assert [left.reason for left in made.left_out if left.what == "reward"] == [
+        "the call that it belongs to is left out: neither messages nor a response were recorded in a form that is known"
+    ]
+
+
+def test_an_empty_record_of_a_call_that_was_recorded_elsewhere_takes_no_reward() -> None:
+    for same in ({"parent": "a"}, {"gen_ai__response__id": "1"}):
+        unheard = span("b", 2, 3, gen_ai__operation__name="chat", **same)
+        found = one([call("a", 1, 4, gen_ai__response__id="1"), unheard, reward(13, 0.0), call("c", 20, 21)])
+        assert scores(found) == [{"right": 0.0}, {}]
+
+
+@pytest.mark.parametrize("wanted", ["", "writer"])
+def test_the_outcome_is_the_same_whoever_is_asked_for(wanted: str) -> None:
+    spans = [call("a", 1, 2, gen_ai__agent__name="writer"), reward(3, 1.0, "style"),
+             call("b", 4, 5, gen_ai__agent__name="verifier"), reward(6, 0.0, "final")]  # fmt: skip
+    found = one(spans, agent_match=wanted)
+    assert (found.info["outcome"], found.outcome and found.outcome.value) == ("final", 0.0)
+    assert scores(found)[0] == {"style": 1.0}
+
+
+OWN = {"creditflow__reward__good": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("where", "whose"),
+    [
+        (span("chapter", 9, 30, **OWN), [{}, {"good": 0.5}, {}]),  # around b alone
+        (span("tool", 16, 17, **OWN), [{}, {"good": 0.5}, {}]),  # after b, around nothing
+        (span("tool", 1, 2, **OWN), "no step had ended by then"),
+    ],
+)
+def test_a_reward_on_a_span_of_neither_call_nor_agent_is_that_of_the_last_call_inside_or_before(
+    where: Span, whose: Any
+) -> None:
+    calls = [call("a", 4, 6), call("b", 10, 15, "chapter"), call("c", 40, 45)]
+    made = convert([*calls, where])
+    if isinstance(whose, str):
+        assert [left.reason for left in made.left_out] == [whose]
+    else:
+        assert scores(made.trajectories[0]) == whose
+
+
+def test_a_reward_on_a_span_after_all_calls_is_the_outcome_and_needs_no_name() -> None:
+    found = one([call("a", 4, 6), span("evaluate", 7, 8, creditflow__reward=0.25)])
+    assert (found.info["outcome"], found.outcome and found.outcome.value) == ("reward", 0.25)
+
+
+@given(st.data())
+def test_a_reward_on_a_span_is_that_of_the_call_inside_that_ended_last(data: st.DataObject) -> None:
+    """Against all that lies inside, walked span by span. There is a call outside of the span, and one in it."""
+    n = data.draw(st.integers(4, 12))
+    parents = [-1, -1, 1] + [data.draw(st.integers(-1, at - 1)) for at in range(3, n)]
+    is_call = [True, False, True] + [data.draw(st.booleans()) for _ in range(3, n)]
+    ends = data.draw(st.permutations(range(10, 10 + n)))
+    inside = {1}
+    for child in range(2, n):
+        if parents[child] in inside:
+            inside.add(child)
+    spans = [
+        (call if is_call[at] else span)(str(at), 1, ends[at], None if parents[at] < 0 else str(parents[at]))
+        for at in range(n)
+    ]
+    spans[1].attributes, spans[1].end = {"creditflow.reward.good": 1.0}, 100
+    last = max((at for at in inside if is_call[at]), key=lambda at: ends[at])
+    assert {step.info["span_id"] for step in one(spans).steps if step.scores} == {str(last)}
+
+
+def test_a_link_by_several_pairs_is_found_whatever_their_order() -> None:
+    calls = [call(f"s{at}", 10 * at, 10 * at + 5) for at in range(100)]
+    for pairs in (("trace_id", "span_id"), ("span_id", "trace_id")):
+        link = {f"agentlightning__link__{at}__key_match": key for at, key in enumerate(pairs)}
+        link |= {f"agentlightning__link__{at}__value_match": {"trace_id": "t", "span_id": "s80"}[key]
+                 for at, key in enumerate(pairs)}  # fmt: skip
+        found = one([*calls, reward(2000, **link)])
+        assert [at for at, score in enumerate(scores(found)) if score] == [80]
+
+
+def test_a_label_without_a_number_is_told_to_be_nobodys() -> None:
+    labelled = {"gen_ai.evaluation.name": "safe", "gen_ai.evaluation.score.label": "pass"}
+    rated = call("a", 1, 2, evaluations__0__evaluation__name="kind", evaluations__0__evaluation__label="yes")
+    rated.events = [Event("gen_ai.evaluation.result", labelled)]
+    made = convert([rated])
+    assert sorted((left.name, left.reason) for left in made.left_out) == [
+        ("kind", "it is no number, but a label: 'yes'"),
+        ("safe", "it is no number, but a label: 'pass'"),
+    ]
+    assert made.trajectories[0].steps[0].scores == {}
+
+
 def test_an_agent_around_all_steps_says_nothing() -> None:
     inside = [agent("all", 0, 100), *(call(name, 10 * at, 10 * at + 5, "all") for at, name in enumerate("abc"))]
     trajectory = one([*inside, reward(16, 0.5, "right", "all"), reward(90, 1.0, "total", "all")])
@@ -180,7 +276,7 @@ def test_calls_of_other_agents_are_left_out_and_so_are_their_rewards() -> None:
     assert [(left.what, left.reason) for left in made.left_out] == [
         ("model call", "agent 'write' is not asked for"),
         ("model call", "agent 'write' is not asked for"),
-        ("reward", "the calls of its agent are left out"),
+        ("reward", "the call that it belongs to is left out: agent 'write' is not asked for"),
     ]
     assert scores(made.trajectories[0]) == [{"good": 0.5}, {}]
 
@@ -209,7 +305,7 @@ def test_a_call_that_brought_nothing_is_left_out_with_the_reason() -> None:
     made = convert([failed, span("g", 3, 4, gen_ai__operation__name="chat")])
     assert made.trajectories == []
     assert [left.reason for left in made.left_out] == [
-        "it failed: rate limit", "neither messages nor a response were recorded"]  # fmt: skip
+        "it failed: rate limit", "neither messages nor a response were recorded in a form that is known"]  # fmt: skip
 
 
 def test_token_ids_of_the_trace_are_kept_and_log_probabilities_that_it_lacks_are_unknown() -> None:
@@ -224,6 +320,32 @@ def test_token_ids_of_the_trace_are_kept_and_log_probabilities_that_it_lacks_are
 def test_an_agent_is_found_by_time_where_tracers_did_not_nest() -> None:
     assert [step.agent for step in one([agent("writer", 0, 10), call("a", 2, 5), call("b", 12, 15)]).steps] == [
         "writer", "agent"]  # fmt: skip
+
+
+def test_two_calls_that_a_server_gave_one_id_are_two() -> None:
+    same = {"gen_ai__response__id": "chatcmpl-1"}
+    made = convert([call("a", 1, 2, **same), call("b", 3, 4, **same), call("c", 5, 6, wrote="response of b", **same),
+                    reward(8, response_id="x", agentlightning__link__0__key_match="gen_ai.response.id",
+                           agentlightning__link__0__value_match="chatcmpl-1")])  # fmt: skip
+    (play,) = made.trajectories
+    assert [step.info["span_id"] for step in play.steps] == ["a", "b"]
+    assert [left.reason for left in made.left_out] == ["the same call as span b"]
+    assert made.mended["a response id of another call"] == 1
+    assert scores(play) == [{}, {"right": 1.0}]  # the last of that id
+
+
+def test_log_probabilities_of_other_tokens_are_not_taken() -> None:
+    class Letters:
+        def prompt(self, messages: Any) -> list[int]:
+            return []
+
+        def response(self, text: str, *, ended: bool) -> list[int]:
+            return [ord(letter) for letter in text]
+
+    logprobs = json.dumps([{"token": "x", "logprob": -0.5}, {"token": "y", "logprob": -1}])
+    step = one([call("a", 1, 2, wrote="ab", logprobs__content=logprobs)], tokens=Letters()).steps[0]
+    assert (step.info["tokens"], step.response_ids) == ("by a tokenizer", (97, 98))
+    assert all(math.isnan(value) for value in step.logprobs)
 
 
 # ---- parents and times ---------------------------------------------------------------------------------------------
@@ -263,6 +385,17 @@ def test_plays_that_begin_with_the_same_prompt_are_of_one_task() -> None:
     assert first.uid == second.uid != third.uid
     spans[2].attributes = {**spans[2].attributes, "task": "T"}
     assert convert(spans, ConvertOptions(uid_by="task")).trajectories[2].uid == "T"
+
+
+def test_which_task_it_was_does_not_hang_on_who_is_asked_for() -> None:
+    spans = []
+    for number in range(3):
+        plan = call("p", 1, 2, read="Add 3 and 4.", wrote=f"plan {number} is long", gen_ai__agent__name="planner")
+        work = call("w", 3, 4, read=f"plan {number} is long", gen_ai__agent__name="writer")
+        spans += [replace(one, trace=str(number)) for one in (plan, work)]
+    plays = convert(spans, ConvertOptions("writer")).trajectories
+    assert len({play.uid for play in plays}) == 1
+    assert plays[0].task.text == "Add 3 and 4."
 
 
 @pytest.mark.parametrize("options", [{"agent_match": "("}, {"ranges": {"right": (1.0, 0.0)}}])

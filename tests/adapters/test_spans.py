@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 from opentelemetry import trace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Histogram, Metric, MetricsData, Sum
 from opentelemetry.sdk._logs import LoggerProvider
@@ -27,17 +28,35 @@ def test_json_and_protobuf_of_the_same_spans_are_the_same() -> None:
     assert len(as_json) == 13
 
 
-def test_a_protobuf_of_metrics_is_told_to_be_one(tmp_path: Path) -> None:
+def test_metrics_beside_spans_are_passed_over_and_refused_alone(tmp_path: Path) -> None:
     metrics = [
         Metric(
             name="gen_ai.client.token.usage", description="8 bytes!", histogram=Histogram(data_points=[{"sum": 7.0}])
         ),
         Metric(name="calls", sum=Sum(data_points=[{"as_int": 1}])),
     ]
-    file = tmp_path / "metrics.pb"
-    file.write_bytes(MetricsData(resource_metrics=[{"scope_metrics": [{"metrics": metrics}]}]).SerializeToString())
-    with pytest.raises(DataError, match=r"metrics.pb: expected spans or log records, got metrics, such as gen_ai"):
-        read_spans(file)
+    measured = MetricsData(resource_metrics=[{"scope_metrics": [{"metrics": metrics}]}])
+    traced = (RECORDED / "langgraph_openinference.pb").read_bytes()
+    framed = [len(part).to_bytes(4, "big") + part for part in (measured.SerializeToString(), traced)]
+    as_json = json.dumps(MessageToDict(measured))
+    lines = f"{as_json}\n{json.dumps(json.loads((RECORDED / 'langgraph_openinference.json').read_text()))}"
+    for name, alone, beside in (
+        ("all.pb", measured.SerializeToString(), b"".join(framed)),
+        ("all.jsonl", as_json.encode(), lines.encode()),
+    ):
+        file = tmp_path / name
+        file.write_bytes(beside)
+        assert len(read_spans(file)) == 13
+        file.write_bytes(alone)
+        with pytest.raises(DataError, match=rf"{name}: expected spans or log records, got metrics or profiles"):
+            read_spans(file)
+
+
+def test_texts_with_other_ends_of_lines_are_no_ends_of_lines_of_json(tmp_path: Path) -> None:
+    said = [{"role": "user", "content": "one\u2028two\x85three"}, {"role": "assistant", "content": "four"}]
+    file = tmp_path / "log.jsonl"
+    file.write_text(f"{json.dumps({'messages': said}, ensure_ascii=False)}\n" * 2)
+    assert len(convert(read_spans(file)).trajectories) == 2
 
 
 def test_opentelemetrys_own_objects_are_read() -> None:

@@ -48,6 +48,13 @@ def test_a_response_that_comes_later_by_a_skewed_clock_is_used_all_the_same() ->
     assert reused([["a"], ["it was: long enough"]], ["long enough", "x"], [0, 5], [9, 7]) == [(), (0,)]
 
 
+def test_a_response_that_its_own_step_had_read_counts_only_as_a_message_of_its_own() -> None:
+    asked = "Say either of: approve the request, reject the request"
+    responses = ["approve the request", "reject the request", "approve the request", "x"]
+    prompts = [[asked], [asked], [asked], [asked, "reject the request"]]
+    assert used(prompts, responses) == [(), (), (), (1,)]
+
+
 words = st.text("ab", min_size=1, max_size=SHORTEST + 3)
 
 

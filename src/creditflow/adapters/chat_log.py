@@ -10,11 +10,13 @@ each of whose assistant messages answers all that stands before it, or one call,
 
 The lines of one `trajectory_id` (or `trace_id`, `conversation_id`, `session_id`) are one play, in their order; a line
 without is one of its own. A reward is a number or `{name: number}`: a conversation's is the play's, a call's or a
-message's is that step's.
+message's is that step's. What a line of a play says over again, as chats are often logged, counts once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -50,9 +52,13 @@ _STRIDE = 1 << 32
 def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
     messages = [message for message in _listed(line.get("messages")) if isinstance(message, Mapping)]
     time, around = number * _STRIDE, f"{number}"
-    attributes = _rewards(line.get("reward", line.get("rewards")))
+    given = _named(line.get("reward", line.get("rewards")))
+    attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(given)}
+    attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(given.values())}
     yield Span(play, around, None, "conversation", time, time + _STRIDE - 1, attributes)
+    so_far = hashlib.sha256()
     for place, message in enumerate(messages):
+        so_far.update(_spelled(message) or f"{number}.{place}".encode())
         if message.get("role") == "assistant":
             start = time + 2 * place + 1
             more = {
@@ -60,9 +66,18 @@ def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[S
                 "gen_ai.output.messages": [message],
                 "creditflow.agent": message.get("name") or "assistant",
                 "gen_ai.request.model": line.get("model"),
+                "gen_ai.response.id": so_far.hexdigest(),
                 **_rewards(message.get("reward", message.get("rewards"))),
             }
             yield Span(play, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
+
+
+def _spelled(message: Mapping[str, Any]) -> bytes:
+    """The same for the same messages; empty for one that JSON cannot hold."""
+    try:
+        return json.dumps(message, sort_keys=True).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
 
 
 def _call(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
@@ -99,10 +114,13 @@ def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rewards(given: Any) -> dict[str, Any]:
+    return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(given).items()}
+
+
+def _named(given: Any) -> Mapping[Any, Any]:
     if given is None:
         return {}
-    named = given if isinstance(given, Mapping) else {"reward": given}
-    return {f"creditflow.reward.{text_of(name)}": value for name, value in named.items()}
+    return given if isinstance(given, Mapping) else {"reward": given}
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

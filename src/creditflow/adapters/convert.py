@@ -63,12 +63,13 @@ class ConvertOptions:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A model call that is no step, or a reward that is nobody's."""
+    """A model call that is no step, a further response of one that is, or a reward that is nobody's."""
 
-    what: Literal["model call", "reward"]
+    what: Literal["model call", "choice", "reward"]
     trajectory: str
     span: str
     name: str
+    """The span's or the reward's; of a choice its text."""
     reason: str
 
 
@@ -163,11 +164,19 @@ def _convert(
     """Adds what becomes of one play's spans to `made`."""
     play = Play.read(spans, made.mended)
     chosen = choose(play, wanted)
+    if chosen.shared_ids:
+        made.mended["a response id of another call"] += chosen.shared_ids
     made.left_out += [
         LeftOut("model call", name, spans[at].id, spans[at].name, why) for at, why in sorted(chosen.left_out.items())
     ]
+    made.left_out += [
+        LeftOut("choice", name, spans[at].id, choice, "one of several responses of a call: the first is the step's")
+        for at in chosen.several
+        for choice in play.call(at).choices
+    ]
     steps = _steps(name, play, chosen, options.tokens)
-    trajectory = Trajectory(name, _uid(play, steps, options.uid_by), _task(play, chosen), steps)
+    asked = _asked(play, chosen)
+    trajectory = Trajectory(name, _uid(play, asked, options.uid_by), _task(asked), steps)
     given = place(play, chosen, options.outcome)
     made.left_out += [
         LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
@@ -188,7 +197,7 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
     calls, spans, start, end = [play.call(at) for at in chosen.calls], play.spans, play.start, play.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
-        [call.response for call in calls],
+        [call.said for call in calls],
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )
@@ -206,7 +215,8 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
             **call.info,
         }
         prompt_ids, response_ids = call.prompt_ids, call.response_ids
-        if response_ids:
+        of_trace = bool(response_ids)
+        if of_trace:
             info["tokens"] = "of the trace"
         elif tokens is not None:
             info["tokens"] = "by a tokenizer"
@@ -226,7 +236,7 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
                 prompt_ids,
                 response_ids,
                 _times(1, n_tokens),
-                call.logprobs if len(call.logprobs) == n_tokens else _times(math.nan, n_tokens),
+                call.logprobs if of_trace and len(call.logprobs) == n_tokens else _times(math.nan, n_tokens),
                 call.temperature,
                 call.model or "default",
                 info=info,
@@ -256,18 +266,20 @@ _SHORT = 256
 _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
-def _task(play: Play, chosen: Chosen) -> Task:
-    """What the first step was asked."""
-    messages: Sequence[Message] = play.call(chosen.calls[0]).messages if chosen.calls else ()
-    asked = tuple(message for message in messages if message["role"] == "user") or tuple(messages)
-    return Task("trace", asked, None)
+def _asked(play: Play, chosen: Chosen) -> Sequence[Message]:
+    """What the play began with, whether that call is a step or is left out: who answered it is another matter."""
+    told = (messages for at in chosen.made if (messages := play.call(at).messages))
+    return next(told, ())
 
 
-def _uid(play: Play, steps: Sequence[Step], key: str) -> str:
+def _task(asked: Sequence[Message]) -> Task:
+    return Task("trace", tuple(message for message in asked if message["role"] == "user") or tuple(asked), None)
+
+
+def _uid(play: Play, asked: Sequence[Message], key: str) -> str:
     if key and (named := next((value for value in _inherited(play.spans, key) if value is not None), None)):
         return named
-    first = steps[0].prompt if steps else ""
-    return hashlib.sha256(first.encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(spelled(asked).encode(errors="replace")).hexdigest()[:16]
 
 
 def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions) -> list[Given]:

@@ -6,6 +6,7 @@ It knows which events are of one call, by OpenTelemetry's conventions; what they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from creditflow.adapters.meaning import CHOICE, DETAILS, PROMPT, ROLES, TEXT, is_call, is_nothing
 from creditflow.adapters.spans import Event, Span
@@ -29,7 +30,7 @@ def _parts(span: Span) -> list[Span]:
     of_calls = {id(event) for events in told for event in events}
     rest = [event for event in span.events if id(event) not in of_calls]
     if rest or span.name or span.attributes:
-        parts = [_with(span, rest)]
+        parts = [replace(span, events=rest)]
         return parts + [_call(span, events, f"{span.id}/{number}", span.id) for number, events in enumerate(told)]
     if len(told) == 1:
         return [_call(span, told[0], span.id, None)]
@@ -63,13 +64,6 @@ def _exchanges(events: Sequence[Event]) -> list[list[Event]]:
     return found
 
 
-def _with(span: Span, events: list[Event]) -> Span:
-    return Span(
-        span.trace, span.id, span.parent, span.name, span.start, span.end, span.attributes, events, span.links,
-        span.error, span.resource,
-    )  # fmt: skip
-
-
 def _call(span: Span, events: list[Event], id: str, parent: str | None) -> Span:
     times = [event.time for event in events if event.time is not None]
     said = {name: value for event in events for name, value in event.attributes.items()}
@@ -83,4 +77,5 @@ def _call(span: Span, events: list[Event], id: str, parent: str | None) -> Span:
         {"gen_ai.operation.name": "chat", **said},
         events,
         resource=span.resource,
+        trace_id=span.trace_id,
     )

@@ -22,9 +22,16 @@ from typing import Any
 from creditflow.adapters.spans import Event, Span, text_of
 from creditflow.trajectory import Message
 
-_CALLS = ("chat", "text_completion", "generate_content", "completion")
-"""Of `gen_ai.operation.name`, and of OpenLLMetry's `llm.request.type`."""
+_CALLS = (
+    *("chat", "text_completion", "generate_content", "completion"),
+    *("chat.completions", "chat.streaming_completions", "text.completions", "text.streaming_completions"),
+)
+"""Of `gen_ai.operation.name`, as the conventions and as Semantic Kernel have it, and of OpenLLMetry's
+`llm.request.type`."""
 _NO_CALLS = ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")
+
+
+_NOTHING = "neither messages nor a response were recorded in a form that is known"
 
 
 @dataclass(slots=True)
@@ -44,12 +51,16 @@ class ModelCall:
     logprobs: tuple[float, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
     """Usage, finish reason and what else a step keeps."""
+    said: str = ""
+    """The response as others may read it: without its reasoning."""
+    choices: Sequence[str] = ()
+    """Further responses to the same request."""
 
     @property
     def unusable(self) -> str:
         """Why it cannot be a step; empty where it can."""
         if not self.response and not self.response_ids:
-            return "no response was recorded" if self.messages else "neither messages nor a response were recorded"
+            return "no response was recorded" if self.messages else _NOTHING
         return ""
 
     @property
@@ -59,8 +70,15 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """What was given in place of a number."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reward:
-    """Numbers that were given to something."""
+    """Numbers, or labels, that were given to something."""
 
     values: list[tuple[str, Any]]
     links: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
@@ -93,10 +111,11 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
     if names.of_reward and (reward := _reward_span(span, names)) is not None:
         return reward
     operation = span.attributes.get("gen_ai.operation.name")
-    if names.of_call and operation not in _NO_CALLS and (call := _model_call(span, operation, names)) is not None:
-        return call
-    name = _agent_name(span, operation) if names.of_agent else ""
-    return AgentAtWork(name) if name else None
+    if names.of_call and _is_call(span.attributes, operation, names):
+        return _model_call(span, names)
+    if names.of_agent and (name := _agent_name(span, operation)):
+        return AgentAtWork(name)
+    return _model_call(span, names) if _is_like_a_call(span.attributes, operation, names) else None
 
 
 # ---- attributes by their names -------------------------------------------------------------------------------------
@@ -135,6 +154,8 @@ class _Names:
     """Whether it may be there to give a reward."""
     of_call: bool
     """Whether it may be a model call."""
+    like_call: bool
+    """Whether it has what only model calls have, if nothing says that it is something else."""
     of_agent: bool
     """Whether it may be an agent's."""
     prompt_ids: Sequence[str]
@@ -150,8 +171,8 @@ class _Names:
     texts: Sequence[tuple[str, str]] | None
     """Where messages are spread over attributes, and are texts and no more: of each that was read, the attributes of
     its role and its content; empty: there is none. None: they are more."""
-    wrote: dict[str, str]
-    """Of the first message that was written, the attributes."""
+    wrote: list[dict[str, str]]
+    """Of each message that was written, the attributes."""
 
     @classmethod
     def read(cls, keys: tuple[str, ...]) -> _Names:
@@ -166,7 +187,8 @@ class _Names:
             return tuple(key for key in wanted if key in there)
 
         lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
-        read, wrote = ([entry for name in one for entry in lists.get(name, ())] for one in (_READ, _WROTE))
+        # Two conventions on one span say the same twice.
+        read, wrote = (next((lists[name] for name in one if name in lists), []) for one in (_READ, _WROTE))
         plain = all(map(_OF_A_TEXT.issuperset, read))
         spread = not _SPREAD.isdisjoint(places)
         return cls(
@@ -175,6 +197,7 @@ class _Names:
             gives=not _GIVING.isdisjoint(places),
             of_reward=_REWARD in places or not _OF_REWARD.isdisjoint(there),
             of_call=spread or not _OF_CALL.isdisjoint(there),
+            like_call=not _LIKE_CALL.isdisjoint(there),
             of_agent=not _OF_AGENT.isdisjoint(there),
             prompt_ids=these(_PROMPT_IDS),
             response_ids=these(_RESPONSE_IDS),
@@ -184,7 +207,7 @@ class _Names:
             temperature=these(_TEMPERATURE),
             whole=not _WHOLE.isdisjoint(there),
             texts=[(entry.get("role", ""), entry.get("content", "")) for entry in read] if plain else None,
-            wrote=wrote[0] if wrote else {},
+            wrote=wrote,
             counts=[(name, found) for name, wanted in _COUNTS.items() if (found := these(wanted))],
         )
 
@@ -212,6 +235,8 @@ def _place(key: str) -> tuple[str, int, str] | None:
     """List, number and rest of an attribute's name; None for those that are no part of a list."""
     if key.startswith(f"{_OWN}."):
         return _OWN, 0, key[len(_OWN) + 1 :]
+    if key == _OWN:
+        return _OWN, 0, "reward"
     for name in _LIST_NAMES:
         if key.startswith(f"{name}."):
             number, _, rest = key[len(name) + 1 :].partition(".")
@@ -244,50 +269,88 @@ _ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
 
 
 _OF_CALL = frozenset(("gen_ai.operation.name", "openinference.span.kind", "llm.request.type", *_RESPONSE_IDS))
+_LIKE_CALL = frozenset(("gen_ai.request.model", "gen_ai.response.model", "gen_ai.response.id"))
 
 
-def _model_call(span: Span, operation: Any, names: _Names) -> ModelCall | None:
+def _model_call(span: Span, names: _Names) -> ModelCall:
     attributes = span.attributes
-    response_ids = _first(attributes, names.response_ids)
-    if not (response_ids is not None or _is_call(attributes, operation, names)):
-        return None
     read, wrote = _from_attributes(attributes) if names.whole else ([], [])
-    for event in span.events:
-        _from_event(event, read, wrote)
+    if span.events:
+        told: tuple[list[Raw], list[Raw]] = [], []
+        for event in span.events:
+            _from_event(event, *told)
+        read, wrote = read or told[0], wrote or told[1]  # what attributes say, events say again
     if read or wrote or not names.spread:
-        messages, said = _in_short(read), wrote[0] if wrote else {}
+        messages = _in_short(read)
     else:
-        messages, said = _spread_read(attributes, names), _message(_entry(attributes, names.wrote))
+        messages = _spread_read(attributes, names)
+        wrote = [_message(_entry(attributes, entry)) for entry in names.wrote]
+    said, choices = _told_apart(attributes, wrote) if len(wrote) > 1 else (wrote[0] if wrote else {}, ())
+    response = _content(said)
     return ModelCall(
         messages,
-        _content(said),
+        response,
         _agent_of_call(attributes, names) if names.of_agent else "",
         text_of(_first(attributes, names.response_id)),
         text_of(_first(attributes, names.model)),
         _temperature(attributes) if names.temperature else 1.0,
         _token_ids(_first(attributes, names.prompt_ids)),
-        _token_ids(response_ids),
+        _token_ids(_first(attributes, names.response_ids)),
         _logprobs(attributes.get("logprobs.content")),
         _info(span, names, said),
+        response if said.keys().isdisjoint(_HAVE_PARTS) else _without_reasoning(said, response),
+        choices,
     )
+
+
+def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Raw, Sequence[str]]:
+    """What a call said, and further choices that it was given: some conventions have a message for each choice, others
+    for each item of one response (a text, a call of a tool).
+    """
+    parameters = _json(attributes.get("llm.invocation_parameters"))
+    several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
+    if several or any("finish_reason" in one or "index" in one for one in wrote):
+        return wrote[0], [_content(one) for one in wrote[1:]]
+    return {"role": wrote[0].get("role"), "parts": [part for one in wrote for part in _parts(one)]}, ()
+
+
+_REASONING = ("reasoning", "thinking", "redacted_thinking")
+
+
+def _without_reasoning(said: Raw, response: str) -> str:
+    """What others may read of a response: agents are handed the text alone."""
+    parts = _parts(said)
+    texts = [part for part in parts if not (isinstance(part, dict) and part.get("type") in _REASONING)]
+    return response if len(texts) == len(parts) else _content({"parts": texts})
+
+
+_HAVE_PARTS = ("parts", "contents_by_number")
 
 
 def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
-    return (
+    return operation not in _NO_CALLS and (
         names.spread
         or operation in _CALLS
+        or _first(attributes, names.response_ids) is not None
         or attributes.get("openinference.span.kind") == "LLM"
         or attributes.get("llm.request.type") in _CALLS
     )
+
+
+def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
+    """Of a span that no convention tells to be a call, and that is no agent's: whether it has what calls have. It is
+    read as far as it can be, or told to be left out.
+    """
+    return names.like_call and operation not in _NO_CALLS and not any(attributes.get(key) for key in _KINDS)
 
 
 def is_call(span: Span) -> bool:
     """Whether its attributes say that a span is a model call."""
     attributes, names = span.attributes, _names_of(span.attributes)
     operation = attributes.get("gen_ai.operation.name")
-    if operation in _NO_CALLS:
-        return False
-    return _first(attributes, names.response_ids) is not None or _is_call(attributes, operation, names)
+    if _is_call(attributes, operation, names):
+        return True
+    return _is_like_a_call(attributes, operation, names) and not _agent_name(span, operation)
 
 
 def is_nothing(span: Span) -> bool:
@@ -321,27 +384,40 @@ def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
         if isinstance(count, int) and not isinstance(count, bool):
             info[name] = count
     reason = said.get("finish_reason")
-    if not reason and isinstance(reasons := attributes.get("gen_ai.response.finish_reasons"), _LIST) and reasons:
-        reason = reasons[0]
+    if not reason and (reasons := attributes.get("gen_ai.response.finish_reasons")):
+        reason = next(iter(_listed(reasons)), None)
     reason = reason or attributes.get("llm.finish_reason")
     if isinstance(reason, str):
-        info["finish_reason"] = "length" if reason in _ENDED_BY_LENGTH else reason
+        info["finish_reason"] = "length" if reason.lower() in _ENDED_BY_LENGTH else reason
     if span.error:
         info["error"] = span.error
     return info
 
 
-_WHOLE = frozenset(("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"))
+_VERCEL = ("ai.prompt.messages", "ai.response.text", "ai.response.toolCalls")
+_WHOLE = frozenset(("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", *_VERCEL))
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    """By OpenTelemetry's conventions since 1.37: what the call read, and what it wrote."""
+    """What the call read, and what it wrote: by OpenTelemetry's conventions since 1.37, or Vercel's AI SDK's."""
     read = _messages(attributes.get("gen_ai.input.messages"))
     if (system := _json(attributes.get("gen_ai.system_instructions"))) is not None:
         first = {"role": "system", "parts": [system] if isinstance(system, dict | str) else system}
         if not (read and read[0].get("role") == "system" and _content(read[0]) == _content(first)):
             read.insert(0, first)
-    return read, _messages(attributes.get("gen_ai.output.messages"))
+    wrote = _messages(attributes.get("gen_ai.output.messages"))
+    return (read, wrote) if read or wrote else _from_vercel(attributes)
+
+
+def _from_vercel(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
+    text, calls = attributes.get("ai.response.text"), _listed(attributes.get("ai.response.toolCalls"))
+    called = [
+        {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))}
+        for call in calls
+        if isinstance(call, dict)
+    ]
+    said = [{"role": "assistant", "content": text, "tool_calls": called}] if text or called else []
+    return _messages(attributes.get("ai.prompt.messages")), said
 
 
 # Events. The messages of a call are in one, or in one each.
@@ -369,7 +445,7 @@ def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
 
 
 def _body(event: Event) -> Raw:
-    for body in (event.body, _json(event.attributes.get("gen_ai.event.content"))):
+    for body in (_json(event.body), _json(event.attributes.get("gen_ai.event.content"))):
         if isinstance(body, dict):
             return body
     return dict(event.attributes)
@@ -424,18 +500,25 @@ def _content(message: Raw) -> str:
             text = parts[0].get("content")
             if parts[0].get("type") == "text" and type(text) is str and not text.startswith(_A_MESSAGE):
                 return text_of(text)
-    if content is not None and not isinstance(content, str):
-        lines = list(_lines(content))
-    elif content and content[0] == "[" and isinstance(listed := _json(content), list) and _are_parts(listed):
-        lines = list(_lines(listed))
+    return text_of("\n".join(_lines(_parts(message))))
+
+
+def _parts(message: Raw) -> list[Any]:
+    """All that a message says, however it is spread, as the parts of one: texts, results of tools, calls."""
+    content = message.get("content")
+    found: Sequence[Any]
+    if isinstance(content, str):
+        listed = _json(content) if content[:1] == "[" else None
+        found = listed if isinstance(listed, list) and _are_parts(listed) else [content] if content else []
     else:
-        lines = [content] if content else []
-    lines += _lines(parts)
-    lines += _lines(_by_number(message.get("contents_by_number")))
-    for call in (*_listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number"))):
-        lines += _lines([{"type": "tool_call", **call} if isinstance(call, dict) else call])
-    # A tool's result may stand twice, as text and as a result.
-    return text_of("\n".join(line for at, line in enumerate(lines) if not at or line != lines[at - 1]))
+        found = _listed(content)
+    calls = (*_listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number")))
+    return [
+        *found,
+        *_listed(message.get("parts")),
+        *_by_number(message.get("contents_by_number")),
+        *({"type": "tool_call", **call} if isinstance(call, dict) else call for call in calls),
+    ]
 
 
 _MAY_HAVE_MORE = ("tool_calls", "tool_calls_by_number", "contents_by_number")
@@ -445,10 +528,11 @@ def _are_parts(value: Sequence[Any]) -> bool:
     return bool(value) and all(isinstance(part, dict) and "type" in part for part in value)
 
 
-def _lines(parts: Any) -> Iterator[str]:
-    for one in _listed(parts):
+def _lines(parts: Sequence[Any]) -> Iterator[str]:
+    before: str | None = None
+    for one in parts:
         if isinstance(one, str):
-            yield one
+            yield (before := one)
         elif isinstance(one, dict):
             function = one.get("function")  # OpenAI's form of a tool call
             part = {**function, "type": "tool_call"} if isinstance(function, dict) else one
@@ -457,11 +541,13 @@ def _lines(parts: Any) -> Iterator[str]:
                 yield from _lines_of_repr(text)
             elif kind in ("tool_call", "tool_use", "function"):
                 given = _json(part.get("arguments", part.get("input")))  # some leave out what is empty
-                yield _dumped({"name": part.get("name"), "arguments": {} if given is None else given})
+                yield (before := _dumped({"name": part.get("name"), "arguments": {} if given is None else given}))
             elif kind in ("tool_call_response", "tool_result"):
-                yield _plain(part.get("response", part.get("result", part.get("content"))))
+                result = _plain(part.get("response", part.get("result", part.get("content"))))
+                if result != before:  # it may stand twice, as a text and as a result
+                    yield (before := result)
             elif isinstance(text, str):
-                yield text
+                yield (before := text)
 
 
 _A_MESSAGE = "{'content': "
@@ -566,7 +652,10 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     if value is None:
         return ()
     found = [one.get("logprob") if isinstance(one, dict) else one for one in _listed(value)]
-    numbers = [float(one) for one in found if isinstance(one, int | float)]
+    try:
+        numbers = [float(one) for one in found if isinstance(one, int | float)]
+    except OverflowError:
+        return ()
     return tuple(numbers) if len(numbers) == len(found) else ()
 
 
@@ -576,7 +665,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
     """Who made a call, where the call itself says so."""
     named = _first(attributes, names.agent)
-    return text_of(named) if named and named != _UNNAMED else _node(attributes)
+    return _TEAM_ID.sub("", text_of(named)) if named and named != _UNNAMED else _node(attributes)
 
 
 _GRAPH_NODE = "traceloop.association.properties.langgraph_node"
@@ -692,9 +781,10 @@ def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]
     values = [(text_of(name), value) for own in names.listed(attributes, _OWN) for name, value in own.items()]
     found = []
     for event in span.events:
-        if event.name == "gen_ai.evaluation.result" and "gen_ai.evaluation.score.value" in event.attributes:
+        if event.name == "gen_ai.evaluation.result":
             name = text_of(event.attributes.get("gen_ai.evaluation.name")) or "evaluation"
-            value = event.attributes["gen_ai.evaluation.score.value"]
+            label = Label(text_of(event.attributes.get("gen_ai.evaluation.score.label")))
+            value = event.attributes.get("gen_ai.evaluation.score.value", label)
             if response := event.attributes.get("gen_ai.response.id"):
                 found.append(Reward([(name, value)], [(("gen_ai.response.id", text_of(response)),)]))
             else:
@@ -713,5 +803,8 @@ def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
     """`evaluations.0.evaluation.name` and `.score`."""
     one = word.removesuffix("s")
     for entry in entries:
+        name = text_of(entry.get(f"{one}.name")) or one
         if f"{one}.score" in entry:
-            yield text_of(entry.get(f"{one}.name")) or one, entry[f"{one}.score"]
+            yield name, entry[f"{one}.score"]
+        elif f"{one}.label" in entry:
+            yield name, Label(text_of(entry[f"{one}.label"]))

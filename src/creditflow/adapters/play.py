@@ -116,12 +116,18 @@ class Chosen:
 
     calls: list[int]
     """Spans, in the order of their beginnings."""
+    made: list[int]
+    """The same with those that are left out for what they are, or for whose: all that were made, each once."""
     agents: list[str]
     """Of each of these, who made it."""
+    several: list[int]
+    """Those of them that were given several responses."""
     same_as: dict[int, int]
     """Of a call that repeats another one, that one."""
     left_out: dict[int, str]
     """Of every other call, why not."""
+    shared_ids: int
+    """How many calls had the response id of another one, and another response."""
 
 
 def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
@@ -129,6 +135,8 @@ def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
     reward = _rewards_around(play)
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
+    unable: dict[int, ModelCall] = {}
+    several: list[int] = []
     for at, meaning in enumerate(play.meanings):
         if type(meaning) is not ModelCall:
             continue
@@ -136,20 +144,25 @@ def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
             left_out[at] = "made by a reward"
         elif why := meaning.unusable:
             left_out[at] = f"it failed: {play.spans[at].error}" if play.spans[at].error else why
+            unable[at] = meaning
         else:
             able[at] = meaning
-    same_as = _repeated(play.forest, able)
+            if meaning.choices:
+                several.append(at)
+    same_as, shared_ids = _repeated(play.forest, able)
     for at, first in same_as.items():
         left_out[at] = f"the same call as span {play.spans[first].id}"
     agents = {at: play.agent_of(at) for at in able if at not in same_as}
+    made = [*agents, *_alone(play.forest, unable, able)] if unable else list(agents)
+    made.sort(key=play.end.__getitem__)
+    made.sort(key=play.start.__getitem__)  # of those that began together, as they ended
     named = {agent for agent in agents.values() if wanted.search(agent)}
     for at, agent in agents.items():
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
-    calls = [at for at, agent in agents.items() if agent in named]
-    calls.sort(key=play.end.__getitem__)
-    calls.sort(key=play.start.__getitem__)  # of those that began together, as they ended
-    return Chosen(calls, [agents[at] for at in calls], same_as, left_out)
+    calls = [at for at in made if at not in left_out] if left_out else made
+    several = [at for at in several if at not in left_out]
+    return Chosen(calls, made, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
 
 
 def _rewards_around(play: Play) -> list[int | None]:
@@ -158,13 +171,35 @@ def _rewards_around(play: Play) -> list[int | None]:
     return play.forest.inherited(own) if play.rewards else own
 
 
-def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> dict[int, int]:
-    """Calls that were recorded more than once: by response id, or, where one has none, by the same response inside of
-    another call. The fullest record stays; of equals the outermost, then the first.
+def _alone(forest: Forest, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
+    """Those of which nothing was recorded, unless another record may be of the same call: by its response id, or since
+    one lies inside of the other.
+    """
+    ids = {call.response_id for call in able.values()} - {""}
+    around = forest.inherited([at if at in able else None for at in range(len(forest.parents))])
+    around_some: set[int] = set()
+    for at in reversed(forest.order):
+        if at in able or at in around_some:
+            around_some.add(forest.parents[at])
+    for at, call in unable.items():
+        if call.response_id not in ids and around[at] is None and at not in around_some:
+            yield at
+
+
+def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
+    """Calls that were recorded more than once, and how many have the response id of another one without being the same.
+
+    The same are those of one response id, if they have the same response too or one lies inside of the other: there are
+    servers that give an id twice. Where one has no id, those of the same response inside of one another. The fullest
+    record stays; of equals the outermost, then the first.
     """
     inside: dict[int, int] = {}
     """Of what lies in a call, or is one, the nearest call."""
     of_id: dict[str, int] = {}
+    """By response id the first call."""
+    of_both: dict[tuple[str, str], int] = {}
+    """By response id and response, where an id has several responses."""
+    shared = 0
     group: dict[int, int] = {}
     """By call, the first of those that are the same."""
     members: dict[int, list[int]] = {}
@@ -177,12 +212,17 @@ def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> dict[int, int]:
             continue
         inside[at] = first = at
         call = able[at]
-        if call.response_id in of_id:
-            first = of_id[call.response_id]
-        elif around is not None and _same(call, able[around]):
+        if around is not None and _same(call, able[around]):
             first = group[around]
         if call.response_id:
-            of_id[call.response_id] = first
+            known = of_id.setdefault(call.response_id, first)
+            if known != first and first == at:
+                response = able[known].response
+                if response and call.response and response != call.response:
+                    first = of_both.setdefault((call.response_id, call.response), at)
+                    shared += first == at
+                else:  # of a record without a text nothing more is known than the id
+                    first = known
         group[at] = first
         if first != at:
             members.setdefault(first, [first]).append(at)
@@ -190,8 +230,10 @@ def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> dict[int, int]:
     for found in members.values():
         fullest = max(found, key=lambda at: able[at].fullness)  # of equals the first
         same_as.update({at: fullest for at in found if at != fullest})
-    return same_as
+    return same_as, shared
 
 
 def _same(inner: ModelCall, outer: ModelCall) -> bool:
-    return inner.response == outer.response and not (inner.response_id and outer.response_id)
+    if inner.response_id and outer.response_id:
+        return inner.response_id == outer.response_id
+    return inner.response == outer.response

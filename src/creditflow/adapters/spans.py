@@ -60,6 +60,8 @@ class Span:
     error: str = ""
     """What its status says, where that is an error."""
     resource: Mapping[str, Any] = field(default_factory=dict)
+    trace_id: str = ""
+    """OpenTelemetry's own, where `trace` is something else."""
 
 
 def json_values(data: bytes, path: Path) -> Iterator[Any]:
@@ -74,7 +76,7 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
     except RecursionError as error:
         raise DataError(f"{path}: is nested too deep to be spans") from error
     except ValueError as error:
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = [line for line in text.split("\n") if line.strip()]  # JSON may have other ends of lines in its texts
         if len(lines) < 2:
             raise DataError(f"{path}: expected OTLP as JSON: {first_line(error)}") from error
     for number, line in enumerate(lines, 1):
@@ -84,11 +86,24 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
             raise DataError(f"{path}: line {number} of those that are not empty: {first_line(error)}") from error
 
 
+def _of_signals(objects: list[Any], where: str) -> list[Any]:
+    """Without metrics and profiles, which collectors may write into the same file. Raises DataError if there is nothing
+    else.
+    """
+    found = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
+    if objects and not found:
+        raise DataError(f"{where}: expected spans or log records, got metrics or profiles")
+    return found
+
+
+_OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
+
+
 def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
     """The JSON objects of spans and log records, of `values` or of lists in it. Raises DataError for others; its
     message begins with `where`.
     """
-    objects = [one for value in values for one in (value if isinstance(value, list) else [value])]
+    objects = _of_signals([one for value in values for one in (value if isinstance(value, list) else [value])], where)
     for one in objects:
         if not (isinstance(one, dict) and ("span_id" in one or "resourceSpans" in one or "resourceLogs" in one)):
             keys = f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) else repr(one)[:80]
@@ -100,7 +115,7 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
-    """The spans of JSON values, or of lists of them, in any of the forms that `read_spans` knows.
+    """The spans of JSON values, or of lists of them: OTLP or Agent Lightning's.
 
     Raises DataError for others; its message begins with `where`.
     """
@@ -245,7 +260,7 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
                 one for group in measured.resource_metrics for scope in group.scope_metrics for one in scope.metrics
             ]
             if metrics and all(metric.name and metric.WhichOneof("data") for metric in metrics):
-                raise DataError(f"{where}: expected spans or log records, got metrics, such as {metrics[0].name[:80]}")
+                return measured
         with suppress(DecodeError):
             traces = TracesData.FromString(part)
             spans = [span for group in traces.resource_spans for scope in group.scope_spans for span in scope.spans]
@@ -259,9 +274,10 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         return TracesData.FromString(part)
 
     try:
-        return [MessageToDict(one(part)) for part in _framed(data) or [data]]
+        messages = [MessageToDict(one(part)) for part in _framed(data) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
+    return _of_signals(messages, where)
 
 
 def _framed(data: bytes) -> list[bytes]:
@@ -403,6 +419,7 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         [_link(_plain(_plain(link).get("context"))) for link in found] if (found := raw.get("links")) else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(_plain(raw.get("resource")).get("attributes")),
+        text_of(raw.get("trace_id")),
     )
 
 

@@ -6,7 +6,9 @@ It knows texts and times; not spans, nor what becomes of what it finds. ahocoras
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import contains
 from typing import Any
 
 from creditflow.errors import InputError
@@ -28,26 +30,31 @@ def reused(
     """[S] for each of S steps the earlier ones whose whole response stands in one of its messages, ascending.
 
     `messages`: [S] what each step read, message by message; `start`, `end`: [S], `start` rising. White space around a
-    response does not count. Of texts that overlap the one that begins first counts, and of those the longest: who reads
-    a summary with a quotation has used the summary. Of several steps with the same response, it is the last that had
-    ended when the prompt was made, else the last that had begun before.
+    response does not count. A response that its own step had read already (one of the answers that the task offers)
+    counts only as a message of its own: inside of others it proves nothing. Of texts that overlap the one that begins
+    first counts, and of those the longest: who reads a summary with a quotation has used the summary. Of several steps
+    with the same response, it is the last that had ended when the prompt was made, else the last that had begun before.
     """
     steps_of: dict[str, list[int]] = {}
+    inside_of: dict[str, list[int]] = {}
+    """The same, of those that are looked for inside of messages."""
     for step, response in enumerate(responses):
         if text := response.strip():
             steps_of.setdefault(text, []).append(step)
-    search = _Search([text for text in steps_of if len(text) >= SHORTEST])
+            if len(text) >= SHORTEST and not any(map(contains, messages[step], repeat(text))):
+                inside_of.setdefault(text, []).append(step)
+    search = _Search(list(inside_of))
 
-    def read_by(step: int) -> Callable[[str], int | None]:
-        return lambda text: _source(steps_of[text], step, start, end)
+    def read_by(step: int, said: Mapping[str, Sequence[int]]) -> Callable[[str], int | None]:
+        return lambda text: _source(said[text], step, start, end)
 
     found: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
         used: list[int] = []
-        source = read_by(step)
+        source = read_by(step, inside_of)
         for part in parts:
             whole = part.strip()
-            if whole in steps_of and (as_message := source(whole)) is not None:
+            if whole in steps_of and (as_message := _source(steps_of[whole], step, start, end)) is not None:
                 used.append(as_message)
             else:
                 used += search.sources(whole, source)

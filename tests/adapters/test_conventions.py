@@ -1,0 +1,160 @@
+"""What is read of a model call, as each convention writes it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from creditflow.adapters import Converted, Span, convert
+from creditflow.adapters.spans import Event
+from creditflow.trajectory import Step
+
+
+def made(attributes: dict[str, Any], *events: Event) -> Converted:
+    return convert([Span("t", "a", None, "a call", 1, 2, attributes, list(events))])
+
+
+def step(attributes: dict[str, Any], *events: Event) -> Step:
+    (trajectory,) = made(attributes, *events).trajectories
+    (only,) = trajectory.steps
+    return only
+
+
+def said(*parts: dict[str, Any], **more: Any) -> str:
+    return json.dumps([{"role": "assistant", "parts": list(parts), **more}])
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "content": content}
+
+
+def openinference(*outputs: dict[str, str], **more: Any) -> dict[str, Any]:
+    attributes = {"openinference.span.kind": "LLM", "llm.input_messages.0.message.content": "What now?", **more}
+    for number, output in enumerate(outputs):
+        attributes |= {f"llm.output_messages.{number}.message.{key}": value for key, value in output.items()}
+    return attributes
+
+
+CALLED = {
+    "tool_calls.0.tool_call.function.name": "weather",
+    "tool_calls.0.tool_call.function.arguments": '{"in": "Rome"}',
+}
+
+
+def test_a_text_and_a_call_of_a_tool_in_two_messages_are_one_response() -> None:
+    assert step(openinference({"content": "I look it up."}, CALLED)).response == (
+        'I look it up.\n{"name": "weather", "arguments": {"in": "Rome"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        openinference({"content": "one"}, {"content": "two"}, **{"llm.invocation_parameters": '{"n": 2}'}),
+        {"gen_ai.operation.name": "chat", "gen_ai.output.messages": json.dumps(
+            [{"parts": [text(word)], "finish_reason": "stop"} for word in ("one", "two")])},
+        {f"gen_ai.completion.{number}.{key}": value for number, word in enumerate(("one", "two"))
+         for key, value in (("content", word), ("finish_reason", "stop"))},
+    ],
+)  # fmt: skip
+def test_of_several_choices_the_first_is_the_step_and_the_others_are_listed(attributes: dict[str, Any]) -> None:
+    found = made(attributes)
+    assert [step.response for step in found.trajectories[0].steps] == ["one"]
+    assert [(left.what, left.name) for left in found.left_out] == [("choice", "two")]
+
+
+def test_two_calls_of_a_tool_that_are_alike_are_two() -> None:
+    call = {"type": "tool_call", "name": "roll", "arguments": {"sides": 6}}
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(call, call)}
+    assert step(attributes).response.splitlines() == ['{"name": "roll", "arguments": {"sides": 6}}'] * 2
+
+
+def test_a_tools_result_that_stands_twice_is_told_once() -> None:
+    read = [{"role": "tool", "content": "sunny", "parts": [{"type": "tool_call_response", "response": "sunny"}]}]
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(read),
+                  "gen_ai.output.messages": said(text("fine"))}  # fmt: skip
+    assert step(attributes).prompt == "[tool]\nsunny"
+
+
+def test_reasoning_is_a_part_of_the_response_that_nobody_else_reads() -> None:
+    plan = said({"type": "reasoning", "content": "hm, let me think"}, text("First add, then halve."))
+    spans = [
+        Span("t", "plan", None, "x", 1, 2, {"gen_ai.operation.name": "chat", "gen_ai.output.messages": plan}),
+        Span("t", "aside", None, "x", 3, 4, {"gen_ai.operation.name": "chat",
+             "gen_ai.output.messages": said(text("Nothing to do with it."))}),
+        Span("t", "work", None, "x", 5, 6, {"gen_ai.operation.name": "chat",
+             "gen_ai.input.messages": json.dumps([{"role": "user", "content": "First add, then halve.\nDo it."}]),
+             "gen_ai.output.messages": said(text("7"))}),
+    ]  # fmt: skip
+    steps = convert(spans).trajectories[0].steps
+    assert steps[0].response == "hm, let me think\nFirst add, then halve."
+    assert (steps[2].parents, steps[2].info["parents_by"]) == ((0,), "text")
+
+
+def test_what_attributes_and_events_both_say_is_read_once() -> None:
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": "user", "content": "Hello"}]'}
+    found = step(
+        attributes, Event("gen_ai.user.message", {"content": "Hello"}), Event("gen_ai.choice", {"content": "Hi"})
+    )
+    assert (found.prompt, found.response) == ("[user]\nHello", "Hi")
+    twice = {"gen_ai.prompt.0.content": "Hello", "gen_ai.completion.0.content": "Hi",
+             **openinference({"content": "Hi"}, **{"llm.input_messages.0.message.content": "Hello"})}  # fmt: skip
+    assert (step(twice).prompt, step(twice).response) == ("[user]\nHello", "Hi")
+
+
+def test_the_body_of_an_event_may_be_json_in_a_text() -> None:
+    body = json.dumps({"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"})
+    assert step({"gen_ai.operation.name": "chat"}, Event("gen_ai.choice", {}, body)).response == "Hi"
+
+
+def test_calls_as_semantic_kernel_names_them_are_steps() -> None:
+    events = [
+        Event("gen_ai.content.prompt", {"gen_ai.prompt": '[{"role": "user", "content": "Hello"}]'}),
+        Event("gen_ai.content.completion", {"gen_ai.completion": '[{"role": "assistant", "content": "Hi"}]'}),
+    ]
+    assert step({"gen_ai.operation.name": "chat.completions"}, *events).response == "Hi"
+
+
+def test_calls_as_vercels_sdk_writes_them_are_steps() -> None:
+    found = step(
+        {
+            "ai.operationId": "ai.generateText.doGenerate",
+            "ai.prompt.messages": '[{"role": "user", "content": [{"type": "text", "text": "Weather?"}]}]',
+            "ai.response.text": "I look.",
+            "ai.response.toolCalls": '[{"toolCallId": "1", "toolName": "weather", "input": {"in": "Rome"}}]',
+            "gen_ai.request.model": "m",
+        }
+    )
+    assert (found.prompt, found.policy) == ("[user]\nWeather?", "m")
+    assert found.response == 'I look.\n{"name": "weather", "arguments": {"in": "Rome"}}'
+
+
+def test_what_looks_like_a_call_of_no_known_convention_is_told_to_be_left_out() -> None:
+    found = made({"gen_ai.system": "gcp.vertex.agent", "gen_ai.request.model": "m", "llm_request": "{}"})
+    assert [(left.what, left.reason) for left in found.left_out] == [
+        ("model call", "neither messages nor a response were recorded in a form that is known")
+    ]
+    for other in ({"gen_ai.operation.name": "embeddings"}, {"openinference.span.kind": "CHAIN"}):
+        assert made({"gen_ai.request.model": "m", **other}).left_out == []
+
+
+@pytest.mark.parametrize("reasons", [["MAX_TOKENS"], "length", '["length"]', ("max_output_tokens",)])
+def test_a_call_that_ran_out_of_room_is_known_however_it_is_spelled(reasons: Any) -> None:
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(text("cut o")),
+                  "gen_ai.response.finish_reasons": reasons}  # fmt: skip
+    (trajectory,) = made(attributes).trajectories
+    assert trajectory.status == "truncated"
+
+
+def test_log_probabilities_that_no_number_holds_are_none() -> None:
+    attributes = {
+        "gen_ai.completion.0.content": "Hi",
+        "response_token_ids": [1],
+        "logprobs.content": [{"logprob": 10**400}],
+    }
+    assert str(step(attributes).logprobs) == "(nan,)"
+
+
+def test_the_name_that_a_call_gives_its_agent_has_no_id_of_a_team() -> None:
+    name = "writer_01234567-89ab-cdef-0123-456789abcdef"
+    assert step({"gen_ai.completion.0.content": "Hi", "gen_ai.agent.name": name}).agent == "writer"
