@@ -7,6 +7,7 @@ import logging
 import re
 import socket
 import threading
+from concurrent.futures import Future
 from contextlib import suppress
 from urllib.parse import quote, urlsplit
 
@@ -1186,6 +1187,20 @@ def test_who_calls_while_another_play_blocks_the_loop_tries_again_and_is_answere
 
     made = played(solve, n=4)
     assert [(play.status, len(play.steps)) for play in made] == [*[("ok", 1)] * 3, ("ok", 0)]
+
+
+def test_a_call_that_was_refused_before_it_was_taken_up_makes_no_step(limited):
+    async def main():
+        trajectory, refused = Trajectory("t", "u", task_of("x")), Future()
+        recorder = Recorder(AGENTS, trajectory, Scheduler({"default": Answers()}), Sampling(), (0,))
+        door = limited().open(recorder)
+        refused.cancel()
+        await door.ask([Call("writer", HELLO)], refused)
+        assert trajectory.steps == []
+        await door.ask([Call("writer", HELLO)], Future())
+        assert len(trajectory.steps) == 1
+
+    asyncio.run(main())
 
 
 # Workflows that are no coroutines

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
@@ -128,9 +129,14 @@ class Door:
             self.tell()
             self.server.forget(self)
 
-    async def ask(self, calls: Sequence[Call], heard: Callable[[], None]) -> list[Reply]:
-        """The responses to one request. On the play's event loop; `heard` is called as soon as it runs there."""
-        heard()
+    async def ask(self, calls: Sequence[Call], taken_up: Future[None]) -> list[Reply]:
+        """The responses to one request. On the play's event loop; `taken_up` is set as soon as it runs there.
+
+        Who has cancelled that by then has given the request up: nothing is asked.
+        """
+        if not taken_up.set_running_or_notify_cancel():
+            return []
+        taken_up.set_result(None)
         limits, recorder = self.server.limits, self.recorder
         if self.closed:
             raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended")
@@ -377,19 +383,15 @@ class OpenAIServer:
 
     async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
         """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
-        here, seconds = asyncio.get_running_loop(), self._patience.of(door.loop)
-        taken_up: asyncio.Future[None] = here.create_future()
-
-        def hear() -> None:
-            here.call_soon_threadsafe(_settle, taken_up)
-
-        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, hear)))
+        seconds, taking = self._patience.of(door.loop), Future[None]()
+        taken_up = asyncio.wrap_future(taking)
+        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, taking)))
         gone = asyncio.create_task(_disconnected(request))
         try:
             first = await _first(made, taken_up, gone, within=seconds)
-            if first is None:
+            if first is None and taking.cancel():  # unless it was taken up just now: it is refused or made, never both
                 raise self._blocked(door, seconds)
-            if taken_up.done():
+            if taking.done():
                 self._patience.was_kept(door.loop, seconds)
             first = await _first(made, gone, within=self.limits.answer_seconds)
             if first is None:
@@ -590,11 +592,6 @@ async def _first(*awaited: asyncio.Future[Any], within: float) -> asyncio.Future
     """Which of them is done within so many seconds, the one that is named first where several are; None: none is."""
     await asyncio.wait(awaited, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     return next((one for one in awaited if one.done()), None)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 async def _disconnected(request: Request) -> None:
