@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from creditflow.adapters import Converted, Span, convert, from_json, from_otlp_json
+from creditflow.adapters import Converted, Span, convert, from_chat_log, from_json, from_otlp_json
 from creditflow.adapters.events import with_calls_apart
 from creditflow.adapters.meaning import ModelCall, read_span
 from creditflow.errors import DataError
@@ -25,6 +26,13 @@ ODD: list[Any] = [
     *["[", '[{"role": 1}]', "\ud800", "\x00", {"stringValue": None}, {"kvlistValue": {"values": [{}]}}, b"\xff"],
     *["9" * 5000, "[" * 3000, '{"parts": 7}', {"intValue": "x"}],
 ]
+
+
+def odd(draw: random.Random) -> Any:
+    """One of its own: what is mutated further is nobody else's."""
+    return deepcopy(draw.choice(ODD))
+
+
 Mutation = Callable[[random.Random, list[dict[str, Any]]], None]
 
 
@@ -44,13 +52,13 @@ def _drop_a_field(draw: random.Random, spans: list[dict[str, Any]]) -> None:
 
 def _odd_field(draw: random.Random, spans: list[dict[str, Any]]) -> None:
     span = draw.choice(spans)
-    span[draw.choice([*span, "attributes", "links", "events", "status", "unknown"])] = draw.choice(ODD)
+    span[draw.choice([*span, "attributes", "links", "events", "status", "unknown"])] = odd(draw)
 
 
 def _odd_attribute(draw: random.Random, spans: list[dict[str, Any]]) -> None:
     attributes = draw.choice(spans).get("attributes")
     if isinstance(attributes, list) and attributes and isinstance(pair := draw.choice(attributes), dict):
-        pair[draw.choice(["key", "value"])] = draw.choice([*ODD, {"stringValue": draw.choice(ODD)}])
+        pair[draw.choice(["key", "value"])] = draw.choice([odd(draw), {"stringValue": odd(draw)}])
 
 
 def _odd_time(draw: random.Random, spans: list[dict[str, Any]]) -> None:
@@ -58,7 +66,7 @@ def _odd_time(draw: random.Random, spans: list[dict[str, Any]]) -> None:
     try:
         span[key] = str(int(span[key]) + draw.randrange(-(10**9), 10**9))
     except (KeyError, TypeError, ValueError, OverflowError):
-        span[key] = draw.choice(ODD)
+        span[key] = odd(draw)
 
 
 def _other_parent(draw: random.Random, spans: list[dict[str, Any]]) -> None:
@@ -103,8 +111,28 @@ def mutated(seed: int) -> list[Any]:
     return messages
 
 
+SAYS_CALL = [("gen_ai.operation.name", "chat"), ("openinference.span.kind", "LLM"), ("llm.request.type", "chat")]
+GIVES = ("agentlightning.", "reward", "agentops.", "openinference.span.kind")
+
+
+def calls_by_their_word(spans: list[Span]) -> list[str]:
+    """Ids of the spans that say to be calls, by a table of this test's own; without those that may be there to give a
+    reward, which comes first.
+    """
+    return [
+        span.id
+        for span in spans
+        if any(span.attributes.get(key) == value for key, value in SAYS_CALL)
+        and span.attributes.get("gen_ai.operation.name", "chat") == "chat"
+        and not any(key.startswith(GIVES) and value != "LLM" for key, value in span.attributes.items())
+    ]
+
+
 def nothing_is_lost(spans: list[Span], made: Converted) -> None:
     """Counted anew, from the spans alone."""
+    told = Counter(step.info["span_id"] for trajectory in made.trajectories for step in trajectory.steps)
+    told += Counter(left.span for left in made.left_out if left.what == "model call")
+    assert Counter(calls_by_their_word(spans)) <= told
     read = [read_span(span) for span in with_calls_apart(spans)]
     steps = [step for trajectory in made.trajectories for step in trajectory.steps]
     calls = sum(isinstance(meaning, ModelCall) for meaning, _ in read)
@@ -140,6 +168,61 @@ def test_a_hundred_thousand_mutated_span_sets_lose_nothing_and_break_nothing() -
             survives(seed)
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
+
+
+LOG: list[Any] = [
+    {"session_id": "s", "model": "m", "reward": {"right": 1.0}, "messages": [
+        {"role": "system", "content": "You are a writer."}, {"role": "user", "content": "Plan it."},
+        {"role": "assistant", "content": "First add, then halve.", "name": "writer", "reward": 0.5},
+        {"role": "tool", "tool_call_id": "x", "content": "7"}, {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]}]},
+    {"trajectory_id": "s", "agent": "b", "request": {"model": "m", "temperature": 0.5, "messages": [
+        {"role": "user", "content": "First add, then halve."}]}, "response": {"id": "1", "choices": [
+        {"message": {"content": "Done it all."}, "finish_reason": "stop", "token_ids": [1, 2],
+         "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}, {"message": {"content": "Other"}}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2}}, "reward": 0.25},
+]  # fmt: skip
+LIGHTNING: list[Any] = [
+    {"rollout_id": "r", "attempt_id": "a", "trace_id": "0" * 31 + "1", "span_id": f"s{at}", "parent_id": parent,
+     "name": name, "status": {"status_code": "OK"}, "events": [], "links": [], "start_time": 1e9 + at,
+     "end_time": 1e9 + at + 0.5, "attributes": attributes, "resource": {"attributes": {}}}
+    for at, (name, parent, attributes) in enumerate([
+        ("agent", None, {"agent.name": "writer"}),
+        ("call", "s0", {"gen_ai.prompt.0.content": "Go", "gen_ai.completion.0.content": "I went there",
+                        "gen_ai.response.id": "1", "response_token_ids": [1, 2]}),
+        ("agentlightning.annotation", "s0", {
+            "agentlightning.reward.0.name": "right", "agentlightning.reward.0.value": 1,
+            "agentlightning.link.0.key_match": "gen_ai.response.id", "agentlightning.link.0.value_match": "1"}),
+        ("call", None, {"gen_ai.prompt.0.content": "I went there", "gen_ai.completion.0.content": "So"}),
+    ])
+]  # fmt: skip
+
+
+def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Every place in a JSON value: what holds it, and its key."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        found.append((value, key))
+        if isinstance(inner, dict | list):
+            _places(inner, found)
+    return found
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.sampled_from([LOG, LIGHTNING]), st.integers(0, 2**40))
+def test_mutated_logs_of_chats_and_spans_of_agent_lightning_break_nothing(written: list[Any], seed: int) -> None:
+    draw = random.Random(seed)
+    lines = deepcopy(written)
+    for _ in range(draw.choice([1, 2, 4, 16])):
+        holder, key = draw.choice(_places(lines, []))
+        other, at = draw.choice(_places(lines, []))
+        holder[key] = draw.choice([odd(draw), deepcopy(other[at])])
+    try:
+        spans = from_chat_log(lines) if written is LOG else from_json(lines)
+    except DataError:
+        return
+    made = convert(spans)
+    nothing_is_lost(spans, made)
+    assert table_of(TrajectoryBatch.from_trajectories(made.trajectories)).num_rows >= 0
 
 
 def chain(depth: int) -> list[Span]:

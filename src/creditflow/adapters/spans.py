@@ -415,12 +415,17 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         _nanoseconds(raw.get("start_time")),
         _nanoseconds(raw.get("end_time")),
         _plain(raw.get("attributes")),
-        [_event(_plain(event)) for event in found] if (found := raw.get("events")) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := raw.get("links")) else (),
+        [_event(_plain(event)) for event in found] if isinstance(found := raw.get("events"), _SEQUENCE) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in found]
+        if isinstance(found := raw.get("links"), _SEQUENCE)
+        else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(_plain(raw.get("resource")).get("attributes")),
         text_of(raw.get("trace_id")),
     )
+
+
+_SEQUENCE = (list, tuple)
 
 
 def _event(raw: Mapping[str, Any]) -> Event:
