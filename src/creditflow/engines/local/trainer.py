@@ -150,8 +150,8 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
     if (cut_short := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
         reporter.say(
             f"warning: {cut_short:.0%} of the first step's plays were truncated: a prompt was longer, or a response "
-            "would have been, than data.max_prompt_length, data.max_response_length or the model's positions allow; "
-            "creditflow check shows the first"
+            "would have been, than data.max_prompt_length, data.max_response_length or the model's positions allow, or "
+            "the workflow cut them short; creditflow check shows the first"
         )
 
 
