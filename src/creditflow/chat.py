@@ -25,9 +25,6 @@ _BEFORE = 8
 _MARK = "\u241fresponse\u241f"
 """Stands for a response where a template is asked what comes after one."""
 
-_GAP = "\ufffd"
-"""Stands where the halves of a special token met. It is in none."""
-
 
 class PromptIds(tuple[int, ...]):
     """A prompt that is tokens already."""
@@ -276,7 +273,15 @@ class ChatTokenizer:
         return value
 
     def _without_special_tokens(self, text: str) -> str:
-        for place in ("", _GAP):  # taking one out may join the halves of another, and those of a third stand around it
-            for token in self.special_tokens:
-                text = text.replace(token, place)
-        return text
+        """Taking one out may join the halves of another, which is taken out too: in one pass, as each is whole."""
+        if not any(token in text for token in self.special_tokens):
+            return text
+        tokens, ends = set(self.special_tokens), {token[-1] for token in self.special_tokens}
+        lengths = sorted({len(token) for token in tokens})
+        kept: list[str] = []
+        for letter in text:
+            kept.append(letter)
+            if letter in ends:
+                whole = next((length for length in lengths if "".join(kept[-length:]) in tokens), 0)
+                del kept[len(kept) - whole :]
+        return "".join(kept)

@@ -3,6 +3,7 @@ import asyncio
 import ctypes
 import fcntl
 import functools
+import gc
 import os
 import re
 import signal
@@ -303,6 +304,7 @@ def test_no_worker_outlives_a_manager_that_was_killed(tmp_path):
 def test_no_descriptor_is_left_open():
     functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
     score(functions, [a_play()])
+    gc.collect()  # what other tests left open is closed before
     before = descriptors()
     for _ in range(3):
         score(functions, [a_play()])
