@@ -114,7 +114,7 @@ def test_what_was_served_becomes_a_run_with_credit(serving, tmp_path):
     asked = [sys.executable, "-m", "creditflow", "convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit"]
     done = subprocess.run([*asked, f"{tmp_path}/run"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "4 plays of 1 tasks, 4 steps" in done.stdout
+    assert "4 plays of 1 task, 4 steps" in done.stdout
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 

@@ -64,6 +64,15 @@ def test_an_id_that_looks_like_an_option_is_still_explained(tmp_path: Path) -> N
     assert (why.exit_code, "-x y/0" in why.stdout) == (0, True)
 
 
+def test_a_run_that_is_there_already_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    source, run = RECORDED / "langgraph_openinference.json", tmp_path / "run"
+    assert convert(source, "-o", tmp_path / "one.parquet", "--credit", run).exit_code == 0
+    again = convert(source, "-o", tmp_path / "two.parquet", "--credit", run)
+    assert (again.exit_code, (tmp_path / "two.parquet").exists()) == (2, False)
+    assert "--credit: " in again.output
+    assert "holds a run already" in again.output
+
+
 def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
     made = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run)

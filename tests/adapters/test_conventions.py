@@ -138,6 +138,23 @@ def test_what_looks_like_a_call_of_no_known_convention_is_told_to_be_left_out() 
         assert made({"gen_ai.request.model": "m", **other}).left_out == []
 
 
+@pytest.mark.parametrize("kind", [("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent")])
+def test_an_agent_that_notes_its_first_and_last_message_is_no_call_but_the_agent_of_its_calls(
+    kind: tuple[str, str],
+) -> None:
+    noted = openinference({"content": "Done."}, **{"agent.name": "writer"})
+    del noted["openinference.span.kind"]
+    spans = [
+        Span("t", "agent", None, "run", 1, 9, {**noted, kind[0]: kind[1]}),
+        Span("t", "first", "agent", "llm", 2, 3, openinference({"content": "I look it up."})),
+        Span("t", "last", "agent", "llm", 4, 5, openinference({"content": "Done."})),
+    ]
+    found = convert(spans)
+    steps = found.trajectories[0].steps
+    assert [(step.agent, step.info["span_id"]) for step in steps] == [("writer", "first"), ("writer", "last")]
+    assert found.left_out == []
+
+
 @pytest.mark.parametrize("reasons", [["MAX_TOKENS"], "length", '["length"]', ("max_output_tokens",)])
 def test_a_call_that_ran_out_of_room_is_known_however_it_is_spelled(reasons: Any) -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(text("cut o")),

@@ -9,7 +9,6 @@ not there.
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from array import array
@@ -19,6 +18,21 @@ from functools import lru_cache
 from operator import countOf
 from typing import Any
 
+from creditflow.adapters.messages import (
+    DIGITS,
+    LIST_TYPES,
+    OF_A_TEXT,
+    Raw,
+    content_of,
+    from_spread,
+    in_short,
+    json_of,
+    listed,
+    messages_of,
+    parts_of,
+    text_content,
+    without_reasoning,
+)
 from creditflow.adapters.spans import Event, Span, text_of
 from creditflow.trajectory import Message
 
@@ -120,11 +134,6 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
 
 # ---- attributes by their names -------------------------------------------------------------------------------------
 
-_LIST = (list, tuple)
-"""Not `list | tuple`, which makes a new type at every look: there are dozens for each span."""
-Raw = dict[str, Any]
-"""One entry of a list: what follows its number, and the value. Of a message: `role`, `content` or `parts`,
-`tool_calls`, `finish_reason`."""
 _READ = ("gen_ai.prompt", "llm.input_messages", "agentlightning.operation.input.messages")
 _WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.output.choices")
 """Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
@@ -134,7 +143,6 @@ _FEEDBACK = ("evaluations", "annotations")
 _GIVING = frozenset((_OWN, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK)))
 """Lists that give rewards, whatever the span is."""
 _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK))
-_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ class _Names:
         lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
         # Two conventions on one span say the same twice.
         read, wrote = (next((lists[name] for name in one if name in lists), []) for one in (_READ, _WROTE))
-        plain = all(map(_OF_A_TEXT.issuperset, read))
+        plain = all(map(OF_A_TEXT.issuperset, read))
         spread = not _SPREAD.isdisjoint(places)
         return cls(
             lists=lists,
@@ -240,7 +248,7 @@ def _place(key: str) -> tuple[str, int, str] | None:
     for name in _LIST_NAMES:
         if key.startswith(f"{name}."):
             number, _, rest = key[len(name) + 1 :].partition(".")
-            if rest and number.isdecimal() and len(number) < _DIGITS:
+            if rest and number.isdecimal() and len(number) < DIGITS:
                 return name, int(number), rest
     return None
 
@@ -281,12 +289,12 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
             _from_event(event, *told)
         read, wrote = read or told[0], wrote or told[1]  # what attributes say, events say again
     if read or wrote or not names.spread:
-        messages = _in_short(read)
+        messages = in_short(read)
     else:
         messages = _spread_read(attributes, names)
-        wrote = [_message(_entry(attributes, entry)) for entry in names.wrote]
+        wrote = [from_spread(_entry(attributes, entry)) for entry in names.wrote]
     said, choices = _told_apart(attributes, wrote) if len(wrote) > 1 else (wrote[0] if wrote else {}, ())
-    response = _content(said)
+    response = content_of(said)
     return ModelCall(
         messages,
         response,
@@ -298,7 +306,7 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
         _token_ids(_first(attributes, names.response_ids)),
         _logprobs(attributes.get("logprobs.content")),
         _info(span, names, said),
-        response if said.keys().isdisjoint(_HAVE_PARTS) else _without_reasoning(said, response),
+        without_reasoning(said, response),
         choices,
     )
 
@@ -307,33 +315,25 @@ def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Ra
     """What a call said, and further choices that it was given: some conventions have a message for each choice, others
     for each item of one response (a text, a call of a tool).
     """
-    parameters = _json(attributes.get("llm.invocation_parameters"))
+    parameters = json_of(attributes.get("llm.invocation_parameters"))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
     if several or any("finish_reason" in one or "index" in one for one in wrote):
-        return wrote[0], [_content(one) for one in wrote[1:]]
-    return {"role": wrote[0].get("role"), "parts": [part for one in wrote for part in _parts(one)]}, ()
-
-
-_REASONING = ("reasoning", "thinking", "redacted_thinking")
-
-
-def _without_reasoning(said: Raw, response: str) -> str:
-    """What others may read of a response: agents are handed the text alone."""
-    parts = _parts(said)
-    texts = [part for part in parts if not (isinstance(part, dict) and part.get("type") in _REASONING)]
-    return response if len(texts) == len(parts) else _content({"parts": texts})
-
-
-_HAVE_PARTS = ("parts", "contents_by_number")
+        return wrote[0], [content_of(one) for one in wrote[1:]]
+    return {"role": wrote[0].get("role"), "parts": [part for one in wrote for part in parts_of(one)]}, ()
 
 
 def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
-    return operation not in _NO_CALLS and (
-        names.spread
-        or operation in _CALLS
-        or _first(attributes, names.response_ids) is not None
+    if operation in _NO_CALLS:
+        return False
+    if (
+        operation in _CALLS
         or attributes.get("openinference.span.kind") == "LLM"
         or attributes.get("llm.request.type") in _CALLS
+    ):
+        return True
+    # Some tracers note an agent's first and last message at its own span, too, as if it were one call.
+    return (names.spread or _first(attributes, names.response_ids) is not None) and not (
+        names.of_agent and any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
     )
 
 
@@ -360,17 +360,13 @@ def is_nothing(span: Span) -> bool:
     return not (any(kinds) or is_call(span) or _agent_name(span, operation))
 
 
-def _in_short(messages: Sequence[Raw]) -> list[Message]:
-    return [{"role": text_of(one.get("role") or "user"), "content": _content(one)} for one in messages]
-
-
 def _spread_read(attributes: Mapping[str, Any], names: _Names) -> list[Message]:
     if names.texts is None:
-        return _in_short([_message(raw) for name in _READ for raw in names.listed(attributes, name)])
+        return in_short([from_spread(raw) for name in _READ for raw in names.listed(attributes, name)])
     return [
         {
             "role": text_of((attributes[role] if role else "") or "user"),
-            "content": _text(attributes[content]) if content else "",
+            "content": text_content(attributes[content]) if content else "",
         }
         for role, content in names.texts
     ]
@@ -385,7 +381,7 @@ def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
             info[name] = count
     reason = said.get("finish_reason")
     if not reason and (reasons := attributes.get("gen_ai.response.finish_reasons")):
-        reason = next(iter(_listed(reasons)), None)
+        reason = next(iter(listed(reasons)), None)
     reason = reason or attributes.get("llm.finish_reason")
     if isinstance(reason, str):
         info["finish_reason"] = "length" if reason.lower() in _ENDED_BY_LENGTH else reason
@@ -400,24 +396,24 @@ _WHOLE = frozenset(("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.s
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
     """What the call read, and what it wrote: by OpenTelemetry's conventions since 1.37, or Vercel's AI SDK's."""
-    read = _messages(attributes.get("gen_ai.input.messages"))
-    if (system := _json(attributes.get("gen_ai.system_instructions"))) is not None:
+    read = messages_of(attributes.get("gen_ai.input.messages"))
+    if (system := json_of(attributes.get("gen_ai.system_instructions"))) is not None:
         first = {"role": "system", "parts": [system] if isinstance(system, dict | str) else system}
-        if not (read and read[0].get("role") == "system" and _content(read[0]) == _content(first)):
+        if not (read and read[0].get("role") == "system" and content_of(read[0]) == content_of(first)):
             read.insert(0, first)
-    wrote = _messages(attributes.get("gen_ai.output.messages"))
+    wrote = messages_of(attributes.get("gen_ai.output.messages"))
     return (read, wrote) if read or wrote else _from_vercel(attributes)
 
 
 def _from_vercel(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    text, calls = attributes.get("ai.response.text"), _listed(attributes.get("ai.response.toolCalls"))
+    text, calls = attributes.get("ai.response.text"), listed(attributes.get("ai.response.toolCalls"))
     called = [
         {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))}
         for call in calls
         if isinstance(call, dict)
     ]
     said = [{"role": "assistant", "content": text, "tool_calls": called}] if text or called else []
-    return _messages(attributes.get("ai.prompt.messages")), said
+    return messages_of(attributes.get("ai.prompt.messages")), said
 
 
 # Events. The messages of a call are in one, or in one each.
@@ -437,163 +433,18 @@ def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
         read.append({"role": ROLES[event.name], **_body(event)})
     elif event.name == CHOICE:
         body = _body(event)
-        message = _json(body.get("message"))
+        message = json_of(body.get("message"))
         wrote.append({**body, **(message if isinstance(message, dict) else {})})
     elif event.name in (PROMPT, TEXT):
-        read += _messages(event.attributes.get("gen_ai.prompt"))
-        wrote += _messages(event.attributes.get("gen_ai.completion"))
+        read += messages_of(event.attributes.get("gen_ai.prompt"))
+        wrote += messages_of(event.attributes.get("gen_ai.completion"))
 
 
 def _body(event: Event) -> Raw:
-    for body in (_json(event.body), _json(event.attributes.get("gen_ai.event.content"))):
+    for body in (json_of(event.body), json_of(event.attributes.get("gen_ai.event.content"))):
         if isinstance(body, dict):
             return body
     return dict(event.attributes)
-
-
-def _message(spread: Raw) -> Raw:
-    """One whose parts and tool calls are spread out, too: `message.tool_calls.0.tool_call.function.name`."""
-    if _OF_A_TEXT.issuperset(spread):
-        return spread
-    message: Raw = {}
-    for rest, value in spread.items():
-        name, _, deeper = rest.removeprefix("message.").partition(".")
-        if not deeper:
-            message[name] = value
-        elif name in ("contents", "tool_calls"):
-            number, _, field_ = deeper.partition(".")
-            if number.isdecimal() and len(number) < _DIGITS:
-                parts = message.setdefault(f"{name}_by_number", {})
-                parts.setdefault(int(number), {})[field_.rpartition(".")[2]] = value
-    return message
-
-
-_OF_A_TEXT = frozenset(("role", "content", "finish_reason"))
-
-
-def _messages(raw: Any) -> list[Raw]:
-    if raw is None:
-        return []
-    found = _json(raw)
-    if isinstance(found, dict):
-        found = found.get("messages", [found])
-    if isinstance(found, str):
-        found = [{"content": found}]
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, _LIST) else []
-
-
-def _text(content: Any) -> str:
-    """Of a message that has nothing else."""
-    return text_of(content) if type(content) is str and content[:1] != "[" else _content({"content": content})
-
-
-def _content(message: Raw) -> str:
-    """The text of a message: its parts in lines, a tool call as JSON."""
-    content = message.get("content")
-    if type(content) is str and content[:1] != "[" and _OF_A_TEXT.issuperset(message):
-        return text_of(content)
-    parts = message.get("parts")
-    if message.keys().isdisjoint(_MAY_HAVE_MORE):
-        if type(content) is str and parts is None and content[:1] != "[":
-            return text_of(content)
-        if content is None and type(parts) is list and len(parts) == 1 and type(parts[0]) is dict:
-            text = parts[0].get("content")
-            if parts[0].get("type") == "text" and type(text) is str and not text.startswith(_A_MESSAGE):
-                return text_of(text)
-    return text_of("\n".join(_lines(_parts(message))))
-
-
-def _parts(message: Raw) -> list[Any]:
-    """All that a message says, however it is spread, as the parts of one: texts, results of tools, calls."""
-    content = message.get("content")
-    found: Sequence[Any]
-    if isinstance(content, str):
-        listed = _json(content) if content[:1] == "[" else None
-        found = listed if isinstance(listed, list) and _are_parts(listed) else [content] if content else []
-    else:
-        found = _listed(content)
-    calls = (*_listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number")))
-    return [
-        *found,
-        *_listed(message.get("parts")),
-        *_by_number(message.get("contents_by_number")),
-        *({"type": "tool_call", **call} if isinstance(call, dict) else call for call in calls),
-    ]
-
-
-_MAY_HAVE_MORE = ("tool_calls", "tool_calls_by_number", "contents_by_number")
-
-
-def _are_parts(value: Sequence[Any]) -> bool:
-    return bool(value) and all(isinstance(part, dict) and "type" in part for part in value)
-
-
-def _lines(parts: Sequence[Any]) -> Iterator[str]:
-    before: str | None = None
-    for one in parts:
-        if isinstance(one, str):
-            yield (before := one)
-        elif isinstance(one, dict):
-            function = one.get("function")  # OpenAI's form of a tool call
-            part = {**function, "type": "tool_call"} if isinstance(function, dict) else one
-            kind = part.get("type")
-            if isinstance(text := part.get("content", part.get("text")), str) and text.startswith(_A_MESSAGE):
-                yield from _lines_of_repr(text)
-            elif kind in ("tool_call", "tool_use", "function"):
-                given = _json(part.get("arguments", part.get("input")))  # some leave out what is empty
-                yield (before := _dumped({"name": part.get("name"), "arguments": {} if given is None else given}))
-            elif kind in ("tool_call_response", "tool_result"):
-                result = _plain(part.get("response", part.get("result", part.get("content"))))
-                if result != before:  # it may stand twice, as a text and as a result
-                    yield (before := result)
-            elif isinstance(text, str):
-                yield (before := text)
-
-
-_A_MESSAGE = "{'content': "
-"""So begins the text of a message that calls a tool, by OpenTelemetry's instrumentation of the Agents SDK: it is
-OpenAI's whole message, as Python prints it."""
-
-
-def _lines_of_repr(text: str) -> Iterator[str]:
-    try:
-        message = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        message = None
-    if not isinstance(message, dict):
-        yield text
-    elif content := _content(message):
-        yield content
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else _dumped(value)
-
-
-def _dumped(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):
-        return ""
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    found = _json(value) if isinstance(value, str) else value
-    return found if isinstance(found, _LIST) else () if found is None else (found,)
-
-
-def _by_number(parts: Any) -> list[Any]:
-    return [parts[number] for number in sorted(parts)] if isinstance(parts, dict) else []
-
-
-def _json(value: Any) -> Any:
-    """What a text says if it is JSON, else the text; other values as they are."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
 
 
 def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -608,7 +459,7 @@ _TEMPERATURE = ("gen_ai.request.temperature", "llm.invocation_parameters")
 
 def _temperature(attributes: Mapping[str, Any]) -> float:
     value = attributes.get("gen_ai.request.temperature")
-    if value is None and isinstance(parameters := _json(attributes.get("llm.invocation_parameters")), dict):
+    if value is None and isinstance(parameters := json_of(attributes.get("llm.invocation_parameters")), dict):
         value = parameters.get("temperature")
     if value is None:
         return 1.0
@@ -628,9 +479,9 @@ def _token_ids(value: Any) -> tuple[int, ...]:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
             return ()
-    if not isinstance(value, _LIST) or not value:
+    if not isinstance(value, LIST_TYPES) or not value:
         return ()
-    ids = value[0] if isinstance(value[0], _LIST) else value
+    ids = value[0] if isinstance(value[0], LIST_TYPES) else value
     return tuple(ids) if ids and countOf(map(type, ids), int) == len(ids) and _fit(ids) else ()
 
 
@@ -651,7 +502,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
     """Of OpenAI's list of tokens."""
     if value is None:
         return ()
-    found = [one.get("logprob") if isinstance(one, dict) else one for one in _listed(value)]
+    found = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
     try:
         numbers = [float(one) for one in found if isinstance(one, int | float)]
     except OverflowError:
@@ -679,7 +530,7 @@ _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 def _node(attributes: Mapping[str, Any]) -> str:
     """The node of a LangGraph, as OpenInference keeps it."""
     metadata = attributes.get("metadata")
-    if isinstance(metadata, str) and "langgraph_node" in metadata and isinstance(read := _json(metadata), dict):
+    if isinstance(metadata, str) and "langgraph_node" in metadata and isinstance(read := json_of(metadata), dict):
         return text_of(read.get("langgraph_node"))
     return ""
 
@@ -767,7 +618,7 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
 
 def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
     for key in _AGENTOPS_OUTPUT:
-        output = _json(attributes.get(key))
+        output = json_of(attributes.get(key))
         if isinstance(output, dict) and output.get("type") == "reward":
             return output
     return None

@@ -38,6 +38,8 @@ def convert_files(
     """Read, convert, write, and say what became of it; `run`: a folder for the plays with their credit."""
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
+    if run is not None and (run / "run.json").exists():
+        raise InputError(f"--credit: {run} holds a run already; name another folder")
     tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
     options = replace(options, ranges=dict(map(_range, ranges)), tokens=tokens)
     ours: list[Trajectory] = []
@@ -137,7 +139,7 @@ def _tell(made: Converted) -> None:
     if not made.spans:
         return
     steps = [step for trajectory in made.trajectories for step in trajectory.steps]
-    console.print(f"{made.spans} spans: {_size(made.trajectories)}", soft_wrap=True)
+    console.print(f"{_counted(made.spans, 'span')}: {_size(made.trajectories)}", soft_wrap=True)
     if steps:
         table = new_table("agent", "steps", "parents by text", "with tokens")
         for agent, n in Counter(step.agent for step in steps).most_common():
@@ -175,7 +177,11 @@ def _tell(made: Converted) -> None:
 
 def _size(plays: Sequence[Trajectory]) -> str:
     steps, tasks = sum(len(play.steps) for play in plays), len({play.uid for play in plays})
-    return f"{len(plays)} plays of {tasks} tasks, {steps} steps"
+    return ", ".join((f"{_counted(len(plays), 'play')} of {_counted(tasks, 'task')}", _counted(steps, "step")))
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _kind(reason: str) -> str:
