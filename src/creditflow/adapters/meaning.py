@@ -162,6 +162,8 @@ class _Names:
     """Whether it may be there to give a reward."""
     of_call: bool
     """Whether it may be a model call."""
+    of_kind: bool
+    """Whether there is an attribute that says what the span is."""
     like_call: bool
     """Whether it has what only model calls have, if nothing says that it is something else."""
     of_agent: bool
@@ -205,6 +207,7 @@ class _Names:
             gives=not _GIVING.isdisjoint(places),
             of_reward=_REWARD in places or not _OF_REWARD.isdisjoint(there),
             of_call=spread or not _OF_CALL.isdisjoint(there),
+            of_kind=not _OF_KIND.isdisjoint(there),
             like_call=not _LIKE_CALL.isdisjoint(there),
             of_agent=not _OF_AGENT.isdisjoint(there),
             prompt_ids=these(_PROMPT_IDS),
@@ -323,6 +326,9 @@ def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Ra
 
 
 def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
+    has_a_calls = names.spread or _first(attributes, names.response_ids) is not None
+    if not names.of_kind:
+        return has_a_calls
     if operation in _NO_CALLS:
         return False
     if (
@@ -332,9 +338,7 @@ def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bo
     ):
         return True
     # Some tracers note an agent's first and last message at its own span, too, as if it were one call.
-    return (names.spread or _first(attributes, names.response_ids) is not None) and not (
-        names.of_agent and any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
-    )
+    return has_a_calls and not any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
 
 
 def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
@@ -550,6 +554,7 @@ _BY_KIND = (
 )
 _KINDS = ("openinference.span.kind", "traceloop.span.kind", "agentops.span.kind")
 """What a span is, by other conventions."""
+_OF_KIND = frozenset(("gen_ai.operation.name", "llm.request.type", *_KINDS))
 _OF_AGENT = frozenset(
     (
         "gen_ai.operation.name",

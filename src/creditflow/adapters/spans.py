@@ -415,17 +415,16 @@ def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
         _nanoseconds(raw.get("start_time")),
         _nanoseconds(raw.get("end_time")),
         _plain(raw.get("attributes")),
-        [_event(_plain(event)) for event in found] if isinstance(found := raw.get("events"), _SEQUENCE) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in found]
-        if isinstance(found := raw.get("links"), _SEQUENCE)
-        else (),
+        [_event(_plain(event)) for event in found] if (found := _some(raw.get("events"))) else [],
+        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := _some(raw.get("links"))) else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
         _plain(_plain(raw.get("resource")).get("attributes")),
         text_of(raw.get("trace_id")),
     )
 
 
-_SEQUENCE = (list, tuple)
+def _some(value: Any) -> Sequence[Any]:
+    return value if value and isinstance(value, (list, tuple)) else ()
 
 
 def _event(raw: Mapping[str, Any]) -> Event:
