@@ -23,7 +23,13 @@ _DEPTH = 64
 _BEFORE = 8
 """Tokens: of so many a character has none more, and no decoder looks farther back."""
 _MARK = "\u241fresponse\u241f"
-"""Stands for a response where a template is asked what comes after one."""
+"""Stands for what a message says where a template is asked what it writes around that."""
+_CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
+"""How a token looks that nobody writes by chance; a word, a line break or a full stop may be an added token too."""
+_READ_BACK = re.compile(
+    r"\W+(?:think(?:ing)?|thought|reasoning)\W+|</?(?:answer|tool_calls?|tool_responses?|tools)>", re.IGNORECASE
+)
+"""What models write within a turn, and programs read again as text: it ends no turn, and messages keep it."""
 
 
 class PromptIds(tuple[int, ...]):
@@ -66,7 +72,7 @@ def _call_of(body: str) -> ToolCall:
         call = _plain(body)
     except (ValueError, RecursionError) as error:
         return ToolCall("", None, f"the call is no JSON: {error}")
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return ToolCall("", None, 'expected {"name": ..., "arguments": {...}}')
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):  # spelled twice, as in OpenAI's messages
@@ -80,14 +86,18 @@ def _call_of(body: str) -> ToolCall:
 
 
 def _plain(text: str) -> Any:
-    """JSON that can be written down again: no NaN, and no halves of surrogate pairs, which JSON can spell out."""
+    """JSON that can be written down again: no NaN, no number beyond all floats (1e999 is read as infinity), and no
+    halves of surrogate pairs, which JSON can spell out.
+
+    Raises ValueError or RecursionError for what is none.
+    """
     value = json.loads(text, parse_constant=_no_number)
     layer, depth = [value], 0
     while layer := [inner for outer in layer for inner in _inside(outer)]:
         depth += 1
         if depth > _DEPTH:
             raise ValueError(f"it is nested deeper than {_DEPTH}")
-    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return json.loads(json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace"))
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -189,6 +199,50 @@ def _told(tools: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+class _Remover:
+    """Takes tokens out of texts, in time linear in a text's length, whatever stands in it.
+
+    Aho and Corasick, "Efficient string matching" (1975). A state stands for the longest end of a text that begins a
+    token; 0 is that of none.
+    """
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self._next: list[dict[str, int]] = [{}]
+        """By state: the state behind a letter, 0 where none is named."""
+        self._whole = [0]
+        """By state: the length of the shortest token that ends there, 0 where none does."""
+        for token in tokens:
+            state = 0
+            for letter in token:
+                if letter not in self._next[state]:
+                    self._next[state][letter] = len(self._next)
+                    self._next.append({})
+                    self._whole.append(0)
+                state = self._next[state][letter]
+            self._whole[state] = len(token)
+        # Shorter ones first: what a state takes over from that of its longest proper end must be complete.
+        found = [(state, 0) for state in self._next[0].values()]
+        for state, end in found:
+            found += [(after, self._next[end].get(letter, 0)) for letter, after in self._next[state].items()]
+            self._next[state] = {**self._next[end], **self._next[state]}
+            self._whole[state] = self._whole[end] or self._whole[state]
+
+    def __call__(self, text: str) -> str:
+        """`text` without them. Each is taken out as soon as it is whole, so of halves that meet then none is left."""
+        if not any(letter in text for letter in self._next[0]):  # as most are, and it is hundreds of times as quick
+            return text
+        following, wholes, state = self._next, self._whole, 0
+        kept, states = [""], [0]
+        for letter in text:
+            state = following[state].get(letter, 0)
+            kept.append(letter)
+            states.append(state)
+            if whole := wholes[state]:
+                del kept[-whole:], states[-whole:]
+                state = states[-1]
+        return "".join(kept)
+
+
 class ChatTokenizer:
     """Messages to prompt text and tokens, and a response's tokens to text.
 
@@ -203,17 +257,19 @@ class ChatTokenizer:
         self.pad_id = int(next(token for token in padding if token is not None))
         """Stands where there is no token; the prompt's only one where the messages have none."""
         self._end_ids = {*end_ids, tokenizer.eos_token_id}
-        self.special_tokens = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special and token.content
-        ]
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self.special_tokens = [token for token in (*special, *self._turn_tokens()) if token]
+        """What no message may spell: those that the tokenizer calls special, and those of turns that it does not."""
+        self._without_special_tokens = _Remover(self.special_tokens)
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
 
         `tools`: JSON schemas of functions, as OpenAI has them. Special tokens that are spelled out in a message are
-        taken out of it: what one agent writes must not be able to close the next one's turn. `prompt` as a text is what
-        the model reads, special tokens included, and none is added: who gives one answers for what stands in it. Raises
-        ModelError for messages that the chat template refuses, and for tokens that there are not.
+        taken out of it, and so are the tokens that the template writes around turns: what one agent writes must not be
+        able to close the next one's turn. `prompt` as a text is what the model reads, special tokens included, and none
+        is added: who gives one answers for what stands in it. Raises ModelError for messages that the chat template
+        refuses or trips over, and for tokens that there are not.
         """
         if isinstance(prompt, PromptIds):
             if unknown := [token for token in prompt if not 0 <= token < len(self.tokenizer)]:
@@ -254,13 +310,43 @@ class ChatTokenizer:
             plain, tools = _spelled_out(plain, tools), ()
         if not template:
             return "\n".join(message["content"] for message in plain)
+        return self._rendered(plain, tools)
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """What the chat template makes of messages. Raises ModelError for those that it refuses or trips over."""
         asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
         from jinja2 import TemplateError
 
         try:
-            return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True, **asked))
+            made = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **asked
+            )
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
+        # A template computes with whatever a client sent under whatever name.
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise ModelError(f"the chat template cannot read these messages: {why}") from error
+        return str(made)
+
+    def _turn_tokens(self) -> list[str]:
+        """Added tokens that the tokenizer does not call special, but that the chat template writes around turns.
+
+        None where it renders no exchange.
+        """
+        added = {
+            id: token.content
+            for id, token in self.tokenizer.added_tokens_decoder.items()
+            if not token.special and _CONTROL.fullmatch(token.content) and not _READ_BACK.fullmatch(token.content)
+        }
+        if not added or not self.tokenizer.chat_template:
+            return []
+        exchange = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
+        for messages in (exchange, exchange[1:], exchange[-1:]):  # not every template takes a system prompt, or turns
+            with suppress(ModelError, ImportError):  # without jinja2 no messages are read later either
+                ids = set(self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"])
+                return [token for id, token in added.items() if id in ids]
+        return []
 
     def _clean(self, value: Any) -> Any:
         """`value` without special tokens, in whatever depth, names among them."""
@@ -271,17 +357,3 @@ class ChatTokenizer:
         if isinstance(value, Mapping):
             return {self._clean(key): self._clean(one) for key, one in value.items()}
         return value
-
-    def _without_special_tokens(self, text: str) -> str:
-        """Taking one out may join the halves of another, which is taken out too: in one pass, as each is whole."""
-        if not any(token in text for token in self.special_tokens):
-            return text
-        tokens, ends = set(self.special_tokens), {token[-1] for token in self.special_tokens}
-        lengths = sorted({len(token) for token in tokens})
-        kept: list[str] = []
-        for letter in text:
-            kept.append(letter)
-            if letter in ends:
-                whole = next((length for length in lengths if "".join(kept[-length:]) in tokens), 0)
-                del kept[len(kept) - whole :]
-        return "".join(kept)
