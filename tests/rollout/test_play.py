@@ -400,6 +400,21 @@ def test_one_play_alone_raises_a_mistake_in_the_recipe_and_returns_all_else() ->
     assert (trajectory.status, trajectory.info["error"]) == ("failed", "ZeroDivisionError: by zero")
 
 
+@pytest.mark.parametrize(
+    "raised", [SystemExit(2), asyncio.CancelledError(), BaseExceptionGroup("", [SystemExit(2), AgentError("no")])]
+)
+def test_whatever_a_workflow_raises_ends_its_own_play_alone(raised: BaseException) -> None:
+    async def solve(task: Task, team: Team) -> str:
+        await team.a(f"say {task.text}")
+        if task.extra_info["k"] == 0:
+            raise raised
+        return await team.b("say on")
+
+    played, _ = run(solve, n=2)
+    assert [play.status for play in played] == ["failed", "ok"]
+    assert played[0].info["error"].startswith("RuntimeError: raised ")
+
+
 def test_a_play_that_is_cancelled_leaves_no_call_behind() -> None:
     async def solve(task: Task, team: Team) -> None:
         await asyncio.gather(*(team.a(f"say {i}") for i in range(3)))

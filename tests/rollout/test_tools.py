@@ -19,10 +19,10 @@ from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_again, play_all
-from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.recorder import Call, Recorder, Sampling
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from creditflow.toolbox import inline, load_tools
-from creditflow.trajectory import Task
+from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
 
 # Schemas and calls
@@ -239,6 +239,45 @@ def test_a_tool_that_raises_is_an_answer_too():
     assert called(Tool.of(leaves)).text == "error: RuntimeError: raised SystemExit"
 
 
+async def leaves_at_once() -> str:
+    raise SystemExit(3)
+
+
+async def waits_for_what_was_cancelled() -> str:
+    task = asyncio.create_task(asyncio.sleep(3600))
+    task.cancel()
+    await task
+    return "never"
+
+
+@inline
+def leaves_inline() -> str:
+    raise BaseExceptionGroup("both", [SystemExit(3), KeyError("x")])
+
+
+@pytest.mark.parametrize(
+    ("function", "raised"),
+    [
+        (leaves_at_once, "SystemExit: 3"),
+        (waits_for_what_was_cancelled, "CancelledError: CancelledError"),
+        (leaves_inline, "BaseExceptionGroup: both (2 sub-exceptions)"),
+    ],
+)
+def test_a_tool_ends_nothing_but_itself(function, raised):
+    assert called(Tool.of(function)).text == f"error: {raised}"
+
+
+def test_a_tool_is_cancelled_with_its_caller():
+    async def main():
+        calling = asyncio.create_task(Tool.of(forecast)({"city": "Ulm", "seconds": 3600}, {}))
+        await asyncio.sleep(0)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+
+    asyncio.run(main())
+
+
 def test_arguments_of_the_recipe_and_the_plays_state_are_not_the_agents_business():
     def note(text: str, prefix: str, state: dict) -> str:
         state["seen"] = prefix + text
@@ -278,6 +317,10 @@ def test_a_tool_that_there_is_not_is_told_with_those_that_there_are():
         ('<tool_call>["f"]</tool_call>', "", [("", None, True)]),
         ('<tool_call>{"name": "f", "arguments": {"x": "\\ud800"}}</tool_call>', "", [("f", {"x": "?"}, False)]),
         ('<tool_call>{"name": "f", "arguments": {"x": NaN}}</tool_call>', "", [("", None, True)]),
+        ('<tool_call>{"name": "f", "arguments": {"x": [-1e999]}}</tool_call>', "", [("", None, True)]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1e999}"}</tool_call>', "", [("f", None, True)]),
+        ('<tool_call>{"name": "", "arguments": {"x": 1}}</tool_call>', "", [("", None, True)]),
+        ('<tool_call>{"arguments": {"x": 1}}</tool_call>', "", [("", None, True)]),
         (f'<tool_call>{{"name": "f", "arguments": {"[" * 99 + "]" * 99}}}</tool_call>', "", [("", None, True)]),
         (f"<tool_call>{'[' * 9999}", "", [("", None, True)]),
         ('<tool_call>{"name": "f"', "", [("", None, True)]),
@@ -289,11 +332,19 @@ def test_calls_are_read_as_hermes_models_write_them(text, said, calls):
     assert [(call.name, call.arguments, bool(call.error)) for call in found] == calls
 
 
+@pytest.mark.parametrize("body", ['{"name": "", "arguments": {}}', '{"arguments": {}}', '{"name": null}'])
+def test_an_agent_that_names_no_tool_is_told_how_a_call_is_written(body):
+    (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")[1]
+    result = asyncio.run(call_tool({"weather": Tool.of(weather)}, call, {}))
+    assert (result.name, result.text) == ("", 'error: expected {"name": ..., "arguments": {...}}')
+
+
 @given(st.text(alphabet=st.sampled_from('<>/tool_call{}"[]: ,naemrgus1\\\n'), max_size=200))
 def test_whatever_is_written_is_read_as_something(text):
     content, calls = parse_tool_calls(f"<tool_call>{text}")
     assert isinstance(content, str)
     assert all((call.arguments is None) == bool(call.error) for call in calls)
+    assert all(call.name for call in calls if call.arguments is not None)
 
 
 @given(st.text(max_size=100), st.integers(0, 60))
@@ -403,6 +454,21 @@ def played(client, *entries, sampling=None, workflow=None, temperature=1.0):
     scheduler = Scheduler({"default": client})
     (made,) = asyncio.run(play_all([play], workflow or solve, agents, scheduler, sampling or Sampling()))
     return made
+
+
+def test_a_call_that_a_stop_text_ends_is_not_made():
+    """What ends a turn was never sampled, so nothing can follow."""
+    asked = call("calculator", expression="6 * 7")
+
+    async def main():
+        agents = {"a": AgentSpec(tools=tools("calculator"))}
+        trajectory = Trajectory("t", "u", Task("t", ({"role": "user", "content": "go"},), None))
+        recorder = Recorder(agents, trajectory, Scheduler({"default": Scripted(asked)}), Sampling(), (1,))
+        return await recorder.ask(Call("a", [{"role": "user", "content": "go"}], stop=("</tool_call>",)))
+
+    reply = asyncio.run(main())
+    assert reply == asked.removesuffix("</tool_call>")
+    assert (reply.step.response_ids, reply.step.info) == (tuple(map(ord, asked)), {})
 
 
 def test_calls_and_their_results_are_one_step_in_which_only_the_policys_tokens_are_trained():

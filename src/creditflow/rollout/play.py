@@ -11,7 +11,7 @@ from creditflow.errors import AgentError, ConfigError, PromptTooLong
 from creditflow.rollout.client import Generator
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
-from creditflow.rollout.threads import in_thread
+from creditflow.rollout.threads import in_thread, is_callers_end
 from creditflow.trajectory import Task, Trajectory
 
 Workflow = Callable[[Task, Team], object]
@@ -46,7 +46,9 @@ async def play_one(
     try:
         answer = await _answer(workflow, play.task, team)
         trajectory.answer = None if answer is None else str(answer)
-    except Exception as raised:  # whatever a user's workflow may raise is that trajectory's end, and is told
+    except BaseException as raised:  # whatever a user's workflow may raise is that trajectory's end, and is told
+        if is_callers_end(raised):
+            raise
         error = _weightiest(raised)
     finally:
         await team.close()
@@ -111,13 +113,14 @@ async def together(playing: Sequence[Awaitable[Trajectory]], generator: Generato
     return [trajectory for trajectory in played if trajectory is not None]
 
 
-def _weightiest(error: Exception) -> Exception:
+def _weightiest(error: BaseException) -> Exception:
     """The error to go by where branches of a workflow raised several (`asyncio.TaskGroup`).
 
-    A mistake in the recipe before a fault of the workflow, that before the agents' own, and a long prompt last.
+    A mistake in the recipe before a fault of the workflow, that before the agents' own, and a long prompt last. What is
+    no Exception comes as one, as from a thread.
     """
-    if not isinstance(error, ExceptionGroup):
-        return error
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, Exception) else RuntimeError(f"raised {type(error).__name__}")
     leaves = [_weightiest(inner) for inner in error.exceptions]
     return min(leaves, key=lambda leaf: 0 if isinstance(leaf, ConfigError) else _WEIGHT.get(type(leaf), 1))
 

@@ -1,4 +1,4 @@
-"""Calls what blocks in a thread of its own."""
+"""Calls what others wrote: what blocks in a thread of its own; and tells whose end it is that they raise."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
+
+
+def is_callers_end(raised: BaseException) -> bool:
+    """Whether what a call raised on the event loop ends the current task, and not the call alone.
+
+    A call may raise CancelledError though nobody cancelled this task: it has awaited something that was. SystemExit,
+    and what libraries derive from BaseException, are no end of whoever called either.
+    """
+    if isinstance(raised, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(raised, KeyboardInterrupt | GeneratorExit)
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:

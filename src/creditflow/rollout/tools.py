@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from creditflow.chat import ToolCall
 from creditflow.errors import ConfigError, did_you_mean, first_line
-from creditflow.rollout.threads import in_thread
+from creditflow.rollout.threads import in_thread, is_callers_end
 
 STATE = "state"
 """A parameter of this name is given the play's own dict, which all its tools share; agents know nothing of it."""
@@ -109,7 +109,9 @@ class Tool:
             checked = self.check(arguments)
         except ValueError as error:
             return ToolResult(self.name, "error", f"error: {error}")
-        except Exception as error:  # a type may raise anything for what the agent wrote
+        except BaseException as error:  # a type may raise anything for what the agent wrote
+            if is_callers_end(error):
+                raise
             return self._raised(error)
         if self._takes_state:
             checked[STATE] = state
@@ -121,12 +123,14 @@ class Tool:
                 while inspect.isawaitable(made):  # a plain function may hand on what an async one makes
                     made = await made
             return ToolResult(self.name, "ok", as_text(made))
-        except Exception as error:  # whatever a tool may raise is told to the agent, and the play goes on
+        except BaseException as error:  # whatever a tool may raise is told to the agent, and the play goes on
+            if is_callers_end(error):
+                raise
             if limit.expired():
                 return ToolResult(self.name, "timeout", f"error: {self.name} took longer than {self.timeout:g} s")
             return self._raised(error)
 
-    def _raised(self, error: Exception) -> ToolResult:
+    def _raised(self, error: BaseException) -> ToolResult:
         return ToolResult(self.name, "error", f"error: {type(error).__name__}: {first_line(error)}")
 
     @property
