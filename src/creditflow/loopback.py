@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from creditflow.errors import InputError
 
@@ -35,6 +36,11 @@ def host_name(host: str) -> str | None:
         return urlsplit(f"//{host}").hostname
     except ValueError:
         return None
+
+
+def is_proxied(host: str) -> bool:
+    """Whether most clients would ask a proxy for `host`, by what the environment says."""
+    return not getproxies().keys().isdisjoint(("http", "all")) and not proxy_bypass(host)
 
 
 def bound(host: str, port: int) -> socket.socket:

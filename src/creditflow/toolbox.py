@@ -119,6 +119,8 @@ def _worth(node: ast.AST) -> int | float:
             a, b = _worth(left), _worth(right)
             if isinstance(op, ast.Pow) and (abs(b) > _EXPONENT or abs(a) > 10**_EXPONENT):
                 raise ValueError(f"expected exponents of at most {_EXPONENT}")
+            if isinstance(op, ast.Pow) and isinstance(a, int) and isinstance(b, int):
+                _expect_bits((a.bit_length() - 1) * b)  # at least; to work it out would take long
             return _bounded(_OPERATORS[type(op)](a, b))
     raise ValueError("only numbers, + - * / // % ** and parentheses are known")
 
@@ -126,9 +128,14 @@ def _worth(node: ast.AST) -> int | float:
 def _bounded(value: Any) -> int | float:
     if isinstance(value, complex):
         raise ValueError("the result is no real number")
-    if isinstance(value, int) and value.bit_length() > _DIGITS * 4:
-        raise ValueError("the result is too large")
+    if isinstance(value, int):
+        _expect_bits(value.bit_length())
     return value  # type: ignore[no-any-return]
+
+
+def _expect_bits(n: int) -> None:
+    if n > _DIGITS * 4:
+        raise ValueError("the result is too large")
 
 
 @inline

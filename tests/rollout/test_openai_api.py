@@ -319,6 +319,58 @@ def test_what_has_not_the_form_that_a_framework_wants_is_the_agents_own_doing(wo
         assert [field in step.info["ignored"] for step in play.steps] == [True]
 
 
+async def a_solver_of_the_agents_sdk_with_a_tool(task, team):
+    import agents
+
+    agents.set_tracing_disabled(True)
+    async with openai.AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
+        model = agents.OpenAIChatCompletionsModel("solver", openai_client=client)
+        add = agents.function_tool(lambda a: a + 1, name_override="add")
+        solver = agents.Agent("solver", instructions="Solve.", model=model, tools=[add])
+        try:
+            return (await agents.Runner.run(solver, task.text, max_turns=2)).final_output
+        except (agents.ModelBehaviorError, agents.MaxTurnsExceeded) as error:
+            raise AgentError(str(error)) from error
+
+
+async def a_solver_of_langgraph_with_a_tool(task, team):
+    from langchain_openai import ChatOpenAI
+    from langgraph.errors import GraphRecursionError
+    from langgraph.graph import MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    def add(a: int) -> int:
+        """Adds one."""
+        return a + 1
+
+    model = ChatOpenAI(model="solver", base_url=team.base_url, api_key=team.api_key).bind_tools([add])
+    graph = StateGraph(MessagesState)
+    graph.add_node("solver", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([add]))
+    graph.add_edge("__start__", "solver")
+    graph.add_conditional_edges("solver", tools_condition)
+    graph.add_edge("tools", "solver")
+    asked = {"messages": [("user", task.text)]}
+    try:
+        return (await graph.compile().ainvoke(asked, {"recursion_limit": 4}))["messages"][-1].content
+    except GraphRecursionError as error:
+        raise AgentError(str(error)) from error
+
+
+@pytest.mark.parametrize(
+    ("workflow", "said"),
+    [
+        (a_solver_of_the_agents_sdk_with_a_tool, CALL.replace("add", "invented")),
+        (a_solver_of_the_agents_sdk_with_a_tool, CALL),
+        (a_solver_of_langgraph_with_a_tool, CALL),
+    ],
+)
+def test_what_an_agent_does_wrong_its_framework_raises_and_its_play_is_kept(workflow, said):
+    (made,) = played(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
+    assert (made.status, bool(made.info.get("agent_error"))) == ("ok", True), made.info
+    assert made.steps
+
+
 @pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
 def test_an_agent_of_the_agents_sdk_as_it_is_usually_set_up_is_answered(model):
     import agents

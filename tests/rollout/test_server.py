@@ -281,6 +281,18 @@ def test_a_name_that_no_url_has_as_one_segment_is_refused(limited, name):
     asyncio.run(main())
 
 
+def test_a_name_that_an_open_play_has_is_not_anothers(limited):
+    async def main():
+        recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
+        door = limited().open(recorder, name="x", api_key="k")
+        with pytest.raises(InputError, match="'x' is open"):
+            door.server.open(recorder, name="x", api_key="k")
+        door.close()
+        door.server.open(recorder, name="x").close()
+
+    asyncio.run(main())
+
+
 def test_each_choice_says_which_step_it_is():
     said = []
 
@@ -569,6 +581,21 @@ def test_the_official_types_know_every_field_of_every_answer():
         parsed = kind.model_validate(answer, strict=True)
         assert not parsed.model_extra
         assert all(set(choice.model_extra) == {"step_id"} for choice in parsed.choices)
+
+
+def test_a_stream_is_lines_to_every_client_whatever_is_said():
+    """Python's own `splitlines`, and httpx with it, ends a line at U+2028 and its like."""
+    said = "one\u2028two\x85three"
+    lines = []
+
+    async def ask(client):
+        asked = {"model": "writer", "messages": HELLO, "stream": True}
+        async with client.chat.completions.with_streaming_response.create(**asked) as response:
+            lines.extend([line async for line in response.iter_lines() if line])
+
+    once(ask, model=Answers(lambda prompt: said))
+    deltas = [json.loads(line.removeprefix("data: "))["choices"][0]["delta"] for line in lines[:-1]]
+    assert "".join(delta.get("content", "") for delta in deltas) == said
 
 
 @pytest.mark.parametrize(

@@ -402,7 +402,7 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
         chunks[0]["prompt_token_ids"] = answer["prompt_token_ids"]
     if usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
-    lines = [json.dumps(chunk, ensure_ascii=False) for chunk in chunks]
+    lines = [json.dumps(chunk) for chunk in chunks]  # in ASCII: to many clients U+2028 ends a line
     return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
 
 

@@ -295,7 +295,7 @@ class Recorder:
                 last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
                 spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
                 cut_off = generation.finish_reason == "length" and not stopped
-                calls = parse_tool_calls(last)[1] if tools and not cut_off else []
+                calls = parse_tool_calls(last)[1] if tools and not (cut_off or stopped) else []
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # after the last turn nobody would read what a tool says, so none is called
                 results = await self._call_tools(tools, calls, spoken)

@@ -15,6 +15,7 @@ import re
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -32,7 +33,7 @@ from creditflow.errors import (
     did_you_mean,
     first_line,
 )
-from creditflow.loopback import bound, host_name, hosts_of, url_of
+from creditflow.loopback import bound, host_name, hosts_of, is_proxied, url_of
 from creditflow.rollout.client import ChatClient
 from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply
 
@@ -51,6 +52,7 @@ except ImportError as missing:
 
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
+_HOST = "127.0.0.1"
 LONGEST_NAME = 200
 """Characters of a play's, which is a segment of its URL."""
 
@@ -179,7 +181,7 @@ class OpenAIServer:
 
     def __init__(
         self,
-        host: str = "127.0.0.1",
+        host: str = _HOST,
         port: int = 0,
         *,
         limits: Limits | None = None,
@@ -237,8 +239,8 @@ class OpenAIServer:
 
         `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
         had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
-        From any thread. Raises InputError for a name that no URL has as one segment; CreditflowError where the loop has
-        ended.
+        From any thread. Raises InputError for a name that no URL has as one segment, or that a play has which is open;
+        CreditflowError where the loop has ended.
         """
         if name is None:
             name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"
@@ -248,11 +250,13 @@ class OpenAIServer:
             )
         key = secrets.token_urlsafe(24) if api_key is None else api_key
         door = Door(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
+        if self._doors.setdefault(name, door) is not door:
+            raise InputError(f"a play of the name {name[:80]!r} is open: its door must be closed first")
         try:
             door.loop.call_soon_threadsafe(door.tell)
         except RuntimeError:
+            self.forget(door)
             raise CreditflowError(f"trajectory {recorder.trajectory.id}: its event loop has ended") from None
-        self._doors[name] = door
         return door
 
     def forget(self, door: Door) -> None:
@@ -617,4 +621,10 @@ def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Door:
     with _STARTING:
         if not _PROCESS_SERVER:
             _PROCESS_SERVER.append(OpenAIServer().start())
+            if is_proxied(_HOST):
+                warnings.warn(
+                    "HTTP_PROXY is set and NO_PROXY does not name 127.0.0.1: clients of team.base_url ask the proxy, "
+                    "which cannot reach this process and reads prompts and keys. Set NO_PROXY=127.0.0.1,localhost",
+                    stacklevel=2,
+                )
     return _PROCESS_SERVER[0].open(recorder, loop)
