@@ -109,6 +109,11 @@ def test_a_new_assignment_is_a_run_of_its_own_that_why_and_diff_can_read(ledger:
     assert "the same plays in 2 training steps: what moved" in diff.stdout
     again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
     assert again == f"{made} holds an assignment already; name another folder with -o"
+    (made.parent / "full").mkdir()
+    (made.parent / "full" / "kept.txt").write_text("mine")
+    for there in ("full", "full/kept.txt"):
+        said = refused("recredit", ledger.path, "algorithm.w_o=0.5", "-o", made.parent / there)
+        assert said == f"-o: {made.parent / there} is there already, and is no empty folder; name another one"
 
 
 def test_two_runs_of_other_plays_are_compared_by_agent_and_by_metrics(ledger: Ledger, tmp_path: Path) -> None:

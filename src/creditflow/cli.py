@@ -317,7 +317,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run, and up to three to compare it with.")],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")] = Path("report.html"),
-    plays: Annotated[int, typer.Option(min=0, help="Sample plays.")] = 10,
+    plays: Annotated[int, typer.Option(min=0, max=10_000, help="Sample plays.")] = 10,
 ) -> None:
     """A run as one HTML file that needs no network: curves, agents, credit as it flowed, why of each sampled step."""
     from creditflow.commands.report import report

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from creditflow.errors import InputError
+from creditflow.errors import InputError, first_line
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
@@ -25,6 +25,17 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> None:
     finally:
         aside.unlink(missing_ok=True)
     _sync(target.parent)
+
+
+def write_named(target: Path, write: Callable[[Path], object], option: str) -> None:
+    """`write_whole` for a file that an option of a command names; its folder is made. Raises InputError where it cannot
+    be written.
+    """
+    make_folder(target.parent, option)
+    try:
+        write_whole(target, write)
+    except OSError as error:
+        raise InputError(f"{option}: {target} cannot be written: {error.strerror or first_line(error)}") from error
 
 
 def json_ready(value: Any) -> Any:

@@ -856,6 +856,8 @@ def read_beside(
             wanted = (*schema().names, *step_columns, *trajectory_columns, *token_columns)
             table = file.read(columns=[name for name in wanted if name in present])
             facts = _facts(file)
+    except KeyError as error:
+        raise BatchError(f"{path}: a Parquet file, but not of steps: it has no such columns") from error
     except (OSError, ValueError) as error:
         raise BatchError(f"{path}: not a readable Parquet file of steps: {error}") from error
     try:

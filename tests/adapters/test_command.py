@@ -4,6 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -56,6 +58,56 @@ def test_an_outcome_that_no_reward_is_called_is_told(tmp_path: Path) -> None:
     assert convert(source, "-o", out, "--outcome", "helpful").exit_code == 0
 
 
+SOURCE = RECORDED / "autogen_otel.json"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--range", "helpfull=0:2"], "--range: no reward is called 'helpfull'; there is helpful, outcome"),
+        (["--range", "helpful=0:2", "--range", "helpful=0:3"], "--range: helpful is given twice"),
+        (["--trajectory-by", "nosuch"], "--trajectory-by: no span has an attribute 'nosuch'"),
+        (["--uid-by", "nosuch"], "--uid-by: no span has an attribute 'nosuch'"),
+        (["--tokenizer", "nosuch"], "--tokenizer: nosuch is no folder"),
+        (["--credit", str(SOURCE)], "is a file already; name another folder"),
+    ],
+)
+def test_an_option_that_names_what_is_not_there_is_told_and_nothing_is_written(
+    given: list[str], said: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.parquet"
+    result = convert(SOURCE, "-o", out, *given)
+    assert (result.exit_code, out.exists()) == (2, False)
+    assert said in result.output
+
+
+def test_folders_of_what_is_written_are_made_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out.parquet"
+    assert convert(SOURCE, "-o", out, "--left-out", tmp_path / "other" / "left.jsonl").exit_code == 0
+    (tmp_path / "folder").mkdir()
+    for option, name in (("--left-out", "folder"), ("--left-out", "deep/out.parquet/x")):
+        result = convert(SOURCE, "-o", tmp_path / "two.parquet", option, tmp_path / name)
+        assert result.exit_code == 2
+        assert f"{option}: {tmp_path / name} cannot be written" in result.output or "cannot be made" in result.output
+
+
+def test_a_parquet_file_of_somebody_else_is_told(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs.parquet"
+    pq.write_table(pa.table({"a": [1]}), theirs)
+    result = convert(theirs, "-o", tmp_path / "out.parquet")
+    assert result.exit_code == 2
+    assert result.output.count("theirs.parquet") == 1
+    assert "not of steps" in result.output
+
+
+def test_a_play_that_is_given_twice_is_told(tmp_path: Path) -> None:
+    one = tmp_path / "one.parquet"
+    assert convert(SOURCE, "-o", one).exit_code == 0
+    for sources in ([one, one], [one, SOURCE]):
+        result = convert(*sources, "-o", tmp_path / "two.parquet")
+        assert (result.exit_code, "stands in it twice; give each play once" in result.output) == (2, True)
+
+
 def test_an_id_that_looks_like_an_option_is_still_explained(tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
     (tmp_path / "log.jsonl").write_text(json.dumps({"trajectory_id": "-x y", **line}))
@@ -70,7 +122,7 @@ def test_a_run_that_is_there_already_is_told_before_anything_is_written(tmp_path
     again = convert(source, "-o", tmp_path / "two.parquet", "--credit", run)
     assert (again.exit_code, (tmp_path / "two.parquet").exists()) == (2, False)
     assert "--credit: " in again.output
-    assert "holds a run already" in again.output
+    assert "is a run already" in again.output
 
 
 def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The forms in which spans come."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,14 @@ def test_agent_lightnings_spans_are_read_as_one_play_of_an_attempt() -> None:
         ("x.jsonl", b'{"resourceSpans": []}\n{"resourceSpans', "line 2 of those that are not empty"),
         ("x.json", b"[" * 100_000, "nested too deep|expected OTLP"),
         ("x.pb", b"\x0a\xff\xff", "expected OTLP as protobuf"),
+        ("x.pb", b"", r"x\.pb: is empty"),
+        ("x.jsonl", b"\n", r"x\.jsonl: is empty"),
+        ("x.json", b"{}", r"got \{\}"),
+        ("x.json.gz", gzip.compress(b"{}"), "is compressed; unpack it first"),
+        ("x.json", b"\x0a\xff\xff", r"protobuf is known by a name that ends with \.pb or \.bin"),
+        ("x.json", b'{"resourceSpans": "x"}', "resourceSpans: expected a list, got 'x'"),
+        ("x.jsonl", b'{"resourceSpans": []}\nnull', "object 2: expected OTLP"),
+        ("x.json", b'{"messages": "hi"}', "line 1: messages: expected a list"),
     ],
 )
 def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
@@ -128,6 +137,8 @@ def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         read_spans(tmp_path / "nowhere.json")
+    with pytest.raises(DataError, match="is a folder; name the files in it"):
+        read_spans(tmp_path)
 
 
 def test_lines_of_json_are_read_and_logs_find_their_spans(tmp_path: Path) -> None:

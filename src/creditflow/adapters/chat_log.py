@@ -40,6 +40,8 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
     for number, line in enumerate(lines, after + 1):
         if not is_chat_log(line):
             raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
+        if not isinstance(line.get("messages", []), list):
+            raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
         play = next((text_of(line[key]) for key in _PLAY if line.get(key) is not None), f"line {number}")
         spans += _call(line, play, number) if "request" in line else _conversation(line, play, number)
     return spans

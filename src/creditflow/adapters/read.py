@@ -24,10 +24,14 @@ def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
     for path in map(Path, [paths] if isinstance(paths, Path | str) else paths):
         try:
             data = path.read_bytes()
+        except IsADirectoryError as error:
+            raise DataError(f"{path}: is a folder; name the files in it") from error
         except OSError as error:
             raise DataError(f"{path}: {error.strerror or error}") from error
+        if not data.strip():
+            raise DataError(f"{path}: is empty")
         if path.suffix in (".pb", ".bin", ".binpb"):
-            objects += protobuf_messages(data, str(path))
+            objects += expect_spans(protobuf_messages(data, str(path)), str(path))
             continue
         values = [one for value in json_values(data, path) for one in (value if isinstance(value, list) else [value])]
         if values and is_chat_log(values[0]):

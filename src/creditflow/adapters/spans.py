@@ -69,7 +69,12 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected JSON in UTF-8: {error.reason} at byte {error.start}") from error
+        if data.startswith(_COMPRESSED):
+            raise DataError(f"{path}: is compressed; unpack it first") from error
+        raise DataError(
+            f"{path}: expected JSON in UTF-8: {error.reason} at byte {error.start}; protobuf is known by a name that "
+            "ends with .pb or .bin"
+        ) from error
     try:
         yield json.loads(text)
         return
@@ -83,7 +88,14 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}: line {number} of those that are not empty: {first_line(error)}") from error
+            raise DataError(
+                f"{path}: line {number} of those that are not empty: {first_line(error)}; expected one JSON value, or "
+                "one in each line"
+            ) from error
+
+
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""So begin gzip's and zstandard's files."""
 
 
 def _of_signals(objects: list[Any], where: str) -> list[Any]:
@@ -104,14 +116,22 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
     message begins with `where`.
     """
     objects = _of_signals([one for value in values for one in (value if isinstance(value, list) else [value])], where)
-    for one in objects:
-        if not (isinstance(one, dict) and ("span_id" in one or "resourceSpans" in one or "resourceLogs" in one)):
-            keys = f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) else repr(one)[:80]
-            raise DataError(
-                f"{where}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
-                f"log of chats (`messages`, or `request` and `response`), got {keys}"
+    for number, one in enumerate(objects, 1):
+        place = f"{where}: object {number}" if len(objects) > 1 else where
+        if not (isinstance(one, dict) and ("span_id" in one or not _OTLP.isdisjoint(one))):
+            keys = (
+                f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) and one else repr(one)
             )
+            raise DataError(
+                f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
+                f"log of chats (`messages`, or `request` and `response`), got {keys[:200]}"
+            )
+        if broken := [key for key in _OTLP & one.keys() if not isinstance(one[key], list | None)]:
+            raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(one[broken[0]])[:80]}")
     return objects
+
+
+_OTLP = frozenset(("resourceSpans", "resourceLogs"))
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:

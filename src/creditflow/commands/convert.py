@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from creditflow.adapters import Converted, ConvertOptions, Tokens, convert, read_spans
+from creditflow.adapters import Converted, ConvertOptions, Span, Tokens, convert, read_spans
 from creditflow.chat import ChatTokenizer
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError, DataError, InputError
-from creditflow.files import write_whole
+from creditflow.files import write_named
 from creditflow.huggingface import load_tokenizer
 from creditflow.ledger import RunFolder
 from creditflow.progress import Reporter
@@ -38,10 +38,10 @@ def convert_files(
     """Read, convert, write, and say what became of it; `run`: a folder for the plays with their credit."""
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
-    if run is not None and (run / "run.json").exists():
-        raise InputError(f"--credit: {run} holds a run already; name another folder")
+    if run is not None and (run / "run.json" if run.is_dir() else run).exists():
+        raise InputError(f"--credit: {run} is a {'run' if run.is_dir() else 'file'} already; name another folder")
     tokens = None if tokenizer is None else _Tokenizer.load(tokenizer)
-    options = replace(options, ranges=dict(map(_range, ranges)), tokens=tokens)
+    options = replace(options, ranges=_ranges(ranges), tokens=tokens)
     ours: list[Trajectory] = []
     with reporter.bar("read", len(sources)) as bar:
 
@@ -54,18 +54,22 @@ def convert_files(
             ours += _own(source, options)
         spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
     made = convert(spans, options)
-    _expect_outcome(made, options.outcome)
+    _expect_what_is_named(spans, made, options)
     if left_out is not None:
         lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
-        write_whole(left_out, lambda path: path.write_text(lines))
+        write_named(left_out, lambda path: path.write_text(lines), "--left-out")
     _tell(made)
     if ours:
         results_console().print(f"our own Parquet: {_size(ours)}, as they are", soft_wrap=True)
     made.trajectories += ours
     if not made.trajectories:
         raise DataError(f"{', '.join(map(str, sources))}: nothing to write, no model call has become a step")
+    if twice := [name for name, n in Counter(play.id for play in made.trajectories).items() if n > 1]:
+        raise DataError(
+            f"{', '.join(map(str, sources))}: trajectory {twice[0]} stands in it twice; give each play once"
+        )
     batch = TrajectoryBatch.from_trajectories(made.trajectories)
-    write_whole(out, batch.write_parquet)
+    write_named(out, batch.write_parquet, "--out")
     results_console().print(f"written: {out}", soft_wrap=True)
     if run is not None:
         _credit(batch, run, sources)
@@ -75,14 +79,22 @@ def convert_files(
         results_console().print(f"written: {run}; see {why}", soft_wrap=True)
 
 
-def _expect_outcome(made: Converted, name: str) -> None:
+def _expect_what_is_named(spans: Sequence[Span], made: Converted, options: ConvertOptions) -> None:
+    """Raises InputError where an option names what is not there: it would do nothing, and say nothing."""
+    for option, key in (("--trajectory-by", options.trajectory_by), ("--uid-by", options.uid_by)):
+        if key and spans and not any(key in span.attributes or key in span.resource for span in spans):
+            raise InputError(f"{option}: no span has an attribute {key!r}")
+    if not made.trajectories:
+        return
     found = {
         reward for play in made.trajectories for reward in (play.info.get("outcome"), *play.info.get("rewards", ()))
     }
     found |= {reward for play in made.trajectories for step in play.steps for reward in step.scores}
-    if name and made.trajectories and name not in found:
-        there = ", ".join(sorted(map(str, found - {None}))) or "none"
-        raise InputError(f"--outcome: no reward is called {name!r}; there is {there}")
+    there = ", ".join(sorted(map(str, found - {None}))) or "none"
+    named = [("--outcome", options.outcome)] if options.outcome else []
+    for option, name in (*named, *(("--range", name) for name in options.ranges)):
+        if name not in found:
+            raise InputError(f"{option}: no reward is called {name!r}; there is {there}")
 
 
 def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
@@ -92,7 +104,7 @@ def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
     try:
         return TrajectoryBatch.read_parquet(source).to_trajectories()
     except BatchError as error:
-        raise DataError(f"{source}: {error}") from error
+        raise DataError(str(error)) from error  # it names the file
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
 
@@ -104,6 +116,15 @@ def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
     folder = RunFolder.create(run, facts, "{}\n")
     folder.write_steps(1, batch, assignment)
     folder.append_metrics(1, assignment.metrics())
+
+
+def _ranges(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    found: dict[str, tuple[float, float]] = {}
+    for name, range_ in map(_range, texts):
+        if name in found:
+            raise InputError(f"--range: {name} is given twice")
+        found[name] = range_
+    return found
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:
@@ -123,6 +144,8 @@ class _Tokenizer(Tokens):
 
     @classmethod
     def load(cls, folder: Path) -> _Tokenizer:
+        if not folder.is_dir():
+            raise InputError(f"--tokenizer: {folder} is no folder")
         return cls(ChatTokenizer(load_tokenizer(folder, "--tokenizer")))
 
     def prompt(self, messages: Sequence[Message]) -> Sequence[int]:

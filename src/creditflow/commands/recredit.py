@@ -27,6 +27,8 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
     out = out or path / "recredited" / _name(overrides)
     if (out / "run.json").exists():
         raise InputError(f"{out} holds an assignment already; name another folder with -o")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise InputError(f"-o: {out} is there already, and is no empty folder; name another one")
     run = ledger.run
     before = run.get("changed")
     in_force = {**(before if isinstance(before, dict) else {}), **changed}

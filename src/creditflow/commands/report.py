@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.errors import InputError
-from creditflow.files import write_whole
+from creditflow.files import write_named
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
 from creditflow.report.html import page
@@ -22,8 +22,6 @@ def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> 
     """Write the report of the first run, compared with the others, to `out`."""
     if len(paths) > MOST_RUNS:
         raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(paths)}")
-    if not out.parent.is_dir():
-        raise InputError(f"-o: {out.parent} is no folder")
     ledgers = [Ledger.open(path) for path in paths]
     indices = []
     with reporter.bar("read", len(ledgers)) as bar:
@@ -37,7 +35,7 @@ def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> 
     if len(ledgers) > 1:
         data["comparison"] = _comparison(ledgers, indices)
     text = page(data, f"creditflow: {first.path.resolve().name}")
-    write_whole(out, lambda path: path.write_text(text, encoding="utf-8"))
+    write_named(out, lambda path: path.write_text(text, encoding="utf-8"), "-o")
     for name in data["overview"]["run"]["set_aside"]:
         reporter.say(f"set aside: {name} cannot be read")
     reporter.say(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")
