@@ -10,10 +10,12 @@ import pytest
 from pettingzoo.classic import connect_four_v3, rps_v2, tictactoe_v3
 from pettingzoo.utils import OrderEnforcingWrapper, parallel_to_aec
 from pettingzoo.utils.env import AECEnv, ParallelEnv
+from typer.testing import CliRunner
 
 from creditflow import environments
+from creditflow.cli import app
 from creditflow.environments import Returns, StepReward
-from creditflow.errors import ConfigError
+from creditflow.errors import AgentError, ConfigError
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task
@@ -120,6 +122,97 @@ def test_or_a_legal_one_is_drawn_the_same_in_every_run():
     first, second = ([step.info["action"] for step in made.steps] for made in games)
     assert first == second
     assert len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("illegal", ["error", "random"])
+def test_a_read_with_a_mistake_of_its_own_is_no_illegal_move(illegal):
+    made = played(environments.aec(tictactoe, read=lambda text, view: {}[text], illegal=illegal), scripted("up"))
+    assert made.status == "failed"
+    assert made.info["error"].startswith("RuntimeError: read raised KeyError: 'up'; expected an action, or ValueError")
+    assert "illegal" not in made.steps[0].info
+
+
+def no_action(text, view):
+    raise AgentError("no action in it")
+
+
+def test_a_read_may_say_with_either_error_that_a_reply_means_no_action():
+    ended = played(environments.aec(tictactoe, read=no_action), scripted("up"))
+    assert ended.info["agent_error"] == "seat player_1, agent player_1, turn 0: no action in it"
+    made = played(environments.aec(tictactoe, read=no_action, illegal="random", max_turns=2), scripted("up", "up"))
+    assert [step.info["illegal"] for step in made.steps] == ["no action in it"] * 2
+
+
+def test_what_is_shown_is_a_text_or_messages():
+    shown = environments.aec(tictactoe, show=lambda view: [{"role": "user", "content": "hello"}], max_turns=1)
+    assert played(shown, scripted("0")).steps[0].prompt == "hello"
+    with pytest.raises(ConfigError, match=r"show: expected a text or a list of chat messages, got 5 \(int\)"):
+        played(environments.aec(tictactoe, show=lambda view: 5), scripted())
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [(StepReward(0, 0.5), r"in \[0, 0.5\], got 1; the arguments low and high"), (StepReward(0, 0.5), "got -1; ")],
+)
+def test_a_reward_beyond_its_range_is_no_score(score, message):
+    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    with pytest.raises(ValueError, match=message):
+        score(made.steps[3 if "-1" in message else 4], made)
+
+
+def test_a_return_beyond_its_range_is_no_outcome():
+    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    with pytest.raises(ValueError, match=r"expected a value in \[0, 1\], got -1; the arguments low and high"):
+        Returns(seat="player_2")(made)
+
+
+def test_what_only_rounding_puts_beyond_a_range_is_its_end():
+    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made.steps[0].info["reward"] = float(np.float32(0.1))
+    made.answer = json.dumps({"a": 0.1 + 0.2})
+    assert StepReward(0, 0.1)(made.steps[0], made) == 0.1
+    assert Returns(0, 0.3)(made) == 0.3
+
+
+def test_a_step_that_was_not_paid_earned_nothing_or_what_is_nearest():
+    made = played(environments.aec(tictactoe), scripted("0", "9"))
+    assert "reward" not in made.steps[1].info
+    assert [StepReward(*allowed)(made.steps[1], made) for allowed in [(-1, 1), (1, 2), (-2, -1)]] == [0, 1, -1]
+
+
+RECIPE = """
+data: {train_files: "walk.py:make_tasks", train_batch_size: 2, max_prompt_length: 200, max_response_length: 1}
+actor_rollout_ref: {model: {path: tiny}, actor: {ppo_mini_batch_size: 2}, rollout: {n: 2}}
+team: {workflow: "walk.py:solve", agents: {walker: {}}}
+reward: {functions: [{fn: "creditflow.environments:Returns"}]}
+trainer: {total_training_steps: 1, num_threads: 1, device: cpu}
+"""
+WALK = """
+import gymnasium
+from creditflow import Task, environments
+
+def make_tasks(split, recipe):
+    return [Task("walk", ({"role": "user", "content": "walk"},), None, {"seed": i}) for i in range(2)]
+
+def lake(task):
+    return gymnasium.make("FrozenLake-v1", max_episode_steps=2)
+
+def nowhere(text, view):
+    raise ValueError("no way")
+
+solve = environments.gymnasium(lake, "walker", read=nowhere, illegal="random")
+"""
+
+
+def test_check_says_how_many_actions_were_drawn_in_the_place_of_illegal_ones(tmp_path):
+    (tmp_path / "walk.yaml").write_text(RECIPE)
+    (tmp_path / "walk.py").write_text(WALK)
+    result = CliRunner().invoke(app, ["check", str(tmp_path / "walk.yaml")])
+    assert result.exit_code == 0, result.output
+    told = (
+        r"in (\d+) of \1 steps of environments the action was illegal, and another was drawn in its place; the first: "
+    )
+    assert re.search(told + r"step \S+, walker: no way", result.output)
 
 
 class Together(ParallelEnv):
@@ -356,9 +449,59 @@ def test_many_games_are_played_together_and_none_disturbs_another():
 def test_mistakes_of_a_recipe_are_told():
     with pytest.raises(ConfigError, match="illegal: expected error or random, got 'skip'"):
         environments.aec(tictactoe, illegal="skip")
-    with pytest.raises(ConfigError, match="max_turns: expected 1 or more"):
+    with pytest.raises(ConfigError, match="max_turns: expected a whole number, 1 or more"):
         environments.parallel(tictactoe, max_turns=0)
     with pytest.raises(ConfigError, match="the environment has no seat 'x'; there is player_1, player_2"):
         played(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
     with pytest.raises(ValueError, match="expected low < high"):
         StepReward(1, 1)
+
+
+@pytest.mark.parametrize("max_turns", ["9", 1.5, True])
+def test_a_limit_of_turns_is_a_whole_number(max_turns):
+    with pytest.raises(ConfigError, match="gymnasium: max_turns: expected a whole number, 1 or more, got "):
+        environments.gymnasium(lake, max_turns=max_turns)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: environments.gymnasium(lake(None)),
+            "make: expected a function, got .*anew for each play: `lambda task",
+        ),
+        (lambda: environments.gymnasium("FrozenLake-v1"), r"make: expected a function, got 'FrozenLake-v1' \(str\)"),
+        (lambda: environments.gymnasium(lake, 5), r"gymnasium: agent: expected an agent's name, got 5 \(int\)"),
+        (lambda: environments.gymnasium(lake, show="x"), r"show: expected a function, got 'x' \(str\)$"),
+        (
+            lambda: environments.aec(tictactoe, agents=["a"]),
+            r"agents: expected \{seat: agent\}, .* got \['a'\] \(list\)",
+        ),
+        (lambda: environments.aec(tictactoe, agents={"player_1": 5}), r"agents by their names, got \{'player_1': 5\}"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_where_the_workflow_is_made(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("workflow", "message"),
+    [
+        (
+            environments.gymnasium(tictactoe),
+            "gymnasium: make: expected Gymnasium's Env, .* use creditflow.environments.aec",
+        ),
+        (environments.gymnasium(hands(rps_v2.parallel_env)), "use creditflow.environments.parallel"),
+        (
+            environments.parallel(tictactoe),
+            "parallel: make: .*got PettingZoo's AECEnv, .* use creditflow.environments.aec",
+        ),
+        (environments.aec(lake), "aec: make: .*got Gymnasium's Env, .* use creditflow.environments.gymnasium"),
+        (environments.aec(hands(rps_v2.parallel_env)), "use creditflow.environments.parallel"),
+        (environments.aec(lambda task: None), r"aec: make: expected PettingZoo's AECEnv, .*got None \(NoneType\)"),
+    ],
+)
+def test_an_environment_of_another_kind_is_told_with_the_function_that_plays_it(workflow, message):
+    with pytest.raises(ConfigError, match=message):
+        played(workflow, scripted())

@@ -136,9 +136,60 @@ def test_a_verdict_is_its_first_word(verdict: str, yes: bool) -> None:
 
 
 def test_a_team_of_nobody_is_refused() -> None:
-    for make in (teams.chain, teams.debate, lambda: teams.boss("ann"), lambda: teams.mixture("a", judge="b", layers=0)):
-        with pytest.raises(ConfigError, match="expected"):
+    for make in (teams.chain, teams.debate, lambda: teams.boss("ann"), lambda: teams.mixture(judge="b")):
+        with pytest.raises(ConfigError, match="expected at least one"):
             make()
+
+
+async def later(task, agent, replies):
+    return "x"
+
+
+PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: teams.chain(["ann", "bob"]),
+            r"chain: agents: .*as arguments of their own.* got \(\['ann', 'bob'\],\)",
+        ),
+        (lambda: teams.chain("ann", 5), r"chain: agents: .* got \('ann', 5\)"),
+        (lambda: teams.chain("ann", prompt="x"), f"chain: {PLAIN}, got 'x'"),
+        (lambda: teams.chain("ann", prompt=later), f"chain: {PLAIN}, got <function later"),
+        (lambda: teams.chain("ann", prompt=lambda task, agent: "x"), f"chain: {PLAIN}, got <function"),
+        (lambda: teams.debate("ann", rounds=1.5), "debate: rounds: expected a whole number, 0 or more, got 1.5"),
+        (lambda: teams.debate("ann", judge=5), "debate: judge: expected an agent's name or None, got 5"),
+        (lambda: teams.debate("ann", key=5), r"debate: key: expected a plain function of \(text\), got 5"),
+        (lambda: teams.mixture(judge="j"), r"mixture: proposers: expected at least one agent, .* got \(\)"),
+        (lambda: teams.mixture("ann", judge=None), "mixture: judge: expected an agent's name, got None"),
+        (lambda: teams.mixture("a", judge="b", layers=0), "mixture: layers: expected a whole number, 1 or more, got 0"),
+        (lambda: teams.boss("ann", 5), r"boss: workers: expected .* an agent's name or a boss\(...\), got \(5,\)"),
+        (lambda: teams.tree(5), r"tree: root: expected a boss\(...\) or an agent's name, got 5"),
+        (lambda: teams.planner_executor_verifier(accepted=None), r"accepted: expected a plain function of \(verdict\)"),
+        (lambda: teams.planner_executor_verifier(parts=later), r"parts: expected a plain function of \(plan\)"),
+        (lambda: teams.planner_executor_verifier(tries=True), "tries: expected a whole number, 1 or more, got True"),
+        (lambda: teams.dialogue("ann", "bob", turns=0), "dialogue: turns: expected a whole number, 1 or more, got 0"),
+        (lambda: teams.dialogue("ann", "bob", until=5), "dialogue: until: expected a text or None, got 5"),
+        (lambda: teams.dialogue("ann", "bob", goal="x"), r"dialogue: goal: expected a plain function of \(task\)"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_where_the_team_is_made(make, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_any_function_that_can_be_called_so_will_do() -> None:
+    assert played(teams.debate("ann", "bob", rounds=0, key=int), ("I am", "4")).answer == "4"
+    assert played(teams.chain("ann", prompt=lambda *told: told[1])).steps[0].prompt == "I am ann.\nann"
+
+
+def test_a_prompt_is_a_text_or_messages() -> None:
+    made = played(teams.chain("ann", prompt=lambda task, agent, read: [{"role": "user", "content": "hello"}]))
+    assert made.steps[0].prompt == "I am ann.\nhello"
+    with pytest.raises(ConfigError, match=f"{PLAIN}, which gives a text or messages, got None from it"):
+        played(teams.chain("ann", prompt=lambda task, agent, read: None))
 
 
 def test_in_a_dialogue_each_reads_all_of_it_from_its_own_side() -> None:
@@ -149,8 +200,6 @@ def test_in_a_dialogue_each_reads_all_of_it_from_its_own_side() -> None:
     assert made.steps[0].prompt == f"I am bob.\n{goal}"
     assert made.steps[1].prompt == "I am ann.\nbob says"  # it is told no more than the user says
     assert made.steps[2].prompt == f"I am bob.\n{goal}\nbob says\nann says"
-    with pytest.raises(ConfigError, match="dialogue: expected turns >= 1, got 0"):
-        teams.dialogue("ann", "bob", turns=0)
 
 
 def test_a_dialogue_ends_where_the_user_has_what_it_wanted() -> None:

@@ -126,6 +126,7 @@ def test_a_folder_is_searched_for_the_passage_that_fits_best(tmp_path):
         ({"name": "x"}, r"tools\[0\]: expected a name, `file.py:function`"),
         ({"fn": "calculator", "timeout": 0}, r"tools\[0\].timeout: expected seconds, more than 0, got 0"),
         ("missing.py:f", r"tools\[0\].fn: no file 'missing.py'"),
+        ({"fn": "search"}, r"tools\[0\] \(search\): expected `args: \{folder: ...\}`"),
         ({"fn": "search", "args": {"fold": "x"}}, r"tools\[0\] \(search\): .*unexpected keyword argument 'fold'"),
         ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown option 'wall'"),
     ],

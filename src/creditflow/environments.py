@@ -28,10 +28,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from creditflow.errors import AgentError, ConfigError
+from creditflow.errors import AgentError, ConfigError, first_line
 from creditflow.reward.registry import outcome, reward
 from creditflow.rollout import Reply, Team, Workflow
-from creditflow.trajectory import Step, Task, Trajectory
+from creditflow.trajectory import Message, Step, Task, Trajectory
 
 Make = Callable[[Task], Any]
 """A fresh environment for a task; `task.extra_info["seed"]` is what it is reset with, if there is one."""
@@ -53,13 +53,17 @@ class View:
     """How often this seat has acted."""
 
 
-Show = Callable[[View], str]
+Show = Callable[[View], str | Sequence[Message]]
+"""What the seat is asked: a text, or chat messages."""
 Read = Callable[[str, View], Any]
-"""The action that a reply means; ValueError where it means none."""
+"""The action that a reply means; ValueError (or AgentError) where it means none. Whatever else it raises is its own
+mistake, and fails the play."""
 Illegal = Literal["error", "random"]
 """What an illegal action leads to: the end of the play with the worst outcome of its range (AgentError), or a legal
 action by chance."""
 _MOST_TOLD = 256
+_ROUNDING = 1e-6
+"""Of a range: sums of what was paid, in float32 perhaps, may be so far beyond it."""
 
 
 def plain(view: View) -> str:
@@ -92,10 +96,10 @@ def aec(
     `agents`: the team's agent for each seat; default: that of the seat's own name. `max_turns`: actions of a play,
     after which it is cut short, each seat paid what it has earned by then.
     """
-    _expect(illegal, max_turns)
+    _expect("aec", make, agents, show, read, illegal, max_turns)
 
     async def solve(task: Task, team: Team) -> str:
-        env = make(task)
+        env = _made(make, task, "aec")
         table = _Table(env, team, agents or {}, show, read, illegal)
         try:
             env.reset(seed=_seed(task))
@@ -145,10 +149,10 @@ def parallel(
 
     `max_turns`: rounds, after which a play is cut short.
     """
-    _expect(illegal, max_turns)
+    _expect("parallel", make, agents, show, read, illegal, max_turns)
 
     async def solve(task: Task, team: Team) -> str:
-        env = make(task)
+        env = _made(make, task, "parallel")
         table = _Table(env, team, agents or {}, show, read, illegal)
         try:
             seen, infos = env.reset(seed=_seed(task))
@@ -189,10 +193,12 @@ def gymnasium(
 
     `max_turns`: actions, after which a play is cut short.
     """
-    _expect(illegal, max_turns)
+    if not isinstance(agent, str):
+        raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_told(agent)}")
+    _expect("gymnasium", make, None, show, read, illegal, max_turns)
 
     async def solve(task: Task, team: Team) -> str:
-        env = make(task)
+        env = _made(make, task, "gymnasium")
         table = _Table(env, team, {}, show, read, illegal)
         try:
             observation, info = env.reset(seed=_seed(task))
@@ -214,35 +220,37 @@ def gymnasium(
 class StepReward:
     """What the environment paid for a step, as a sub-reward.
 
-    `low`, `high`: the least and the most that it pays; beyond, it counts as those. 0 where it paid nothing.
+    `low`, `high`: the least and the most that it pays; beyond, the score fails. A step that was not paid has earned 0,
+    or what is nearest to it in the range.
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
         self.range = _range(low, high)
 
     def __call__(self, step: Step, trajectory: Trajectory) -> float:
-        """In [low, high]."""
-        return float(np.clip(step.info.get("reward", 0.0), *self.range))
+        """In [low, high]; raises ValueError for what is beyond."""
+        paid = step.info.get("reward")
+        return float(np.clip(0.0, *self.range)) if paid is None else _within(paid, self.range)
 
 
 @outcome
 class Returns:
     """What the seats earned in all, as the outcome: the mean over seats, or that of one.
 
-    `low`, `high`: the least and the most that a seat can earn. `seat`: whose return it is. Where two compete, name the
-    one that is trained: the mean of a zero-sum game is always 0.
+    `low`, `high`: the least and the most that a seat can earn; beyond, the score fails. `seat`: whose return it is.
+    Where two compete, name the one that is trained: the mean of a zero-sum game is always 0.
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None) -> None:
         self.range, self.seat = _range(low, high), seat
 
     def __call__(self, trajectory: Trajectory) -> float:
-        """In [low, high]."""
+        """In [low, high]; raises ValueError for what is beyond."""
         earned: dict[str, float] = json.loads(trajectory.answer or "{}")
         if self.seat is not None and self.seat not in earned:
             raise ValueError(f"no seat {self.seat!r} in this play; there is {', '.join(earned)}")
         value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]
-        return float(np.clip(value, *self.range))
+        return _within(value, self.range)
 
 
 class _Table:
@@ -285,7 +293,10 @@ class _Table:
         observation, mask = _without_mask(observation, info)
         view = View(self.env, seat, observation, self._legal(seat, mask), self._turns.get(seat, 0))
         parents = [self._last[seat]] if seat in self._last else []
-        reply = await self.team[self._agent(seat)](self.show(view), parents=parents, info={"seat": seat})
+        asked = self.show(view)
+        if not isinstance(asked, str | list | tuple):
+            raise ConfigError(f"show: expected a text or a list of chat messages, got {_told(asked)}")
+        reply = await self.team[self._agent(seat)](asked, parents=parents, info={"seat": seat})
         self.acted += 1
         self._last[seat], self._turns[seat] = reply, view.turn + 1
         action = self._action(reply, view)
@@ -313,10 +324,10 @@ class _Table:
     def _action(self, reply: Reply, view: View) -> Any:
         space = self._space(view.seat)
         try:
-            action = self.read(reply.text, view)
+            action = self._read(reply, view)
             if (view.legal is not None and action not in view.legal) or not space.contains(action):
                 raise ValueError(f"{action} is not legal")
-        except ValueError as error:
+        except (ValueError, AgentError) as error:
             reply.step.info["illegal"] = str(error)
             if self.illegal == "error":
                 agent = self._agent(view.seat)
@@ -328,6 +339,18 @@ class _Table:
             drawn = space.sample()
             return int(drawn) if isinstance(drawn, np.integer) else drawn
         return action
+
+    def _read(self, reply: Reply, view: View) -> Any:
+        """The action that a reply means; RuntimeError where `read` has a mistake of its own."""
+        try:
+            return self.read(reply.text, view)
+        except (ValueError, AgentError):
+            raise
+        except Exception as error:
+            raise RuntimeError(
+                f"read raised {type(error).__name__}: {first_line(error)}; "
+                f"expected an action, or ValueError where the reply means none, of {reply.text[:80]!r}"
+            ) from error
 
     def answer(self) -> str:
         """What every seat earned, as JSON; it came from what each did last."""
@@ -364,8 +387,61 @@ def _range(low: float, high: float) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _expect(illegal: str, max_turns: int) -> None:
+def _within(earned: float, allowed: tuple[float, float]) -> float:
+    """`earned`, free of rounding beyond the range; raises ValueError for what is outside."""
+    low, high = allowed
+    slack = _ROUNDING * (high - low)
+    if not low - slack <= earned <= high + slack:
+        raise ValueError(
+            f"expected a value in [{low:g}, {high:g}], got {earned:g}; "
+            "the arguments low and high say the least and the most that can be earned"
+        )
+    return float(min(max(earned, low), high))
+
+
+def _expect(
+    called: str, make: object, agents: object, show: object, read: object, illegal: object, max_turns: object
+) -> None:
+    """Refuse what cannot be played, where the workflow is made."""
+    for name, function in (("make", make), ("show", show), ("read", read)):
+        if not callable(function):
+            hint = "; an environment is made anew for each play: `lambda task: ...`" if name == "make" else ""
+            raise ConfigError(f"{called}: {name}: expected a function, got {_told(function)}{hint}")
+    if not isinstance(agents, Mapping | None) or not all(isinstance(name, str) for name in (agents or {}).values()):
+        raise ConfigError(f"{called}: agents: expected {{seat: agent}}, agents by their names, got {_told(agents)}")
     if illegal not in ("error", "random"):
-        raise ConfigError(f"illegal: expected error or random, got {illegal!r}")
-    if max_turns < 1:
-        raise ConfigError(f"max_turns: expected 1 or more, got {max_turns}")
+        raise ConfigError(f"{called}: illegal: expected error or random, got {illegal!r}")
+    if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
+        raise ConfigError(f"{called}: max_turns: expected a whole number, 1 or more, got {max_turns!r}")
+
+
+def _made(make: Make, task: Task, called: str) -> Any:
+    """A fresh environment; raises ConfigError for one that another function of this module plays."""
+    env = make(task)
+    if (kind := _kind(env)) not in (called, None):
+        raise ConfigError(
+            f"{called}: make: expected {_KINDS[called]}, got {_KINDS[kind]}: use creditflow.environments.{kind}"
+        )
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        raise ConfigError(f"{called}: make: expected {_KINDS[called]}, got {_told(env)}")
+    return env
+
+
+def _kind(env: object) -> str | None:
+    """Which function plays an environment; None for one that is of no library's class."""
+    from gymnasium import Env
+    from pettingzoo.utils.env import AECEnv, ParallelEnv
+
+    kinds = {"aec": AECEnv, "parallel": ParallelEnv, "gymnasium": Env}
+    return next((kind for kind, made_as in kinds.items() if isinstance(env, made_as)), None)
+
+
+_KINDS = {
+    "aec": "PettingZoo's AECEnv, whose seats act in turn",
+    "parallel": "PettingZoo's ParallelEnv, whose seats act at once",
+    "gymnasium": "Gymnasium's Env, in which one agent acts",
+}
+
+
+def _told(found: object) -> str:
+    return f"{found!r:.80} ({type(found).__name__})"

@@ -13,17 +13,20 @@ one it reads the task, and what it is handed, agent by agent.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from creditflow.errors import ConfigError
 from creditflow.rollout import Reply, Team, Workflow
 from creditflow.trajectory import Message, Task
 
-Prompt = Callable[[Task, str, Sequence[Reply]], str]
-"""What an agent is asked, from the task, its name and the replies that it is handed: these are the step's parents."""
+Prompt = Callable[[Task, str, Sequence[Reply]], str | Sequence[Message]]
+"""What an agent is asked, a text or chat messages, from the task, its name and the replies that it is handed: these are
+the step's parents."""
 
 
 def plain(task: Task, agent: str, read: Sequence[Reply]) -> str:
@@ -33,7 +36,7 @@ def plain(task: Task, agent: str, read: Sequence[Reply]) -> str:
 
 def chain(*agents: str, prompt: Prompt = plain) -> Workflow:
     """One after the other; each reads what the one before it wrote, and the last one answers."""
-    _expect_some(agents, "chain")
+    _expect("chain", agents=(agents, _NAMES), prompt=(prompt, _PROMPT))
 
     async def solve(task: Task, team: Team) -> str:
         said: list[Reply] = []
@@ -56,9 +59,8 @@ def debate(
     Without a judge the answer is what most of them said last, compared by `key` (of equals the first agent's), and it
     came from the steps that said so.
     """
-    _expect_some(agents, "debate")
-    if rounds < 0:
-        raise ConfigError(f"debate: expected rounds >= 0, got {rounds}")
+    _expect("debate", agents=(agents, _NAMES), rounds=(rounds, _at_least(0)), judge=(judge, _NAME_OR_NONE))
+    _expect("debate", prompt=(prompt, _PROMPT), key=(key, _function("text")))
 
     async def solve(task: Task, team: Team) -> str:
         said = await _each(team, agents, task, [], prompt)
@@ -78,8 +80,8 @@ def mixture(*proposers: str, judge: str, layers: int = 1, prompt: Prompt = plain
     """All propose, each alone; in each further layer having read what the layer before proposed; a judge who reads the
     last layer answers (a mixture of agents, arXiv 2406.04692).
     """
-    if layers < 1:
-        raise ConfigError(f"mixture: expected layers >= 1, got {layers}")
+    _expect("mixture", proposers=(proposers, _NAMES), judge=(judge, _NAME), layers=(layers, _at_least(1)))
+    _expect("mixture", prompt=(prompt, _PROMPT))
     return debate(*proposers, rounds=layers - 1, judge=judge, prompt=prompt)
 
 
@@ -93,12 +95,13 @@ class Boss:
 
 def boss(agent: str, *workers: str | Boss) -> Boss:
     """An agent of a tree, with its workers; a worker may be a boss, too."""
-    _expect_some(workers, f"boss {agent!r}")
+    _expect("boss", agent=(agent, _NAME), workers=(workers, _WORKERS))
     return Boss(agent, workers)
 
 
 def tree(root: Boss, prompt: Prompt = plain) -> Workflow:
     """Leaves work on the task, each alone; every boss reads what its own workers wrote; the root answers."""
+    _expect("tree", root=(root, ("a boss(...) or an agent's name", _works)), prompt=(prompt, _PROMPT))
 
     async def work(task: Task, team: Team, node: str | Boss) -> Reply:
         if isinstance(node, str):
@@ -140,8 +143,10 @@ def planner_executor_verifier(
     At most `most_parts` parts and `tries` tries of each. The executor reads the plan, the newest result, and the
     verdict on its last try; the verifier reads what it judges.
     """
-    if most_parts < 1 or tries < 1:
-        raise ConfigError(f"planner_executor_verifier: expected most_parts, tries >= 1, got {most_parts}, {tries}")
+    called = "planner_executor_verifier"
+    _expect(called, planner=(planner, _NAME), executor=(executor, _NAME), verifier=(verifier, _NAME_OR_NONE))
+    _expect(called, parts=(parts, _function("plan")), accepted=(accepted, _function("verdict")))
+    _expect(called, most_parts=(most_parts, _at_least(1)), tries=(tries, _at_least(1)))
 
     async def solve(task: Task, team: Team) -> str:
         plan = await team[planner](f"{task.text}\n\nWrite a numbered plan.")
@@ -185,8 +190,8 @@ def dialogue(
     agent knows only what the user says. Where the user says `until`, it has what it wanted. Its policy is usually
     another, which is not trained.
     """
-    if turns < 1:
-        raise ConfigError(f"dialogue: expected turns >= 1, got {turns}")
+    _expect("dialogue", agent=(agent, _NAME), user=(user, _NAME), turns=(turns, _at_least(1)))
+    _expect("dialogue", goal=(goal, _function("task")), until=(until, _TEXT_OR_NONE))
 
     async def solve(task: Task, team: Team) -> str:
         said: list[Reply] = []
@@ -209,13 +214,65 @@ def _seen_by(agent: str, said: Sequence[Reply]) -> list[Message]:
 
 
 async def _ask(team: Team, agent: str, task: Task, read: Sequence[Reply], prompt: Prompt) -> Reply:
-    return await team[agent](prompt(task, agent, read), parents=read)
+    asked = prompt(task, agent, read)
+    if not isinstance(asked, str | list | tuple):
+        raise ConfigError(f"prompt: expected {_PROMPT[0]}, which gives a text or messages, got {asked!r:.80} from it")
+    return await team[agent](asked, parents=read)
 
 
 async def _each(team: Team, agents: Sequence[str], task: Task, read: Sequence[Reply], prompt: Prompt) -> list[Reply]:
     return list(await asyncio.gather(*(_ask(team, agent, task, read, prompt) for agent in agents)))
 
 
-def _expect_some(agents: Sequence[object], what: str) -> None:
-    if not agents:
-        raise ConfigError(f"{what}: expected at least one agent")
+_Kind = tuple[str, Callable[[Any], bool]]
+"""What an argument must be, in words, and whether one is."""
+
+
+def _expect(called: str, **arguments: tuple[object, _Kind]) -> None:
+    """Refuse what `called` cannot play, where the workflow is made."""
+    for name, (given, (expected, fits)) in arguments.items():
+        if not fits(given):
+            raise ConfigError(f"{called}: {name}: expected {expected}, got {given!r:.80}")
+
+
+def _named(given: object) -> bool:
+    return isinstance(given, str) and bool(given)
+
+
+def _works(given: object) -> bool:
+    return isinstance(given, Boss) or _named(given)
+
+
+def _at_least(least: int) -> _Kind:
+    return f"a whole number, {least} or more", lambda given: type(given) is int and given >= least
+
+
+def _function(*takes: str) -> _Kind:
+    """A plain function that can be called with so many arguments."""
+
+    def fits(given: Any) -> bool:
+        if not callable(given) or inspect.iscoroutinefunction(given):
+            return False
+        try:
+            inspect.signature(given).bind(*takes)
+        except TypeError:
+            return False
+        except ValueError:  # a built-in one may tell no signature
+            return True
+        return True
+
+    return f"a plain function of ({', '.join(takes)})", fits
+
+
+_NAME: _Kind = ("an agent's name", _named)
+_NAME_OR_NONE: _Kind = ("an agent's name or None", lambda given: given is None or _named(given))
+_TEXT_OR_NONE: _Kind = ("a text or None", _NAME_OR_NONE[1])
+_NAMES: _Kind = (
+    'at least one agent, their names as arguments of their own, ("a", "b")',
+    lambda given: len(given) > 0 and all(map(_named, given)),
+)
+_WORKERS: _Kind = (
+    "at least one worker, each an agent's name or a boss(...)",
+    lambda given: len(given) > 0 and all(map(_works, given)),
+)
+_PROMPT = _function("task", "agent", "replies")

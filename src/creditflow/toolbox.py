@@ -57,6 +57,11 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
         args = {**{word: value for word, value in offered.items() if word in takes}, **args}
         if "folder" in takes and isinstance(args.get("folder"), str):
             args["folder"] = str(base / args["folder"])
+        named = {word: one for word, one in takes.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+        missing = [word for word, one in named.items() if one.default is one.empty and word not in args]
+        if missing and set(args) <= set(takes):
+            needed = ", ".join(f"{word}: ..." for word in missing)
+            raise ConfigError(f"{key} ({fn}): expected `args: {{{needed}}}`, got no {' and no '.join(missing)}")
         try:
             found, args = found(**args), {}
         except (TypeError, ValueError) as error:

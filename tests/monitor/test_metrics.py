@@ -138,6 +138,13 @@ def test_rollout_metrics_count_steps_tokens_and_what_went_wrong() -> None:
     assert metrics["rollout/tokens"] == 12
     assert metrics["rollout/failed_frac"] == metrics["rollout/truncated_frac"] == 0.25
     assert metrics["rollout/agent_error_frac"] == 0.25
+    assert "rollout/illegal_frac" not in metrics
+
+
+def test_steps_of_environments_are_counted_where_no_legal_action_was_chosen() -> None:
+    infos = ({"action": 1}, {"action": 1, "illegal": "no number"}, {"illegal": "no number"}, {})
+    acted = [step("a", tokens=1, info=info) for info in infos]
+    assert rollout_metrics(batch_of(play("a", acted, 1.0)))["rollout/illegal_frac"] == pytest.approx(2 / 3)
 
 
 def errors(*trajectories):

@@ -5,6 +5,8 @@ import functools
 import json
 import re
 import threading
+import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -297,6 +299,68 @@ def test_what_cannot_be_a_tool_is_refused():
         Tool.of(weather, args={"cty": "Ulm"})
     with pytest.raises(ConfigError, match="expected a name of 1 to 64"):
         Tool.of(weather, name="the weather")
+
+
+def opens(path: str, file: typing.IO | None = None) -> str:
+    return ""
+
+
+def maps(start: object, step: Callable[[int], int]) -> int:
+    return 0
+
+
+def misspelt(city: str, when: "NoSuchType") -> str:  # noqa: F821
+    return city
+
+
+def elsewhere(city: str) -> "asyncio.NoSuchType":
+    return city
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (opens, "tool opens: file: expected a type that JSON can say, got .*IO"),
+        (maps, r"tool maps: step: expected a type that JSON can say, got .*Callable\[\[int\], int\]"),
+        (misspelt, "tool misspelt: when: expected a type, got 'NoSuchType': name 'NoSuchType' is not defined"),
+        (elsewhere, "tool elsewhere: return: expected a type, got 'asyncio.NoSuchType': module 'asyncio' has no"),
+    ],
+)
+def test_a_type_that_no_agent_could_be_told_is_refused_with_its_parameter(function, message):
+    with pytest.raises(ConfigError, match=message):
+        Tool.of(function)
+
+
+def counted():
+    yield 1
+
+
+async def counted_later():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (counted, "generator"),
+        (counted_later, "async_generator"),
+        (lambda: {"rows": map(str, [1])}, "map"),
+        (lambda: object(), "object"),  # noqa: PLW0108
+        (lambda: len, "builtin_function_or_method"),
+    ],
+)
+def test_a_result_that_has_no_text_is_an_error_that_says_so(function, kind):
+    result = called(Tool.of(function, name="f"))
+    told = f"error: TypeError: expected the result to be a text, number, list or dict, got a {kind}"
+    assert (result.status, result.text) == ("error", told)
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [(b"\xc3\xa9\xff", "\u00e9\ufffd"), ({"x": bytearray(b"a")}, '{"x": "a"}'), (Path("a"), '"a"')],
+)
+def test_bytes_are_text_and_other_objects_what_they_say_of_themselves(result, text):
+    assert called(Tool.of(lambda: result, name="f")).text == text
 
 
 def test_a_tool_that_there_is_not_is_told_with_those_that_there_are():

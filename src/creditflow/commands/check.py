@@ -105,6 +105,13 @@ def _warnings(
         found.append(
             f"in {len(errors)} of {len(trajectories)} plays the agents went wrong (outcome 0); the first: {errors[0]}"
         )
+    acted = [step for trajectory in trajectories for step in trajectory.steps if "action" in step.info]
+    replaced = [step for step in acted if "illegal" in step.info]
+    if replaced:
+        found.append(
+            f"in {len(replaced)} of {len(acted)} steps of environments the action was illegal, and another was drawn "
+            f"in its place; the first: step {replaced[0].id}, {replaced[0].agent}: {replaced[0].info['illegal']}"
+        )
     found += [f"scoring failed: {reason}" for reason in report.reasons]
     return found
 

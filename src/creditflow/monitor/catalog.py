@@ -143,6 +143,11 @@ METRICS: list[Metric] = [
         ("agent_error_frac", "share", "plays that the agents' own doing ended"),
         ("tool_calls", "calls", "of tools, a play; where there are any"),
         ("tool_failed_frac", "share", "of those, the ones that gave an error or took too long"),
+        (
+            "illegal_frac",
+            "share",
+            "steps of environments in which the agent chose no legal action; where there are any",
+        ),
         ("gen_batches", "batches", "that dynamic sampling played", "local"),
         ("filtered_frac", "share", "plays that dynamic sampling left out", "local"),
         ("counterfactual_plays", "plays", "made to measure Shapley values", "local"),

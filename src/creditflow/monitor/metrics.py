@@ -32,6 +32,7 @@ def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         "rollout/truncated_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("truncated"))),
         "rollout/agent_error_frac": float(np.mean(["agent_error" in info for info in batch.trajectory_info])),
         **_tool_metrics(batch),
+        **_environment_metrics(batch),
     }
 
 
@@ -43,6 +44,11 @@ def _tool_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         "rollout/tool_calls": len(calls) / batch.n_trajectories,
         "rollout/tool_failed_frac": sum(call["status"] != "ok" for call in calls) / len(calls),
     }
+
+
+def _environment_metrics(batch: TrajectoryBatch) -> dict[str, float]:
+    acted = [info for info in batch.step_info if "action" in info or "illegal" in info]
+    return {"rollout/illegal_frac": sum("illegal" in info for info in acted) / len(acted)} if acted else {}
 
 
 def step_errors(batch: TrajectoryBatch) -> tuple[Bools, Bools]:

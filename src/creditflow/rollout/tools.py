@@ -19,8 +19,9 @@ import functools
 import inspect
 import json
 import re
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -154,9 +155,25 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, 
 
 
 def as_text(result: object) -> str:
-    """A tool's result for an agent: a text as it is, all else as JSON."""
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+    """A tool's result for an agent: a text as it is, all else as JSON.
+
+    Bytes are text in UTF-8, and of other objects it is their `str`. Raises TypeError for what has no text: an iterator,
+    or an object whose `str` is where it lies in memory.
+    """
+    if isinstance(result, bytes | bytearray):
+        result = _as_json(result)
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_as_json)
     return text.encode("utf-8", "replace").decode()  # halves of surrogate pairs can be written to no file
+
+
+def _as_json(result: object) -> str:
+    """What JSON has no form for, as text."""
+    if isinstance(result, bytes | bytearray):
+        return result.decode("utf-8", "replace")
+    bare = type(result).__str__ is object.__str__ and type(result).__repr__ is object.__repr__
+    if bare or callable(result) or isinstance(result, Iterator | AsyncIterator | Awaitable):
+        raise TypeError(f"expected the result to be a text, number, list or dict, got a {type(result).__name__}")
+    return str(result)
 
 
 def shortened(text: str, most: int) -> str:
@@ -203,7 +220,7 @@ def _read(
     said = called.__doc__ if inspect.isfunction(called) else None
     doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(_whole(function)) or ""))
     told = {one.arg_name: one.description for one in doc.params}
-    hints = typing.get_type_hints(called, include_extras=True)
+    hints = _hints(called)
     fields: dict[str, Any] = {}
     places: dict[str, str] = {}
     signature = inspect.signature(function).parameters
@@ -220,8 +237,21 @@ def _read(
         places[parameter.name] = place
         fields[place] = (hints.get(parameter.name, Any), described)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
-    model = pydantic.create_model(name, __config__=config, **fields)
-    schema = model.model_json_schema(schema_generator=Bare)
+
+    def modelled(fields: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
+        model = pydantic.create_model(name, __config__=config, **fields)
+        return model, model.model_json_schema(schema_generator=Bare)
+
+    try:
+        model, schema = modelled(fields)
+    except pydantic.errors.PydanticUserError:
+        for own, place in places.items():  # pydantic does not always say which it was
+            try:
+                modelled({place: fields[place]})
+            except pydantic.errors.PydanticUserError as error:
+                hint = inspect.formatannotation(fields[place][0])
+                raise ConfigError(f"tool {name}: {own}: expected a type that JSON can say, got {hint}") from error
+        raise
     schema.pop("title", None)
 
     def check(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,3 +263,17 @@ def _read(
         return {parameter: getattr(made, place) for parameter, place in places.items()}
 
     return "\n".join(filter(None, (doc.short_description, doc.long_description))), schema, check
+
+
+def _hints(called: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's signature; raises ValueError that names the one that there is not."""
+    try:
+        return typing.get_type_hints(called, include_extras=True)
+    except (NameError, AttributeError, SyntaxError, TypeError):
+        known = getattr(inspect.unwrap(called), "__globals__", {})
+        for name, written in getattr(called, "__annotations__", {}).items():
+            try:
+                typing.get_type_hints(types.SimpleNamespace(__annotations__={name: written}), known)
+            except Exception as error:
+                raise ValueError(f"{name}: expected a type, got {written!r}: {first_line(error)}") from error
+        raise
