@@ -51,7 +51,7 @@ test: lint sandbox browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
 test-all: lint sandbox browser
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 # What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
 sandbox:

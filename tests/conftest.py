@@ -1,10 +1,18 @@
-"""Which tests are made in one process, where `pytest -n` has several: those of a file, and all that start Ray."""
+"""Which tests are made in one process, where `pytest -n` has several: those of a file, and all that start Ray. And that
+interrupts are heard.
+"""
 
+import signal
 from typing import Any
 
 import pytest
 
 RAY = ("tests/engines/verl/", "tests/reward/test_ray_backend.py")
+
+
+def pytest_configure() -> None:
+    # A shell that starts this in the background has it ignored, and so would every process that a test interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
