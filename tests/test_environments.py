@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import sys
 
 import gymnasium
 import numpy as np
@@ -505,3 +506,9 @@ def test_what_cannot_be_played_is_refused_where_the_workflow_is_made(make, messa
 def test_an_environment_of_another_kind_is_told_with_the_function_that_plays_it(workflow, message):
     with pytest.raises(ConfigError, match=message):
         played(workflow, scripted())
+
+
+def test_an_environment_of_one_library_is_played_where_the_other_is_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pettingzoo.utils.env", None)  # to import it raises ModuleNotFoundError
+    made = played(environments.gymnasium(lake, max_turns=1), scripted("1"), seats=["agent"])
+    assert made.status == "truncated"

@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.errors import InputError
-from creditflow.files import make_folder, make_whole, write_whole
+from creditflow.files import make_folder, make_whole, write_named, write_whole
 
 
 def names(folder: Path) -> list[str]:
@@ -98,6 +99,19 @@ def fill(folder: Path) -> None:
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "deep" / "er" / "weights.bin").write_bytes(b"\0\1" * 1000)
     (folder / "config.json").write_text("{}")
+
+
+def test_a_named_file_that_cannot_be_written_is_told_with_its_option_but_for_a_full_disk(tmp_path: Path) -> None:
+    write_named(tmp_path / "deep" / "a.txt", lambda path: path.write_text("a"), "-o")
+    assert (tmp_path / "deep" / "a.txt").read_text() == "a"
+    with pytest.raises(InputError, match=f"-o: {tmp_path / 'deep'} cannot be written: Is a directory"):
+        write_named(tmp_path / "deep", lambda path: path.write_text("a"), "-o")
+
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_named(tmp_path / "b.txt", full, "-o")
 
 
 def test_a_folder_is_made_whole_with_what_lies_deep_in_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import asyncio
 import json
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -429,11 +430,16 @@ def _made(make: Make, task: Task, called: str) -> Any:
 
 def _kind(env: object) -> str | None:
     """Which function plays an environment; None for one that is of no library's class."""
-    from gymnasium import Env
-    from pettingzoo.utils.env import AECEnv, ParallelEnv
-
-    kinds = {"aec": AECEnv, "parallel": ParallelEnv, "gymnasium": Env}
-    return next((kind for kind, made_as in kinds.items() if isinstance(env, made_as)), None)
+    kinds = (
+        ("aec", "pettingzoo.utils.env", "AECEnv"),
+        ("parallel", "pettingzoo.utils.env", "ParallelEnv"),
+        ("gymnasium", "gymnasium", "Env"),
+    )
+    for kind, module, name in kinds:
+        # Whose library nobody has imported, of whose class nothing is: it need not be there.
+        if (library := sys.modules.get(module)) is not None and isinstance(env, getattr(library, name)):
+            return kind
+    return None
 
 
 _KINDS = {

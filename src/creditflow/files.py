@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from creditflow.errors import InputError, first_line
+from creditflow.errors import InputError, first_line, says_disk_full
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
@@ -29,12 +29,14 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> None:
 
 def write_named(target: Path, write: Callable[[Path], object], option: str) -> None:
     """`write_whole` for a file that an option of a command names; its folder is made. Raises InputError where it cannot
-    be written.
+    be written, but for a full disk, which is no mistake of the input.
     """
     make_folder(target.parent, option)
     try:
         write_whole(target, write)
     except OSError as error:
+        if says_disk_full(error):
+            raise
         raise InputError(f"{option}: {target} cannot be written: {error.strerror or first_line(error)}") from error
 
 
