@@ -64,7 +64,7 @@ def main() -> int:
                 share = one[what]
                 spread = None if share["low"] is None else (share["low"], share["high"])
                 figures.append(Figure(f"{recipe}, {one['rule']}: {what} (95 %)", share["value"], spread=spread))
-        figures.append(Figure(f"{recipe}: share of the values' variance that is no error", found["reliability"]))
+        figures.append(Figure(f"{recipe}: share of the values' variance that is real", found["reliability"]))
         if not quick:
             shutil.copyfile(ROOT / "runs" / place / recipe / "audit.png", RESULTS / f"audit_{recipe}.png")
     show(figures)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
-from creditflow.audit import Measured, agreement, spearman
+from creditflow.audit import Measured, Precision, agreement, spearman
 from creditflow.cli import app
 from creditflow.config import load_recipe
 from creditflow.credit import CreditOptions, assign, explain
@@ -72,7 +72,8 @@ def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_
     seen = Measured.of(batch, {f"p{i}": added(good[i]) for i in range(24)})
     assert len(seen.shapley_X) == 48
     values = [value for one in good for value in (one - 0.5, 0.0)]
-    assert math.isclose(seen.reliability, max(0.0, 1 - 0.01 / np.var(values)))
+    assert seen.precision is not None
+    assert math.isclose(seen.precision.reliability, max(0.0, 1 - 0.01 / np.var(values)))
     own = agreement("own", assign(batch, CreditOptions(propagation="none", w_o=0.0)), seen)
     shared = agreement("shared", assign(batch, CreditOptions(propagation="identical")), seen)
     assert math.isclose(own.by_agent["one"].value, 1.0)
@@ -86,7 +87,7 @@ def test_where_not_most_errors_are_known_no_reliability_is_and_of_one_task_no_in
     batch = batch_of(a_play("p", "q", 0.5, 1.0), a_play("o", "q", 0.0, 0.0))
     columns = (np.array([0.5, 0.0]), np.array(error), np.array([0.5, 0.0]), np.array(error))
     seen = Measured.of(batch, {"p": Values(*columns, 3, ("one", "two"))})
-    assert math.isnan(seen.reliability)
+    assert seen.precision is None
     found = agreement("own", assign(batch, CreditOptions(propagation="none")), seen).credit
     assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
 
@@ -113,13 +114,46 @@ def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Pat
     assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
 
 
+@pytest.mark.parametrize(("real", "noise"), [(0.0, True), (0.6, False)])
+def test_audit_noise_is_told_from_real_differences(real: float, noise: bool):
+    rng = np.random.default_rng(0)
+    told = []
+    for _ in range(200):
+        true_X, error = rng.normal(0, real, 60), 0.5
+        seen = Precision(float(np.var(true_X + rng.normal(0, error, 60))), error**2, 60)
+        told.append(seen.is_noise)
+    assert np.mean(told) > 0.9 if noise else np.mean(told) < 0.05
+
+
+def test_audit_sufficient_factor_makes_half_the_variance_real():
+    rng = np.random.default_rng(1)
+    true, error, n = 0.1, 0.3, 200_000
+    measured = rng.normal(0, true, n) + rng.normal(0, error, n)
+    factor = Precision(float(np.var(measured)), error**2, n).sufficient_factor
+    again = rng.normal(0, true, n) + rng.normal(0, error / math.sqrt(factor), n)
+    assert math.isclose(true**2 / float(np.var(again)), 0.5, abs_tol=0.02)
+    assert Precision(0.01, 0.09, 20).sufficient_factor == math.inf
+
+
+def test_audit_of_noise_says_not_to_compare_rules(run: Path):
+    done = audit(run, "--plays", 9)
+    words = " ".join(done.output.split())
+    kept = json.loads((run / "audit/000002.json").read_text())
+    values = [v for one in kept["values"].values() for v in one["shapley"].values() if v is not None]
+    errors = [v for one in kept["values"].values() for v in one["shapley_se"].values() if v is not None]
+    allowed = 1 + 1.645 * math.sqrt(2 / (len(values) - 1))
+    assert kept["is_noise"] == (np.var(values) <= np.mean(np.square(errors)) * allowed)
+    assert ("These values are noise at 9 rollouts per trajectory: do not compare rules" in words) is kept["is_noise"]
+
+
 def test_an_audit_with_other_models_says_whose_answers_it_heard(run: Path):
     model = run / "checkpoints/global_step_2"
     done = audit(run, "--training-step", 1, "--plays", 3, "--budget", 12, "--model", model, "--baseline", model)
     assert done.exit_code == 0, done.output
     assert "training step 1: 4 plays again" in done.output
     assert done.output.count(str(model)) == 2
-    assert "of the values' variance" not in done.output  # a play of each coalition tells no error
+    assert "measurement error" not in done.output  # one rollout of each coalition has no known error
+    assert "noise" not in done.output
     first = audit(run, "--training-step", 1, "--plays", 3)
     assert "what training began with answers anew" in first.output
 

@@ -1,16 +1,21 @@
 """`creditflow recredit` and `diff` on real, small runs: the same plays under other settings."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.commands.recredit import reassigned
 from creditflow.config import credit_overrides, load_recipe
 from creditflow.credit import CreditOptions, assign
+from creditflow.credit.difference import Moved, moved
 from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import read_metrics
@@ -86,7 +91,7 @@ def test_under_another_rule_credit_is_what_that_rule_makes_of_the_recorded_plays
         expected = assign(old.batch, CreditOptions(propagation="identical", group_by="task"))
         np.testing.assert_array_equal(new.advantage_S, expected.advantage_S)
         moved += float(np.abs(new.credit_S - old.credit_S).sum())
-        total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum() / 2)
+        total += float((np.abs(new.credit_S) + np.abs(old.credit_S)).sum())
         flipped += int(((new.advantage_S * old.advantage_S) < 0).sum())
     said = rows(result.stdout, "what moved")["all"]
     assert said[:3] == ["32", f"{moved / total:.1%}", f"{flipped / 32:.1%}"]
@@ -190,3 +195,18 @@ def test_values_are_read_as_a_recipes_are_and_a_mapping_is_compared_key_by_key(l
     assert shown["algorithm.propagation_threshold.kind"] == ["null", '"noise"']
     assert shown["reward.decomp_granularity"] == ['"step"', '"agent"']
     assert "algorithm.decomp_granularity" not in shown
+
+
+@given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=8))
+def test_share_moved_is_a_share(pairs: list[tuple[float, float]]) -> None:
+    old, new = np.array(pairs).T
+    found = Moved(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
+    assert math.isnan(found.share_moved) or 0.0 <= found.share_moved <= 1.0 + 1e-12
+
+
+def test_share_moved_of_opposite_credit_is_one(ledger: Ledger) -> None:
+    before = ledger.read(1).assignment
+    assert before is not None
+    for credit_S, expected in ((before.credit_S, 0.0), (-before.credit_S, 1.0)):
+        shares = [found.share_moved for found in moved(before, replace(before, credit_S=credit_S)).values()]
+        assert [share for share in shares if not math.isnan(share)] == pytest.approx([expected] * len(shares))

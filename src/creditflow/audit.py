@@ -21,6 +21,47 @@ _RESAMPLES = 1000
 _SEED = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The spread of measured values, and the part of it that is measurement error."""
+
+    variance: float
+    """Of the values, in squared units of the outcome."""
+    error: float
+    """Their mean squared standard error, in the same units."""
+    count: int
+
+    @property
+    def reliability(self) -> float:
+        """Share of the variance that is not measurement error, in [0, 1].
+
+        No rule can correlate with the values by more than about its square root.
+        """
+        return max(0.0, 1 - self.error / self.variance)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the variance may be measurement error alone: a one-sided test at 5 %.
+
+        The variance of n normal values has the relative standard error `sqrt(2 / (n - 1))`.
+        """
+        return self.variance <= self.error * (1 + 1.645 * self._relative_error)
+
+    @property
+    def sufficient_factor(self) -> float:
+        """How many times as many rollouts make half of the variance real; at least this many where it is noise.
+
+        The squared error falls with the number of rollouts. The real variance is taken at its estimate, or, where the
+        values are noise, at its upper 95 % bound; infinite where that is 0.
+        """
+        real = self.variance * (1 + (1.96 * self._relative_error if self.is_noise else 0.0)) - self.error
+        return self.error / real if real > 0 else float("inf")
+
+    @property
+    def _relative_error(self) -> float:
+        return float((2 / max(self.count - 1, 1)) ** 0.5)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
     """X rows of a batch, and what was measured of them."""
@@ -51,15 +92,16 @@ class Measured:
         return cls(play_X, agent_X, task_X, shapley_X, left_out_X, shapley_se_X, batch.agent_names)
 
     @property
-    def reliability(self) -> float:
-        """Of the variance of Shapley values, the part that is not error of measurement, from 0 to 1; NaN: not known.
+    def precision(self) -> Precision | None:
+        """How much of the spread of the Shapley values is real; None where it is not known.
 
-        Of the values whose error is known, which must be most. No rule can correlate with them by more than about its
-        square root.
+        From the values with a known standard error, which must be most, and which must differ.
         """
         known_X = np.isfinite(self.shapley_se_X)
         spread = float(np.var(self.shapley_X[known_X])) if 2 * known_X.sum() > len(known_X) else 0.0
-        return max(0.0, 1 - float(np.mean(self.shapley_se_X[known_X] ** 2)) / spread) if spread else float("nan")
+        if not spread:
+            return None
+        return Precision(spread, float(np.mean(self.shapley_se_X[known_X] ** 2)), int(known_X.sum()))
 
 
 @dataclass(frozen=True, slots=True)

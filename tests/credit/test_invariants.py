@@ -175,7 +175,7 @@ def test_a_shadow_says_what_another_rule_would_have_done_and_trains_nothing():
     assert np.array_equal(alone.advantage_S, watched.advantage_S)
     metrics = watched.metrics()
     assert metrics["shadow/flipped/plan"] == 0.0
-    assert metrics["shadow/moved/plan"] == pytest.approx((1.0 + 0.5) / ((0.0 + 1.0 + 0.5 + 0.0) / 2))
+    assert metrics["shadow/moved/plan"] == pytest.approx((1.0 + 0.5) / (0.0 + 1.0 + 0.5 + 0.0))
     assert "shadow/moved/plan" not in alone.metrics()
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from creditflow.audit import Agreement, Measured, Share, agreement
+from creditflow.audit import Agreement, Measured, Precision, Share, agreement
 from creditflow.config import Recipe, credit_overrides, load_recipe
 from creditflow.credit import Assignment, assign
 from creditflow.engines.local import checkpoint
@@ -84,7 +84,8 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
     if not len(seen.shapley_X):
         raise InputError(f"{path}: no play of training step {cast.step} has an outcome and an agent that is trained")
     found = [agreement(name, assignment, seen) for name, assignment in made.items()]
-    _print(found, seen, measured.plays, cast)
+    precision, per_trajectory = seen.precision, measured.plays / max(len(measured.by_id), 1)
+    _print(found, seen, measured.plays, per_trajectory, cast)
     facts = json_ready(
         {
             "training_step": cast.step,
@@ -93,7 +94,8 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
             "asked": {**asdict(asked), "model": _text(asked.model), "baseline": _text(asked.baseline)},
             "seed": recipe.config.data.seed,
             "plays_failed": measured.failed,
-            "reliability": seen.reliability,
+            "reliability": None if precision is None else precision.reliability,
+            "is_noise": None if precision is None else precision.is_noise,
             "rules": [{**asdict(one), "options": rules.get(one.rule, {})} for one in found],
             "values": {id: values.to_json() for id, values in measured.by_id.items()},
         }
@@ -209,7 +211,7 @@ async def _measure(
             return await measure(parts, cast.crew, cast.baselines, trajectories, plays, (AUDIT, cast.step), note)
 
 
-def _print(found: Sequence[Agreement], seen: Measured, plays: int, cast: _Cast) -> None:
+def _print(found: Sequence[Agreement], seen: Measured, plays: int, per_trajectory: float, cast: _Cast) -> None:
     console = results_console()
     table = new_table("rule", "credit", "left out", "advantage", "within plays")
     for one in found:
@@ -226,13 +228,29 @@ def _print(found: Sequence[Agreement], seen: Measured, plays: int, cast: _Cast) 
         "credit (chance: 0.5).",
         highlight=False,
     )
-    if not math.isnan(seen.reliability):
-        top = math.sqrt(seen.reliability)
-        console.print(
-            f"{seen.reliability:.0%} of the values' variance is no error of measurement: about {top:.2f} is the most "
-            "that a rule could reach.",
-            highlight=False,
+    if seen.precision is not None:
+        console.print(_verdict(seen.precision, per_trajectory), highlight=False)
+
+
+def _verdict(precision: Precision, per_trajectory: float) -> str:
+    """Whether the measured values can tell rules apart. `per_trajectory`: rollouts that were made for each one."""
+    if not precision.is_noise:
+        return (
+            f"{precision.reliability:.0%} of the variance of these values is real, the rest is measurement error: no "
+            f"rule can correlate with them by more than about {math.sqrt(precision.reliability):.2f}."
         )
+    wanted = precision.sufficient_factor * per_trajectory
+    enough = (
+        f"At least {math.ceil(wanted):,} rollouts per trajectory make half of their variance real: --plays "
+        f"{math.ceil(wanted)}, with a --budget to match"
+        if math.isfinite(wanted)
+        else "Their spread is below their measurement error, so no sufficient number can be derived: choose another "
+        "--training-step, or another --model"
+    )
+    return (
+        f"These values are noise at {per_trajectory:.0f} rollouts per trajectory: do not compare rules on this "
+        f"training step. {enough}."
+    )
 
 
 def _cell(share: Share) -> str:

@@ -14,8 +14,8 @@ from creditflow.ledger import Ledger, Recorded
 from creditflow.progress import Reporter
 from creditflow.report.overview import different
 from creditflow.report.overview import settings as settings_of
-from creditflow.report.tables import moved_table, new_table, results_console, show
-from creditflow.report.text import number
+from creditflow.report.tables import MOVED_MEANING, moved_table, new_table, results_console, show
+from creditflow.report.text import number, steps_words
 
 
 def diff(first: Path, second: Path, reporter: Reporter) -> None:
@@ -37,8 +37,13 @@ def diff(first: Path, second: Path, reporter: Reporter) -> None:
             bar.advance()
     if sides.moved:
         show(console, f"the same plays in {sides.same} training steps: what moved", moved_table(sides.moved))
+        console.print(MOVED_MEANING)
     if sides.others:
         show(console, f"{sides.others} training steps of other plays, by agent", sides.table())
+    apart = sorted({*one.steps} ^ {*two.steps})
+    for words, steps in (("only one run has", apart), ("credit was never assigned in", sides.unassigned)):
+        if steps:
+            console.print(f"left out: {words} {steps_words(steps)}")
     metrics = new_table("metric", "first", "second")
     last = [_last_metrics(ledger) for ledger in (one, two)]
     for name in _SHOWN:
@@ -68,12 +73,15 @@ class _Sides:
     moved: dict[str, Moved] = field(default_factory=dict)
     same: int = 0
     others: int = 0
+    unassigned: list[int] = field(default_factory=list)
+    """Training steps in which at least one run has no assignment."""
     sums: dict[str, Any] = field(default_factory=dict)
     """By agent, [2, 5]: of each run steps, credit, |advantage|, scored steps, and those of them that are open."""
 
     def take(self, one: Recorded, two: Recorded) -> None:
         a, b = one.assignment, two.assignment
         if a is None or b is None:
+            self.unassigned.append(one.step)
             return
         if a.batch.step_ids == b.batch.step_ids and a.batch.responses == b.batch.responses:
             self.moved, self.same = added(self.moved, moved(a, b)), self.same + 1

@@ -14,7 +14,8 @@ from creditflow.credit.difference import Moved, added, moved
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded, RunFolder
 from creditflow.progress import Reporter
-from creditflow.report.tables import moved_table, results_console, show
+from creditflow.report.tables import MOVED_MEANING, moved_table, results_console, show
+from creditflow.report.text import steps_words
 
 
 def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: Reporter) -> None:
@@ -40,6 +41,7 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
             f"{path / 'config.yaml'}: {error.strerror}; expected what the run was configured with"
         ) from error
     total: dict[str, Moved] = {}
+    never: list[int] = []
     aside = out.with_name(f".{out.name}.part")  # what was broken off must not pass for the whole
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -50,7 +52,9 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
                 target.write_steps(recorded.step, recorded.batch, made)
                 if made is not None:
                     target.append_metrics(recorded.step, made.metrics())
-                if recorded.assignment is not None and made is not None:
+                if recorded.assignment is None or made is None:
+                    never.append(recorded.step)
+                else:
                     total = added(total, moved(recorded.assignment, made))
                 bar.advance()
         aside.rename(out)
@@ -58,8 +62,16 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
         shutil.rmtree(aside, ignore_errors=True)
     for torn in ledger.torn:
         reporter.say(f"set aside: {torn} is incomplete, a crash cut it off")
+    _print(f"{' '.join(overrides) or 'nothing changed'}: what moved", total, never, out)
+
+
+def _print(title: str, total: Mapping[str, Moved], never: Sequence[int], out: Path) -> None:
+    """Show the table of what moved. `never`: training steps in which credit was never assigned."""
     console = results_console()
-    show(console, f"{' '.join(overrides) or 'nothing changed'}: what moved", moved_table(total))
+    show(console, title, moved_table(total))
+    console.print(MOVED_MEANING)
+    if never:
+        console.print(f"left out: {steps_words(never)}, where credit was never assigned: too many scores had failed")
     console.print(f"written: {out}", soft_wrap=True)
 
 

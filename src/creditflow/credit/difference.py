@@ -25,8 +25,7 @@ class Moved:
     credit_moved: float = 0.0
     """Sum of |c' - c| over steps that both train."""
     credit: float = 0.0
-    """Sum of (|c'| + |c|) / 2 over those: of the same credit twice 0 has moved, of credit of the other sign twice it.
-    """
+    """Sum of |c'| + |c| over those steps: the most that `credit_moved` can be."""
     flipped: int = 0
     """Steps that both train, whose advantage has the other sign."""
     gates: int = 0
@@ -41,7 +40,11 @@ class Moved:
 
     @property
     def share_moved(self) -> float:
-        """`credit_moved / credit`, from 0 to 2; NaN where there was no credit."""
+        """`sum |c' - c| / sum (|c'| + |c|)`, in [0, 1]; NaN without any credit.
+
+        0: the same credit. 1: no step has credit of one sign under both (it was 0 under one, or changed its sign).
+        This is the Bray-Curtis dissimilarity, for signed values.
+        """
         return self.credit_moved / self.credit if self.credit else float("nan")
 
     @property
@@ -69,7 +72,7 @@ def moved(before: Assignment, after: Assignment) -> dict[str, Moved]:
         sums(np.ones(one.n_steps)),
         sums(both_S),
         sums(both_S * np.abs(after.credit_S - before.credit_S)),
-        sums(both_S * (np.abs(after.credit_S) + np.abs(before.credit_S)) / 2),
+        sums(both_S * (np.abs(after.credit_S) + np.abs(before.credit_S))),
         sums(both_S & flipped_S),
         sums(before.gate_open_S != after.gate_open_S),
         sums(before.trained_S & ~after.trained_S),

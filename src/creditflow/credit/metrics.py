@@ -138,8 +138,7 @@ def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
 def compare_shadow(assignment: Assignment) -> dict[str, float]:
     """By agent, over steps that both rules train; empty without a shadow.
 
-    * `shadow/moved/<agent>`: the credit that would have been another, `sum |c' - c|`, as a share of `sum (|c'| + |c|)
-      / 2`.
+    * `shadow/moved/<agent>`: how different the shadow's credit is, `Moved.share_moved`, in [0, 1].
     * `shadow/flipped/<agent>`: share of steps whose advantage would have had the other sign.
     """
     shadow = assignment.shadow

@@ -157,7 +157,7 @@ METRICS: list[Metric] = [
     ),
     *_section(
         "shadow",
-        ("moved/<agent>", "share", "credit that the shadow's rule would have moved"),
+        ("moved/<agent>", "share", "how different the shadow's credit is, `sum |c' - c| / sum (|c'| + |c|)`"),
         ("flipped/<agent>", "share", "steps whose advantage would have had the other sign"),
     ),
     *_section(

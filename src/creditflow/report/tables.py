@@ -100,8 +100,14 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     return table
 
 
+MOVED_MEANING = (
+    "credit moved: sum of |new - old| / sum of (|new| + |old|) over steps that both train. 0 %: the same credit; "
+    "100 %: nothing in common. signs flipped: share of those steps whose advantage changes its sign."
+)
+
+
 def moved_table(total: Mapping[str, Moved]) -> Table:
-    """A row an agent, and one of all."""
+    """A row per agent, and one of all. MOVED_MEANING defines the second column."""
     table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
     for agent, found in {**total, "all": sum(total.values(), Moved())}.items():
         shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))

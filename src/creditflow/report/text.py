@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def number(value: float, digits: int = 3, *, signed: bool = False) -> str:
@@ -15,3 +16,9 @@ def plain(text: str, limit: int | None = None) -> str:
     cut = text if limit is None or len(text) <= limit else text[:limit]
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in cut)
     return shown if cut is text else f"{shown}... ({len(text):,} characters)"
+
+
+def steps_words(steps: Sequence[int]) -> str:
+    """Training steps in words: the first ten by number, the others as a count."""
+    shown = ", ".join(map(str, steps[:10])) + (f" and {len(steps) - 10:,} more" if len(steps) > 10 else "")
+    return f"training step{'' if len(steps) == 1 else 's'} {shown}"
