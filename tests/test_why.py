@@ -105,7 +105,7 @@ def test_why_ends_with_the_advantage_that_is_in_the_ledger(ledger: Ledger) -> No
         for s in (0, 7, 15):
             lines = said(ledger.path, recorded.batch.step_ids[s])
             assert lines[-1] == f"= {float(recorded.assignment.advantage_S[s])!r}"
-            parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 1 : -1]]
+            parts = [float(line.split()[-1]) for line in lines[lines.index("", lines.index("") + 1) + 2 : -1]]
             assert math.fsum(parts) == recorded.assignment.advantage_S[s]
 
 
@@ -158,7 +158,36 @@ def test_a_step_or_a_run_that_there_is_not_is_one_clear_line(ledger: Ledger, tmp
     assert refused(ledger.path, "0-1-0-0/99") == (
         f"{ledger.path}: expected the id of a step, such as {example!r}; there is no '0-1-0-0/99'"
     )
-    assert refused(ledger.path) == "why: expected the id of a step, or --trajectory T"
+    assert refused(ledger.path, example, "--trajectory", "t") == (
+        "why: expected the id of a step or --trajectory T, got both"
+    )
+    assert refused(ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
+
+
+def test_why_of_a_run_lists_steps_that_it_explains(ledger: Ledger) -> None:
+    made = ledger.read(2).assignment
+    assert made is not None
+    lines = said(ledger.path)
+    assert lines[0] == "training step 2: 16 steps of 8 trajectories"
+    listed = {line.split()[0]: line for line in lines[3 : lines.index("", 2)]}
+    trained = [(made.advantage_S[s], made.batch.step_ids[s]) for s in range(16) if made.trained_S[s]]
+    for (advantage, id), words in ((max(trained), "the highest advantage"), (min(trained), "the lowest advantage")):
+        assert words in listed[id]
+        assert f"{advantage:+.3f}" in listed[id]
+    for id in listed:
+        assert said(ledger.path, id)[0].startswith(f"step {id}: ")
+
+
+def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
+    made = ledger.read(2).assignment
+    assert made is not None
+    for s in np.flatnonzero(made.trained_S & ~made.tied_S)[:4].tolist():
+        lines = said(ledger.path, made.batch.step_ids[s])
+        rows = {line.split()[0]: line.split()[-2:] for line in lines[-8:-1] if line}
+        factor = made.weight_S[s] / made.divisor_S[s]
+        assert rows["own"] == [f"{made.own_S[s]:+.6g}", f"{factor * made.own_S[s]:+}"]
+        assert rows["baseline"] == [f"{-made.baseline_S[s]:+.6g}", f"{-factor * made.baseline_S[s]:+}"]
+        assert any(line.startswith("units: ") for line in lines)
 
 
 def test_a_file_that_a_crash_cut_off_is_set_aside_and_named_and_the_others_can_be_read(tmp_path: Path) -> None:

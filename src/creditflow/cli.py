@@ -221,15 +221,22 @@ def why(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The operations and terms of a step as JSON.")] = False,
 ) -> None:
-    """Where the advantage of a step came from, term by term; ends with the number that was trained on."""
-    from creditflow.commands.why import why_step, why_trajectory
+    """Explain the advantage of a step, term by term; the last line is the number that was trained on.
 
-    if (step is None) == (trajectory is None):
-        raise InputError("why: expected the id of a step, or --trajectory T")
+    Without STEP: a list of steps that are worth a look, with their ids.
+    """
+    from creditflow.commands.why import why_run, why_step, why_trajectory
+
+    if step is not None and trajectory is not None:
+        raise InputError("why: expected the id of a step or --trajectory T, got both")
+    if step is None and (token is not None or json):
+        raise InputError(f"{'--token' if token is not None else '--json'}: expected the id of a step beside it")
     if trajectory is not None:
         why_trajectory(run, trajectory)
     elif step is not None:
         why_step(run, step, token, as_json=json)
+    else:
+        why_run(run)
 
 
 @app.command()

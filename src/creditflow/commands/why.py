@@ -10,7 +10,7 @@ from creditflow.credit import explain
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded
 from creditflow.report.text import plain
-from creditflow.report.why import play_lines, step_head, terms, tree
+from creditflow.report.why import UNITS, play_lines, step_head, terms, tree, worth_a_look_lines
 
 
 def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
@@ -30,7 +30,27 @@ def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None
         return
     head = step_head(recorded.assignment, s, recorded.step)
     of_token = [] if explanation.token is None else [_token_line(recorded, s, explanation.token)]
-    _print(ledger, [*head, *of_token, "", *tree(explanation), "", *terms(explanation)])
+    _print(ledger, [*head, *of_token, *UNITS, "", *tree(explanation), "", *terms(explanation)])
+
+
+def why_run(path: Path) -> None:
+    """List steps of the newest training step that are worth a look, and the commands that explain them."""
+    ledger = Ledger.open(path)
+    for training_step in reversed(ledger.steps):
+        recorded = ledger.read(training_step)
+        if recorded.assignment is not None:
+            break
+    else:
+        raise InputError(f"{path}: expected a training step with assigned credit, found none")
+    lines = worth_a_look_lines(recorded.assignment, recorded.step)
+    trajectory = plain(recorded.batch.trajectory_ids[0])
+    hints = [
+        "",
+        f"explain one of them:   creditflow why {path} STEP",
+        f"show its trajectory:   creditflow why {path} --trajectory T   (such as {trajectory})",
+        f"see all trajectories:  creditflow view {path}",
+    ]
+    _print(ledger, [*lines, *hints])
 
 
 def why_trajectory(path: Path, trajectory: str) -> None:

@@ -63,6 +63,8 @@ class Explanation:
     terms: tuple[tuple[str, float], ...]
     """The same for people: parts that add up to the advantage, each already divided and weighted. None where the step
     does not learn."""
+    in_reward: tuple[float, ...]
+    """The same parts in reward, as the operations have them: before the division and the weight."""
     rounding: float
     """What the parts leave, because they were rounded one by one: `advantage - sum of terms`, which is exact. With it
     they add up to the advantage, bit for bit."""
@@ -121,7 +123,12 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
         )
     rounding = Fraction(trained) - sum(Fraction(value) for _, value in story.terms)
     return Explanation(
-        assignment.batch.step_ids[s], position, tuple(story.operations), tuple(story.terms), float(rounding)
+        assignment.batch.step_ids[s],
+        position,
+        tuple(story.operations),
+        tuple(story.terms),
+        tuple(story.in_reward),
+        float(rounding),
     )
 
 
@@ -229,6 +236,7 @@ class _Story:
     s: int
     operations: list[Operation] = field(default_factory=list)
     terms: list[tuple[str, float]] = field(default_factory=list)
+    in_reward: list[float] = field(default_factory=list)
     _constants: dict[float, int] = field(default_factory=dict)
 
     # ---- writing ---------------------------------------------------------------------------------------------------
@@ -289,7 +297,7 @@ class _Story:
             term = self.given("token term", term_T[at], "scores of this token and those after it")
             added = self.make("weighted token term", "*", self.given("weight", a.weight_S[s], "balances strata"), term)
             self.make("advantage", "+", step, added)
-            self.terms.append(("token scores", self.value(added)))
+            self.add_term("token scores", self.value(term), float(a.weight_S[s]))
 
     def why_nothing(self, token: int | None, by_token: bool) -> str | None:
         """Why the advantage is 0; None where it is not, or only its token term is not."""
@@ -602,11 +610,16 @@ class _Story:
         divided = self.make("scaled", "/", difference, self.divisor())
         made = self.make(name, "*", self.given("weight", a.weight_S[s], "balances strata"), divided)
         factor = float(a.weight_S[s] / a.divisor_S[s])
-        self.terms += [(part, factor * value) for part, value in parts]
-        self.terms.append(("baseline", -factor * float(a.baseline_S[s])))
+        for part, value in (*parts, ("baseline", -float(a.baseline_S[s]))):
+            self.add_term(part, value, factor)
         if a.shift_S[s]:
-            self.terms.append(("shift", -factor * float(a.shift_S[s])))
+            self.add_term("shift", -float(a.shift_S[s]), factor)
         return made
+
+    def add_term(self, name: str, reward: float, factor: float) -> None:
+        """Add a part of the advantage: `reward * factor`."""
+        self.terms.append((name, factor * reward))
+        self.in_reward.append(reward)
 
     def divisor(self) -> int:
         a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator

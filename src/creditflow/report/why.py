@@ -64,13 +64,64 @@ def tree(explanation: Explanation) -> list[str]:
 
 
 def terms(explanation: Explanation) -> list[str]:
-    """The parts that add up to the advantage, each with all of its digits, and the advantage."""
-    parts = [*explanation.terms, ("rounding", explanation.rounding)] if explanation.terms else []
-    width = max((len(plain(name)) for name, _ in parts), default=0)
-    lines = [f"{plain(name):{width}}  {value:+}" for name, value in parts if value != 0.0 or name != "rounding"]
-    if not parts:
-        lines.append(explanation.operations[-1].note or "there are no parts")
+    """A table of the parts that add up to the advantage, with all of their digits; the last line is the advantage.
+
+    Each part is shown in reward, as in the tree, and in the unit of the advantage: times weight / divisor.
+    """
+    if not explanation.terms:
+        return [explanation.operations[-1].note or "there are no parts", f"= {explanation.advantage!r}"]
+    rows = [("part", "in reward", "x weight / divisor = in advantage")]
+    for (name, value), reward in zip(explanation.terms, explanation.in_reward, strict=True):
+        rows.append((plain(name), f"{reward:+.6g}", f"{value:+}"))
+    if explanation.rounding:
+        rows.append(("rounding", "", f"{explanation.rounding:+}"))
+    first, second = (max(len(row[c]) for row in rows) for c in (0, 1))
+    lines = [f"{name:{first}}  {reward:>{second}}  {value}" for name, reward, value in rows]
     return [*lines, f"= {explanation.advantage!r}"]
+
+
+UNITS = (
+    "units: a raw score is in its function's range; sub-rewards and thresholds are in [0, 1]; own, received, outcome,",
+    "credit, baseline and spread are in reward; weights, gates, shares and gamma are factors; an advantage is credit",
+    "minus baseline, divided by the divisor: a number of spreads, or reward where the divisor is 1.",
+)
+"""The units of the numbers in `tree` and `terms`, as lines of text."""
+
+
+def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
+    """Steps to explain first, with the reason for each: positions in the batch, each at most once."""
+    right_S = a.trained_S & a.scored_S & (a.sub_reward_S >= RIGHT)
+    wrong_S = a.trained_S & a.scored_S & (a.sub_reward_S < RIGHT)
+    stopped_S = np.abs(np.nan_to_num(a.stopped_S))
+    candidates = (
+        (wrong_S & (a.advantage_S > 0), a.advantage_S, "wrong by its score, but praised most"),
+        (right_S & (a.advantage_S < 0), -a.advantage_S, "right by its score, but blamed most"),
+        (a.trained_S & (a.advantage_S > 0), a.advantage_S, "the highest advantage"),
+        (a.trained_S & (a.advantage_S < 0), -a.advantage_S, "the lowest advantage"),
+        (stopped_S > 0, stopped_S, "its gate withheld the most credit"),
+        (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
+        (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
+    )
+    found: dict[int, str] = {}
+    for among_S, size_S, reason in candidates:
+        if among_S.any():
+            s = int(np.argmax(np.where(among_S, size_S, -np.inf)))
+            found[s] = f"{found[s]}; {reason}" if s in found else reason
+    return list(found.items())
+
+
+def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
+    """The steps of `worth_a_look`, one a line, with their numbers."""
+    batch = assignment.batch
+    head = ("step", "agent", "sub-reward", "credit", "advantage", "why it is worth a look")
+    rows = [head]
+    for s, reason in worth_a_look(assignment):
+        _, agent, _, _, score, _, credit, advantage, _ = _step_row(assignment, batch, s)
+        rows.append((plain(batch.step_ids[s]), agent, score, credit, advantage, reason))
+    widths = [max(len(row[c]) for row in rows) for c in range(len(head) - 1)]
+    title = f"training step {training_step}: {batch.n_steps:,} steps of {batch.n_trajectories:,} trajectories"
+    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=False)] + [row[-1]] for row in rows)
+    return [title, "", *("  ".join(row) for row in cells)]
 
 
 def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int) -> Iterator[str]:
