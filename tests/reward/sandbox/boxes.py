@@ -124,7 +124,7 @@ def run_python(request: dict[str, Any]) -> tuple[int, bytes]:
 
 
 _DOCKER = """#!{python} -I
-import os, signal, sys
+import os, signal, sys, time
 args = sys.argv[1:]
 open({log!r}, "a").write(repr(args) + chr(10))
 name = args[args.index("--name") + 1] if "--name" in args else args[-1]
@@ -133,10 +133,17 @@ if args[0] == "info":
     sys.exit(0)
 if args[0] == "rm":
     if os.path.exists(pid_file):
-        os.kill(int(open(pid_file).read()), signal.SIGKILL)
+        pid = int(open(pid_file).read())
+        # A box outlives a bwrap that is killed before it has tied the box to itself. So end the box first.
+        os.kill(pid, signal.SIGSTOP)
+        while open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] not in "TZ":
+            time.sleep(0.001)
+        for one in [*open(f"/proc/{{pid}}/task/{{pid}}/children").read().split(), pid]:
+            os.kill(int(one), signal.SIGKILL)
         os.unlink(pid_file)
     sys.exit(0)
-open(pid_file, "w").write(str(os.getpid()))
+open(pid_file + ".new", "w").write(str(os.getpid()))
+os.rename(pid_file + ".new", pid_file)
 words = args[args.index("--entrypoint") + 3:]
 # In namespaces of its own, whatever else: the script kills all processes that it can see.
 box = ["bwrap", "--unshare-all", "--die-with-parent", "--as-pid-1", "--clearenv", "--ro-bind", "/usr", "/usr",

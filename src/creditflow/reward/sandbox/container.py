@@ -23,7 +23,7 @@ from typing import Literal
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
 from creditflow.reward.sandbox.common import END_ALL, MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
-from creditflow.reward.sandbox.process import Attended, attend, sealed
+from creditflow.reward.sandbox.process import Attended, Child, attend, call, sealed
 
 ENGINES = ("docker", "podman")
 _ANSWER_S = 20.0
@@ -112,10 +112,41 @@ class Container(Box):
         return self._result(out, err, end, word, keep)
 
     def _attend(self, args: list[str], name: str, archive: bytes, keep: int) -> tuple[bytes, bytes, Attended]:
+        child = Child()
+
+        def kill(pid: int) -> None:
+            self._remove(name)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            # Once more: the engine may have been about to make it.
+            self._remove(name)
+
+        try:
+            process = self._start(child, args, archive)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            out, err = process.stdout.fileno(), process.stderr.fileno()
+            limits = self._limits
+            caps = {"output": limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)}
+            with process.stdout, process.stderr:
+                wall_s = limits.wall_s + _START_S
+                end = attend(process, {out: "output", err: "output"}, caps, wall_s, lambda: kill(process.pid))
+        finally:
+            child.end(kill)
+        return end.output[out], end.output[err], end
+
+    def _start(self, child: Child, args: list[str], archive: bytes) -> subprocess.Popen[bytes]:
+        """Start the engine's client. Raises ValueError where the words are too long for the system, or SandboxError."""
         input_fd = sealed(archive)
         try:
-            process = subprocess.Popen(
-                [self._engine, *args], stdin=input_fd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, process_group=0
+            return child.start(
+                lambda: subprocess.Popen(
+                    [self._engine, *args],
+                    stdin=input_fd,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    process_group=0,
+                )
             )
         except OSError as error:
             if error.errno == errno.E2BIG:
@@ -123,31 +154,11 @@ class Container(Box):
             raise SandboxError(f"{self._engine} could not be started: {error}") from error
         finally:
             os.close(input_fd)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        out, err = process.stdout.fileno(), process.stderr.fileno()
-
-        def kill() -> None:
-            self._remove(name)
-            process.kill()
-            # Once more: the engine may have been about to make it.
-            self._remove(name)
-
-        limits = self._limits
-        caps = {"output": limits.output_bytes + _TRAILER_BYTES + handed_out_bytes(keep, limits.output_bytes)}
-        with process.stdout, process.stderr:
-            try:
-                end = attend(process, {out: "output", err: "output"}, caps, limits.wall_s + _START_S, kill)
-            finally:
-                if process.returncode is None:
-                    kill()
-                    process.wait()
-        return end.output[out], end.output[err], end
 
     def _remove(self, name: str) -> None:
         """Kill and remove a container, if there is one of that name."""
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-            subprocess.run([self._engine, "rm", "--force", name], capture_output=True, timeout=_ANSWER_S, check=False)
+            call([self._engine, "rm", "--force", name], timeout=_ANSWER_S)
 
     def _result(
         self, out: bytes, err: bytes, end: Attended, word: str, keep: tuple[str, ...]

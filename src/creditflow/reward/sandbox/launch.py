@@ -19,16 +19,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from creditflow.reward.sandbox.base import SandboxError
 from creditflow.reward.sandbox.common import END_ALL
-from creditflow.reward.sandbox.process import Attended, attend, sealed
+from creditflow.reward.sandbox.process import Attended, Child, attend, sealed
 
 _START_S = 10.0
 """How long bwrap may take to set up a box, before it is a failure; 3 ms is usual."""
-_LATE_S = 1.0
-"""How long an interrupted start is waited for, to learn which process is to be killed."""
 
 _READY = """
 exec 8>&2 9>&0 0<{stdin}
@@ -108,7 +106,7 @@ class Launch:
     """The socket to the shell in the box; what is kept comes by it, too."""
     passed: tuple[int, ...]
     """Descriptors for bwrap alone: its input, its output, its errors, and those that its arguments name."""
-    process: subprocess.Popen[bytes] | None = None
+    bwrap: Child = field(default_factory=Child)
     program: int = -1
     """A pidfd of pid 1 of the box."""
     started: bool = False
@@ -120,15 +118,17 @@ class Launch:
         """Start bwrap. Raises ValueError where the words are too long for the system, else SandboxError."""
         stdin, out, err, *others = self.passed
         try:
-            self.process = subprocess.Popen(
-                words,
-                stdin=stdin,
-                stdout=out,
-                stderr=err,
-                env={},  # the parent's would be readable at /proc/1/environ until the program starts
-                cwd="/",
-                pass_fds=others,
-                process_group=0,  # Ctrl-C at a terminal is ours to handle
+            self.bwrap.start(
+                lambda: subprocess.Popen(
+                    words,
+                    stdin=stdin,
+                    stdout=out,
+                    stderr=err,
+                    env={},  # the parent's would be readable at /proc/1/environ until the program starts
+                    cwd="/",
+                    pass_fds=others,
+                    process_group=0,  # Ctrl-C at a terminal is ours to handle
+                )
             )
         except (OSError, subprocess.SubprocessError) as error:
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
@@ -143,7 +143,8 @@ class Launch:
         `limit` sets the limits of the run's group, `confine` those of a process; `caps`: bytes of `output` (stdout and
         stderr together), and of `kept` where something is kept.
         """
-        assert self.process is not None
+        process = self.bwrap.process
+        assert process is not None
         self.fds.close(*self.passed)
         # The ORDER is what keeps a program from running unconfined, or without us: (1) know pid 1 and hold it by a
         # pidfd, so that every failure from here on ends it; (2) limit the group; (3) confine pid 1; (4) hear from the
@@ -155,8 +156,8 @@ class Launch:
             if self._shell_is_there():
                 started = time.monotonic()
                 self._go()
-                return self._attend(self.process, wall_s, caps, started)
-        return self._attend(self.process, _START_S, caps, time.monotonic())
+                return self._attend(process, wall_s, caps, started)
+        return self._attend(process, _START_S, caps, time.monotonic())
 
     def pid(self) -> int:
         """The box's pid 1, as the host counts. Raises SandboxError where bwrap reports none."""
@@ -206,22 +207,20 @@ class Launch:
         if self.program >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.program, signal.SIGKILL)
-        elif self.process is not None:
-            self.process.kill()
+        elif self.bwrap.process is not None:
+            self.bwrap.process.kill()
 
     def end(self) -> None:
-        """Whatever happened, leave no process."""
-        if self.process is None or self.process.returncode is None:
+        """Whatever happened, leave no process and no zombie."""
+        if self.bwrap.pid() is not None:
             if self.program < 0:
-                # Also where an exception kept Popen from telling us of bwrap. Were that to end now, for want of a
-                # reader of its status or by our hand, its child could wait for ever for a word from it.
+                # If bwrap ended now, for want of a reader of its status or by SIGKILL, its child could wait for ever
+                # for a message from it. So first find that child.
                 self.fds.close(*self.passed)
                 with contextlib.suppress(SandboxError):
-                    self._find(_LATE_S)
+                    self._find(_START_S)
             self._kill()
-            if self.process is not None:
-                self.process.kill()
-                self.process.wait()
+            self.bwrap.end()
         if self.program >= 0:
             _readable(self.program, _START_S)
 

@@ -1,4 +1,4 @@
-"""Attends to one child process: its input, its output up to a cap, its end by the clock. Knows no back end.
+"""One child process: its start, its output up to a cap, its end. Independent of the back ends.
 
 It must not trust the child in anything: not to read its input, nor to close its output, nor to end.
 """
@@ -9,11 +9,13 @@ import contextlib
 import fcntl
 import os
 import selectors
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from creditflow.reward.sandbox.base import Limit
 
@@ -60,6 +62,91 @@ def sealed(content: bytes, *, seal: bool = True) -> int:
         os.close(fd)
         raise
     return fd
+
+
+class Child:
+    """A child process that no exception leaves behind, at whatever moment the exception comes.
+
+    A signal that arrives during `Popen` raises after the fork and before the pid is stored. The process then exists,
+    and no Python object has its number. But it is a new child of this thread, and the kernel lists those.
+    Use: create it, enter a `try` whose `finally` calls `end`, then `start`; all in one thread. The list needs Linux
+    with CONFIG_PROC_CHILDREN.
+    """
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._before: frozenset[int] | None = None
+        """Children that this thread had before the start; None: nothing was started."""
+        self._since = 0
+
+    def start(self, popen: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Start the process, which must lead its own process group."""
+        self._since = _ticks()
+        self._before = frozenset(_children())
+        self.process = popen()
+        return self.process
+
+    def pid(self) -> int | None:
+        """The number of the process; None if it was reaped, or never started."""
+        if self.process is not None:
+            return self.process.pid if self.process.returncode is None else None
+        return self._lost()
+
+    def end(self, kill: Callable[[int], None] | None = None) -> None:
+        """Kill the process and reap it. `kill` receives its number; default: SIGKILL to its group."""
+        pid = self.pid()
+        if pid is None:
+            return
+        (kill or kill_group)(pid)
+        if self.process is not None:
+            self.process.wait()
+        else:
+            with contextlib.suppress(ChildProcessError):  # Popen reaps what its own finalizer has found
+                os.waitpid(pid, 0)
+            self._before = None
+
+    def _lost(self) -> int | None:
+        """The child that `Popen` was interrupted over."""
+        if self._before is None:
+            return None
+        for pid in set(_children()) - self._before:
+            # A thread that ends leaves its children to another thread. Those are older, or in another group.
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == pid and int(fields[19]) >= self._since:
+                    return pid
+        return None
+
+
+def kill_group(pid: int) -> None:
+    """Send SIGKILL to the process group of this number, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def call(words: Sequence[str], timeout: float | None = None) -> int:
+    """Run a command silently; its return code. Raises OSError, and subprocess.TimeoutExpired after `timeout` s."""
+    child, null = Child(), subprocess.DEVNULL
+    try:
+        process = child.start(lambda: subprocess.Popen(words, stdin=null, stdout=null, stderr=null, process_group=0))
+        return process.wait(timeout)
+    finally:
+        child.end()
+
+
+def _children() -> list[int]:
+    """The children of this thread, zombies included."""
+    try:
+        return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _ticks() -> int:
+    """The time in the unit in which the kernel reports when a process started."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 def attend(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError
 from creditflow.reward.sandbox.common import Box, Kept
-from creditflow.reward.sandbox.process import attend, sealed
+from creditflow.reward.sandbox.process import Child, attend, call, kill_group, sealed
 
 
 class UnsafeSandboxWarning(UserWarning):
@@ -58,36 +57,26 @@ class UnsafeSubprocess(Box):
 
     def _process(self, command: list[str], stdin: bytes, folder: str) -> Result:
         words = [sys.executable, "-I", *command[1:]] if command[0] == "python" else command
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
-        started = time.monotonic()
-        input_fd = sealed(stdin)
+        started, child = time.monotonic(), Child()
         try:
-            process = subprocess.Popen(
-                words,
-                stdin=input_fd,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                cwd=folder,
-                env=env,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            return Result(127, stderr=f"{words[0]}: not found\n".encode(), seconds=time.monotonic() - started)
-        except PermissionError:
-            return Result(126, stderr=f"{words[0]}: not allowed\n".encode(), seconds=time.monotonic() - started)
-        except OSError as error:
-            if error.errno == errno.E2BIG:
-                raise ValueError("command: it is too long") from error
-            raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
+            try:
+                process = _start(child, words, stdin, folder)
+            except FileNotFoundError:
+                return Result(127, stderr=f"{words[0]}: not found\n".encode(), seconds=time.monotonic() - started)
+            except PermissionError:
+                return Result(126, stderr=f"{words[0]}: not allowed\n".encode(), seconds=time.monotonic() - started)
+            return self._attended(process, started)
         finally:
-            os.close(input_fd)
+            child.end()
+
+    def _attended(self, process: subprocess.Popen[bytes], started: float) -> Result:
+        """Wait for the program's end. What it left in its process group is killed."""
         assert process.stdout is not None
         assert process.stderr is not None
         out, err = process.stdout.fileno(), process.stderr.fileno()
 
         def kill() -> None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
 
         with process.stdout, process.stderr:
             try:
@@ -95,7 +84,6 @@ class UnsafeSubprocess(Box):
                 end = attend(process, {out: "output", err: "output"}, caps, self._limits.wall_s, kill, started=started)
             finally:
                 kill()
-                process.wait()
         by_signal = end.returncode < 0
         return Result(
             exit_code=None if by_signal or end.limit else end.returncode,
@@ -122,6 +110,32 @@ class UnsafeSubprocess(Box):
         return Kept(too_large=True) if len(content) > self._limits.output_bytes else Kept(content)
 
 
+def _start(child: Child, words: list[str], stdin: bytes, folder: str) -> subprocess.Popen[bytes]:
+    """Start the program. Raises FileNotFoundError or PermissionError for its path, ValueError, SandboxError."""
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+    input_fd = sealed(stdin)
+    try:
+        return child.start(
+            lambda: subprocess.Popen(
+                words,
+                stdin=input_fd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd=folder,
+                env=env,
+                start_new_session=True,
+            )
+        )
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        if error.errno == errno.E2BIG:
+            raise ValueError("command: it is too long") from error
+        raise SandboxError(f"unsafe_subprocess: the program could not be started: {error}") from error
+    finally:
+        os.close(input_fd)
+
+
 @contextlib.contextmanager
 def _gone_afterwards(folder: str) -> Iterator[None]:
     """Remove the folder in the end, wherever the program has moved it, and however deep it made it.
@@ -138,7 +152,7 @@ def _gone_afterwards(folder: str) -> Iterator[None]:
             now = folder
         os.close(fd)
         remove = ["rm", "-rf", "--", now]
-        if subprocess.run(remove, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        if call(remove) != 0:
             # Folders that it made unreadable; links are not followed.
-            subprocess.run(["chmod", "-R", "u+rwx", "--", now], stderr=subprocess.DEVNULL, check=False)
-            subprocess.run(remove, stderr=subprocess.DEVNULL, check=False)
+            call(["chmod", "-R", "u+rwx", "--", now])
+            call(remove)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from creditflow.reward.sandbox.base import Limits, Result, Sandbox
+from creditflow.reward.sandbox.process import Child
 
 ENVIRONMENT_CANARY = "CREDITFLOW_CANARY"
 """The variable of the harness that holds a secret while a check runs."""
@@ -116,16 +117,12 @@ class Scene:
         """A process of the harness that waits, with the environment's secret in its environment."""
         environment = {"PATH": os.defpath, ENVIRONMENT_CANARY: self.environment_secret}
         code = "import time; time.sleep(120)"
-        victim = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", code],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+        null, victim = subprocess.DEVNULL, Child()
+        self.stack.callback(victim.end)
+        words = [sys.executable, "-I", "-S", "-c", code]
+        return victim.start(
+            lambda: subprocess.Popen(words, env=environment, stdin=null, stdout=null, stderr=null, process_group=0)
         )
-        self.stack.callback(victim.wait)
-        self.stack.callback(victim.kill)
-        return victim
 
     @contextmanager
     def watching(self) -> Iterator[None]:

@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import secrets
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from creditflow.reward.sandbox.attacks.attack import (
     with_end,
 )
 from creditflow.reward.sandbox.base import Limits, Sandbox
+from creditflow.reward.sandbox.process import call
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -687,7 +687,7 @@ def remove_marked_folders(token: str) -> None:
     """Also those that are too deep for shutil, or that a program has locked."""
     for folder in marked_folders(token):
         for line in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
-            subprocess.run([*line, "--", str(folder)], check=False, stderr=subprocess.DEVNULL)
+            call([*line, "--", str(folder)])
         for parent in folder.parents:
             if parent in _tops() or any(parent.iterdir()):
                 break
