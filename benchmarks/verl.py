@@ -34,7 +34,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,7 +47,9 @@ from transfer_queue import KVBatchMeta
 from transfer_queue.utils.serial_utils import encode
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.record import Figure, show, write
@@ -60,7 +61,7 @@ from creditflow.engines.verl.agent_loop import step_output
 from creditflow.engines.verl.player import Scorer
 from creditflow.engines.verl.plays import PlayRecord, partition, take
 from creditflow.engines.verl.rows import Rows, throw_away
-from creditflow.engines.verl.trainer import CreditflowTrainer, trained_by
+from creditflow.engines.verl.trainer import step_metrics, trained_by
 from creditflow.ledger import RunFolder
 from creditflow.reward import RewardFunction, RewardManager, ScoringReport
 from creditflow.reward.backends import BackendOptions, make_backend
@@ -182,6 +183,14 @@ def report_of(trajectory: Trajectory) -> ScoringReport:
     return ScoringReport(tuple(functions), 0.05)
 
 
+class NestedPayloads(list[torch.Tensor]):
+    """Payloads as TransferQueue returns them: a column that `unbind` takes apart."""
+
+    def unbind(self) -> list[torch.Tensor]:
+        """The payload of each play."""
+        return self
+
+
 class Dictionary:
     """Stands for `transfer_queue` where what it costs is not asked: plays and columns of this process."""
 
@@ -206,7 +215,7 @@ class Dictionary:
             known = {name: self.columns[name] for name in select_fields if name in self.columns}
             return TensorDict(known, batch_size=len(keys))
         place = {key: i for i, key in enumerate(self.keys)}
-        return {"play": SimpleNamespace(unbind=lambda: [self.payloads[place[key]] for key in keys])}
+        return {"play": NestedPayloads([self.payloads[place[key]] for key in keys])}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         pass
@@ -243,29 +252,18 @@ class Measured:
         self.tags += tags
 
 
-async def _nothing(*_: Any, **__: Any) -> None:
-    pass
+class RowWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """verl's agent-loop worker for a model of text, without servers, reward workers and a teacher."""
 
+    def __init__(self) -> None:
+        self.processor = self.reward_loop_worker_handles = None
+        self.distillation_enabled = False
 
-def _positions(input_ids: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.arange(input_ids.shape[-1]).unsqueeze(0)
-
-
-WORKER = SimpleNamespace(
-    _compute_score=_nothing,
-    _compute_teacher_logprobs=_nothing,
-    _compute_multi_modal_inputs=lambda *_: {},
-    _compute_position_ids=_positions,
-)
-"""What verl's agent-loop worker is to the making of rows, for a model of text."""
-
-
-async def put_rows(trajectory: Trajectory, uid: str, session: int) -> None:
-    """verl's rows of a play, made and put by its own worker's code."""
-    outputs = [step_output(trajectory, step, 1.0) for step in trajectory.steps]
-    worker = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    place = {"uid": uid, "session_id": session, "global_steps": 1, "index": 0}
-    await worker._agent_loop_postprocess(WORKER, outputs, False, **place)
+    async def put_rows(self, trajectory: Trajectory, uid: str, session: int) -> None:
+        """Make verl's rows of a play and put them."""
+        outputs = [step_output(trajectory, step, 1.0) for step in trajectory.steps]
+        place = {"uid": uid, "session_id": session, "global_steps": 1, "index": 0}
+        await self._agent_loop_postprocess(outputs, False, **place)
 
 
 def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
@@ -273,7 +271,7 @@ def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
     words, queue = Words(), Dictionary()
     system = words.some(50)
     lengths, packing = list[int](), list[float]()
-    measured, tags = Measured(), list[dict[str, Any]]()
+    measured, tags, worker = Measured(), list[dict[str, Any]](), RowWorker()
     for group in range(tasks):
         question, uid = words.some(30), uuid.UUID(bytes=words.rng.bytes(16), version=4).hex
         for session in range(PLAYS):
@@ -288,7 +286,7 @@ def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
             queue.rows.keys += [f"{uid}_{session}_{i}" for i in range(STEPS)]
             if session == group % PLAYS and group < 32:
                 with instead_of_queue(measured, agent_loop_tq):
-                    asyncio.run(put_rows(trajectory, uid, session))
+                    asyncio.run(worker.put_rows(trajectory, uid, session))
                 assert measured.tags[-STEPS:] == tags[-STEPS:]
     queue.rows.tags = tags
     queue.columns = _columns(queue, np.array(lengths))
@@ -359,32 +357,33 @@ PARTS = ("taking plays", "assign", "rows", "columns", "metrics", "step file")
 
 
 def drive(queue: Dictionary, path: Path) -> Clock:
-    """Our part of a training step: `CreditflowTrainer._step_once` without what verl's workers do in it."""
+    """The driver's part of a training step, in the order of the trainer, without the work of verl's workers."""
     clock, n = Clock(), len(queue.payloads)
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
     folder.clock = clock
-    run = SimpleNamespace(folder=folder, global_steps=1, threshold=make_threshold(OPTIONS.propagation_threshold))
+    threshold = make_threshold(OPTIONS.propagation_threshold)
     processor = time.process_time()
     with clock.part("whole"), instead_of_queue(queue, plays_module, rows_module):
         with clock.part("taking plays"):
             plays = take(partition(validate=False), n, {key.split("_")[0] for key in queue.rows.keys})
             plays.expect_few_failures(0.1)
         with clock.part("assign"):
-            assignment = assign(plays.batch, OPTIONS, threshold=run.threshold)
+            assignment = assign(plays.batch, OPTIONS, threshold=threshold)
         with clock.part("rows"):
             columns = Rows.of(*plays.row_keys([POLICY]), plays.batch)
             columns.expect_all(queue.rows)
             trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
             throw_away(queue.rows, keep=trained.keys)
         with clock.part("columns"):
-            run.threshold.update(assignment.observed())
+            threshold.update(assignment.observed())
             columns.put(trained, assignment)
         with clock.part("recording"):
-            CreditflowTrainer._record(run, plays, assignment)
+            folder.write_steps(1, plays.batch, assignment)
+            metrics = step_metrics(plays, assignment, threshold)
     clock.seconds["processor"] = time.process_time() - processor
     clock.seconds["metrics"] = clock.seconds["recording"] - clock.seconds["step file"]
-    _check(queue, assignment, run._own_metrics)
+    _check(queue, assignment, metrics)
     return clock
 
 
@@ -393,6 +392,13 @@ def _check(queue: Dictionary, assignment: Any, metrics: Mapping[str, float]) -> 
         raise RuntimeError(f"{metrics['propagation/pass_rate']:.0%} of the gates are open: that tries no threshold")
     assert queue.written is not None
     assert queue.written["advantages"].values().shape == assignment.batch.response_ids.shape
+
+
+class Advantages(PPOTrainerSync):  # type: ignore[misc]
+    """verl's trainer with no more than its configuration, which is all that its advantages need."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
 
 
 class VerlRows:
@@ -409,7 +415,7 @@ class VerlRows:
             "norm_adv_by_std_in_grpo": True,
         }  # fmt: skip
         config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": PLAYS}}})
-        self.trainer = SimpleNamespace(config=config)
+        self.trainer = Advantages(config)
 
     def grpo(self) -> None:
         """Its function on all rows."""
@@ -418,7 +424,7 @@ class VerlRows:
     def whole(self) -> None:
         """Its trainer's method: rows fetched and padded, advantages of last rows, spread and put."""
         with instead_of_queue(self.queue, trainer_base):
-            trainer_base.PPOTrainer._compute_advantage(self.trainer, self.queue.rows, {})
+            self.trainer._compute_advantage(self.queue.rows, {})
 
 
 def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
@@ -687,7 +693,7 @@ def _taken(where: str, n_plays: int) -> None:
 
 def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
     """verl's rows of as many plays, made and put by its own code, one play after the other."""
-    words = Words(1)
+    words, worker = Words(1), RowWorker()
     system, question = words.some(50), words.some(30)
     trajectories = [trajectory_of(words, system, question, 0, i) for i in range(n_plays)]
 
@@ -695,7 +701,7 @@ def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
         taken = []
         for i, trajectory in enumerate(trajectories):
             start = time.perf_counter()
-            await put_rows(trajectory, "rows", i)
+            await worker.put_rows(trajectory, "rows", i)
             taken.append((time.perf_counter() - start) * 1e3)
         return taken
 
@@ -723,11 +729,8 @@ def _polled(queue: Dictionary, repeats: int) -> list[Figure]:
 
 
 def _polling() -> float:
-    buffer = SimpleNamespace(partitions=defaultdict(dict))
-    for name in ("pending_keys", "running_keys", "finished_keys", "failure_keys"):
-        setattr(buffer, name, defaultdict(set))
-    buffer.prompt_global_steps = defaultdict(dict)
-    seconds = _seconds(lambda: ReplayBuffer._sync_metadata_from_transfer_queue(buffer))
+    buffer = ReplayBuffer("sync", OmegaConf.create(), None, "drop", OmegaConf.create())
+    seconds = _seconds(buffer._sync_metadata_from_transfer_queue)
     return seconds * 1e3
 
 

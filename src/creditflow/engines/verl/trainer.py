@@ -39,7 +39,7 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from creditflow.credit import Assignment, Observed, assign, make_threshold
+from creditflow.credit import Assignment, Observed, Threshold, assign, make_threshold
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.engines.verl.plays import Plays, partition, take
 from creditflow.engines.verl.policies import policy_configs
@@ -526,20 +526,9 @@ class CreditflowTrainer(PolicyTrainer):
     # What is written down.
 
     def _record(self, plays: Plays, assignment: Assignment) -> None:
-        """The step file, and what the step's metrics say of plays, rewards and credit."""
+        """Write the step file, and keep the step's metrics for `_compute_metrics`."""
         self.folder.write_steps(self.global_steps, plays.batch, assignment)
-        batch = plays.batch
-        self._own_metrics = {
-            "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
-            **rollout_metrics(batch),
-            "rollout/lost_frac": plays.lost / plays.expected,
-            **plays.counted,
-            **plays.report.metrics(),
-            **sub_reward_metrics(batch),
-            **error_metrics(batch),
-            **self.guard.threshold(self.threshold).metrics(),
-            **assignment.metrics(),
-        }
+        self._own_metrics = step_metrics(plays, assignment, self.guard.threshold(self.threshold))
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -664,6 +653,22 @@ class CreditflowTrainer(PolicyTrainer):
 _UPDATED = ("critic", "actor")
 _TIMING = {"gen": "rollout", "adv": "advantage"}
 """What verl's clocks are called on the local engine, where they measure the same."""
+
+
+def step_metrics(plays: Plays, assignment: Assignment, threshold: Threshold) -> dict[str, float]:
+    """The metrics of a training step's plays, rewards and credit."""
+    batch = plays.batch
+    return {
+        "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
+        **rollout_metrics(batch),
+        "rollout/lost_frac": plays.lost / plays.expected,
+        **plays.counted,
+        **plays.report.metrics(),
+        **sub_reward_metrics(batch),
+        **error_metrics(batch),
+        **threshold.metrics(),
+        **assignment.metrics(),
+    }
 
 
 def _not_finite(norms: Sequence[float]) -> float:
