@@ -23,7 +23,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ import pyarrow.parquet as pq
 from benchmarks.record import RESULTS, ROOT, Figure, compare, show, write
 from creditflow.loading import load_object
 from creditflow.report.comparison_plot import COLOURS, STYLES
-from creditflow.trajectory import Bools, Floats, Task
+from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Play, Sampling, Scheduler, play_one
+from creditflow.trajectory import Bools, Floats, Message, Task, Trajectory
 
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
@@ -153,23 +153,46 @@ def plays_of(file: Path) -> Plays:
     )
 
 
+class Infallible(ChatClient):
+    """A model that writes every call right, from its agent's system prompt and its own prompt."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.signs = {verb: sign for sign, verbs in _of_recipe("VERBS").items() for verb in verbs}
+
+    async def chat(
+        self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
+    ) -> ChatReply:
+        """The call that the prompt wants."""
+        system, asked = (str(message["content"]) for message in messages)
+        self.prompts.append(asked)
+        agent = next(agent for agent, role in _of_recipe("ROLES").items() if role == system)
+        if agent == "calculator":
+            asked = " ".join(self.signs.get(word, word) for word in asked.split())
+        verb = {"searcher": "search", "reader": "get", "calculator": "calc", "clerk": "put"}[agent]
+        return ChatReply(f"{verb} {asked}", "stop")
+
+
+def _of_recipe(name: str) -> Any:
+    return load_object(f"tool_chain.py:{name}", ROOT / "recipes", "benchmark")
+
+
 def right_prompts(task: str) -> list[str]:
-    """The prompts of a play in which every call is right. `task`: as step files have it."""
+    """The prompts of a trajectory in which every call is right. `task`: as step files have it."""
     said = json.loads(task)
-    asked: list[str] = []
+    play = Play(Task(said["data_source"], tuple(said["prompt"]), None, said["extra_info"]), "right", "right", (0,))
+    agents = {name: AgentSpec(system=role) for name, role in _of_recipe("ROLES").items()}
 
-    class Infallible:
-        def __getattr__(self, agent: str) -> Any:
-            async def ask(prompt: str, parents: object, info: dict[str, str]) -> Any:
-                asked.append(prompt)
-                return SimpleNamespace(text=info["right"])
+    model = Infallible()
 
-            return ask
+    async def played() -> Trajectory:
+        return await play_one(play, _of_recipe("solve"), agents, Scheduler({"default": model}), Sampling())
 
-    solve = load_object("tool_chain.py:solve", ROOT / "recipes", "benchmark")
-    prompt = tuple(said["prompt"])
-    asyncio.run(solve(Task(said["data_source"], prompt, None, said["extra_info"]), Infallible()))
-    return asked
+    trajectory = asyncio.run(played())
+    wrong = [step for step in trajectory.steps if step.response != step.info["right"]]
+    if trajectory.status != "ok" or wrong:
+        raise RuntimeError(f"not every call is right: {wrong[:1] or trajectory.info}")
+    return model.prompts
 
 
 # ---- what is told --------------------------------------------------------------------------------------------------
