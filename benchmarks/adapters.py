@@ -2,8 +2,9 @@
 
 1024 traces of 30 model calls, nested in agents' spans or flat, with a reward for each call or without; one trace of
 10,000 and one of 100,000 spans. Both sides read the same spans: ours from the plain objects that Agent Lightning's
-`model_dump` gives, theirs from its `Span`s, in an environment of its own (`make bench-adapters`; without it, it is left
-out, and that is said), in turn. It has two minutes for each case; one that it does not finish is not given to it again.
+`model_dump` gives, theirs from its `Span`s, in an environment of its own (`make benchmarks`; without it, only ours is
+measured), in turn. It has two minutes for each case, ten seconds with `--quick`; one that it does not finish is not
+given to it again.
 
 Held: 50,000 spans/s of each, and no less on the trace of 100,000 spans than 0.8 of what the one of 10,000 has.
 """
@@ -16,7 +17,6 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,10 +25,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, show, write
+from benchmarks.record import ROOT, Figure, exit_with, peer_missing, show, write
+from benchmarks.sources import hashes
 from creditflow.adapters import convert, from_agent_lightning
 from creditflow.progress import Reporter
 
+MEASURES = ("src/creditflow/adapters", "src/creditflow/rollout/reuse.py", "src/creditflow/trajectory.py")
 TRACES, CALLS = 1024, 30
 SPEED, LINEAR = 50_000, 0.8
 THEIR_PYTHON = ROOT / ".venv" / "agentlightning" / "bin" / "python"
@@ -41,7 +43,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a sixteenth of the traces, one repeat; writes nothing")
     quick = parser.parse_args().quick
-    traces, repeats = (TRACES // 16, 1) if quick else (TRACES, 5)
+    measured = hashes(MEASURES)
+    traces, repeats, seconds = (TRACES // 16, 1, 10) if quick else (TRACES, 5, THEIR_SECONDS)
     figures: list[Figure] = []
     speeds: dict[str, float] = {}
     reporter = Reporter()
@@ -53,7 +56,7 @@ def main() -> int:
         for _ in range(repeats):
             ours.append(_ours(spans))
             if THEIR_PYTHON.exists() and None not in theirs:
-                theirs.append(_theirs(spans))
+                theirs.append(_theirs(spans, seconds))
         n = len(spans)
         speeds[name] = median(ours)
         figures.append(Figure.of(f"{name} ({n} spans): spans/s", ours, SPEED))
@@ -61,14 +64,14 @@ def main() -> int:
             figures.append(Figure.of(f"{name}: spans/s, Agent Lightning", finished))
             figures.append(Figure(f"{name}: ours / theirs", median(ours) / median(finished), unit="x"))
         elif theirs:
-            reporter.say(f"{name}: Agent Lightning's adapter did not end within {THEIR_SECONDS} s")
+            reporter.say(f"{name}: Agent Lightning's adapter did not end within {seconds} s")
     long, longer = (speeds[name] for name in ("one trace, 10,000", "one trace, 100,000"))
     figures.append(Figure("speed on 100,000 spans, of that on 10,000", longer / long, LINEAR))
     missed = show(figures)
     if not THEIR_PYTHON.exists():
-        print("Agent Lightning is not installed (make bench-adapters): ours alone was measured")
+        peer_missing("Agent Lightning", "make benchmarks")
     if not quick:
-        write("adapters", figures, ("creditflow", "ahocorasick-rs"))
+        write("adapters", figures, ("creditflow", "ahocorasick-rs"), measured)
     return int(missed)
 
 
@@ -153,21 +156,19 @@ def _ours(spans: list[dict[str, Any]]) -> float:
     return len(spans) / seconds
 
 
-def _theirs(spans: list[dict[str, Any]]) -> float | None:
-    """None: it took too long."""
+def _theirs(spans: list[dict[str, Any]], limit_s: int) -> float | None:
+    """Agent Lightning's spans per second; None where it took longer than `limit_s`."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(spans, file)
         file.flush()
         command = [str(THEIR_PYTHON), str(Path(__file__).with_name("agent_lightning.py")), file.name]
         environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         try:
-            said = subprocess.run(
-                command, capture_output=True, text=True, timeout=THEIR_SECONDS, check=True, env=environment
-            )
+            said = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=True, env=environment)
         except subprocess.TimeoutExpired:
             return None
     return float(said.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from benchmarks.record import RESULTS, ROOT, Figure, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, show, write
+from benchmarks.sources import TRAINING, Work
 
 RECIPES = ("arithmetic_chain", "arithmetic_chain_sparse")
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/audit.py",
+    "recipes/arithmetic_chain.py",
+    *(f"recipes/{r}.yaml" for r in RECIPES),
+)
 STEPS, TASKS, PLAYS = 8, 64, 28
 RULES = (
     "identical",
@@ -25,9 +34,9 @@ RULES = (
 )
 
 
-def measured(recipe: str, steps: int, tasks: int, plays: int, place: str) -> dict[str, Any]:
-    """What the audit of a run says, the run being made where there is none; its figure goes beside the results."""
-    folder = ROOT / "runs" / place / recipe
+def measured(recipe: str, steps: int, tasks: int, plays: int, below: Path) -> dict[str, Any]:
+    """The audit of a run, which is trained where it does not exist; its picture stays in the folder of the run."""
+    folder = below / recipe
     options = [
         f"trainer.total_training_steps={steps}",
         f"trainer.save_freq={max(steps - 1, 1)}",
@@ -49,29 +58,36 @@ def measured(recipe: str, steps: int, tasks: int, plays: int, place: str) -> dic
     return found
 
 
+def _number(value: float | None) -> float:
+    """`value`, or NaN for the null that the audit writes where it has too few values."""
+    return math.nan if value is None else value
+
+
 def main() -> int:
-    """Run, print, write `docs/results/audit.json` and the figures."""
+    """Run, print, write `docs/results/audit.json` and the figures; nothing is held."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps of a few plays: shows that it runs")
     quick = parser.parse_args().quick
-    steps, tasks, plays, place = (2, 4, 7, "audit-quick") if quick else (STEPS, TASKS, PLAYS, "audit")
+    steps, tasks, plays = (2, 4, 7) if quick else (STEPS, TASKS, PLAYS)
+    work = Work.begin("audit", MEASURES, quick=quick)
     figures, details = [], {}
     for recipe in RECIPES:
-        found = measured(recipe, steps, tasks, plays, place)
+        found = measured(recipe, steps, tasks, plays, work.folder)
         details[recipe] = {key: value for key, value in found.items() if key != "values"}
         for one in found["rules"]:
             for what in ("credit", "advantage", "within"):
-                share = one[what]
-                spread = None if share["low"] is None else (share["low"], share["high"])
-                figures.append(Figure(f"{recipe}, {one['rule']}: {what} (95 %)", share["value"], spread=spread))
-        figures.append(Figure(f"{recipe}: share of the values' variance that is real", found["reliability"]))
+                value, low, high = (one[what][key] for key in ("value", "low", "high"))
+                spread = None if low is None else (low, high)
+                figures.append(Figure(f"{recipe}, {one['rule']}: {what} (95 %)", _number(value), spread=spread))
+        what = f"{recipe}: share of the values' variance that is real"
+        figures.append(Figure(what, _number(found["reliability"])))
         if not quick:
-            shutil.copyfile(ROOT / "runs" / place / recipe / "audit.png", RESULTS / f"audit_{recipe}.png")
-    show(figures)
+            shutil.copyfile(work.folder / recipe / "audit.png", RESULTS / f"audit_{recipe}.png")
+    missed = show(figures)
     if not quick:
-        write("audit", figures, ("creditflow", "torch", "transformers", "numpy"), details)
-    return 0
+        write("audit", figures, ("creditflow", "torch", "transformers", "numpy"), work.measured, details)
+    return int(missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.guarded import runs_of
-from benchmarks.record import RESULTS, ROOT, Figure, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
+from benchmarks.sources import TRAINING, Work
 from benchmarks.synthetic import chain_batch
 from creditflow.credit import CreditOptions, assign
 from creditflow.ledger.run_folder import read_metrics
@@ -37,6 +37,16 @@ from creditflow.report.bootstrap import Difference, paired_difference
 from creditflow.report.comparison import ArmResult
 from creditflow.simulation import SimulatedTeam, credited, draw, moved_outputs
 
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/monitor/guard.py",
+    "src/creditflow/monitor/rules.py",
+    "src/creditflow/simulation.py",
+    "benchmarks/cases.py",
+    "recipes/arithmetic_chain.py",
+    "recipes/arithmetic_chain.yaml",
+    "recipes/arithmetic_chain_long.yaml",
+)
 FIRST_SEED, TUNING_SEEDS = 1000, (100, 101)
 UNSEEN = "recipe.val_split=claims"
 """Seeds and tasks that nothing else was tried on."""
@@ -83,15 +93,15 @@ ALWAYS = ("trainer.test_freq=-1", "reward.backend=inline", "guard.enable=false")
 
 @dataclass(frozen=True)
 class Claims:
-    """Where the runs are, and how long they are."""
+    """The folder of the runs, and their settings."""
 
-    folder: Path
+    work: Work
     settings: dict[str, Setting]
     short: tuple[str, ...] = ()
 
     def _run(self, name: str, arm: str, seed: int, rate: str, under: str, *more: str) -> Run:
         setting = self.settings[name]
-        folder = self.folder / under / name.replace(" ", "_") / arm.replace(", ", "_").replace(" ", "_")
+        folder = self.work.folder / under / name.replace(" ", "_") / arm.replace(", ", "_").replace(" ", "_")
         options = (
             *ALWAYS,
             *setting.overrides,
@@ -155,7 +165,8 @@ def tune(claims: Claims) -> None:
         for rate, value in by.items()
     ]
     show(what)
-    write("rates", what, ("creditflow", "torch"), {"command": "python -m benchmarks.claims --tune", "chosen": chosen})
+    details = {"command": "python -m benchmarks.claims --tune", "chosen": chosen}
+    write("rates", what, ("creditflow", "torch"), claims.work.measured, details)
 
 
 # ---- what is measured ----------------------------------------------------------------------------------------------
@@ -167,10 +178,11 @@ def main() -> int:
     parser.add_argument("--tune", action="store_true", help="choose the learning rates, and no more")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     given = parser.parse_args()
-    claims = Claims(ROOT / "runs" / "claims", SETTINGS)
+    work = Work.begin("claims", MEASURES, quick=given.quick)
+    claims = Claims(work, SETTINGS)
     if given.quick:
         few = {name: replace(setting, seeds=1, tasks=16) for name, setting in SETTINGS.items()}
-        claims = Claims(ROOT / "runs" / "claims-quick", few, ("trainer.total_training_steps=1",))
+        claims = Claims(work, few, ("trainer.total_training_steps=1",))
     elif given.tune:
         tune(claims)
         return 0
@@ -178,9 +190,10 @@ def main() -> int:
     figures = [figure for row in rows for figure in row.figures]
     missed = show(figures)
     if not given.quick:
-        write("claims", figures, ("creditflow", "torch", "transformers", "numpy"), {"comparisons": compared(claims)})
+        packages = ("creditflow", "torch", "transformers", "numpy")
+        write("claims", figures, packages, work.measured, {"comparisons": compared(claims)})
         fill(PAGE, rows)
-    return int(missed and not given.quick)
+    return int(missed)
 
 
 @dataclass(frozen=True)
@@ -345,9 +358,8 @@ def measured() -> Iterable[Row]:
 def fallen_back(claims: Claims) -> Iterable[Row]:
     """A run whose verdicts are turned round from its tenth step on, with the guard and without."""
     name, seeds = "contradictory", 1 if claims.short else 2
-    pair = {
-        guarded: runs_of(name, guarded, claims.folder / "guarded", seeds, claims.short) for guarded in (True, False)
-    }
+    folder = claims.work.folder / "guarded"
+    pair = {guarded: runs_of(name, guarded, folder, seeds, claims.short) for guarded in (True, False)}
     finish([*pair[True], *pair[False]], "fallback")
     means = {guarded: mean(r.result().after.metrics["pass_at_1"] for r in runs) for guarded, runs in pair.items()}
     yield Row(
@@ -424,4 +436,4 @@ def fill(page: Path, rows: Sequence[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

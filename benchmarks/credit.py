@@ -30,13 +30,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.record import RESULTS, Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from benchmarks.synthetic import bytes_of, chain_batch
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Floats, TrajectoryBatch
 
 Strings = NDArray[np.object_]
 
+MEASURES = ("src/creditflow/credit", "src/creditflow/trajectory.py")
 TASKS, PLAYS, STEPS = 1024, 4, 30
 RESPONSES, RESPONSE_LENGTH = 4096, 8192
 TOKENS_PER_STEP = 256
@@ -56,6 +58,7 @@ def main() -> int:
         "--quick", action="store_true", help="fewer repeats and at most a million steps; holds the same, writes nothing"
     )
     quick = parser.parse_args().quick
+    measured = hashes(MEASURES)
 
     figures = [*_compilation(), *_against_verl_grpo(2 if quick else 7), *_broadcast(3 if quick else 9)]
     figures += _against_verl_gae(1 if quick else 5)
@@ -66,7 +69,8 @@ def main() -> int:
     missed = show(figures)
     if not quick:
         _draw(more, figures)
-        write("credit", figures, PACKAGES, {"seconds_by_steps": more, "torch_threads": _torch().get_num_threads()})
+        details = {"seconds_by_steps": more, "torch_threads": _torch().get_num_threads()}
+        write("credit", figures, PACKAGES, measured, details)
     return int(missed)
 
 
@@ -456,4 +460,4 @@ def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -7,17 +7,12 @@ repeated, and holds the results against the numbers of DESIGN 12. In full, about
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
-import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.record import Figure, compare, exit_with, show, write
+from benchmarks.sources import TRAINING, Work
+
 RULES = ("identical", "none", "discounted", "threshold")
 
 
@@ -38,81 +33,45 @@ STUDIES = (
     Study("arithmetic_chain_long", points=0.12, fewer_errors=0.25),
     Study("arithmetic_chain_sparse", rules=("identical", "none", "threshold"), arms=()),
 )
+MEASURES = (*TRAINING, "recipes/arithmetic_chain.py", *(f"recipes/{study.recipe}.yaml" for study in STUDIES))
 QUICK = ("trainer.total_training_steps=2", "data.val_max_samples=64")
 
 
 def main() -> int:
     """Run, print, write `docs/results/decomposed_credit.json`; 1 if a number falls short."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
+    work = Work.begin("decomposed_credit", MEASURES, quick=quick)
+    figures: list[Figure] = []
     results: dict[str, Any] = {}
-    missed = False
     for study in STUDIES[:1] if quick else STUDIES:
-        folder = ROOT / "runs" / "decomposed_credit" / (f"{study.recipe}-quick" if quick else study.recipe)
-        _compare(study, folder, quick)
-        values = json.loads((folder / "comparison.json").read_text())["values"]
-        best = max((*study.rules[1:], *study.arms), key=lambda rule: _mean(values, rule, "pass_at_1"))
-        points = _mean(values, best, "pass_at_1") - _mean(values, "identical", "pass_at_1")
-        fewer = 1 - _mean(values, best, "step_error_rate") / _mean(values, "identical", "step_error_rate")
-        print(f"{study.recipe}: {best} - identical: {100 * points:+.1f} points of pass@1", _held(points, study.points))
-        print(f"{study.recipe}: {best} against identical: {100 * fewer:.0f} % fewer step errors",
-              _held(fewer, study.fewer_errors))  # fmt: skip
-        missed |= _short(points, study.points) or _short(fewer, study.fewer_errors)
-        comparison = json.loads((folder / "comparison.json").read_text())
-        results[study.recipe] = {"best": best, "points": points, "fewer_step_errors": fewer, **comparison}
+        more = (*(() if study.arms else ("--no-arms",)), *(QUICK if quick else ()))
+        seeds, folder = 1 if quick else 3, work.folder / study.recipe
+        found = compare(study.recipe, "algorithm.propagation", study.rules, seeds, folder, *more)
+        best, points, fewer = _best(study, found["values"])
+        figures += [
+            Figure(f"{study.recipe}: pass@1, {best} - identical", points, study.points),
+            Figure(f"{study.recipe}: share of step errors that {best} saves", fewer, study.fewer_errors),
+        ]
+        results[study.recipe] = {"best": best, "points": points, "fewer_step_errors": fewer, **found}
+    missed = show(figures)
     if not quick:
-        _write(results)
-    return int(missed and not quick)
+        packages = ("creditflow", "torch", "transformers", "numpy")
+        write("decomposed_credit", figures, packages, work.measured, {"results": results})
+    return int(missed)
 
 
-def _compare(study: Study, folder: Path, quick: bool) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "creditflow",
-        "compare",
-        f"recipes/{study.recipe}.yaml",
-        "--vary",
-        f"algorithm.propagation={','.join(study.rules)}",
-    ]
-    command += ["--seeds", "1" if quick else "3", f"trainer.default_local_dir={folder}"]
-    command += [] if study.arms else ["--no-arms"]
-    subprocess.run([*command, *(QUICK if quick else ())], cwd=ROOT, check=True)
+def _best(study: Study, values: dict[str, Any]) -> tuple[str, float, float]:
+    """The decomposed arm with the highest pass@1: its gain over `identical`, and the share of step errors it saves."""
 
+    def mean(rule: str, metric: str) -> float:
+        return float(values[rule][metric]["after"]["mean"])
 
-def _mean(values: dict[str, Any], rule: str, metric: str) -> float:
-    return float(values[rule][metric]["after"]["mean"])
-
-
-def _short(number: float, hold: float | None) -> bool:
-    return hold is not None and number < hold
-
-
-def _held(number: float, hold: float | None) -> str:
-    if hold is None:
-        return "(reported)"
-    return f"({'FALLS SHORT OF' if _short(number, hold) else 'holds:'} {100 * hold:.0f})"
-
-
-def _write(results: dict[str, Any]) -> None:
-    facts = {
-        "command": "python -m benchmarks.decomposed_credit",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "processor": _processor(),
-        "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
-    }
-    out = ROOT / "docs" / "results" / "decomposed_credit.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({**facts, "results": results}, indent=2) + "\n")
-    print(f"written: {out.relative_to(ROOT)}")
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-    return f"{names[0]} x {len(names)}" if names else platform.processor()
+    best = max((*study.rules[1:], *study.arms), key=lambda rule: mean(rule, "pass_at_1"))
+    points = mean(best, "pass_at_1") - mean("identical", "pass_at_1")
+    return best, points, 1 - mean(best, "step_error_rate") / mean("identical", "step_error_rate")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import verl_cpu
 
-from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.record import RESULTS, Figure, exit_with, show, write
+from benchmarks.sources import TRAINING, Work
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
 from creditflow.report.comparison import ArmResult, RunResult
@@ -24,6 +25,7 @@ from creditflow.report.comparison_plot import draw_comparison
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "recipes/arithmetic_chain.yaml"
+MEASURES = (*TRAINING, "src/creditflow/engines/verl", "recipes/arithmetic_chain.py", RECIPE)
 ENGINES = ("local", "verl")
 LATE = 10
 """Training steps at the end whose mean pass@1 is compared."""
@@ -31,11 +33,12 @@ QUICK = ("trainer.total_training_steps=3", "data.val_max_samples=32", "data.trai
 
 
 def main() -> int:
-    """Run what is missing, print, write, draw."""
+    """Run what is missing, print, write, draw; 1 if a number falls short."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed, three steps; holds nothing but the log-probs")
     quick = parser.parse_args().quick
-    folder, seeds = ROOT / "runs" / ("engines_quick" if quick else "engines"), range(1 if quick else 3)
+    work, seeds = Work.begin("engines", MEASURES, quick=quick), range(1 if quick else 3)
+    folder = work.folder
     for seed in seeds:
         for engine in ENGINES:
             run(engine, seed, folder / f"{engine}-{seed}", QUICK if quick else ())
@@ -52,7 +55,7 @@ def main() -> int:
     figures.append(Figure(f"{what}, in all of them", max(differences)))  # rounding of float32: see the tests
     short = show(figures)
     if not quick:
-        write("engines", figures, ("creditflow", "verl", "ray", "torch", "transformers", "numpy"))
+        write("engines", figures, ("creditflow", "verl", "ray", "torch", "transformers", "numpy"), work.measured)
         draw_comparison(RESULTS / "engines.png", "arithmetic_chain on both engines, three seeds", arms)
     return int(short)
 
@@ -103,4 +106,4 @@ def compared(arms: list[ArmResult], hold: bool) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

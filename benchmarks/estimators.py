@@ -11,12 +11,13 @@ has not learned from).
 from __future__ import annotations
 
 import argparse
-import sys
 from statistics import mean
 
-from benchmarks.record import RESULTS, ROOT, Figure, compare, show, write
+from benchmarks.record import RESULTS, Figure, compare, exit_with, show, write
+from benchmarks.sources import TRAINING, Work
 from creditflow.ledger.run_folder import read_metrics
 
+MEASURES = (*TRAINING, "recipes/arithmetic_chain.py", "recipes/arithmetic_estimators.yaml")
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 ARMS = ("dr_grpo", "dapo")
 SEEDS, LAST = 3, 5
@@ -28,7 +29,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="three training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
-    folder = ROOT / "runs" / ("estimators-quick" if quick else "estimators")
+    work = Work.begin("estimators", MEASURES, quick=quick)
+    folder = work.folder
     more = ["--only", ",".join((*ESTIMATORS, *ARMS))]
     more += ["trainer.total_training_steps=3", "data.val_max_samples=64"] if quick else []
     seeds = 1 if quick else SEEDS
@@ -54,10 +56,11 @@ def main() -> int:
     figures.append(Figure.of("batches played for one of dapo's", batches))
     missed = show(figures)
     if not quick:
-        write("estimators", figures, ("creditflow", "torch", "transformers", "numpy"), {"compared": compared})
+        packages = ("creditflow", "torch", "transformers", "numpy")
+        write("estimators", figures, packages, work.measured, {"compared": compared})
         (RESULTS / "estimators.png").write_bytes((folder / "comparison.png").read_bytes())
-    return int(missed and not quick)
+    return int(missed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -19,13 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from benchmarks.record import ROOT, Figure, show, write
+from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from creditflow.config import GuardConfig, load_recipe
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor.guard import WARN, Guard, specs
 from creditflow.monitor.scenarios import SCENARIOS, Setting, series
 from creditflow.parts import build_parts
 
+MEASURES = (
+    "src/creditflow/monitor/guard.py",
+    "src/creditflow/monitor/metrics.py",
+    "src/creditflow/monitor/rules.py",
+    "src/creditflow/monitor/scenarios.py",
+)
 SETTING = Setting(steps=100, test_freq=5, onset=20)
 FEW = 32
 """Plays a training step of which 15 % cannot be told from 10 % soon."""
@@ -37,12 +44,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer runs, fewer training steps")
     quick = parser.parse_args().quick
+    measured = hashes(MEASURES)
     healthy, sick, steps = (100, 20, 3) if quick else (1000, 200, 10)
     figures = [*false_alarms(healthy), *delays(sick), *cost(steps)]
     missed = show(figures)
     if not quick:
-        write("guard", figures, ("creditflow", "numpy"))
-    return int(missed and not quick)
+        write("guard", figures, ("creditflow", "numpy"), measured)
+    return int(missed)
 
 
 def false_alarms(runs: int) -> Iterable[Figure]:
@@ -113,4 +121,4 @@ def cost(steps: int) -> Iterable[Figure]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -24,18 +24,26 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, show, write
+from benchmarks.record import ROOT, Figure, exit_with, show, write
 from benchmarks.runs import Run, finish
+from benchmarks.sources import TRAINING, Work
 from creditflow.ledger.run_folder import read_events
 from creditflow.report.bootstrap import paired_difference
 from creditflow.report.comparison import ArmResult
 
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/monitor/guard.py",
+    "src/creditflow/monitor/rules.py",
+    "benchmarks/cases.py",
+    "recipes/arithmetic_chain.py",
+    "recipes/arithmetic_chain.yaml",
+)
 SEEDS, HEALTHY, MARGIN = 3, 5, 0.03
 FIRST, SPOILT = 10, 3
 FUNCTIONS = ("plan_right", "digits_right", "verdict_right")
@@ -97,7 +105,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
-    folder = ROOT / "runs" / ("guarded-quick" if quick else "guarded")
+    work = Work.begin("guarded", MEASURES, quick=quick)
+    folder = work.folder
     short = ("trainer.total_training_steps=2", "data.val_max_samples=32") if quick else ()
     seeds = 1 if quick else SEEDS
     runs = {(name, guarded): runs_of(name, guarded, folder, seeds, short) for name in SICK for guarded in (True, False)}
@@ -111,8 +120,8 @@ def main() -> int:
     figures.append(Figure(f"{len(well)} healthy runs: firings of rules that act", len(acting), 0.0, at_most=True))
     missed = show(figures)
     if not quick:
-        write("guarded", figures, ("creditflow", "torch", "transformers", "numpy"))
-    return int(missed and not quick)
+        write("guarded", figures, ("creditflow", "torch", "transformers", "numpy"), work.measured)
+    return int(missed)
 
 
 def runs_of(name: str, guarded: bool, folder: Path, seeds: int, short: tuple[str, ...] = ()) -> list[Run]:
@@ -145,4 +154,4 @@ def fired(run: Run) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

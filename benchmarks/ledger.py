@@ -23,11 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import ROOT, Figure, show, write
+from benchmarks.record import ROOT, Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from creditflow.credit import Assignment
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import read_metrics
 
+MEASURES = ("src/creditflow/ledger", "src/creditflow/report", "src/creditflow/table.py")
 STEPS = 1_000_000
 TRAINED = 12
 FILTERS = (
@@ -43,6 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps; holds the same, writes nothing")
     quick = parser.parse_args().quick
+    measured = hashes(MEASURES)
     with tempfile.TemporaryDirectory() as folder:
         trained = _train(Path(folder) / "trained", 4 if quick else TRAINED)
         share = [
@@ -57,7 +60,7 @@ def main() -> int:
         figures += [*_why(large, 3 if quick else 7), *_report(large, Path(folder), 1 if quick else 3), *_view(large)]
     failed = show(figures)
     if not quick:
-        write("ledger", figures, ("creditflow", "pyarrow", "duckdb", "fastapi"), {"steps": n})
+        write("ledger", figures, ("creditflow", "pyarrow", "duckdb", "fastapi"), measured, {"steps": n})
     return int(failed)
 
 
@@ -159,4 +162,4 @@ def _creditflow(*arguments: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

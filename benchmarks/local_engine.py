@@ -35,12 +35,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Figure, show, write
+from benchmarks.record import Figure, exit_with, peer_missing, show, write
 from benchmarks.single_turn import problems, questions, share_of_letters
+from benchmarks.sources import hashes
 
 ROOT = Path(__file__).parent.parent
 TRL = Path(sys.prefix) / "trl"
 """Where `make benchmarks` puts it: beside verl it cannot be installed."""
+MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
 TASKS, PLAYS, TOKENS = 16, 8, 64
 BUDGET = 16384
 """Tokens of one micro-batch."""
@@ -66,19 +68,24 @@ def main() -> int:
             found = PARTS[options.part](device)
         print(json.dumps(found))
         return 0
-    if not (TRL / "trl").is_dir():
+    beside_trl = (TRL / "trl").is_dir()
+    if not beside_trl and not options.quick:
         raise SystemExit("error: TRL is not installed: make benchmarks")
+    measured = hashes(MEASURES)
     repeats = 1 if options.quick else 3
     figures: list[Figure] = []
     for threads in (1,) if options.quick or device == "cuda" else (1, 2):
-        figures += _training(repeats, threads, device)
+        if beside_trl:
+            figures += _training(repeats, threads, device)
         figures += _generation(repeats, threads, device)
         figures += _update(repeats, threads, device)
     figures += _sharing(device)
     figures += _memory(device)
     missed = show(figures)
+    if not beside_trl:
+        peer_missing("TRL", "make benchmarks")
     if not options.quick:
-        write("local_engine", figures, PACKAGES, {"device": device, "trl": _version_of_trl()})
+        write("local_engine", figures, PACKAGES, measured, {"device": device, "trl": _version_of_trl()})
     return int(missed)
 
 
@@ -686,4 +693,4 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,12 +27,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from benchmarks.record import RESULTS, ROOT, Figure, compare, show, write
+from benchmarks.record import RESULTS, ROOT, Figure, compare, exit_with, show, write
+from benchmarks.sources import TRAINING, Work
 from creditflow.loading import load_object
 from creditflow.report.comparison_plot import COLOURS, STYLES
 from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Play, Sampling, Scheduler, play_one
 from creditflow.trajectory import Bools, Floats, Message, Task, Trajectory
 
+MEASURES = (*TRAINING, "recipes/tool_chain.py", "recipes/tool_chain.yaml")
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
 SEARCHES = [0, 2, 4]
@@ -47,7 +48,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps: shows that it runs, proves nothing")
     quick = parser.parse_args().quick
-    folder = ROOT / "runs" / ("long_horizon-quick" if quick else "long_horizon")
+    work = Work.begin("long_horizon", MEASURES, quick=quick)
+    folder = work.folder
     short = ("trainer.total_training_steps=2", "data.val_max_samples=64") if quick else ()
     compared = compare("tool_chain", "algorithm.propagation", RULES, 1 if quick else SEEDS, folder, *short)
     found = {rule: [looked_at(run.parent) for run in sorted((folder / rule).glob("seed*/run.json"))] for rule in RULES}
@@ -55,9 +57,9 @@ def main() -> int:
     missed = show(figures)
     if not quick:
         details = {"compared": compared, "by_rule": {rule: [run.to_dict() for run in found[rule]] for rule in RULES}}
-        write("long_horizon", figures, ("creditflow", "torch", "transformers", "numpy"), details)
+        write("long_horizon", figures, ("creditflow", "torch", "transformers", "numpy"), work.measured, details)
         draw(RESULTS / "long_horizon.png", found)
-    return int(missed and not quick)
+    return int(missed)
 
 
 # ---- what a run's step files say -----------------------------------------------------------------------------------
@@ -280,4 +282,4 @@ def draw(path: Path, found: dict[str, list[Look]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -1,54 +1,64 @@
-"""What benchmarks share: figures held against what must hold, and the file under docs/results that they end in."""
+"""Shared parts of the benchmarks: figures with their targets, the result file, the exit code."""
 
 from __future__ import annotations
 
 import json
+import math
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NoReturn
+
+from creditflow.files import json_ready
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
+MISSED = "targets missed"
+PEER_MISSING = "peer missing"
+"""The beginnings of two lines that the runner (`python -m benchmarks`) reads."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number, and what it must hold."""
+    """One number and its target."""
 
     what: str
     value: float
+    """NaN where it could not be measured."""
     hold: float | None = None
-    """What it must reach, or stay below; None: reported, no more."""
+    """The target; None for a figure that is only reported."""
     at_most: bool = False
     """Whether `hold` bounds it from above."""
     unit: str = ""
     spread: tuple[float, float] | None = None
-    """The smallest and the largest of the repeats that `value` is the median of; where `what` says so, an interval."""
+    """The smallest and the largest repeat, with `value` as their median; or an interval, named in `what`."""
 
     @classmethod
     def of(cls, what: str, repeats: Sequence[float], hold: float | None = None, **more: Any) -> Figure:
-        """The median of `repeats`, with their spread."""
+        """The median of `repeats`, with their spread; NaN for no repeats."""
+        if not repeats:
+            return cls(what, math.nan, hold, **more)
         return cls(what, median(repeats), hold, spread=(min(repeats), max(repeats)), **more)
 
     @property
     def short(self) -> bool:
-        """Whether it misses what must hold; a number that is none misses everything."""
+        """True where the value misses its target; NaN misses every target."""
         if self.hold is None:
             return False
         return not (self.value <= self.hold if self.at_most else self.value >= self.hold)
 
 
 def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Path, *more: str) -> dict[str, Any]:
-    """What `comparison.json` says after `creditflow compare` of a shipped recipe; runs that `folder` holds are kept.
+    """Run `creditflow compare` on a shipped recipe and read its `comparison.json`; finished runs in `folder` are kept.
 
-    `more`: further words of the command, options or overrides.
+    `more`: further arguments of the command, options or overrides.
     """
     command = [sys.executable, "-m", "creditflow", "compare", f"recipes/{recipe}.yaml"]
     command += ["--vary", f"{key}={','.join(values)}", "--seeds", str(seeds), f"trainer.default_local_dir={folder}"]
@@ -57,24 +67,57 @@ def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Pa
     return found
 
 
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Exit with the code that `main` returns: 0, or 1 where a figure misses its target. Exit with 2 on an error.
+
+    An exception alone would end Python with 1, like a missed target.
+    """
+    try:
+        code = main()
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise
+        print(end.code, file=sys.stderr)
+        code = 2
+    except Exception:
+        traceback.print_exc()
+        code = 2
+    sys.exit(code)
+
+
+def peer_missing(name: str, install: str) -> None:
+    """Report that a peer is not installed, so that only this project's side was measured."""
+    print(f"{PEER_MISSING}: {name} ({install} installs it): only this project was measured", flush=True)
+
+
 def show(figures: Sequence[Figure]) -> bool:
-    """Print the table of what was measured against what must hold; True if a number falls short."""
+    """Print the table of figures and targets; True if a figure misses its target."""
     lines = [("", "measured", "from .. to", "must hold", "")]
     for figure in figures:
         spread = f"{figure.spread[0]:.3g} .. {figure.spread[1]:.3g}" if figure.spread else ""
         bound = "" if figure.hold is None else f"{'<=' if figure.at_most else '>='} {figure.hold:g}"
         verdict = "" if figure.hold is None else "FALLS SHORT" if figure.short else "holds"
-        lines.append((figure.what, f"{figure.value:.3g} {figure.unit}".rstrip(), spread, bound, verdict))
+        value = "unknown" if math.isnan(figure.value) else f"{figure.value:.3g} {figure.unit}".rstrip()
+        lines.append((figure.what, value, spread, bound, verdict))
     widths = [max(len(line[column]) for line in lines) for column in range(5)]
     for line in lines:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-    return any(figure.short for figure in figures)
+    missed, held = sum(figure.short for figure in figures), sum(figure.hold is not None for figure in figures)
+    print(f"{MISSED}: {missed} of {held}", flush=True)
+    return missed > 0
 
 
 def write(
-    name: str, figures: Sequence[Figure], packages: Sequence[str], details: Mapping[str, Any] | None = None
+    name: str,
+    figures: Sequence[Figure],
+    packages: Sequence[str],
+    measured: Mapping[str, str],
+    details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write `docs/results/<name>.json`: the figures, under which command, when, on what; `details` as they come."""
+    """Write `docs/results/<name>.json`: the figures with command, date, processor and versions; `details` as they are.
+
+    `measured`: the hashes of the measured files, from `benchmarks.sources`.
+    """
     facts: dict[str, Any] = {
         "command": f"python -m benchmarks.{name}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
@@ -94,10 +137,11 @@ def write(
             for figure in figures
         ],
         **(details or {}),
+        "measured": dict(measured),
     }
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(facts, indent=2) + "\n")
+    path.write_text(json.dumps(json_ready(facts), indent=2) + "\n")
     print(f"written: {path.relative_to(RESULTS.parent.parent)}")
     return path
 

@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
-from benchmarks.record import Figure, show, write
+from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.reward.calls import Backend
@@ -39,6 +39,7 @@ from tests.reward.judge_server import server_process
 
 PAIRS = Path(__file__).parent.parent / "tests" / "data" / "math_pairs.jsonl"
 PACKAGES = ("creditflow", "ray", "openai", "math-verify")
+MEASURES = ("src/creditflow/reward",)
 WAIT_S = 0.05
 IN_FLIGHT = 256
 AT_ONCE = 2
@@ -55,6 +56,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer calls and repeats; holds the same, writes nothing")
     quick = parser.parse_args().quick
+    measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
     figures = _sandboxed(repeats=3 if quick else 9, runs=20 if quick else 60)
@@ -66,7 +68,7 @@ def main() -> int:
     figures += working
     missed = show(figures)
     if not quick:
-        write("rewards", figures, PACKAGES, {"async_actors": io_table, "process_actors": cpu_table})
+        write("rewards", figures, PACKAGES, measured, {"async_actors": io_table, "process_actors": cpu_table})
     return int(missed)
 
 
@@ -271,4 +273,4 @@ def play_of(name: str, responses: Sequence[str]) -> Trajectory:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -20,7 +20,7 @@ from functools import cache
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from benchmarks.record import ROOT
+from benchmarks.sources import hashes
 from creditflow.files import alone_in, write_whole
 from creditflow.report.comparison import RunResult
 
@@ -79,12 +79,7 @@ class Run:
 @cache
 def sources() -> str:
     """A hash of the code that decides what a run becomes."""
-    found = hashlib.sha256()
-    for name in _SOURCES:
-        path = ROOT / name
-        for file in sorted([path] if path.is_file() else [*path.rglob("*.py"), *path.rglob("*.yaml")]):
-            found.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
-    return found.hexdigest()[:12]
+    return hashlib.sha256(json.dumps(hashes(_SOURCES)).encode()).hexdigest()[:12]
 
 
 def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.record import Figure, show, write
+from benchmarks.record import Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
@@ -28,6 +29,7 @@ from creditflow.rollout.recorder import Recorder, Sampling
 from creditflow.rollout.server import OpenAIServer
 from creditflow.trajectory import Task, Trajectory
 
+MEASURES = ("src/creditflow/rollout", "src/creditflow/chat.py")
 CLIENTS = 256
 SAID = 16
 """Tokens of a response, at most."""
@@ -44,6 +46,7 @@ def main() -> int:
     if given.clients:
         asyncio.run(clients(json.load(sys.stdin)))
         return 0
+    measured = hashes(MEASURES)
     repeats, calls = (1, 4) if given.quick else (5, 16)
     figures: list[Figure] = []
     for name, make, hold, trouble in (
@@ -64,7 +67,7 @@ def main() -> int:
             figures += [Figure(f"{name}: beside it, clients who {kind}: times", told[kind]) for kind in TROUBLE]
     failed = show(figures)
     if not given.quick:
-        write("server", figures, ("creditflow", "uvicorn", "starlette", "torch"))
+        write("server", figures, ("creditflow", "uvicorn", "starlette", "torch"), measured)
     return int(failed)
 
 
@@ -246,4 +249,4 @@ async def _body(reader: asyncio.StreamReader) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

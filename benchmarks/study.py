@@ -19,7 +19,6 @@ import argparse
 import itertools
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +30,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.record import RESULTS, ROOT, Figure, processor, write
+from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, processor, write
 from benchmarks.runs import Run, finish
+from benchmarks.sources import TRAINING, Work
 from creditflow.credit.thresholds import Observed, make_threshold
 from creditflow.files import write_whole
 from creditflow.ledger.run_folder import read_metrics
@@ -41,6 +41,15 @@ from creditflow.report.comparison import METRICS, spread
 from creditflow.trajectory import Floats
 
 RECIPE = ROOT / "recipes" / "arithmetic_chain.yaml"
+MEASURES = (
+    *TRAINING,
+    "src/creditflow/monitor/guard.py",
+    "src/creditflow/monitor/rules.py",
+    "benchmarks/cases.py",
+    "benchmarks/ideas.py",
+    "recipes/arithmetic_chain.py",
+    "recipes/arithmetic_chain.yaml",
+)
 SEEDS, TUNING_SEED = 5, 100
 RATES = ("2.0e-4", "1.0e-4", "4.0e-4")
 ALWAYS = (
@@ -168,10 +177,9 @@ answer of more than two digits, which ends its play, could be scored otherwise."
 
 @dataclass(frozen=True)
 class Study:
-    """What is run, and where it is."""
+    """The runs of the study, and the folders of runs and results."""
 
-    folder: Path
-    """Of runs."""
+    work: Work
     results: Path
     """Of what they came to: a file for each seed, and the rates."""
     arms: tuple[Arm, ...]
@@ -190,7 +198,7 @@ class Study:
         name = f"{_plain(case)}/{_plain(str(arm))}/seed{seed}"
         rates = (f"actor_rollout_ref.actor.optim.lr={rate}",)
         options = (*ALWAYS, *CASES[case], *arm.overrides, *rates, *more, *self.short)
-        return Run(RECIPE, options, self.folder / under / name, seed, _register)
+        return Run(RECIPE, options, self.work.folder / under / name, seed, _register)
 
     def before(self, case: str) -> Run:
         """The model that training begins with, evaluated."""
@@ -276,7 +284,10 @@ class Study:
         for (arm, case), run in guarded.items():
             ended[case][str(arm)]["guarded"] = _score(run)["pass_at_1"]
         where = {"processor": processor(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
-        _keep(self.seed_file(seed), {**where, "seed": seed, "before": began, "after": ended})
+        _keep(
+            self.seed_file(seed),
+            {**where, "seed": seed, "before": began, "after": ended, "measured": self.work.measured},
+        )
         return True
 
 
@@ -320,23 +331,25 @@ def _register() -> None:
 
 
 def main() -> int:
-    """Run what is missing, print the table, write it."""
+    """Run what is missing, print the table, write it. Nothing is held: it is a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
     given = parser.parse_args()
     _register()
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-    study = Study(ROOT / "runs" / "study", RESULTS / "study", ARMS, SEEDS)
+    work = Work.begin("study", MEASURES, quick=given.quick)
+    study = Study(work, RESULTS / "study", ARMS, SEEDS)
     if given.quick:
         few = (IDENTICAL, OWN, Arm("threshold tuned", "answer"), Arm("conditional", "answer"), Arm("posterior", "all"))
         short = ("trainer.total_training_steps=1", "data.val_max_samples=8")
-        folder = ROOT / "runs" / "study-quick"
-        study = Study(folder, folder / "results", few, 1, RATES[:1], short)
+        study = Study(work, work.folder / "results", few, 1, RATES[:1], short)
     done = study.finish(until)
     if study.whole():
         report(study, write_it=not given.quick)
-    return int(not done)
+    print("every run is done" if done else "out of time: run it again to go on")
+    print(f"{MISSED}: 0 of 0")
+    return 0
 
 
 # ---- what came of it -----------------------------------------------------------------------------------------------
@@ -406,9 +419,12 @@ def report(study: Study, *, write_it: bool) -> None:
     }
     figures = [Figure(f"{arm}: pass@1, mean over the realistic cases", value) for arm, value in realistic.items()]
     best = str(max(study.arms, key=lambda arm: realistic[arm]))
-    draw((RESULTS if write_it else study.folder) / "study.png", against["identical"], len(whole))
+    draw((RESULTS if write_it else study.work.folder) / "study.png", against["identical"], len(whole))
     if write_it:
-        write("study", figures, ("creditflow", "torch", "transformers", "numpy"), {"best": best, **details})
+        # A file that changed between two seeds counts as it was for the first.
+        measured = {name: found for seed in reversed(whole) for name, found in seed["measured"].items()}
+        packages = ("creditflow", "torch", "transformers", "numpy")
+        write("study", figures, packages, measured, {"best": best, **details})
 
 
 def _saved(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -463,4 +479,4 @@ def draw(path: Path, against: dict[str, dict[Arm, Difference]], seeds: int) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

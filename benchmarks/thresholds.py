@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,11 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from benchmarks.record import RESULTS, Figure, show, write
+from benchmarks.record import RESULTS, Figure, exit_with, show, write
+from benchmarks.sources import hashes
 from creditflow.credit.gates import GATE_TOLERANCE
 from creditflow.credit.thresholds import Observed, make_threshold, threshold_kind
 from creditflow.trajectory import Floats
 
+MEASURES = ("src/creditflow/credit/thresholds.py", "src/creditflow/credit/gates.py")
 JUMP, UPDATES = 200, 400
 STEPS = (16, 1000)
 """Scored steps of an agent in a batch: few and many."""
@@ -287,7 +288,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer seeds; writes nothing")
     quick = parser.parse_args().quick
-    seeds = 3 if quick else 20
+    measured, seeds = hashes(MEASURES), 3 if quick else 20
     details: dict[str, Any] = {"seeds": seeds, "updates_before_and_after_the_jump": JUMP}
     figures: list[Figure] = []
     curves: dict[str, list[Run]] = {}
@@ -313,7 +314,7 @@ def main() -> int:
     print("\nworst distance from what is aimed for, over agents and seeds")
     missed = show(figures)
     if not quick:
-        write("thresholds", figures, ("creditflow", "numpy"), details)
+        write("thresholds", figures, ("creditflow", "numpy"), measured, details)
         plot(curves)
     return int(missed)
 
@@ -401,4 +402,4 @@ def _cells(state: Mapping[str, Any] | None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -22,7 +22,6 @@ import gc
 import logging
 import math
 import os
-import sys
 import tempfile
 import time
 import uuid
@@ -52,8 +51,9 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from benchmarks.record import Figure, show, write
+from benchmarks.record import Figure, exit_with, show, write
 from benchmarks.rewards import WAIT_S, math_plays, play_of, waits
+from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.engines.verl import plays as plays_module
 from creditflow.engines.verl import rows as rows_module
@@ -68,6 +68,15 @@ from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.reward.manager import FunctionReport
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
+MEASURES = (
+    "src/creditflow/credit",
+    "src/creditflow/engines/verl",
+    "src/creditflow/ledger",
+    "src/creditflow/monitor/metrics.py",
+    "src/creditflow/reward",
+    "src/creditflow/table.py",
+    "src/creditflow/trajectory.py",
+)
 TASKS, PLAYS, STEPS = 1024, 4, 30
 PROMPT, RESPONSE = (100, 200), (20, 60)
 """Tokens, from .. to."""
@@ -85,6 +94,7 @@ def main() -> int:
         "--quick", action="store_true", help="an eighth of the tasks, fewer calls and repeats; writes nothing"
     )
     quick = parser.parse_args().quick
+    measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # at every call: "only two cores"
 
@@ -102,7 +112,7 @@ def main() -> int:
         ray.shutdown()
     missed = show(figures)
     if not quick:
-        write("verl", figures, PACKAGES, {"torch_threads": torch.get_num_threads()})
+        write("verl", figures, PACKAGES, measured, {"torch_threads": torch.get_num_threads()})
     return int(missed)
 
 
@@ -735,4 +745,4 @@ def _polling() -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)
