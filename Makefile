@@ -1,12 +1,12 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
 # make test         install what tests need, then lint, types and all tests but the slow ones, in two processes (WORKERS=2)
-# make test-all     the slow ones too
+# make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
 # make browser      install chromium, likewise, for the tests of report and view
 # make charts       build the charts of report and view anew from npm's echarts (see charts/)
-# make benchmarks   install what benchmarks compare with
-# make bench-adapters  conversion of traces beside Agent Lightning's, in an environment of its own
+# make benchmarks   install the peers that benchmarks compare with: TRL, and Agent Lightning in an environment of its own
+# make bench-adapters  measure the conversion of traces beside Agent Lightning's
 # make claims       measure what docs/claims.md claims: an hour
 # make study        rules of credit in training, docs/thresholds.md: three hours; MINUTES=60 for an hour of it
 # make constraints  resolve constraints.txt again
@@ -50,8 +50,9 @@ demo: $(STAMPS)/demo
 test: lint sandbox browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
 
-test-all: lint sandbox browser
+test-all: lint sandbox browser benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m benchmarks --quick
 
 # What the sandbox needs is no Python package. Without it, its tests are skipped and say so.
 sandbox:
@@ -65,14 +66,17 @@ sandbox:
 		echo "To have it: sudo apt-get install $(SANDBOX), or your system's package of bubblewrap and libseccomp." >&2; \
 	fi
 
-# Aside, on the path of the one process that runs it: verl 0.9 fails where this TRL is installed beside it.
-benchmarks: $(STAMPS)/test
-	$(INSTALL) --no-deps --target $(VENV)/trl '$(TRL)'
+benchmarks: $(STAMPS)/test $(STAMPS)/trl $(STAMPS)/agentlightning
 
-# It cannot share an environment with verl: agentops wants packaging below 25, tensordict 25.
 bench-adapters: $(STAMPS)/test $(STAMPS)/agentlightning
 	$(BIN)/python -m benchmarks.adapters
 
+# In a folder of its own, on the path of the one process that runs it: verl 0.9 fails where TRL is installed beside it.
+$(STAMPS)/trl: $(STAMPS)/torch constraints.txt
+	$(INSTALL) --no-deps --target $(VENV)/trl '$(TRL)'
+	@touch $@
+
+# It cannot share an environment with verl: agentops wants packaging below 25, tensordict 25.
 $(STAMPS)/agentlightning: $(STAMPS)/torch
 	$(BIN)/python -m venv $(VENV)/agentlightning
 	$(BIN)/uv pip install --quiet --python $(VENV)/agentlightning/bin/python '$(AGENT_LIGHTNING)'

@@ -1,0 +1,170 @@
+"""The benchmarks as code: each can be called, its exit code is true, and outdated results are found."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks.__main__
+from benchmarks.__main__ import ERROR, FALLS_SHORT, HOLDS, discover, judge, print_outdated, run_command
+from benchmarks.record import RESULTS, ROOT, Figure, peer_missing, show
+from benchmarks.sources import Result, Work, hashes, results
+
+BY_HAND = {"noted"}
+"""Results that no benchmark writes."""
+OWNERS = {"rates": "claims", "another_warm_start": "decomposed_credit"}
+"""Results under another name than their benchmark's."""
+
+
+@pytest.mark.parametrize("name", discover())
+def test_benchmark_has_help_and_measured_modules(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert hashes(module.MEASURES)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    assert end.value.code in (0, None)
+    assert "--quick" in capsys.readouterr().out
+    assert "exit_with(main)" in Path(str(module.__file__)).read_text()
+
+
+def test_every_result_file_has_a_benchmark_and_hashes() -> None:
+    names, found = set(discover()), results()
+    assert {result.name for result in found} >= names
+    assert {OWNERS.get(result.name, result.name) for result in found} - BY_HAND == names
+    assert {result.name for result in found if not result.measured} == BY_HAND
+    for seed in sorted((RESULTS / "study").glob("seed*.json")):
+        assert Result.read(seed).measured, seed
+
+
+# What makes a result outdated
+
+CODE = '''"""A module."""
+
+def area(width: float, height: float = 1.0) -> float:
+    """The area."""
+    return width * height  # no unit
+'''
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outdated"),
+    [
+        ("width * height", "width + height", True),
+        ("1.0", "1", True),
+        ("height: float", "depth: float", True),
+        ("no unit", "in square metres", False),
+        ("The area.", "The product of both sides.", False),
+        ("width * height", "(width\n        * height)", False),
+    ],
+)
+def test_result_is_outdated_by_code_alone(tmp_path: Path, before: str, after: str, outdated: bool) -> None:
+    (tmp_path / "room").mkdir()
+    module = tmp_path / "room" / "area.py"
+    module.write_text(CODE)
+    (tmp_path / "area.json").write_text(json.dumps({"date": "2026-11-25", "measured": hashes(["room"], tmp_path)}))
+    assert not Result.read(tmp_path / "area.json", tmp_path).outdated
+    module.write_text(CODE.replace(before, after))
+    found = Result.read(tmp_path / "area.json", tmp_path)
+    assert (found.outdated, found.changed) == (outdated, ("room/area.py",) * outdated)
+
+
+def test_outdated_lists_each_result_with_its_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = hashes(["benchmarks/record.py", "benchmarks/sources.py"])
+    states = {
+        "new": measured,
+        "old": {**measured, "benchmarks/sources.py": "0", "benchmarks/gone.py": "0"},
+        "noted": {},
+    }
+    for name, stored in states.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"date": "2026-11-25", "measured": stored}))
+    monkeypatch.setattr(benchmarks.__main__, "RESULTS", tmp_path)
+    print_outdated()
+    assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()] == [
+        "new 2026-11-25 up to date: 2 files",
+        "noted 2026-11-25 no hashes: written by hand",
+        "old 2026-11-25 outdated: 2 of 3 files changed: benchmarks/sources.py, benchmarks/gone.py (removed)",
+        "",
+        "1 of 3 result files are outdated",
+    ]
+
+
+def test_result_is_outdated_by_a_removed_module(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("seed: 1\n")
+    (tmp_path / "a.json").write_text(json.dumps({"measured": hashes(["recipe.yaml"], tmp_path)}))
+    (tmp_path / "recipe.yaml").unlink()
+    found = Result.read(tmp_path / "a.json", tmp_path)
+    assert (found.outdated, found.gone, found.changed) == (True, ("recipe.yaml",), ())
+    with pytest.raises(FileNotFoundError, match=r"MEASURES: .*recipe\.yaml does not exist"):
+        hashes(["recipe.yaml"], tmp_path)
+
+
+def test_kept_runs_keep_the_hashes_they_began_with(tmp_path: Path) -> None:
+    measures = ["benchmarks/sources.py"]
+    work = Work.begin("one", measures, quick=False, below=tmp_path)
+    (tmp_path / "one.measured.json").write_text(json.dumps({"benchmarks/sources.py": "older"}))
+    assert Work.begin("one", measures, quick=False, below=tmp_path).measured == {"benchmarks/sources.py": "older"}
+    (tmp_path / "one.measured.json").unlink()
+    with pytest.raises(SystemExit, match=r"one\.measured\.json: remove the folder"):
+        Work.begin("one", measures, quick=False, below=tmp_path)
+    assert work.folder.is_dir()
+
+
+def test_quick_runs_begin_in_an_empty_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        work = Work.begin("one", ["benchmarks/sources.py"], quick=True, below=tmp_path)
+        assert list(work.folder.iterdir()) == []
+        (work.folder / "finished").touch()
+
+
+# Exit codes
+
+BODIES = {
+    "return int(show([Figure('speed', 2.0, 1.0), Figure('size', 3.0)]))": (0, HOLDS),
+    "return int(show([Figure('speed', 0.5, 1.0), Figure('size', 3.0)]))": (1, FALLS_SHORT),
+    "return int(show([Figure.of('speed', [], 1.0)]))": (1, FALLS_SHORT),
+    "return 1": (1, ERROR),
+    "return int(show([Figure('speed', 2.0, 1.0)])) + 1": (1, ERROR),
+    "show([Figure('speed', 0.5, 1.0)]); raise ValueError('broken')": (2, ERROR),
+    "raise SystemExit('error: nothing to measure')": (2, ERROR),
+    "import creditflow.no_such_module": (2, ERROR),
+}
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
+def test_exit_code_tells_an_error_from_a_missed_target(body: str) -> None:
+    code = f"from benchmarks.record import *\ndef main():\n    {body}\nexit_with(main)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
+    status, _ = judge(done.returncode, (done.stdout + done.stderr).splitlines())
+    assert (done.returncode, status) == BODIES[body]
+
+
+def test_module_that_cannot_be_imported_is_an_error() -> None:
+    assert judge(1, ["Traceback (most recent call last):", "ImportError: no"]) == (ERROR, "exit code 1, no figures")
+
+
+def test_missing_peer_is_in_the_note(capsys: pytest.CaptureFixture[str]) -> None:
+    peer_missing("TRL", "make benchmarks")
+    lines = capsys.readouterr().out.splitlines()
+    assert judge(0, [*lines, "targets missed: 0 of 3"]) == (HOLDS, "without TRL")
+    assert judge(1, [*lines, "targets missed: 2 of 3"]) == (FALLS_SHORT, "2 of 3 targets missed; without TRL")
+
+
+def test_hanging_benchmark_is_killed_with_its_children(tmp_path: Path) -> None:
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    hangs = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    code = run_command("hangs", [sys.executable, "-c", hangs], tmp_path / "log", limit=1.0)
+    assert code is None
+    assert judge(code, ["targets missed: 0 of 3"]) == (ERROR, "time limit")
+
+
+def test_figure_without_a_value_misses_its_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert show([Figure("speed", float("nan"), 1.0)])
+    assert "unknown" in capsys.readouterr().out
