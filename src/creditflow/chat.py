@@ -17,7 +17,24 @@ from typing import Any
 from creditflow.errors import ModelError, first_line
 from creditflow.trajectory import Message
 
-_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<reasoning>": "</reasoning>",
+    "<seed:think>": "</seed:think>",
+    "[think]": "[/think]",
+    "\u25c1think\u25b7": "\u25c1/think\u25b7",
+    "<|start_thinking|>": "<|end_thinking|>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+}
+"""The tags around a model's thoughts, in lower case: opening tag -> closing tag."""
+_THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
+_TAG = re.compile(f"<tool_call>|{_THOUGHT_TAGS}", re.IGNORECASE)
+_CALL_TAG = re.compile(r"</?tool_call>")
+_BLANK = re.compile(r"\s*")
+_EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
+"""Finds where a JSON value ends. It refuses no number, so that each error has a position."""
 _DEPTH = 64
 """Of a call's JSON: what is read here is written down again, by calls within calls."""
 _BEFORE = 8
@@ -27,9 +44,11 @@ _MARK = "\u241fresponse\u241f"
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """How a token looks that nobody writes by chance; a word, a line break or a full stop may be an added token too."""
 _READ_BACK = re.compile(
-    r"\W+(?:think(?:ing)?|thought|reasoning)\W+|</?(?:answer|tool_calls?|tool_responses?|tools)>", re.IGNORECASE
+    rf"\W+(?:think(?:ing)?|thought|reasoning)\W+|</?(?:answer|tool_calls?|tool_responses?|tools)>|{_THOUGHT_TAGS}",
+    re.IGNORECASE,
 )
-"""What models write within a turn, and programs read again as text: it ends no turn, and messages keep it."""
+"""What models write within a turn, and programs read again as text: it ends no turn, and messages keep it, even where
+the tokenizer calls it special."""
 
 
 class PromptIds(tuple[int, ...]):
@@ -57,14 +76,120 @@ class ToolCall:
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[ToolCall]]:
-    """What a response says beside its calls of tools, and the calls, in order; those that are none among them.
+def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
+    """Split a response into its text and its tool calls, in order; malformed calls are included.
 
-    Linear in the text's length, whatever stands in it.
+    A call ends where its JSON ends. Calls inside thoughts (`<think>...</think>` and its kin) are text: a thought ends
+    at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt has opened a
+    thought (`opens_thought`). Without it, what precedes a lone closing tag is a thought too.
+
+    Takes time linear in the length of the text.
     """
     if "<tool_call>" not in text:
         return text, []
-    return _CALL.sub("", text).strip(), [_call_of(body.strip()) for body in _CALL.findall(text)]
+    calls: list[ToolCall] = []
+    kept: list[str] = []
+    thoughts = _Thoughts(text, in_thought)
+    begin, at = 0, thoughts.end
+    while (tag := _TAG.search(text, at)) is not None:
+        if tag[0] != "<tool_call>":
+            at = thoughts.skip(tag)
+            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # all of it was a thought
+                begin, calls, kept = 0, [], []
+            continue
+        found, at = _calls_at(text, tag.end())
+        if found:
+            calls += found
+            kept.append(text[begin : tag.start()])
+            begin = at
+    return ("".join((*kept, text[begin:])).strip(), calls) if calls else (text, [])
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether a prompt ends with the opening tag of a thought, so that the response begins inside it."""
+    return prompt[-_THOUGHT_END:].rstrip().lower().endswith(tuple(_THOUGHTS))
+
+
+_THOUGHT_END = 64
+"""Characters: an opening tag, and the blanks that a chat template may write after it."""
+
+
+class _Thoughts:
+    """The thoughts of one response, found from left to right."""
+
+    def __init__(self, text: str, in_thought: bool) -> None:
+        self._text = text
+        self._unclosed: set[str] = set()
+        """Closing tags that do not occur any more: they are searched for once."""
+        self._over = False
+        """Whether a thought has been closed already; a lone closing tag is then plain text."""
+        self._leading = True
+        self.end = 0
+        """End of the last thought that was found."""
+        if in_thought:
+            closing = re.search("|".join(map(re.escape, _THOUGHTS.values())), text, re.IGNORECASE)
+            self._close(len(text) if closing is None else closing.end())
+
+    def skip(self, tag: re.Match[str]) -> int:
+        """The position behind a tag of thoughts, or behind the thought that it opens."""
+        name = tag[0].lower()
+        self._leading = self._leading and not self._text[self.end : tag.start()].strip()
+        if name not in _THOUGHTS:
+            if not self._over:
+                self._close(tag.end())
+            return tag.end()
+        closing = self._closing(_THOUGHTS[name], tag.end())
+        if closing is None and not self._leading:
+            return tag.end()  # a mention
+        self._close(len(self._text) if closing is None else closing)
+        return self.end
+
+    def _closing(self, tag: str, at: int) -> int | None:
+        if tag in self._unclosed:
+            return None
+        found = re.compile(re.escape(tag), re.IGNORECASE).search(self._text, at)
+        if found is None:
+            self._unclosed.add(tag)
+            return None
+        return found.end()
+
+    def _close(self, end: int) -> None:
+        self.end, self._over = end, True
+
+
+def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
+    """The calls behind an opening tag at `at`, and where they end; none where the tag is only mentioned."""
+    found: list[ToolCall] = []
+    while text.startswith(("{", "["), body := _end_of_blank(text, at)) and not (found and text[body] == "["):
+        try:
+            _, at = _EXTENT.raw_decode(text, body)
+        except json.JSONDecodeError as error:
+            malformed, end = _malformed(text, body, error.pos)
+            return [*found, *malformed], end
+        except RecursionError:
+            return [*found, _call_of(text[body:])], len(text)
+        found.append(_call_of(text[body:at]))
+    if not found:
+        return _malformed(text, body, body)
+    return found, body + len("</tool_call>") if text.startswith("</tool_call>", body) else at
+
+
+def _malformed(text: str, body: int, scanned: int) -> tuple[list[ToolCall], int]:
+    """A call that is no JSON ends at the next tag behind what was `scanned`. Without an object it is none at all where
+    another call begins before its closing tag: the text mentions the tag.
+    """
+    tag = _CALL_TAG.search(text, scanned)
+    end = len(text) if tag is None else tag.start()
+    opens = tag is not None and tag[0] == "<tool_call>"
+    if opens and scanned == body:
+        return [], body
+    return [_call_of(text[body:end].strip())], end if opens or tag is None else tag.end()
+
+
+def _end_of_blank(text: str, at: int) -> int:
+    blank = _BLANK.match(text, at)
+    assert blank is not None
+    return blank.end()
 
 
 def _call_of(body: str) -> ToolCall:
@@ -74,12 +199,16 @@ def _call_of(body: str) -> ToolCall:
         return ToolCall("", None, f"the call is no JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return ToolCall("", None, 'expected {"name": ..., "arguments": {...}}')
-    arguments = call.get("arguments", {})
+    arguments = call.get("arguments")
+    if arguments is None:
+        arguments = call.get("parameters")  # as Llama 3 writes it
     if isinstance(arguments, str):  # spelled twice, as in OpenAI's messages
         try:
-            arguments = _plain(arguments)
+            arguments = _plain(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return ToolCall(call["name"], None, f"the arguments are no JSON: {error}")
+    if arguments is None:
+        arguments = {}
     if not isinstance(arguments, dict):
         return ToolCall(call["name"], None, f"expected arguments by name, got a {type(arguments).__name__}")
     return ToolCall(call["name"], arguments)
@@ -167,7 +296,7 @@ def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
 
 
 def _calls_in(message: Message) -> list[dict[str, Any]]:
-    """A message's calls of tools, with arguments as chat templates want them: OpenAI's messages have them as a text, of
+    """A message's tool calls, with arguments as chat templates want them: OpenAI's messages have them as a text, of
     which a template that writes JSON would write the quotation marks. Raises ModelError for what is no call.
     """
     calls = message.get("tool_calls") or ()
@@ -179,7 +308,7 @@ def _calls_in(message: Message) -> list[dict[str, Any]]:
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             with suppress(ValueError, RecursionError):
-                arguments = _plain(arguments)
+                arguments = _plain(arguments) if arguments.strip() else {}
         found.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
     return found
 
@@ -257,8 +386,11 @@ class ChatTokenizer:
         self.pad_id = int(next(token for token in padding if token is not None))
         """Stands where there is no token; the prompt's only one where the messages have none."""
         self._end_ids = {*end_ids, tokenizer.eos_token_id}
-        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.special_tokens = [token for token in (*special, *self._turn_tokens()) if token]
+        special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        ending = {id: text for id, text in special.items() if not _READ_BACK.fullmatch(text)}
+        self._left_out = frozenset(ending) if len(ending) < len(special) else None
+        """Tokens that no text shows, where the tokenizer's own choice of them would hide thoughts or calls."""
+        self.special_tokens = [token for token in (*ending.values(), *self._turn_tokens()) if token]
         """What no message may spell: those that the tokenizer calls special, and those of turns that it does not."""
         self._without_special_tokens = _Remover(self.special_tokens)
 
@@ -297,7 +429,9 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self._end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """The text of a response, without special tokens; the tags of thoughts and tool calls are kept."""
+        if self._left_out is not None:
+            return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:

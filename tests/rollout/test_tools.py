@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.chat import ChatTokenizer, ToolCall, parse_tool_calls
+from creditflow import chat
+from creditflow.chat import ChatTokenizer, ToolCall, opens_thought, parse_tool_calls
 from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
@@ -501,6 +502,85 @@ class Scripted(Letters):
         return said
 
 
+F, G = '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "g"}</tool_call>'
+END = '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>"}}</tool_call>'
+THOUGHT = f"<think>so {G} then</think>"
+TAGS = [
+    ("<thinking>", "</thinking>"),
+    ("<Thought>", "</thought>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "calls"),
+    [
+        # A call ends where its JSON ends
+        (END, "", [("f", {"x": "</tool_call>"})]),
+        ('<tool_call>{"name": "f"}\n{"name": "g"}</tool_call> b', "b", [("f", {}), ("g", {})]),
+        (f'<tool_call>{{"name": "f"}}\n{G}', "", [("f", {}), ("g", {})]),
+        ('<tool_call>{"name": "f"}\nIt is warm.', "It is warm.", [("f", {})]),
+        (f'<tool_call>{{"name": "f",{G}', "", [("", None), ("g", {})]),
+        (f"I write <tool_call> first. {G}", "I write <tool_call> first.", [("g", {})]),
+        ("I write <tool_call> tags", "I write", [("", None)]),
+        # Forms of the arguments
+        ('<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "", [("f", {"x": 1})]),
+        ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", [("f", {})]),
+        ('<tool_call>{"name": "f", "arguments": 0}</tool_call>', "", [("f", None)]),
+        # Thoughts
+        (f"{THOUGHT}\n{F}", THOUGHT, [("f", {})]),
+        (f"<think>the <tool_call> tag</think>{F}", "<think>the <tool_call> tag</think>", [("f", {})]),
+        (f"{THOUGHT} 5.", f"{THOUGHT} 5.", []),
+        (f"\n<think>so {G}", f"\n<think>so {G}", []),
+        (f"First. {THOUGHT} {F}", f"First. {THOUGHT}", [("f", {})]),
+        (f"I use <think>. {F}", "I use <think>.", [("f", {})]),
+        (END.replace("</tool_call>", "<think>", 1), "", [("f", {"x": "<think>"})]),
+        (f"so {G}</think>{F}", f"so {G}</think>", [("f", {})]),
+        (f"<think></think>{F}</think>", "<think></think></think>", [("f", {})]),
+        *[(f"{begin}a {G}{end}{F}", f"{begin}a {G}{end}", [("f", {})]) for begin, end in TAGS],
+    ],
+)
+def test_calls_end_with_their_json_and_thoughts_hold_none(text, said, calls):
+    content, found = parse_tool_calls(text)
+    assert content == said
+    assert [(call.name, call.arguments) for call in found] == calls
+
+
+def test_a_thought_that_the_prompt_opened_holds_no_calls():
+    assert opens_thought("<|assistant|><think>\n")
+    assert not opens_thought("<|assistant|><think>\n\n</think>\n\n")
+    assert parse_tool_calls(f"so {G}", in_thought=True) == (f"so {G}", [])
+    content, calls = parse_tool_calls(f"so {G}</think>\n{F}</think>", in_thought=True)
+    assert (content, calls) == (f"so {G}</think>\n</think>", [ToolCall("f", {})])
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<think>", "</think>", "<tool_call>", '<tool_call>{"', '<tool_call>{"a":"', '<tool_call>{"a":[', "<tool_call>["],
+)
+def test_many_tags_are_searched_once(unit, monkeypatch):
+    """Counts the characters that the JSON decoder reads, as no test measures time."""
+    text, read = unit * 2000, []
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, text, idx=0):
+            try:
+                value, end = super().raw_decode(text, idx)
+            except json.JSONDecodeError as error:
+                read.append(error.pos - idx)
+                raise
+            read.append(end - idx)
+            return value, end
+
+    monkeypatch.setattr(chat, "_EXTENT", Counting(strict=False, parse_int=len, parse_float=len, parse_constant=len))
+    parse_tool_calls(f"<tool_call>{text}")
+    assert sum(read) <= 2 * len(text)
+
+
 def call(name: str, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -663,3 +743,23 @@ def test_a_policy_reads_the_result_where_it_stands():
     at = len(step.prompt_ids) + begin
     expected = [float(logprobs[at + i - 1, token]) for i, token in enumerate(step.response_ids[begin:])]
     assert list(step.logprobs[begin:]) == pytest.approx(expected, abs=1e-4)
+
+
+class Thinking(Scripted):
+    """Opens a thought at the end of each prompt."""
+
+    def encode(self, prompt, tools=()):
+        text, _ = super().encode(prompt, tools)
+        return f"{text}<think>\n", tuple(map(ord, f"{text}<think>\n"))
+
+    def follow(self, messages):
+        return (*super().follow(messages), *map(ord, "<think>\n"))
+
+
+@pytest.mark.parametrize("kind", [Scripted, Thinking])
+def test_a_tool_that_a_thought_rehearses_is_not_run(kind):
+    opening = "" if kind is Thinking else "<think>"
+    draft = f"{opening}maybe {call('store', key='a', value='draft')}</think>"
+    client = kind(f"{draft}{call('store', key='a', value='real')}", f"{draft}done")
+    (step,) = played(client, "store").steps
+    assert [one["arguments"]["value"] for one in step.info["tool_calls"]] == ["real"]
