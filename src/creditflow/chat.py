@@ -260,6 +260,36 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
     return found
 
 
+def without_nulls(message: Message, *, in_arguments: bool = False) -> Message:
+    """`message` without the keys that are null and without an empty list of tool calls; `content` may be null.
+
+    Chat templates test whether a key is there. OpenAI's client writes every key of its types (`model_dump()`), and
+    Parquet every key that any row has. `in_arguments`: remove nulls from the calls' arguments too, where Parquet has
+    written them; elsewhere they are values.
+    """
+    kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+    depth = _DEPTH if in_arguments else _CALL_LEVELS
+    for key in ("tool_calls", "function_call", "content"):
+        if isinstance(kept.get(key), list | tuple | Mapping):
+            kept[key] = _bare(kept[key], depth)
+    if kept.get("tool_calls") in ([], ()):
+        del kept["tool_calls"]
+    return kept
+
+
+_CALL_LEVELS = 2
+"""Objects in each other: a call, and its function; what is farther down are arguments."""
+
+
+def _bare(value: Any, depth: int) -> Any:
+    """`value` without null keys, in so many levels of objects."""
+    if isinstance(value, list | tuple):
+        return [_bare(one, depth) for one in value]
+    if isinstance(value, Mapping) and depth > 0:
+        return {key: _bare(one, depth - 1) for key, one in value.items() if one is not None}
+    return value
+
+
 def content_text(content: object) -> str:
     """The text of a message's content: a text, nothing, or OpenAI's list of parts, of which those of text count."""
     if isinstance(content, list):
@@ -270,10 +300,22 @@ def content_text(content: object) -> str:
 def message_text(message: Message) -> str:
     """What a message says: its content, and its calls of tools spelled out. Raises ModelError for what is no call."""
     content = message.get("content")
-    if isinstance(content, str) and "tool_calls" not in message:  # as most are; traces have many
+    if isinstance(content, str) and not message.keys() & _CALL_KEYS:  # as most are; traces have many
         return content
     calls = [_call_spelled(call) for call in _calls_in(message)]
     return "\n".join(filter(None, (content_text(content), *calls)))
+
+
+def _for_template(message: Message) -> Message:
+    """A message as chat templates read it: its content is a text, and its calls have today's form."""
+    plain = without_nulls(message)
+    plain["content"] = content_text(plain.get("content"))
+    if plain.get("role") == "function":
+        plain["role"] = "tool"
+    if calls := _calls_in(plain):
+        plain = {**plain, "tool_calls": calls}
+        plain.pop("function_call", None)
+    return plain
 
 
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -295,11 +337,17 @@ def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     return [{"role": message["role"], "content": message["content"]} for message in plain]
 
 
+_CALL_KEYS = frozenset(("tool_calls", "function_call"))
+
+
 def _calls_in(message: Message) -> list[dict[str, Any]]:
     """A message's tool calls, with arguments as chat templates want them: OpenAI's messages have them as a text, of
     which a template that writes JSON would write the quotation marks. Raises ModelError for what is no call.
+
+    A `function_call`, the form that OpenAI had before, counts as one.
     """
-    calls = message.get("tool_calls") or ()
+    before = message.get("function_call")
+    calls = message.get("tool_calls") or ([] if before is None else [{"type": "function", "function": before}])
     found = []
     for call in calls if isinstance(calls, list | tuple) else [calls]:
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -436,8 +484,7 @@ class ChatTokenizer:
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         # Cleaned as the template gets it: what is still a list of parts, or JSON's escapes, may hide a special token.
-        plain: list[Message] = [{**message, "content": content_text(message.get("content"))} for message in messages]
-        plain = [{**one, "tool_calls": _calls_in(one)} if one.get("tool_calls") else one for one in plain]
+        plain = [_for_template(message) for message in messages]
         plain, tools = self._clean(plain), self._clean(tools)
         template = self.tokenizer.chat_template
         if not template or "tool" not in template:

@@ -287,3 +287,60 @@ def test_a_piece_is_what_the_token_adds_behind_the_others() -> None:
     snow = chat.encode("a\u2603b")[1]
     assert pieces(chat.decode, snow) == ["a", "", "", "\u2603", "b"]
     assert pieces(chat.decode, snow[:3] * 20)[-1] == "\ufffd"
+
+
+CLIENTS = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+"""What `message.model_dump()` of OpenAI's client adds to a message that is a text."""
+PARQUET = {"name": None, "reasoning_content": None, "tool_calls": None, "tool_call_id": None}
+LLAMA = (
+    "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m) %}<|{{ m.role }}|>{{ m.content }}<|end|>"
+    "{% elif 'tool_calls' in m %}{% if not m.tool_calls|length == 1 %}{{ raise_exception('one call at a time') }}"
+    "{% endif %}<|assistant|>CALL {{ m.tool_calls[0].function.arguments | tojson }}<|end|>"
+    "{% else %}<|user|>{{ m.content }}<|end|>{% endif %}{% endfor %}<|assistant|>"
+)
+"""As Llama 3's template, it tests whether a key is there."""
+QWEN = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.name is defined %}({{ m.name }}){% endif %}"
+    "{% if m.reasoning_content is defined %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
+    "{% if m.tool_calls is defined %}{% for c in m.tool_calls %}CALL {{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endif %}<|end|>{% endfor %}<|assistant|>"
+)
+
+
+@pytest.mark.parametrize("template", [LLAMA, QWEN])
+@pytest.mark.parametrize("nulls", [CLIENTS, PARQUET, {"tool_calls": []}])
+def test_null_keys_never_reach_a_template(template: str, nulls: dict) -> None:
+    chat = ChatTokenizer(with_tokens(template, []))
+    text, _ = chat.encode([{**TALK[1], **nulls}, {"role": "assistant", "content": "x", **nulls}])
+    assert text == "<|user|>h\u00e9llo<|end|><|assistant|>x<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("template", [LLAMA, QWEN])
+@pytest.mark.parametrize(
+    ("arguments", "read"), [('{"x": null}', '{"x": null}'), ({"x": None}, '{"x": null}'), ("", "{}"), (None, "{}")]
+)
+def test_the_arguments_of_a_call_keep_their_nulls(template: str, arguments: object, read: str) -> None:
+    call = {"id": "c", "custom": None, "function": {"name": "f", "arguments": arguments, "strict": None}}
+    text, _ = ChatTokenizer(with_tokens(template, [])).encode([{"role": "assistant", "tool_calls": [call]}])
+    assert text == f"<|assistant|>CALL {read}<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize("template", [LLAMA, QWEN, KNOWS_NONE])
+def test_a_legacy_function_call_reaches_the_template(template: str) -> None:
+    call = {"name": "f", "arguments": '{"x": 1}'}
+    talk = [{"role": "assistant", "content": None, "function_call": call}, {"role": "function", "content": "3"}]
+    text, _ = ChatTokenizer(with_tokens(template, [])).encode(talk)
+    now = {"role": "assistant", "content": None, "tool_calls": [{"function": call}]}
+    assert text == ChatTokenizer(with_tokens(template, [])).encode([now, {"role": "tool", "content": "3"}])[0]
+    assert '{"x": 1}' in text
+
+
+def test_special_tags_of_thoughts_stay_in_a_response() -> None:
+    """Magistral's tokenizer calls `[THINK]` special; Hermes' calls `<tool_call>` so."""
+    tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"]
+    chat = ChatTokenizer(with_tokens(KNOWS_NONE, [*tags, "<s>"]))
+    said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<tool_call>{"name": "f"}</tool_call>'
+    response = chat.decode(chat.tokenizer(f"<s>{said}<|end|>", add_special_tokens=False)["input_ids"])
+    assert response == said
+    assert [call.name for call in parse_tool_calls(response)[1]] == ["f"]
+    assert not set(tags).intersection(chat.special_tokens)

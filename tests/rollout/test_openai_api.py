@@ -1,6 +1,7 @@
 """OpenAI's wire format: what a request may say, what comes of what it may not, and the ids in an answer."""
 
 import asyncio
+import copy
 import json
 
 import openai
@@ -18,6 +19,7 @@ from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
 from creditflow.rollout.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
+from tests.rollout.test_chat_tokenizer import LLAMA
 from tests.rollout.test_server import (
     AGENTS,
     CALL,
@@ -38,6 +40,26 @@ CHOSEN = {"type": "function", "function": {"name": "add"}}
 
 def asked(**fields) -> ChatRequest:
     return parsed(ChatRequest, json.dumps({"model": "writer", "messages": HELLO, **fields}).encode())
+
+
+# Messages
+
+DUMPED = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
+
+
+@pytest.mark.parametrize("nulls", [DUMPED, {"tool_calls": []}, {"name": None, "reasoning_content": None}])
+def test_null_keys_of_clients_are_accepted(nulls):
+    async def ask(client):
+        said = [{"role": "assistant", "content": "x", **nulls}]
+        await client.chat.completions.create(model="writer", messages=[*HELLO, *said, *HELLO])
+
+    model = Templated()
+    model.chat.tokenizer = copy.deepcopy(model.chat.tokenizer)
+    model.chat.tokenizer.chat_template = LLAMA
+    (step,) = once(ask, model=model, agents={"writer": AgentSpec()}).steps
+    assert step.prompt == "<|user|>hello<|end|><|assistant|>x<|end|><|user|>hello<|end|><|assistant|>"
+    said = asked(messages=[*HELLO, {"role": "assistant", "content": "x", **nulls}]).conversation
+    assert said == [*HELLO, {"role": "assistant", "content": "x"}]
 
 
 # Fields that change the sampling

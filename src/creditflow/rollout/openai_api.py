@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
-from creditflow.chat import PromptIds, parse_tool_calls
+from creditflow.chat import PromptIds, opens_thought, parse_tool_calls, without_nulls
 from creditflow.rollout.recorder import Reply
 from creditflow.trajectory import Message, Step
 
@@ -260,7 +260,7 @@ class ChatRequest(Request):
     def conversation(self) -> list[Message]:
         """As chat templates know it."""
         plain = [message.model_dump(exclude_unset=True) for message in self.messages]
-        return [{**one, "role": _ROLES.get(one["role"], one["role"])} for one in plain]
+        return [without_nulls({**one, "role": _ROLES.get(one["role"], one["role"])}) for one in plain]
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
@@ -410,7 +410,7 @@ def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: TokensOf)
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
     finish = _finish_reason(reply)
     if asked.schemas and finish == "stop":
-        said, calls = parse_tool_calls(reply.text)
+        said, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
         meant = [call for call in calls if call.arguments is not None]
         if meant and len(meant) == len(calls):  # what is no call stays text, for the client to see
             finish = "tool_calls"

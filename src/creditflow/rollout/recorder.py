@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from creditflow.chat import Prompt, PromptIds, ToolCall, message_text, parse_tool_calls
+from creditflow.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls, without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
 from creditflow.rollout.reuse import read_in
@@ -30,6 +30,8 @@ _LONG = 1 << 16
 _LONG_PER_TOKEN = 8
 """Characters. A prompt of more, and of more for each token that there is room for, hardly ever fits: it is read beside
 the event loop, which it would hold up. Those that fit are read at once, so that their order is that of the calls."""
+_THOUGHT_TOKENS = 32
+"""At the end of what the policy read: as many as an opening tag of a thought may take."""
 _READING = ThreadPoolExecutor(1, thread_name_prefix="creditflow-long-prompts")
 """One at a time: who sends many waits for them."""
 
@@ -282,6 +284,7 @@ class Recorder:
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
         spoken = _Spoken()
+        read_last: tuple[int, ...] = ()
         with self._calling():
             prompt, prompt_ids = await self._read(client, call.prompt, schemas, room)
             max_tokens = min(asked.max_tokens, client.max_positions - len(prompt_ids))
@@ -295,11 +298,15 @@ class Recorder:
                 last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
                 spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
                 cut_off = generation.finish_reason == "length" and not stopped
-                calls = parse_tool_calls(last)[1] if tools and not (cut_off or stopped) else []
+                calls: list[ToolCall] = []
+                if tools and not (cut_off or stopped):
+                    thinking = opens_thought(client.decode(read_last) if turn else prompt)
+                    calls = parse_tool_calls(last, in_thought=thinking)[1]
                 if not calls or turn + 1 == sampling.max_assistant_turns:
                     break  # after the last turn nobody would read what a tool says, so none is called
                 results = await self._call_tools(tools, calls, spoken)
                 told = client.follow([{"role": "tool", "content": result.text} for result in results])
+                read_last = told[-_THOUGHT_TOKENS:]
                 if len(spoken.ids) + len(told) >= max_tokens:
                     cut_off = True
                     break
@@ -350,10 +357,11 @@ class Recorder:
         call = asked.call
         if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
             raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
-        prompt = spelled(call.prompt)
+        messages = [without_nulls(message) for message in call.prompt]
+        prompt = spelled(messages)
         with self._calling():
             reply = await client.chat(
-                call.prompt, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
+                messages, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
             )
         counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
         return _Said(
