@@ -1,3 +1,4 @@
+import datetime
 import json
 from pathlib import Path
 
@@ -15,6 +16,11 @@ ROW = {
     "reward_model": {"style": "rule", "ground_truth": "72"},
     "extra_info": {"index": 3},
 }
+
+
+def of(message: dict) -> dict:
+    """A row with another prompt."""
+    return {**ROW, "prompt": [message]}
 
 
 def load(files, base: Path, split="train", **recipe):
@@ -139,7 +145,14 @@ def test_a_function_makes_tasks_for_a_split_from_the_recipes_settings(tmp_path):
         ({"data_source": "mine"}, r"t.jsonl:2: missing prompt, reward_model .* got data_source"),
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
         ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
-        ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt: expected"),
+        ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt\[0\]: expected a message"),
+        (of({"role": "human", "content": "x"}), r"t.jsonl:2: prompt\[0\].role: expected 'user', got 'human'"),
+        (of({"role": "user", "content": None}), r"t.jsonl:2: prompt\[0\].content: expected a text .* got 'None'"),
+        (of({"role": "user", "content": "\ud83d"}), r"t.jsonl:2: prompt\[0\].content: expected what JSON can say"),
+        (
+            of({"role": "user", "content": [{"type": "image", "image": "x"}]}),
+            r"t.jsonl:2: prompt\[0\].content: expected parts {type: text, text}, got .*image",
+        ),
         ({**ROW, "reward_model": {"style": "rule"}}, r"t.jsonl:2: reward_model: expected an object with ground_truth"),
         ({**ROW, "extra_info": [1]}, r"t.jsonl:2: extra_info: expected an object, got a list"),
         ({"question": "q", "answer": "no marker"}, r"t.jsonl:2: expected an answer that ends with `#### number`"),
@@ -195,3 +208,65 @@ def test_converting_wants_published_rows(tmp_path):
         gsm8k_tasks(tmp_path / "gone.jsonl")
     with pytest.raises(DataError, match="holds no task"):
         gsm8k_tasks(jsonl(tmp_path / "empty.jsonl"))
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
+SPARSE = {"id": "d", "type": None, "function": {"name": "now", "arguments": {}, "strict": None}, "index": None}
+TALK = [
+    {"role": "system", "content": "Be brief.", "name": None},
+    {"role": "user", "content": [{"type": "text", "text": "Warm"}, {"type": "text", "text": "?", "image": None}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, SPARSE], "refusal": None},
+    {"role": "tool", "content": "21 C", "tool_call_id": "c", "tool_calls": []},
+    {"role": "user", "content": "And now?", "tool_calls": None},
+]
+BARE = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Warm?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [CALL, {"id": "d", "function": {"name": "now", "arguments": {}}}],
+    },
+    {"role": "tool", "content": "21 C", "tool_call_id": "c"},
+    {"role": "user", "content": "And now?"},
+)
+
+
+def test_null_keys_are_removed_from_jsonl_prompts(tmp_path):
+    (task,) = load(jsonl(tmp_path / "t.jsonl", {**ROW, "prompt": TALK}).name, tmp_path)
+    assert task.prompt == BARE
+
+
+def test_keys_that_parquet_adds_are_removed_from_prompts(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Parquet gives each message every key that any message has; here a column holds texts or parts, not both.
+    talk = [one if isinstance(one["content"], str | None) else {**one, "content": "Warm?"} for one in TALK]
+    pq.write_table(pa.Table.from_pylist([{**ROW, "prompt": talk}]), tmp_path / "t.parquet")
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist()[0]["prompt"][0]["tool_calls"] is None
+    (task,) = load("t.parquet", tmp_path)
+    assert task.prompt == BARE
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "place"),
+    [
+        ("extra_info", {"at": datetime.date(2025, 1, 1)}, r"extra_info\.at: .* got a date"),
+        ("extra_info", {"images": [{"bytes": b"PNG"}]}, r"extra_info\.images\[0\]\.bytes: .* got a bytes"),
+        ("reward_model", {"ground_truth": b"72"}, r"reward_model\.ground_truth: .* got a bytes"),
+    ],
+)
+def test_a_value_that_json_cannot_say_is_named(tmp_path, column, value, place):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([{**ROW, column: value}]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=rf"t\.parquet: row 0: {place}"):
+        load("t.parquet", tmp_path)
+
+
+def test_a_task_function_that_raises_is_located(tmp_path):
+    (tmp_path / "make.py").write_text("def tasks(split, recipe):\n    return [recipe['labels']]\n")
+    with pytest.raises(DataError, match=r"make\.py:tasks raised KeyError: 'labels' \(make\.py:2 in tasks\)$"):
+        load("make.py:tasks", tmp_path)

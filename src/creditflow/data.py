@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from creditflow.errors import DataError
+from creditflow.chat import content_text, without_nulls
+from creditflow.errors import CreditflowError, DataError, first_line
 from creditflow.files import write_whole
 from creditflow.loading import is_reference, load_object
+from creditflow.tracebacks import located
 from creditflow.trajectory import Task
 
 Split = Literal["train", "val"]
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_SHAREGPT = {"human": "user", "gpt": "assistant"}
+"""Roles by their names in ShareGPT's files, which no chat template has."""
 _CALCULATION = re.compile(r"<<([^<>]*)>>")
 
 
@@ -96,16 +101,24 @@ def _call(name: str, base: Path, key: str, recipe: Mapping[str, Any], split: Spl
     make = load_object(name, base, key)
     if not callable(make):
         raise DataError(f"{key}: expected a function, {name} is a {type(make).__name__}")
-    tasks = make(split=split, recipe=dict(recipe))
+    try:
+        tasks = make(split=split, recipe=dict(recipe))
+    except CreditflowError:
+        raise
+    except Exception as error:
+        why = located(error, f"{type(error).__name__}: {first_line(error)}")
+        raise DataError(f"{key}: {name} raised {why}") from error
     if not isinstance(tasks, list) or not all(isinstance(task, Task) for task in tasks):
         kind = next((type(t).__name__ for t in tasks if not isinstance(t, Task)), "") if isinstance(tasks, list) else ""
         got = f"one that holds a {kind}" if kind else f"a {type(tasks).__name__}"
         raise DataError(f"{key}: expected a list of tasks from {name}, got {got}")
     for number, task in enumerate(tasks):
-        if not _is_json([task.prompt, task.ground_truth, task.extra_info]):
-            raise DataError(
-                f"{key}: task {number} of {name} holds what JSON cannot say, so that no run could record it"
-            )
+        for part, value in (
+            ("prompt", task.prompt),
+            ("ground_truth", task.ground_truth),
+            ("extra_info", task.extra_info),
+        ):
+            _expect_json(value, f"{key}: task {number} of {name}: {part}")
     return tasks
 
 
@@ -162,44 +175,65 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
     if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
         raise DataError(f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}")
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
-    if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
+    if not isinstance(prompt, list) or not prompt:
         raise DataError(f"{where}: prompt: expected a list of messages {{role, content}}, got {str(prompt)[:80]!r}")
-    if not _is_json([reward_model, extra_info]):
-        raise DataError(
-            f"{where}: reward_model or extra_info holds what JSON cannot say, so that no run could record it"
-        )
+    messages = tuple(_message(message, f"{where}: prompt[{i}]") for i, message in enumerate(prompt))
+    _expect_json(reward_model, f"{where}: reward_model")
+    _expect_json(extra_info, f"{where}: extra_info")
     if not isinstance(reward_model, dict) or "ground_truth" not in reward_model:
         raise DataError(f"{where}: reward_model: expected an object with ground_truth, got {str(reward_model)[:80]!r}")
     if extra_info is not None and not isinstance(extra_info, dict):
         raise DataError(f"{where}: extra_info: expected an object, got a {type(extra_info).__name__}")
     return Task(
         data_source=str(row["data_source"]),
-        prompt=tuple(prompt),
+        prompt=messages,
         ground_truth=reward_model["ground_truth"],
         extra_info=dict(extra_info or {}),
     )
 
 
-def _is_message(message: object) -> bool:
-    if not (isinstance(message, dict) and {"role", "content"} <= message.keys()):
-        return False
-    return all(isinstance(message[key], str) and _is_unicode(message[key]) for key in ("role", "content"))
+def _message(message: object, where: str) -> dict[str, Any]:
+    """A message of a prompt: no null keys, its content as one text.
+
+    Raises DataError for what is no message, or holds more than text.
+    """
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
+        raise DataError(f"{where}: expected a message {{role, content}}, got {str(message)[:80]!r}")
+    role, content = message["role"], message["content"]
+    if role in _SHAREGPT:
+        raise DataError(f"{where}.role: expected {_SHAREGPT[role]!r}, got {role!r}")
+    parts = content if isinstance(content, list) else []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            raise DataError(f"{where}.content: expected parts {{type: text, text}}, got {str(part)[:80]!r}")
+    if not isinstance(content, str | list) and not (content is None and role == "assistant"):
+        raise DataError(f"{where}.content: expected a text or a list of parts, got {str(content)[:80]!r}")
+    kept = {**without_nulls(message, in_arguments=True), "content": content_text(content)}
+    _expect_json(kept, where, ascii_only=False)
+    return kept
 
 
-def _is_unicode(text: str) -> bool:
+def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:
+    """Raises DataError, with the place, for what JSON cannot say: a date, bytes.
+
+    `ascii_only`: half of a surrogate pair is then spelled out; otherwise it is refused, for no tokenizer reads it.
+    """
     try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and no tokenizer reads
-        return False
-    return True
-
-
-def _is_json(value: object) -> bool:
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        json.dumps(value, ensure_ascii=ascii_only).encode()
+        return
+    except (TypeError, ValueError, RecursionError):
+        pass
+    inner: Iterable[tuple[str, object]] = ()
+    if isinstance(value, dict):
+        inner = ((f"{where}.{key}", one) for key, one in value.items() if isinstance(key, str))
+    elif isinstance(value, list | tuple):
+        inner = ((f"{where}[{i}]", one) for i, one in enumerate(value))
+    for place, one in inner:
+        _expect_json(one, place, ascii_only)
+    kind = type(value).__name__
+    raise DataError(
+        f"{where}: expected what JSON can say, so that a run can record it, got a {kind}: {ascii(value)[:80]}"
+    )
 
 
 def _is_gsm8k(row: Mapping[str, Any]) -> bool:
