@@ -29,10 +29,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from creditflow.errors import AgentError, ConfigError, first_line
+from creditflow.errors import AgentError, ConfigError, ScoreRangeError, first_line
 from creditflow.reward.registry import outcome, reward
 from creditflow.rollout import Reply, Team, Workflow
-from creditflow.trajectory import Message, Step, Task, Trajectory
+from creditflow.trajectory import Message, Step, Task, Trajectory, all_digits, into_range
 
 Make = Callable[[Task], Any]
 """A fresh environment for a task; `task.extra_info["seed"]` is what it is reset with, if there is one."""
@@ -63,8 +63,6 @@ Illegal = Literal["error", "random"]
 """What an illegal action leads to: the end of the play with the worst outcome of its range (AgentError), or a legal
 action by chance."""
 _MOST_TOLD = 256
-_ROUNDING = 1e-6
-"""Of a range: sums of what was paid, in float32 perhaps, may be so far beyond it."""
 
 
 def plain(view: View) -> str:
@@ -384,20 +382,16 @@ def _seed(task: Task) -> int | None:
 
 def _range(low: float, high: float) -> tuple[float, float]:
     if not low < high:
-        raise ValueError(f"expected low < high, got {low:g} and {high:g}")
+        raise ValueError(f"expected low < high, got {all_digits(low)} and {all_digits(high)}")
     return float(low), float(high)
 
 
 def _within(earned: float, allowed: tuple[float, float]) -> float:
-    """`earned`, free of rounding beyond the range; raises ValueError for what is outside."""
-    low, high = allowed
-    slack = _ROUNDING * (high - low)
-    if not low - slack <= earned <= high + slack:
-        raise ValueError(
-            f"expected a value in [{low:g}, {high:g}], got {earned:g}; "
-            "the arguments low and high say the least and the most that can be earned"
-        )
-    return float(min(max(earned, low), high))
+    """`earned`, clipped where rounding alone puts it beyond; raises ValueError for a value further out."""
+    try:
+        return into_range(float(earned), allowed)
+    except ScoreRangeError as error:
+        raise ValueError(f"{error}; the arguments low and high say the least and the most that can be earned") from None
 
 
 def _expect(

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,8 @@ NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
 """Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: no such function looked at the step."""
 RIGHT = 1.0 - 1e-9
 """A score, rescaled to [0, 1], from which on a step or an answer counts as right."""
+RANGE_TOLERANCE = 1e-6
+"""Share of a range's width. Rounding may put a value this far beyond a bound; it then counts as the bound."""
 CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
 
 
@@ -79,12 +81,45 @@ class Score:
         if self.status != "ok":
             return float("nan")
         value = self.value
+        low, high = self.range
         if isinstance(value, tuple):
             if len(value) == len(response_mask) and any(response_mask):
                 value = tuple(v for v, sampled in zip(value, response_mask, strict=True) if sampled)
+            if value and not low <= min(value) <= max(value) <= high:
+                value = tuple(clip_rounding(float(v), low, high) for v in value)
             value = float(np.mean(value))
-        low, high = self.range
-        return (float(value) - low) / (high - low)
+        return (clip_rounding(float(value), low, high) - low) / (high - low)
+
+
+def _value(outcome: Score) -> float:
+    return cast(float, outcome.value) if outcome.status == "ok" else math.nan
+
+
+def clip_rounding(value: float, low: float, high: float) -> float:
+    """The bound where rounding alone puts `value` beyond it (`RANGE_TOLERANCE`); any other value as it is."""
+    if low <= value <= high:
+        return value
+    slack = RANGE_TOLERANCE * (high - low)
+    if low - slack <= value <= high + slack:
+        return low if value < low else high
+    return value
+
+
+def into_range(value: float, allowed: tuple[float, float]) -> float:
+    """`value`, clipped to the bound where rounding alone puts it beyond.
+
+    Raises ScoreRangeError, with all digits, for a value further out and for NaN.
+    """
+    low, high = allowed
+    clipped = clip_rounding(value, low, high)
+    if not low <= clipped <= high:
+        raise ScoreRangeError(f"expected a value in [{all_digits(low)}, {all_digits(high)}], got {all_digits(value)}")
+    return clipped
+
+
+def all_digits(number: float) -> str:
+    """The shortest decimal text that reads back as the same float64; whole numbers without `.0`."""
+    return repr(float(number)).removesuffix(".0")
 
 
 @dataclass(slots=True)
@@ -310,7 +345,7 @@ class TrajectoryBatch(_FromTable):
             group_names=group_names,
             group_of_trajectory=group_of_trajectory,
             outcome=np.array(
-                [t.outcome.value if t.outcome and t.outcome.status == "ok" else np.nan for t in trajectories],
+                [clip_rounding(_value(t.outcome), *t.outcome.range) if t.outcome else np.nan for t in trajectories],
                 dtype=np.float64,
             ),
             outcome_scores=tuple(t.outcome for t in trajectories),

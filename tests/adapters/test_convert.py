@@ -223,8 +223,14 @@ def test_a_reward_that_is_no_number_has_failed_and_is_not_zero(value: Any) -> No
 
 def test_a_reward_outside_its_range_has_failed_and_a_range_mends_it() -> None:
     (score,) = one([*PLAY, reward(18, -1.0)]).steps[1].scores.values()
-    assert (score.status, score.reason) == ("failed", "-1 is not between 0 and 1: give the reward's range")
+    assert (score.status, score.reason) == ("failed", "expected a value in [0, 1], got -1; give the reward's range")
     assert scores(one([*PLAY, reward(18, -0.5)], ranges={"right": (-1.0, 1.0)}))[1] == {"right": 0.25}
+
+
+@pytest.mark.parametrize(("value", "expected"), [(0.1 * 0.1 * 100, 1.0), (-1e-17, 0.0)])
+def test_converted_reward_beyond_by_rounding_is_clipped(value: float, expected: float) -> None:
+    (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
+    assert (score.status, score.value) == ("ok", expected)
 
 
 def test_a_reward_that_is_given_twice_counts_the_second_time() -> None:

@@ -49,6 +49,14 @@ def assert_explained(assigned):
             assert explain(assigned, s, token).replay() == advantage_T[batch.token_offsets[s] + token]
 
 
+def test_explain_shows_a_clipped_score():
+    plays = [play(f"t{i}", [step("a", Score(value)), step("b")], 1.0) for i, value in enumerate((0.25, 1.0000009))]
+    assigned = assign(batch_of(*plays), CreditOptions())
+    assert_explained(assigned)
+    raw = next(one for one in explain(assigned, 2).operations if one.name == "raw f")
+    assert (raw.value, raw.note) == (1.0, "1.0000009, clipped to its range")
+
+
 @pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_replaying_the_operations_gives_the_trained_advantage_bit_for_bit(corner):
     @settings(fixed, max_examples=60)

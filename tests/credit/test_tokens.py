@@ -88,6 +88,15 @@ def test_a_token_may_overshoot_its_range_by_rounding_and_one_that_does_not_count
     assign(two_plays((5.0, -4.0), status="failed"), BY_TOKEN)
 
 
+def test_token_value_beyond_by_rounding_is_clipped():
+    values = (1.0000009, -0.0000009)
+    batch = batch_of(play("a", [step("a", Score(values), tokens=2)], 1.0000009))
+    assert rho(batch).tolist() == [1.0, 0.0]
+    assert (batch.scores[0, 0], batch.outcome[0]) == (0.5, 1.0)
+    with pytest.raises(ScoreRangeError):
+        rho(batch_of(play("a", [step("a", Score((1.0000021, 0.0)), tokens=2)], 1.0)))
+
+
 def test_token_values_that_do_not_fit_the_response_are_refused():
     given = two_plays((0.0, 1.0))
     message = refusal(ShapeError, replace(given, raw_scores=(given.raw_scores[0], {"f": Score((0.0, 0.5, 1.0))})))

@@ -2,6 +2,7 @@ import asyncio
 import math
 import re
 from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 
 import numpy as np
@@ -121,6 +122,13 @@ def test_when_is_asked_once_of_a_step_and_may_answer_as_numpy_does():
         ([0.5, 1], (0.5, 1.0)),
         ((0.5, True), (0.5, 1.0)),
         (np.array([0.25, 0.75]), (0.25, 0.75)),
+        (Decimal("0.5"), 0.5),
+        ({"score": 0.5, "acc": True}, 0.5),
+        ({"score": np.float32(1)}, 1.0),
+        (0.1 * 0.1 * 100, 1.0),
+        (-1e-17, 0.0),
+        ([1.0000009, -0.0000009], (1.0, 0.0)),
+        (Score(1 + 1e-9), 1.0),
     ],
 )
 def test_numbers_of_all_kinds_and_one_per_token_are_accepted(value, expected):
@@ -139,6 +147,13 @@ def test_numbers_of_all_kinds_and_one_per_token_are_accepted(value, expected):
         (float("nan"), r"expected a value in \[0, 1\], got nan"),
         (float("inf"), r"expected a value in \[0, 1\], got inf"),
         (10**400, r"expected a value in \[0, 1\], got inf"),
+        (1.0000021, r"expected a value in \[0, 1\], got 1\.0000021$"),
+        (-1.1e-6, r"expected a value in \[0, 1\], got -1\.1e-06$"),
+        ([1.0000021, 0], r"expected a value in \[0, 1\], got 1\.0000021$"),
+        (Decimal("NaN"), r"expected a value in \[0, 1\], got nan"),
+        ({"acc": True}, r"expected a number, got a dict; of a dict, the number under 'score' is read"),
+        ({"score": None}, "expected a number, got nothing"),
+        ((0.5, "why"), r"expected a number, got a number with a text; .* Score\(value, reason=\.\.\.\)"),
         (1.01, r"expected a value in \[0, 1\], got 1.01"),
         (-1, r"expected a value in \[0, 1\], got -1"),
         ([0.5], "expected one value for each of 2 response tokens, got 1"),
@@ -155,6 +170,38 @@ def test_what_is_no_score_fails_with_its_reason_and_is_not_a_zero(value, reason)
     assert result.status == "failed"
     assert math.isnan(result.rescaled)
     assert re.match(reason, result.reason)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (-2e-3, -1e-3), (0.0, 1e6)])
+def test_rounding_beyond_a_bound_is_clipped(low, high):
+    width = high - low
+    within, beyond = 0.99e-6 * width, 1.01e-6 * width
+    for bound, away in ((low, -1.0), (high, 1.0)):
+        for level in ("step", "outcome"):
+            for far, status in ((within, "ok"), (beyond, "failed")):
+                play = a_play(agents="e")
+                value = bound + away * far
+                score([RewardFunction("f", level, lambda *_, value=value: value, range=(low, high))], [play])
+                got = play.outcome if level == "outcome" else play.steps[0].scores["f"]
+                assert got.status == status
+                assert got.value == bound if status == "ok" else repr(value) in got.reason
+
+
+def test_a_dict_as_verl_returns_keeps_its_notes():
+    assert one_score({"score": 0.5, "acc": True, "model": object()}) == Score(0.5, reason="acc: True; model: object")
+
+
+def test_an_unawaited_coroutine_is_named(recwarn):
+    async def later():
+        return 1.0
+
+    made = []
+    function = of_steps(lambda step, trajectory: made.append(later()) or made[0])
+    assert (
+        one_score(None, function).reason
+        == "expected a number, got a coroutine; an `await` or an `async def` is missing"
+    )
+    made[0].close()
 
 
 def test_an_exception_fails_the_one_score():

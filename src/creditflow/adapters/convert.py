@@ -21,10 +21,10 @@ from creditflow.adapters.forest import before, forest_of
 from creditflow.adapters.play import Chosen, Play, choose
 from creditflow.adapters.rewards import WHOLE, Given, place
 from creditflow.adapters.spans import Span, text_of
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, ScoreRangeError
 from creditflow.rollout.recorder import spelled
 from creditflow.rollout.reuse import reused
-from creditflow.trajectory import Message, Score, Step, Task, Trajectory
+from creditflow.trajectory import Message, Score, Step, Task, Trajectory, into_range
 
 OUTCOMES = ("outcome", "final_reward", "reward", "primary")
 """Of several rewards of a whole play, the first of these names is its outcome; else the one that was given first."""
@@ -312,13 +312,12 @@ def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions
 
 def _score(value: Any, range_: tuple[float, float]) -> Score:
     """A reward as a score; one that is no number in its range has failed."""
-    low, high = range_
     number = _number(value)
-    if low <= number <= high:
-        return Score(number, range_)
-    why = f"expected a number, got {text_of(value)[:80]!r}"
-    if math.isfinite(number):
-        why = f"{number:g} is not between {low:g} and {high:g}: give the reward's range"
+    try:
+        return Score(into_range(number, range_), range_)
+    except ScoreRangeError as error:
+        beyond = f"{error}; give the reward's range"
+    why = beyond if math.isfinite(number) else f"expected a number, got {text_of(value)[:80]!r}"
     return Score(math.nan, range_, status="failed", reason=why)
 
 

@@ -25,9 +25,8 @@ from creditflow.errors import (
 )
 from creditflow.trajectory import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 
-RANGE_TOLERANCE = 1e-9
-"""Rescaling a mean of token scores may overshoot its range by rounding."""
-
+_COLUMN_TOLERANCE = 1e-9
+"""Columns hold rescaled scores, clipped already; the mean of several may still overshoot by rounding."""
 
 _PER_TRAJECTORY = (
     "tasks",
@@ -230,7 +229,7 @@ def _refuse_cycle(batch: TrajectoryBatch) -> None:
 def _check_scores(batch: TrajectoryBatch) -> None:
     ok_SK = batch.score_status == OK
     with np.errstate(invalid="ignore"):
-        within_SK = (batch.scores >= -RANGE_TOLERANCE) & (batch.scores <= 1 + RANGE_TOLERANCE)
+        within_SK = (batch.scores >= -_COLUMN_TOLERANCE) & (batch.scores <= 1 + _COLUMN_TOLERANCE)
         weighable_SK = np.isfinite(batch.score_weights) & (batch.score_weights >= 0)
     for wrong_SK, values_SK, what in (
         (ok_SK & ~within_SK, batch.scores, "a value from 0 to 1 after rescaling from its range"),

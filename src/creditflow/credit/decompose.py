@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from creditflow.credit.checks import RANGE_TOLERANCE
 from creditflow.credit.groups import codes_of_level, compact, leave_one_out_mean
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
-from creditflow.trajectory import NOT_MATCHED, OK, TRAJECTORY_STATUSES, Bools, Floats, Ints, TrajectoryBatch
+from creditflow.trajectory import (
+    NOT_MATCHED,
+    OK,
+    RANGE_TOLERANCE,
+    TRAJECTORY_STATUSES,
+    Bools,
+    Floats,
+    Ints,
+    TrajectoryBatch,
+)
 
 if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions
@@ -184,4 +192,4 @@ def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
             f"step {batch.step_ids[steps[i]]}, score {name}, token {token}: expected a value from {low[i]} to "
             f"{high[i]}, got {rows[i][token]}"
         )
-    return values
+    return np.clip(values, 0.0, 1.0, out=values)

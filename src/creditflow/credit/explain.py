@@ -21,6 +21,7 @@ from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.propagate import PROPAGATION_RULES, SHARES, answer_steps, first_edges, first_steps, parent_counts
 from creditflow.credit.shapley import of_trajectory
 from creditflow.errors import BatchError, CreditflowError
+from creditflow.trajectory import clip_rounding
 
 FLOWING = ("discounted", "threshold")
 """Rules whose received part is listed operation by operation: the formula of `creditflow.credit.propagate`."""
@@ -379,11 +380,13 @@ class _Story:
         if isinstance(raw.value, tuple):
             return self.given(name, rescaled, f"mean over {len(raw.value)} tokens, rescaled")
         low, high = map(float, raw.range)
-        value = float(raw.value)
+        value, note = clip_rounding(float(raw.value), low, high), raw.reason
+        if value != raw.value:
+            note = f"{raw.value!r}, clipped to its range"
         if not high > low or (value - low) / (high - low) != rescaled:
             return self.given(name, rescaled, f"rescaled; not what the raw score {value!r} would give")
         lowest = self.given(f"lowest {name}", low)
-        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value, raw.reason), lowest)
+        above = self.make(f"{name} above lowest", "-", self.given(f"raw {name}", value, note), lowest)
         width = self.make(f"range of {name}", "-", self.given(f"highest {name}", high), lowest)
         return self.make(name, "/", above, width)
 

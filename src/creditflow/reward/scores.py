@@ -11,7 +11,8 @@ from dataclasses import replace
 from creditflow.reward.calls import Call, Returned
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.values import REASON_CHARACTERS, Other, Plain
-from creditflow.trajectory import Score, Step
+from creditflow.errors import ScoreRangeError
+from creditflow.trajectory import Score, Step, into_range
 
 
 class _UnusableError(Exception):
@@ -86,27 +87,43 @@ def _range(given: Plain) -> tuple[float, float]:
 def _checked(value: Plain, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
     if not isinstance(value, tuple):
         return _number(value, allowed)
+    if len(value) == 2 and isinstance(value[0], int | float) and value[1:] == (Other("str"),):
+        raise _UnusableError(
+            "expected a number, got a number with a text; to give a reason, return Score(value, reason=...)"
+        )
     if step is None:
         raise _UnusableError(f"expected one number for the whole trajectory, got {_kind(value)}")
     if len(value) != len(step.response_ids) or not value:
+        hint = "; to give the step one number, return it without a list" if len(value) == 1 else ""
         raise _UnusableError(
-            f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}"
+            f"expected one value for each of {len(step.response_ids)} response tokens, got {len(value)}{hint}"
         )
     return tuple(_number(one, allowed) for one in value)
 
 
 def _number(value: Plain, allowed: tuple[float, float]) -> float:
     if not isinstance(value, int | float):
-        raise _UnusableError(f"expected a number, got {_kind(value)}")
-    low, high = allowed
-    if not math.isfinite(value) or not low <= value <= high:
-        raise _UnusableError(f"expected a value in [{low:g}, {high:g}], got {float(value):g}")
-    return float(value)
+        raise _UnusableError(f"expected a number, got {_kind(value)}{_HINTS.get(_type_name(value), '')}")
+    try:
+        return into_range(float(value), allowed)
+    except ScoreRangeError as error:
+        raise _UnusableError(str(error)) from None
+
+
+_HINTS = {
+    "NoneType": "; some path through the function returns no value",
+    "str": "; return float(...) of it",
+    "coroutine": "; an `await` or an `async def` is missing",
+    "dict": "; of a dict, the number under 'score' is read",
+}
+"""How to fix what a function returned, by its type."""
+
+
+def _type_name(value: Plain) -> str:
+    return value.kind if isinstance(value, Other) else type(value).__name__
 
 
 def _kind(value: Plain) -> str:
-    if isinstance(value, Other):
-        return f"a {value.kind}"
     if isinstance(value, tuple):
         return "a list"
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
+    return "nothing (None)" if value is None else f"a {_type_name(value)}"

@@ -5,7 +5,9 @@ It must not know which function returned it, nor whether it can be a score.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -31,6 +33,8 @@ class Other:
 def taken(value: object, depth: int = 0) -> Plain:
     """A copy in Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
 
+    A dict with a `score`, as verl's reward functions return, is that score; its other entries become the reason.
+
     Raises ValueError for more than MAX_VALUES numbers, and whatever a strange object raises when it is looked at.
     """
     if isinstance(value, Score):
@@ -44,8 +48,10 @@ def taken(value: object, depth: int = 0) -> Plain:
         value = value.tolist()
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, Real):
+    if isinstance(value, Real | Decimal):
         return _number(value)
+    if isinstance(value, Mapping) and "score" in value and depth < _DEPTH:
+        return _score_of_dict(value, depth)
     if not isinstance(value, list | tuple) or depth >= _DEPTH:
         return Other(type(value).__name__)
     if len(value) > MAX_VALUES:
@@ -53,11 +59,25 @@ def taken(value: object, depth: int = 0) -> Plain:
     return tuple(taken(one, depth + 1) for one in value)
 
 
-def _number(value: Real) -> int | float:
+def _number(value: Real | Decimal) -> int | float:
     try:
         return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else float(value)
     except OverflowError:
         return float("inf")
+
+
+def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
+    score = taken(value["score"], depth + 1)
+    notes = "; ".join(f"{name}: {_shown(one)}" for name, one in value.items() if name != "score")[:_OK_CHARACTERS]
+    if isinstance(score, Score):
+        return replace(score, reason=score.reason or notes)
+    return Score(score, reason=notes)
+
+
+def _shown(value: object) -> str:
+    """A short text of a plain value; the type's name of any other, whose text may hold an address."""
+    plain = value is None or isinstance(value, str | bool | int | float)
+    return str(value)[:REASON_CHARACTERS] if plain else type(value).__name__
 
 
 def to_json(value: Plain) -> Any:

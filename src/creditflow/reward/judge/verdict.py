@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from creditflow.trajectory import clip_rounding
+
 MAX_CHARACTERS = 100_000
 """A longer reply is no verdict."""
 REASON_CHARACTERS = 200
@@ -90,6 +92,7 @@ class Scale:
             said = float(said)
         if isinstance(said, bool) or not isinstance(said, int | float):
             raise VerdictError(f"expected {self.wanted()}, got {_shown(said)}")
+        said = clip_rounding(said, self.low, self.high)
         if not self.low <= said <= self.high:
             raise VerdictError(f"{_shown(said)} is off the scale from {self.low:g} to {self.high:g}")
         return float((said - self.low) / (self.high - self.low))
