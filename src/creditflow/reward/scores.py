@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from creditflow.errors import ScoreRangeError
 from creditflow.reward.calls import Call, Returned
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.values import REASON_CHARACTERS, Other, Plain
-from creditflow.errors import ScoreRangeError
 from creditflow.trajectory import Score, Step, into_range
 
 
