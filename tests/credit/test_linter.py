@@ -3,6 +3,7 @@
 import pytest
 
 from creditflow.credit import CreditOptions, check_groups
+from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
 
 
@@ -90,3 +91,16 @@ def test_plays_without_an_outcome_beside_plays_with_one_are_counted():
     missing = play("t2", [step("plan", 0.5, prompt="q")], None)
     assert "1 plays have no outcome and others have" in said("missing_outcomes", *sound(), missing)
     assert "missing_outcomes" not in codes(missing, play("t3", [step("plan", 1.0, prompt="q")], None))
+
+
+def test_starved_gates_and_failed_steps_agree():
+    plays = sound()
+    plays[0].steps[1].scores["f"] = Score(0.0, status="failed")
+    plays[1].steps[1].scores["f"] = Score(0.25)
+    message = said("starved", *plays)
+    assert message.startswith(
+        "every gate of the 1 scored steps of write is closed (its 1 steps whose scoring failed are"
+    )
+    assert message.endswith(
+        "its best sub-reward is 0.25, its threshold 0.5. Lower algorithm.propagation_threshold, or use {kind: quantile}"
+    )

@@ -1,6 +1,7 @@
 """A whole run, and what goes wrong with its rewards while it trains."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.reward.processes import children
 TOYS = Path(__file__).parents[1] / "recipes"
 FUNCTIONS = """
 import os, signal, time
+
+def rarely(step, trajectory):
+    return 0.5 if trajectory.id.endswith("-0-0") else None
 
 def kills_its_worker_once(step, trajectory):
     mark = os.environ["CREDITFLOW_TEST_MARK"]
@@ -103,6 +107,11 @@ def test_a_judge_that_goes_wrong_now_and_then_masks_its_steps_and_the_run_goes_o
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert sorted(line["reward/judge/failed_frac"] for line in metrics) == [0.0, 0.0, 0.0, 0.5]
     assert {line["actor/skipped_updates"] for line in metrics} == {0.0}
+    said = [line for line in result.stderr.splitlines() if line.startswith("warning: ") and "judge failed on" in line]
+    starts, total = said
+    assert starts.startswith("warning: at training step ")
+    assert "; the first: judge, step " in starts
+    assert re.search(r"\(12\.5%\), in 1 training steps, the first [1-4]; failed scores are masked", total)
 
 
 def test_a_judge_that_always_goes_wrong_stops_the_run_with_what_it_said(train):
@@ -114,6 +123,24 @@ def test_a_judge_that_always_goes_wrong_stops_the_run_with_what_it_said(train):
     assert "first reasons: judge, step" in line
     assert "500" in line
     assert list((run / "steps").glob("*.parquet"))  # the evidence
+
+
+def test_check_refuses_one_function_that_mostly_fails(train):
+    rarely = {"fn": "functions.py:rarely", "agent_match": "critic"}
+    well = [{"fn": "functions.py:kills_its_worker_once", "name": f"well{i}"} for i in range(9)]
+    train([rarely, *well])  # stops too, and leaves the recipe
+    result = CliRunner().invoke(app, ["check", "recipe.yaml"])
+    assert result.exit_code == 1
+    assert re.search(
+        r"training would stop: \d+ of \d+ scores failed, more than .* allows one function: rarely", result.stderr
+    )
+    assert "can be trained" not in result.output
+    assert re.search(
+        r"warning: reward function rarely failed on \d+ of \d+ scores; the first: rarely, step ", result.output
+    )
+    result = CliRunner().invoke(app, ["check", "recipe.yaml", "reward.max_failed_frac=1"])
+    assert result.exit_code == 0
+    assert "the recipe can be trained, with the warnings above" in result.output
 
 
 def test_a_worker_that_is_killed_costs_nothing(train):

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from creditflow.errors import TooManyFailedScores
+from creditflow.monitor.failures import failure_events, failure_summary
 from creditflow.reward.manager import FunctionReport, ScoringReport, expect_few_failures
 
 
@@ -90,9 +91,39 @@ def test_too_many_failures_are_refused_with_the_first_reasons():
     report = ScoringReport((function(matched=10, failed=2), function("out", 10, 1, level="outcome")), 1.0)
     expect_few_failures(report, 0.2)
     with pytest.raises(
-        TooManyFailedScores, match=r"3 of 20 scores failed, more than reward\.max_failed_frac=0\.1 .*broken"
+        TooManyFailedScores,
+        match=r"2 of 10 scores failed, more than reward\.max_failed_frac=0\.1 allows one function: f \(20%\); .*broken",
     ):
         expect_few_failures(report, 0.1)
     alone = ScoringReport((function(matched=90), function("out", 10, 3, level="outcome")), 1.0)
     with pytest.raises(TooManyFailedScores, match="3 of 10 outcomes failed"):
         expect_few_failures(alone, 0.2)
+
+
+def test_failure_limit_holds_for_each_function():
+    quiet = [function(name, matched=160) for name in ("a", "b", "c")]
+    report = ScoringReport((*quiet, function("writer", matched=32, failed=29), function("judge", 4, 1)), 1.0)
+    assert report.failed_frac < 0.2
+    with pytest.raises(TooManyFailedScores, match=r"^29 of 32 scores failed, .*: writer \(91%\), judge \(25%\); first"):
+        expect_few_failures(report, 0.2)
+    expect_few_failures(report, 0.91)
+
+
+def test_failure_event_names_a_function_once():
+    report = ScoringReport((function("a"), function("b", matched=8, failed=2)), 1.0)
+    (event,) = failure_events(report, 3, [])
+    assert event.text == (
+        "warning: at training step 3, reward function b failed on 2 of 8 scores; the first: b, step t.0: broken"
+    )
+    assert failure_events(report, 4, [event.to_dict()]) == []
+    other = ScoringReport((function("a", failed=1), function("b", failed=1)), 1.0)
+    assert [one.metric for one in failure_events(other, 5, [event.to_dict()])] == ["reward/a/failed_frac"]
+
+
+def test_failure_summary_counts_a_whole_run():
+    reports = [ScoringReport((function("a", matched=8), function("b", matched=8, failed=n)), 1.0) for n in (0, 2, 1)]
+    rows = [{"step": 0, "val/pass_at_1": 0.5}] + [{**r.metrics(), "step": i} for i, r in enumerate(reports, 1)]
+    assert failure_summary(rows) == [
+        "reward function b failed on 3 of 24 scores (12.5%), in 2 training steps, the first 2; failed scores are "
+        "masked, not counted as 0"
+    ]

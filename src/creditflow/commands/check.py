@@ -17,11 +17,12 @@ from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitor import Guard
+from creditflow.monitor.failures import failure_text
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
 from creditflow.report.text import number
-from creditflow.reward.manager import ScoringReport
+from creditflow.reward.manager import ScoringReport, expect_few_failures
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
 _CHECK = 2
@@ -66,14 +67,14 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
         )
     show(console, "reward functions", table)
     console.print()
-    for warning in _warnings(recipe, trajectories, report, assignment):
+    warnings = _warnings(recipe, trajectories, report, assignment)
+    for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
-    limit = recipe.config.reward.max_failed_frac
-    if max(report.failed_frac, *(f.failed_frac for f in report.functions if f.level == "outcome"), 0.0) > limit:
-        raise TooManyFailedScores(
-            f"training would stop: more scores failed than reward.max_failed_frac={limit:g} allows"
-        )
-    reporter.say("the recipe can be trained")
+    try:
+        expect_few_failures(report, recipe.config.reward.max_failed_frac)
+    except TooManyFailedScores as error:
+        raise TooManyFailedScores(f"training would stop: {error}") from None
+    reporter.say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
 
 
 async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
@@ -112,7 +113,10 @@ def _warnings(
             f"in {len(replaced)} of {len(acted)} steps of environments the action was illegal, and another was drawn "
             f"in its place; the first: step {replaced[0].id}, {replaced[0].agent}: {replaced[0].info['illegal']}"
         )
-    found += [f"scoring failed: {reason}" for reason in report.reasons]
+    for function in report.functions:
+        if function.failed:
+            found.append(failure_text(function))
+            found += [f"scoring failed: {reason}" for reason in function.reasons[1:]]
     return found
 
 

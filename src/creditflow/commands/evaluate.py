@@ -13,6 +13,7 @@ from creditflow.errors import InputError
 from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
+from creditflow.monitor.failures import failure_text
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
@@ -39,4 +40,8 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
 
 async def _evaluate(parts: Parts, crew: Crew, reporter: Reporter) -> Evaluation:
     async with parts.rewards.open(crew.policies):
-        return await validate(parts, crew, reporter, "evaluation")
+        evaluation = await validate(parts, crew, reporter, "evaluation")
+    for function in parts.rewards.take_report().functions:
+        if function.failed:
+            reporter.say(f"warning: {failure_text(function)}")
+    return evaluation

@@ -8,7 +8,9 @@ from pathlib import Path
 from creditflow.config import Recipe, load_recipe
 from creditflow.errors import ConfigError
 from creditflow.ledger import RunFolder
+from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
+from creditflow.monitor.failures import failure_summary
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
 
@@ -39,6 +41,8 @@ def train(
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
+    for line in failure_summary(read_metrics(folder.path)):
+        reporter.say(f"warning: {line}")
     console.print(f"run folder: {folder.path}", soft_wrap=True)
 
 

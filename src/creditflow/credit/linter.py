@@ -187,12 +187,20 @@ def _starved(a: Assignment) -> Found:
     batch, found = a.batch, []
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
+        failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
         if mine_S.any() and (not a.out_S[mine_S].any() or not a.in_S[mine_S].any()) and a.out_S.any():
             best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
+            failed = int(failed_S.sum())
+            gates = f"no gate of {agent} is open"
+            if failed:
+                gates = (
+                    f"every gate of the {mine_S.sum()} scored steps of {agent} is closed (its {failed} steps whose "
+                    "scoring failed are open, as algorithm.gate_unscored has it)"
+                )
             found.append(
                 (
                     "starved",
-                    f"no gate of {agent} is open: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
+                    f"{gates}: its best sub-reward is {best:g}, its threshold {theta:g}. Lower "
                     "algorithm.propagation_threshold, or use {kind: quantile}",
                 )
             )

@@ -90,6 +90,10 @@ class RunFolder:
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**json_ready(metrics), "step": step}) + "\n")
 
+    def events(self) -> list[dict[str, Any]]:
+        """See `read_events`."""
+        return read_events(self.path)
+
     def append_events(self, events: Iterable[Mapping[str, Any]], back_to: int | None = None) -> None:
         """Lines of `events.jsonl`, each with its `step`. `back_to`: the step that the run goes on from because of them.
 

@@ -81,6 +81,7 @@ METRICS: list[Metric] = [
         ("<function>/mean", "own", "mean of its ok scores, in the function's own range"),
         ("<function>/sd", "own", "standard deviation of those"),
         ("<function>/failed_frac", "share", "scores that failed, time-outs included"),
+        ("<function>/scores", "scores", "that it was to give"),
         ("<function>/timeouts", "calls", "timed out"),
         ("<function>/cached", "calls", "answered without being made"),
         ("<function>/latency_s", "s", "mean of a call that was made"),

@@ -47,6 +47,10 @@ class RolledBack(CreditflowError):
     """The run's folder was led back to a checkpoint; who runs it begins again from there."""
 
 
+FAILED_SCORES = "failed_scores"
+"""`Event.rule` where a reward function starts to fail; no rule of the guard (`monitor.failures`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """A rule fired, or recovered: a line of `events.jsonl`."""
@@ -73,6 +77,8 @@ class Event:
     @property
     def text(self) -> str:
         """For people, in a line."""
+        if self.rule == FAILED_SCORES:
+            return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
         return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
 

@@ -119,6 +119,7 @@ class ScoringReport:
                 metrics[f"reward/{function.name}/mean"] = function.mean
                 metrics[f"reward/{function.name}/sd"] = function.sd
             metrics[f"reward/{function.name}/failed_frac"] = function.failed_frac
+            metrics[f"reward/{function.name}/scores"] = function.matched
             metrics[f"reward/{function.name}/timeouts"] = function.timeouts
             metrics[f"reward/{function.name}/cached"] = function.cached
             if function.calls:
@@ -182,6 +183,7 @@ class RewardManager:
         self.timeout = timeout
         self.max_in_flight = max_in_flight
         self._cache = Cache(cache_size)
+        self._untaken = ScoringReport((), 0.0)
 
     def connect(self, clients: Mapping[str, PolicyView]) -> None:
         """Give the policies of the run (`rollout.client.PolicyView` by name) to the functions that use one.
@@ -222,8 +224,8 @@ class RewardManager:
         `max_failed_frac`: instead of the manager's. `progress`: told, from whichever thread, how many calls of how many
         are answered. `outcome_only`: ask no function but the outcome's.
 
-        Raises TooManyFailedScores where more than `max_failed_frac` of all scores failed, or of the outcomes (each of
-        which masks a whole trajectory). The scores are filled in by then.
+        Raises TooManyFailedScores where a function failed on more than `max_failed_frac` of its own scores. The scores
+        are filled in by then.
         """
         start = time.perf_counter()
         calls: list[Call] = []
@@ -253,7 +255,13 @@ class RewardManager:
             tuple(_report(function, given, ran, counted) for function in functions),
             seconds=time.perf_counter() - start,
         )
+        self._untaken = ScoringReport.merge([self._untaken, report])
         expect_few_failures(report, self.max_failed_frac if max_failed_frac is None else max_failed_frac)
+        return report
+
+    def take_report(self) -> ScoringReport:
+        """One report of all scorings since it was last taken."""
+        report, self._untaken = self._untaken, ScoringReport((), 0.0)
         return report
 
     def close(self) -> None:
@@ -429,17 +437,15 @@ def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
 
 
 def expect_few_failures(report: ScoringReport, max_failed_frac: float) -> None:
-    """Raises TooManyFailedScores where more than `max_failed_frac` of all scores failed, or of the outcomes."""
-
-    def stop(what: str, reasons: Sequence[str]) -> None:
-        raise TooManyFailedScores(
-            f"{what} failed, more than reward.max_failed_frac={max_failed_frac:g} allows; "
-            f"first reasons: {'; '.join(reasons[:_SHOWN_REASONS])}"
-        )
-
-    for function in report.functions:
-        if function.level == "outcome" and function.failed_frac > max_failed_frac:
-            stop(f"{function.failed} of {function.matched} outcomes", function.reasons)
-    if report.failed_frac > max_failed_frac:
-        failed, matched = (sum(getattr(f, name) for f in report.functions) for name in ("failed", "matched"))
-        stop(f"{failed} of {matched} scores", report.reasons)
+    """Raises TooManyFailedScores, naming each function that failed on more than `max_failed_frac` of its own scores."""
+    failing = [function for function in report.functions if function.failed_frac > max_failed_frac]
+    if not failing:
+        return
+    failing.sort(key=lambda function: -function.failed_frac)
+    worst, names = failing[0], ", ".join(f"{function.name} ({function.failed_frac:.0%})" for function in failing)
+    what = "outcomes" if worst.level == "outcome" else "scores"
+    reasons = "; ".join(reason for function in failing for reason in function.reasons[:_SHOWN_REASONS])
+    raise TooManyFailedScores(
+        f"{worst.failed} of {worst.matched} {what} failed, more than reward.max_failed_frac={max_failed_frac:g} allows "
+        f"one function: {names}; first reasons: {reasons}"
+    )

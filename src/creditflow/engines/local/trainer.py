@@ -22,6 +22,7 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
+from creditflow.monitor.failures import failure_events
 from creditflow.monitor.guard import STOP, asked_of_engine
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
@@ -76,6 +77,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
         evaluation = await validate(parts, crew, reporter, "before training")
+        warn_of_failures(run, 0, parts, reporter)
         run.record(0, val_metrics(evaluation))
         if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
             heed(asked, run, guard.max_rollbacks, reporter)
@@ -85,6 +87,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
         while run.done < steps:
             step = run.done + 1
             metrics = await train_step(step, parts, run, note=bar.note)
+            warn_of_failures(run, step, parts, reporter)
             if step == 1:
                 warn_of_first_step(metrics, parts, reporter)
             run.done, last = step, step == steps
@@ -93,6 +96,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
             try:
                 if not run.evaluated:
                     evaluation = await validate(parts, crew, reporter, f"after step {step}")
+                    warn_of_failures(run, step, parts, reporter)
                     metrics |= val_metrics(evaluation)
                     run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
                     run.evaluated = True
@@ -117,6 +121,7 @@ async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> E
     if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
         return None
     evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}")
+    warn_of_failures(run, run.done, parts, reporter)
     if not run.evaluated:  # the step is on record without it
         metrics = val_metrics(evaluation)
         run.evaluated = True
@@ -137,6 +142,14 @@ def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event |
         reporter.say(event.text)
     run.folder.append_events(event.to_dict() for event in events if event is not asked)
     return asked
+
+
+def warn_of_failures(run: Run, step: int, parts: Parts, reporter: Reporter) -> None:
+    """Report and record each reward function that fails for the first time in the run."""
+    events = failure_events(parts.rewards.take_report(), step, run.folder.events())
+    run.folder.append_events(event.to_dict() for event in events)
+    for event in events:
+        reporter.say(event.text)
 
 
 def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:

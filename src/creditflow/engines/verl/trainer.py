@@ -59,6 +59,7 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
+from creditflow.monitor.failures import failure_events
 from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
 from creditflow.monitor.memory import forget_peak, peak_gib
 from creditflow.reward import load_reward_functions
@@ -502,12 +503,17 @@ class CreditflowTrainer(PolicyTrainer):
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
         plays.expect_few_failures(limits.max_failed_frac)
+        self._warn_of_failures(plays)
         try:
             expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
         except TooManyFailedScores:
             self.folder.write_steps(self.global_steps, plays.batch)  # the evidence
             raise
         return Collected(rows, plays)
+
+    def _warn_of_failures(self, plays: Plays) -> None:
+        events = failure_events(plays.report, self.global_steps, self.folder.events())
+        self.folder.append_events(event.to_dict() for event in events)
 
     def prepare_step(self) -> dict[str, Any]:
         self._submitted.clear()
@@ -645,6 +651,7 @@ class CreditflowTrainer(PolicyTrainer):
                     f"{plays.lost} of {plays.expected} validation plays left no record; Ray's logs say why"
                 )
             plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            self._warn_of_failures(plays)
             expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
             parts.append(plays.batch)
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())

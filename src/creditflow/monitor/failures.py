@@ -1,0 +1,65 @@
+"""Warnings about reward functions that fail: an event when one starts to, and a summary of a whole run.
+
+Reads reports and the run's record; stops nothing (`reward.manager.expect_few_failures` does).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from creditflow.monitor.guard import FAILED_SCORES, WARN, Event
+from creditflow.reward.manager import FunctionReport, ScoringReport
+
+
+def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """One event for each function with failed scores that no earlier event of the run names.
+
+    `past`: the lines of the run's `events.jsonl`.
+    """
+    failing = [function for function in report.functions if function.failed]
+    told = {row.get("metric") for row in past if row.get("rule") == FAILED_SCORES} if failing else set()
+    return [
+        Event(
+            step,
+            FAILED_SCORES,
+            metric,
+            "started",
+            WARN,
+            {"failed": float(function.failed), "scores": float(function.matched)},
+            f"at training step {step}, {failure_text(function)}",
+        )
+        for function in failing
+        if (metric := f"reward/{function.name}/failed_frac") not in told
+    ]
+
+
+def failure_text(function: FunctionReport) -> str:
+    """How many scores of a function failed, and the first reason."""
+    first = f"; the first: {function.reasons[0]}" if function.reasons else ""
+    return f"reward function {function.name} failed on {function.failed} of {function.matched} scores{first}"
+
+
+def failure_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each function with failed scores in training: their number, share and training steps.
+
+    `rows`: the lines of the run's `metrics.jsonl`.
+    """
+    names = dict.fromkeys(match[1] for row in rows for key in row if (match := _FAILED_FRAC.fullmatch(key)))
+    lines = []
+    for name in names:
+        shares = [
+            (row["step"], row.get(f"reward/{name}/failed_frac"), row.get(f"reward/{name}/scores")) for row in rows
+        ]
+        counts = [(step, round(share * scores), scores) for step, share, scores in shares if share and scores]
+        failed, scores = sum(one for _, one, _ in counts), sum(scores or 0 for _, _, scores in shares)
+        if failed:
+            lines.append(
+                f"reward function {name} failed on {failed:.0f} of {scores:.0f} scores ({failed / scores:.1%}), in "
+                f"{len(counts)} training steps, the first {counts[0][0]}; failed scores are masked, not counted as 0"
+            )
+    return lines
+
+
+_FAILED_FRAC = re.compile("reward/(.+)/failed_frac")
