@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from creditflow.config import load_recipe
+from creditflow.config import load_recipe, with_effect
 from creditflow.errors import ConfigError
 from creditflow.parts import build_parts
 
@@ -244,3 +244,51 @@ def test_what_would_train_rubbish_is_refused_with_its_whole_key(recipe, override
 
 def test_an_empty_section_is_a_section_of_defaults(recipe):
     assert load_recipe(recipe(), ["data=null"]).config.data.train_batch_size == 16
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        (
+            ["propagation: identical, propagation_threshold: 0.7"],
+            "propagation_threshold: has no effect with propagation",
+        ),
+        (["propagation: none, share: copy"], "share: has no effect with propagation: none"),
+        (["propagation: none, propagation_threshold: 0.5"], r"set propagation: threshold$"),
+        (["threshold_share: false, gate: soft"], "gate: has no effect with propagation: discounted"),
+        (["tau: 0.2"], "tau: has no effect with gate: hard; leave it out, or set gate: soft"),
+        (["reward_decomp: false, gate_at: both"], "gate_at: has no effect with reward_decomp: false"),
+        (["propagation: threshold, shared_reward: outcome"], "set propagation: identical or uniform"),
+        (["propagation: identical, outcome_to: answer"], "outcome_to: has no effect"),
+        (["propagation: identical", "propagation_threshold: 0.7"], "propagation_threshold: has no effect"),
+        (["propagation: none, shadow: {propagation: identical, share: copy}"], "algorithm.shadow.share: has no effect"),
+    ],
+)
+def test_option_without_effect_is_refused(recipe, layers, message):
+    recipe(f"algorithm: {{{layers[0]}}}", "base.yaml")
+    path = recipe(name="top.yaml")
+    path.write_text("extends: base.yaml\n" + (f"algorithm: {{{layers[1]}}}" if layers[1:] else ""))
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(path)
+
+
+def test_option_of_an_overridden_rule_is_a_notice(recipe):
+    path = recipe("algorithm: {propagation: threshold, propagation_threshold: 0.7, gate_at: both}")
+    assert load_recipe(path).notices == ()
+    made = load_recipe(path, ["algorithm.propagation=identical"])
+    assert made.notices == (
+        "algorithm.propagation_threshold: has no effect with propagation: identical",
+        "algorithm.gate_at: has no effect with propagation: identical",
+    )
+    with pytest.raises(ConfigError, match="propagation_threshold: has no effect with propagation: identical"):
+        load_recipe(path, ["algorithm.propagation=identical", "algorithm.propagation_threshold=0.6"])
+    (record := path.with_name("config.yaml")).write_text(made.to_yaml())
+    assert load_recipe(record).config.algorithm == made.config.algorithm
+    # A second rule that reads the option gives it an effect.
+    assert load_recipe(path, ["algorithm.propagation=none", "algorithm.shadow={propagation: threshold}"]).notices == ()
+
+
+def test_comparison_drops_options_that_an_arm_ignores(recipe):
+    path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
+    assert with_effect(path, ["algorithm.propagation=threshold"], others) == others
+    assert with_effect(path, ["algorithm.propagation=identical"], others) == ["data.seed=3"]

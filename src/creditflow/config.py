@@ -496,6 +496,8 @@ class Recipe:
     name: str
     folder: Path
     """What relative `file.py:function` references are looked up in."""
+    notices: tuple[str, ...] = field(default=(), compare=False)
+    """Options of an extended or overridden recipe that have no effect any more; for `check` and `train` to show."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that the command line set; they outrank what the recipe itself says, wherever it says it."""
 
@@ -549,12 +551,25 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     what was expected and what came; an unknown key names the nearest known one.
     """
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     path = Path(path)
+    layers = [*_layers(path), given := _dotlist(overrides)]
+    config = _merged(layers, path)
+    _resolve_aliases(config.algorithm, config.reward)
+    _validate(config)
+    notices = _without_effect(config.algorithm, [_credit_keys(OmegaConf.to_container(layer)) for layer in layers])
+    keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
+    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, notices=notices, given=keys_given)
+
+
+def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
+    """The configuration that layers make, each over those before it; types and keys are checked."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
     merged = OmegaConf.structured(Config)
     try:
-        for layer in (*_layers(path), given := _dotlist(overrides)):
+        for layer in layers:
             keys = OmegaConf.to_container(layer)
             _spell_out_endpoints(keys)
             merged = OmegaConf.merge(merged, OmegaConf.create(_checked(keys, Config, "")))
@@ -562,10 +577,50 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     assert isinstance(config, Config)
-    _resolve_aliases(config.algorithm, config.reward)
-    _validate(config)
-    keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
-    return Recipe(config=config, name=path.stem, folder=path.resolve().parent, given=keys_given)
+    return config
+
+
+def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
+    """`others` without the options of credit that have no effect beside the overrides `chosen`.
+
+    A comparison gives all its arms the same overrides; an arm whose rule ignores one of them trains without it.
+    """
+    merged = _merged([*_layers(Path(path)), _dotlist([*chosen, *others])], Path(path))
+    _resolve_aliases(merged.algorithm, merged.reward)
+    merged.algorithm.validate()
+    ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
+    return [other for other in others if other.partition("=")[0] not in ignored]
+
+
+def _credit_keys(keys: Any) -> dict[str, Any]:
+    """The options of credit that a layer sets, `reward.decomp_granularity` among them."""
+    sections = keys if isinstance(keys, dict) else {}
+    algorithm, reward = (one if isinstance(one := sections.get(name), dict) else {} for name in ("algorithm", "reward"))
+    return {**algorithm, "decomp_granularity": reward.get("decomp_granularity", algorithm.get("decomp_granularity"))}
+
+
+def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Notices of options that the rule in force ignores, set by a layer beneath the one that chose the rule.
+
+    Raises ConfigError where the same layer sets both, or a later one sets the option: that is a contradiction, or would
+    change nothing. A layer that sets every option is the record of a run, in which nothing was chosen by hand.
+    """
+    every = {one.name for one in dataclasses.fields(CreditOptions)}
+    by_hand = [{} if every <= layer.keys() else layer for layer in layers]
+
+    def last(layers: Sequence[Mapping[str, Any]], *names: str) -> int:
+        having = [i for i, layer in enumerate(layers) if any(layer.get(name) is not None for name in names)]
+        return having[-1] if having else -1
+
+    notices = []
+    for name, causes in algorithm.ignored().items():
+        if (set_in := last(by_hand, name)) < 0:
+            continue
+        why = algorithm.why_ignored(name, causes)
+        if set_in >= last(layers, *causes):
+            raise ConfigError(f"{why}; leave it out, or {algorithm.reader_of(name, causes)}")
+        notices.append(why)
+    return tuple(notices)
 
 
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:

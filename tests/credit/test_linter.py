@@ -1,8 +1,12 @@
 """What `check_groups` says in words, and when it has nothing to say."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from creditflow.credit import CreditOptions, check_groups
+from creditflow.credit import CreditOptions, assign, check_groups
+from creditflow.credit.linter import idle_gate
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
 
@@ -104,3 +108,55 @@ def test_starved_gates_and_failed_steps_agree():
     assert message.endswith(
         "its best sub-reward is 0.25, its threshold 0.5. Lower algorithm.propagation_threshold, or use {kind: quantile}"
     )
+
+
+def chain(*rewards):
+    """Two plays of a chain of steps with these sub-rewards; the second's first step differs."""
+    return [
+        play(f"t{n}", [step("a", None, prompt="q"), *(step(f"b{i}", r) for i, r in enumerate(rewards))], float(n))
+        for n in range(2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "code", "reason"),
+    [
+        # e = r - 1: open steps pass 0, closed ones are cut.
+        ((1.0, 0.0), {}, "nothing_flows", "2 have a closed gate, 2 are open and pass 0, as their sub-reward equals"),
+        ((1.0, 1.0), {}, "nothing_flows", "4 are open and pass 0"),
+        ((0.25, 0.5), {}, "nothing_flows", "Of 4 steps with a parent 4 have a closed gate"),
+        ((0.75, 0.75), {"gamma": 0.0}, "nothing_flows", "algorithm.gamma is 0"),
+        ((None, None), {}, "nothing_flows", "4 have no score of their own"),
+        ((0.75, 0.875), {}, "gates_open", "the lowest sub-reward is 0.75, the highest threshold 0.5"),
+        ((None, None), {"outcome_to": "answer"}, "gates_open", "No step is scored"),
+        ((0.75, 0.25), {}, None, ""),
+        ((1.0, 0.0), {"sub_reward_origin": 0.0}, "gates_open", "closed gates stop nothing: no credit comes to them"),
+        ((1.0, 0.25), {"sub_reward_origin": 0.0}, None, ""),
+        ((1.0, 0.0), {"propagation": "none"}, None, ""),
+        ((1.0, 0.0), {"on_closed_gate": "freeze"}, None, ""),
+    ],
+)
+def test_idle_gate_gives_the_reason(rewards, options, code, reason):
+    chosen = CreditOptions(**options)
+    batch = batch_of(*chain(*rewards))
+    assigned = assign(batch, chosen)
+    found = idle_gate(assigned)
+    assert (found.code if found else None) == code
+    if found is not None:
+        assert found.message.startswith("this gate changes no credit")
+        assert reason in found.message
+    same = {
+        rule: np.array_equal(assign(batch, replace(chosen, propagation=rule)).credit_S, assigned.credit_S)
+        for rule in ("none", "discounted")
+    }
+    if chosen.propagation == "threshold" and chosen.on_closed_gate == "cut":
+        assert same["none"] == (code == "nothing_flows")
+        assert code == "nothing_flows" or same["discounted"] == (code == "gates_open")
+        assert (assigned.metrics()["propagation/moved"] == 0.0) == same["none"]
+
+
+def test_moved_is_the_received_share_of_credit():
+    assigned = assign(batch_of(*chain(0.75)), CreditOptions(gamma=0.5))
+    # Credit without a flow: 0, -0.25 in the first play, 1, 0.75 in the second; each first step receives -0.125.
+    assert assigned.metrics()["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
+    assert "propagation/moved" not in assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical")).metrics()

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from creditflow.errors import TooManyFailedScores
-from creditflow.monitor.failures import failure_events, failure_summary
+from creditflow.monitor.notices import failure_events, failure_summary
 from creditflow.reward.manager import FunctionReport, ScoringReport, expect_few_failures
 
 

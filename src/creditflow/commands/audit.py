@@ -140,6 +140,7 @@ def _assigned(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dic
     for name, changed in rules.items():
         options = replace(was.options, shadow=None, **changed)
         options.validate()
+        options.refuse_ignored(changed)
         threshold = None if "propagation_threshold" in changed else was.standing_threshold()
         values_T = None if was.critic is None else was.critic.values_T
         try:

@@ -10,14 +10,14 @@ import numpy as np
 
 from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, assign
-from creditflow.credit.linter import lint
+from creditflow.credit.linter import idle_gate, lint
 from creditflow.credit.metrics import reach
 from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import play
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitor import Guard
-from creditflow.monitor.failures import failure_text
+from creditflow.monitor.notices import failure_text
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
@@ -46,7 +46,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
     n = recipe.config.actor_rollout_ref.rollout.n
     plays = f"{len(trajectories) // n} tasks x {n} plays"
     table = new_table("agent", "steps", "scored", "failed", "sub-reward", "gate open", "reached")
-    reached = reach(assignment)
+    reached, gated = reach(assignment), "propagation_threshold" not in recipe.config.algorithm.ignored()
     for i, agent in enumerate(assignment.batch.agent_names):
         mine_S = assignment.batch.agent_of_step == i
         judged_S = mine_S & (assignment.scored_S | assignment.failed_S)
@@ -56,7 +56,7 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
             _mean(assignment.scored_S[mine_S]),
             str((assignment.failed_S & mine_S).sum()),
             _mean(assignment.sub_reward_S[mine_S & assignment.scored_S]),
-            _mean(assignment.gate_open_S[judged_S]),
+            _mean(assignment.gate_open_S[judged_S]) if gated else "-",
             number(reached.get(agent, 0.0)),
         )
     show(console, f"agents, in {plays}", table)
@@ -92,8 +92,10 @@ def _warnings(
     recipe: Recipe, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
 ) -> list[str]:
     """What the numbers mean, in plain words."""
-    found: list[str] = []
+    found = list(recipe.notices)
     found += [str(finding) for finding in lint(assignment)]
+    if (idle := idle_gate(assignment)) is not None and str(idle) not in found:
+        found.append(str(idle))
     played = set(assignment.batch.agent_names)
     found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in played]
     for status, key in (("failed", "error"), ("truncated", "truncated")):

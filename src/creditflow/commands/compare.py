@@ -15,7 +15,7 @@ from typing import Any
 
 from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary, without_entry
 from creditflow.comparison.jobs import Job, run_jobs
-from creditflow.config import Recipe, load_recipe, trained_policies
+from creditflow.config import Recipe, load_recipe, trained_policies, with_effect
 from creditflow.engines.local.crew import model_folder
 from creditflow.engines.local.plays import total_steps
 from creditflow.engines.local.policy import Policy, pick_device
@@ -89,8 +89,11 @@ def compare(
     key, values = parse_vary(vary)
     if any(override.partition("=")[0] == key for override in overrides):
         raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well")
-    recipe = load_recipe(path, overrides)
+    recipe = load_recipe(path, with_effect(path, (), overrides))
     arms = arms_of(recipe, key, values, extra=extra, only=only)
+    read = {override for arm in arms for override in with_effect(path, arm.overrides, overrides)}
+    if not read.issuperset(overrides):  # an option that every arm ignores: the loader raises, and gives the reason
+        load_recipe(path, (*arms[0].overrides, *overrides))
     folder = run_path(recipe)
     runs = _plan(path, overrides, recipe, key, arms, seeds, folder)
 
@@ -155,7 +158,7 @@ def _plan(
             target = folder / arm.folder / f"seed{seed}"
             settings = (
                 *arm.overrides,
-                *kept,
+                *with_effect(path, arm.overrides, kept),
                 f"data.seed={seed}",
                 f"trainer.default_local_dir={as_yaml(str(target))}",
                 "trainer.val_before_train=false",  # done once for all arms

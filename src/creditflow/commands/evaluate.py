@@ -13,7 +13,7 @@ from creditflow.errors import InputError
 from creditflow.files import make_folder
 from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
-from creditflow.monitor.failures import failure_text
+from creditflow.monitor.notices import failure_text
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show

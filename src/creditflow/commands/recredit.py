@@ -91,6 +91,8 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
             yield recorded, None
             continue
         options = replace(was.options, shadow=None, **changed)
+        options.validate()
+        options.refuse_ignored(changed)
         threshold = was.standing_threshold() if moving is None else moving
         values_T = None if was.critic is None else was.critic.values_T
         try:

@@ -10,7 +10,7 @@ from creditflow.errors import ConfigError
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
-from creditflow.monitor.failures import failure_summary
+from creditflow.monitor.notices import failure_summary, idle_gate_summary
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
 
@@ -35,13 +35,16 @@ def train(
 
         print(verl_configuration(recipe, verl_overrides or (), reporter), end="")
         return
+    for notice in recipe.notices:
+        reporter.say(f"notice: {notice}")
     folder = _ENGINES[engine](recipe, verl_overrides or (), reporter)
     console = results_console()
     file = folder.path / "evaluation.json"
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
-    for line in failure_summary(read_metrics(folder.path)):
+    rows = read_metrics(folder.path)
+    for line in (*failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")
     console.print(f"run folder: {folder.path}", soft_wrap=True)
 

@@ -81,16 +81,58 @@ def _never_scored(a: Assignment) -> Found:
     ]
 
 
+def idle_gate(a: Assignment) -> Finding | None:
+    """Why gates change no credit on these plays; None where they do, and for rules without a flow.
+
+    Credit is compared exactly: with that of `none`, which differs by what steps receive, and with that of `discounted`,
+    which differs by what gates stop.
+    """
+    if not a.out_S.any() or not a.batch.edge_child.size or a.frozen_S.any():
+        return None
+    rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
+    what = "this gate changes no credit" if gated else "this rule moves no credit"
+    if not a.received_S.any():
+        return Finding("nothing_flows", f"{what}: propagation {rule} equals none on these plays. {_why_idle(a)}")
+    if gated and not a.stopped_S.any() and np.isnan(a.stand_in_S).all():
+        return Finding("gates_open", f"{what}: propagation {rule} equals discounted on these plays. {_why_open(a)}")
+    return None
+
+
+def _why_idle(a: Assignment) -> str:
+    """Why no step with a parent hands credit to it, with counts."""
+    if a.options.gamma == 0:
+        return "algorithm.gamma is 0, so no credit reaches a parent"
+    batch, b = a.batch, a.options.sub_reward_origin
+    hands_S = np.zeros(batch.n_steps, dtype=np.bool_)
+    hands_S[batch.edge_child] = True
+    open_S = hands_S & (a.out_S > 0)
+    even_S = open_S & a.scored_S & (a.own_S == 0)
+    counts = (
+        (hands_S & (a.out_S == 0), "have a closed gate"),
+        (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
+        (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
+        (open_S & a.scored_S & ~even_S, "are open, but their parents' gates are closed"),
+    )
+    told = [f"{at_S.sum()} {why}" for at_S, why in counts if at_S.any()]
+    hint = "; scores between 0 and 1, or another sub_reward_origin, would move credit" if even_S.any() else ""
+    return f"Of {hands_S.sum()} steps with a parent {', '.join(told)}{hint}"
+
+
+def _why_open(a: Assignment) -> str:
+    judged_S = a.scored_S | a.failed_S
+    if not judged_S.any():
+        return "No step is scored, so every gate is open"
+    closed = int((judged_S & ~a.gate_open_S).sum())
+    if closed:
+        return f"The {closed} closed gates stop nothing: no credit comes to them"
+    least, theta = a.sub_reward_S[a.scored_S].min(initial=np.inf), a.threshold_S[judged_S].max()
+    return f"Every gate is open: the lowest sub-reward is {least:g}, the highest threshold {theta:g}"
+
+
 def _nothing_flows(a: Assignment) -> Found:
-    if not a.out_S.any() or a.received_S.any() or not a.batch.edge_child.size:
-        return []
-    return [
-        (
-            "nothing_flows",
-            f"nothing flows upstream: propagation {a.options.propagation} gives these plays the same credit as none "
-            f"(an open step passes its reward minus algorithm.sub_reward_origin={a.options.sub_reward_origin:g})",
-        )
-    ]
+    found = idle_gate(a)
+    # Gates that are all open are no fault of the plays.
+    return [(found.code, found.message)] if found is not None and found.code == "nothing_flows" else []
 
 
 def _singletons(a: Assignment) -> Found:

@@ -24,6 +24,8 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     """Metrics by name. One that has nothing to be a share of is left out rather than given a number.
 
     * `propagation/pass_rate[/<agent>]`: share of open gates among steps that a function was to score.
+    * `propagation/moved`: of the credit of steps that are not masked, in absolute value, the share that they received
+      from other steps: 0 where credit is the same as that of `none`, at most 1. Only of rules that credit flows by.
     * `propagation/forced_open/<agent>`: share of those that were opened to keep the threshold's floor.
     * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
@@ -55,6 +57,9 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     if judged_S.any():
         result["propagation/pass_rate"] = float(assignment.gate_open_S[judged_S].mean())
 
+    if assignment.out_S.any() and (credit := _moved(assignment, kept_S)) is not None:
+        result["propagation/moved"] = credit
+
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
     wrong_way_S = np.where(right_S, assignment.advantage_S < 0, assignment.advantage_S > 0)
@@ -85,6 +90,13 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     result["groups/masked_steps"] = float((~trained_S).sum())
     result["groups/frozen_steps"] = float((kept_S & assignment.frozen_S).sum())
     return result | _explained(assignment) | compare_shadow(assignment)
+
+
+def _moved(assignment: Assignment, kept_S: Bools) -> float | None:
+    """The received share of credit; None where there is no credit at all."""
+    received = float(np.abs(assignment.received_S[kept_S]).sum())
+    own = float(np.abs(assignment.own_S[kept_S] + assignment.shared_S[kept_S]).sum())
+    return received / (received + own) if received + own > 0 else None
 
 
 def _explained(assignment: Assignment) -> dict[str, float]:

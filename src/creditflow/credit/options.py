@@ -6,8 +6,8 @@ Knows the names of `algorithm.*` and their limits; not how a recipe is read, nor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.gates import GATES, GATES_OF_UNSCORED, PASSING
 from creditflow.credit.groups import BASELINES, LEVELS, PARENTS
-from creditflow.credit.propagate import OUTCOME_TO, PROPAGATION_RULES, SHARED_REWARDS, SHARES
+from creditflow.credit.propagate import GATE_OPTIONS, OUTCOME_TO, PROPAGATION_RULES, SHARED_REWARDS, SHARES
 from creditflow.credit.thresholds import make_threshold
 from creditflow.errors import ConfigError, did_you_mean
 
@@ -105,7 +105,9 @@ class CreditOptions:
                 raise ConfigError(f"algorithm.{key}: {why}")
         if self.shadow is not None:
             try:
-                self.shadowed().validate()
+                shadowed = self.shadowed()
+                shadowed.validate()
+                replace(shadowed, shadow=None).refuse_ignored(self.shadow)
             except ConfigError as error:
                 message = str(error)
                 if not message.startswith("algorithm.shadow"):
@@ -167,6 +169,46 @@ class CreditOptions:
                 f"shapley gives every step its agent's part of the outcome: expected all, got {self.outcome_to}",
             ),
         ]
+
+    def ignored(self) -> dict[str, tuple[str, ...]]:
+        """Options that have no effect under the others: for each, the options that make it so."""
+        found: dict[str, tuple[str, ...]] = {}
+        if self.gate == "hard":
+            found["tau"] = ("gate",)
+        if not self.decomposed:  # no score closes a gate
+            found |= dict.fromkeys(GATE_OPTIONS, ("reward_decomp", "decomp_granularity"))
+        found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignores, ("propagation", "threshold_share"))
+        if self.outcome_to == "all":  # what the sharing rules do anyway
+            found.pop("outcome_to", None)
+        if self.shadow is not None:  # a second rule starts from the same options
+            ignored = replace(self.shadowed(), shadow=None).ignored()
+            found = {name: causes for name, causes in found.items() if name in ignored}
+        return found
+
+    def why_ignored(self, name: str, causes: tuple[str, ...]) -> str:
+        """The message on an option without effect. `causes`: as `ignored` gives them."""
+        cause = "reward_decomp" if "reward_decomp" in causes and not self.reward_decomp else causes[0]
+        if cause == "reward_decomp" and self.reward_decomp:
+            cause = "decomp_granularity"
+        value = getattr(self, cause)
+        return f"algorithm.{name}: has no effect with {cause}: {str(value).lower() if value is False else value}"
+
+    def reader_of(self, name: str, causes: tuple[str, ...]) -> str:
+        """How to give an ignored option an effect."""
+        if "gate" in causes:
+            return "set gate: soft"
+        if "propagation" not in causes:
+            return "let sub-rewards play a part"
+        readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignores]
+        return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
+
+    def refuse_ignored(self, given: Iterable[str]) -> None:
+        """Raises ConfigError for the first option of `given`, which were set together, that has no effect."""
+        ignored = self.ignored()
+        for name in given:
+            if (causes := ignored.get(name)) is not None:
+                why, how = self.why_ignored(name, causes), self.reader_of(name, causes)
+                raise ConfigError(f"{why}; leave it out, or {how}")
 
     @property
     def decomposed(self) -> bool:

@@ -102,16 +102,28 @@ class Rule:
     credit: RuleFunction
     pays_own: bool
     """Whether it pays a step for its own score, so that a step whose scoring failed must be masked."""
+    ignores: tuple[str, ...] = ()
+    """Options of credit that it never reads."""
 
 
 PROPAGATION_RULES: Registry[Rule] = Registry("algorithm.propagation")
 
 
-def propagation_rule(name: str, *, pays_own: bool = True) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a function from Flow to Credit as `algorithm.propagation: name`."""
+GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
+"""Options that say which gates are open, and what a closed one does."""
+_SHARED = "shared_reward"
+
+
+def propagation_rule(
+    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = ()
+) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a function from Flow to Credit as `algorithm.propagation: name`.
+
+    `ignores`: options of credit that it never reads; a recipe that sets one of them beside this rule is refused.
+    """
 
     def register(function: RuleFunction) -> RuleFunction:
-        PROPAGATION_RULES.add(name, Rule(function, pays_own))
+        PROPAGATION_RULES.add(name, Rule(function, pays_own, ignores))
         return function
 
     return register
@@ -312,19 +324,19 @@ def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
     )
 
 
-@propagation_rule("threshold")
+@propagation_rule("threshold", ignores=(_SHARED,))
 def threshold(flow: Flow) -> Credit:
     """The formula."""
     return _decomposed(flow, flow.gate_S)
 
 
-@propagation_rule("discounted")
+@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED))
 def discounted(flow: Flow) -> Credit:
     """The formula with every gate open."""
     return _decomposed(flow, np.ones_like(flow.gate_S))
 
 
-@propagation_rule("none")
+@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED))
 def none(flow: Flow) -> Credit:
     """Nothing flows: the step's own reward, and the outcome as `outcome_to` says."""
     own_S, shared_S = OUTCOME_TO[flow.options.outcome_to](flow)
@@ -332,7 +344,7 @@ def none(flow: Flow) -> Credit:
     return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(flow))
 
 
-@propagation_rule("shapley")
+@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED))
 def shapley(flow: Flow) -> Credit:
     """As `none`, with the agent's Shapley value in the play in place of the outcome (`creditflow.credit.shapley`)."""
     value_S = of_steps(flow.batch, flow.outcome_known_N)
@@ -370,13 +382,13 @@ def _shared(flow: Flow, reward_N: Floats) -> Credit:
     return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
 
 
-@propagation_rule("identical", pays_own=False)
+@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"))
 def identical(flow: Flow) -> Credit:
     """`c_t = R` for every step, as verl and Agent Lightning assign it."""
     return _shared(flow, SHARED_REWARDS[flow.options.shared_reward](flow))
 
 
-@propagation_rule("uniform", pays_own=False)
+@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"))
 def uniform(flow: Flow) -> Credit:
     """`c_t = R / #steps`: conserves R, and so pays for short plays."""
     steps_N = np.bincount(flow.batch.trajectory_of_step, minlength=flow.batch.n_trajectories)

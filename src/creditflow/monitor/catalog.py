@@ -115,6 +115,7 @@ METRICS: list[Metric] = [
         "propagation",
         ("pass_rate", "share", "open gates, of steps that a function was to score"),
         ("pass_rate/<agent>", "share", "the same, by agent"),
+        ("moved", "share", "of credit, the part received from other steps; 0: the same credit as `none`"),
         ("forced_open/<agent>", "share", "gates that were opened to keep the threshold's floor"),
         ("threshold", "[0, 1]", "what an agent never seen gets"),
         ("threshold/<agent>", "[0, 1]", "the threshold in force"),

@@ -22,8 +22,8 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.failures import failure_events
-from creditflow.monitor.guard import STOP, asked_of_engine
+from creditflow.monitor.guard import IDLE_GATE, STOP, asked_of_engine
+from creditflow.monitor.notices import failure_events, idle_gate_events
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -90,6 +90,9 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
             warn_of_failures(run, step, parts, reporter)
             if step == 1:
                 warn_of_first_step(metrics, parts, reporter)
+                for row in run.folder.events():
+                    if row["rule"] == IDLE_GATE:
+                        reporter.say(Event.from_dict(row).text)
             run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
@@ -211,6 +214,7 @@ async def train_step(
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
+    run.folder.append_events(event.to_dict() for event in idle_gate_events(assignment, step))
     if run.trackers.takes_tables and (step == 1 or step % _table_freq(config.trainer) == 0):
         run.trackers.table(step, sample_rows(assignment))
     with timing("metrics"):

@@ -1,6 +1,6 @@
-"""Warnings about reward functions that fail: an event when one starts to, and a summary of a whole run.
+"""Warnings of a run: reward functions that start to fail, gates that move nothing, and a summary at the end.
 
-Reads reports and the run's record; stops nothing (`reward.manager.expect_few_failures` does).
+Reads reports, assignments and the run's record; stops nothing (`reward.manager.expect_few_failures` does).
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from creditflow.monitor.guard import FAILED_SCORES, WARN, Event
+from creditflow.credit import Assignment
+from creditflow.credit.linter import idle_gate
+from creditflow.monitor.guard import FAILED_SCORES, IDLE_GATE, WARN, Event
 from creditflow.reward.manager import FunctionReport, ScoringReport
 
 
@@ -33,6 +35,22 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
         for function in failing
         if (metric := f"reward/{function.name}/failed_frac") not in told
     ]
+
+
+def idle_gate_events(assignment: Assignment, step: int) -> list[Event]:
+    """One event where gates change no credit in the first training step; later steps have `propagation/moved`."""
+    if step != 1 or (found := idle_gate(assignment)) is None:
+        return []
+    moved = assignment.metrics().get("propagation/moved", 0.0)
+    return [Event(step, IDLE_GATE, "propagation/moved", "started", WARN, {"moved": moved}, found.message)]
+
+
+def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line where credit moved in no training step. `rows`: the lines of the run's `metrics.jsonl`."""
+    moved = [value for row in rows if (value := row.get("propagation/moved")) is not None]
+    if not moved or any(moved):
+        return []
+    return [f"the gate changed no credit in any of {len(moved)} training steps: credit was that of propagation none"]
 
 
 def failure_text(function: FunctionReport) -> str:
