@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from creditflow.config import Config, load_recipe, with_options
 from creditflow.engines.verl import configuration
 from creditflow.engines.verl.configuration import OURS, as_yaml, compose, expect_verl, mapped, validate
-from creditflow.engines.verl.launch import dry_run
+from creditflow.engines.verl.launch import dry_run, launch
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import carried
 from creditflow.errors import ConfigError
@@ -195,6 +195,7 @@ SEVERAL = (
     "team.agents.critic.policy=second",
     "verl.trainer.n_gpus_per_node=2",
     f"verl.{ROLLOUT}.tensor_model_parallel_size=1",
+    f"verl.{ROLLOUT}.name=transformers",
 )
 
 
@@ -606,6 +607,27 @@ def test_a_frozen_policy_without_an_endpoint_is_refused():
     policies = "policies={default: {}, other: {trainable: false}}"
 
     assert refused(policies, "team.agents.critic.policy=other").startswith("policies.other.trainable: false, but verl")
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("given", ["recipe", "override"])
+def test_several_trained_policies_need_servers_apart(tmp_path, backend, given):
+    """verl's own adapters find a server by its rank: two policies would meet at the first one's."""
+    override = [f"{ROLLOUT}.name={backend}"] if given == "override" else []
+    section = [] if override else [f"verl.{ROLLOUT}.name={backend}"]
+    recipe = load_recipe(
+        TOY, ["trainer.device=auto", f"trainer.default_local_dir={tmp_path / 'run'}", *SEVERAL, *section]
+    )
+
+    for refuses in (dry_run, launch):
+        with pytest.raises(ConfigError) as caught:
+            refuses(recipe, override, Reporter())
+        said = str(caught.value)
+        assert said.startswith(
+            f"policies: expected one trained policy with {ROLLOUT}.name={backend}, got 2 (first, second)"
+        )
+        assert all(way in said for way in ("policies.<name>.endpoint", "--engine local", "lora_rank"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_rows_that_do_not_fit_a_micro_batch_are_refused():

@@ -721,12 +721,29 @@ def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> N
             raise ConfigError(f"{key}: {why}")
 
 
+_FOUND_BY_RANK = ("vllm", "sglang", "trtllm")
+"""Rollout back ends of verl whose training workers look up their servers by rank, whatever the policy."""
+
+
+def _expect_servers_apart(backend: str, trained: Sequence[str]) -> None:
+    """Raises ConfigError where the weights of several policies would all be sent to the first one's servers."""
+    if len(trained) > 1 and backend in _FOUND_BY_RANK:
+        raise ConfigError(
+            f"policies: expected one trained policy with actor_rollout_ref.rollout.name={backend}, got {len(trained)} "
+            f"({', '.join(trained)}). verl's workers find {backend} servers by rank alone, so the weights of all "
+            f"policies would go to the servers of {trained[0]}, and the others would sample from their first weights. "
+            "Let all agents act through one policy (team.agents.<name>.policy; actor_rollout_ref.model.lora_rank "
+            "trains it by LoRA), serve the others frozen (policies.<name>.endpoint), or train with --engine local"
+        )
+
+
 def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
     """Raises ConfigError where options do not fit together."""
     for switch, unread in _MICRO_BATCHES.items():
         if OmegaConf.select(config, switch) and (key := next((k for k in unread if wanted.get(k) is not None), None)):
             raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
     trained = trained_policies(recipe)
+    _expect_servers_apart(config.actor_rollout_ref.rollout.name, trained)
     for name, policy in recipe.policies.items():
         if name not in trained and policy.endpoint is None:
             raise ConfigError(
