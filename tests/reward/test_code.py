@@ -1,9 +1,11 @@
 """Programs in the sandbox: honest and hostile ones, in every form of test."""
 
 import asyncio
+import importlib
 import itertools
 import json
 import pickle
+import sys
 import time
 import warnings
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.errors import ConfigError, RewardError
-from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward import RewardManager, in_box, load_reward_functions
 from creditflow.reward.cases import read_tests
 from creditflow.reward.code import MAX_CODE_CHARACTERS, CodeTests, Verdict, code_in, run_tests, summary
 from creditflow.reward.entries import RewardFunctionConfig
@@ -287,6 +289,84 @@ def test_other_back_ends_serve_as_well(backend, monkeypatch):
         sandbox = {"backend": backend, **({"url": url} if backend == "sandbox_fusion" else {})}
         assert score(block(SQUARE), truth, sandbox=sandbox)[0] == 1.0
         assert score(block("def f(x):\n    return 'é\\ud800'"), truth, sandbox=sandbox)[0] == 0.4
+
+
+# Conventions of benchmarks
+
+
+LISTED = f"1. The code:\n   {FENCE}python\n   def f(x):\n       return x * x\n   {FENCE}\n2. That is all."
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (LISTED, SQUARE),
+        (LISTED.replace("\n", "\r\n"), SQUARE.replace("\n", "\r\n") + "\r"),
+        (f"- {FENCE}python\n  x = 1\n  {FENCE}", "x = 1"),
+        (f"  * a\n    1) {FENCE}py\n       if x:\n           y\n       {FENCE}", "if x:\n    y"),
+        (f"\t{FENCE}\n\tx = 1\n\t{FENCE}", "x = 1"),
+        (f"{FENCE}python\n    x = 1\n    y = 2\n{FENCE}", "x = 1\ny = 2"),
+        (f"    {FENCE}python\nx = 1\nif x:\n  y\n    {FENCE}", "x = 1\nif x:\n  y"),
+        (f"   {FENCE}python\n   s = '''\n a\n\n   '''\n   {FENCE}", "s = '''\na\n\n'''"),
+        (f"{FENCE}python\n    # so\ndef f():\n    return 1\n{FENCE}", "    # so\ndef f():\n    return 1"),
+        ("~~~python\nx = 1\n~~~", "x = 1"),
+        (f"~~~~ py\ns = '{FENCE}'\n~~~\n~~~~", f"s = '{FENCE}'\n~~~"),
+    ],
+)
+def test_code_in_indented_fences_is_dedented(text, code):
+    assert code_in(text) == code
+
+
+SOLUTIONS = {
+    "typing": (
+        "def f(x: List[int], y: Optional[Dict[str, int]] = None) -> Tuple[int, int]:\n    return x[0], 2",
+        [1, 2],
+    ),
+    "collections": ("def f(x):\n    d = defaultdict(deque)\n    return Counter(x)[1] + len(d[0])", 1),
+    "heapq": ("def f(x):\n    h = []\n    heappush(h, 3)\n    return [heappop(h), heapq.nlargest(1, x)]", [3, [1]]),
+    "math": ("def f(x):\n    return [gcd(4, 6), inf > sqrt(4), math.isqrt(17)]", [2, True, 4]),
+    "itertools": ("def f(x):\n    return [list(accumulate([1, 2])), list(pairwise([1, 2]))]", [[1, 3], [[1, 2]]]),
+    "functools": ("@cache\ndef g(n):\n    return n\ndef f(x):\n    return reduce(lambda a, b: a + b, [g(1), 2])", 3),
+    "bisect": ("class Solution:\n    def f(self, x: List[int]) -> int:\n        return bisect_left([1, 3], 2)", 1),
+    "string": ("def f(x):\n    return ascii_lowercase[0] + string.digits[1]", "a1"),
+    "re": ("def f(x):\n    return re.sub('a', 'b', 'aa') + str(len(findall('a', 'aa')))", "bb2"),
+    "its own": ("def gcd(a, b):\n    return 'mine'\ndef f(x):\n    return gcd(4, 6)", "mine"),
+}
+
+
+@pytest.mark.parametrize("name", SOLUTIONS)
+def test_usual_names_need_no_import(bubblewrap, name):
+    code, value = SOLUTIONS[name]
+    assert score(block(code), {"fn_name": "f", "inputs": [[[1]]], "outputs": [value]}) == (1.0, "passed 1/1 [1]")
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]},
+        [{"call": "gcd(4, 6)", "expect": 2}],
+        ["assert gcd(4, 6) == 2"],
+        ["assert gcd(4, 6) == gcd(6, 4)"],
+    ],
+)
+def test_usual_names_are_no_solution(bubblewrap, truth):
+    value, reason = score(block("print(gcd)"), truth)
+    assert value == 0.0
+    assert "gcd" in reason
+
+
+def test_scripts_import_what_they_use(bubblewrap):
+    assert score(block("print(gcd(4, 6))"), [{"input": "", "output": "2"}])[0] == 0.0
+
+
+def test_usual_names_are_those_of_their_modules():
+    for module, names in in_box._USUAL.items():
+        imported = importlib.import_module(module)
+        newer = {"batched"} if sys.version_info < (3, 12) else set()
+        assert [name for name in names.split() if not hasattr(imported, name) and name not in newer] == []
+    for module in ("collections", "heapq"):
+        public = {name for name in importlib.import_module(module).__all__ if not name.startswith("User")}
+        assert public <= set(in_box._USUAL[module].split())
 
 
 # In a recipe

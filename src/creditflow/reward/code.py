@@ -52,7 +52,8 @@ class CodeTests:
     as JSON text or as what it says (`creditflow.reward.cases.read_tests`):
     `{"inputs": [...], "outputs": [...]}`: scripts that read and print, as in APPS and verl. Output is compared line by
     line as text, white space at the end of lines aside: numbers must be printed exactly as expected. With `"fn_name"`,
-    calls of that function (or of that method of a class Solution) with JSON arguments;
+    calls of that function (or of that method of a class Solution) with JSON arguments. Code that is called, as opposed
+    to a script, may use the usual names of the standard library without an import: `List`, `deque`, `heappush`, `inf`;
     a list of `{"input": ..., "output": ...}`, of `{"call": "f(2, 3)", "expect": 5}`, or of texts
     `"assert f(2, 3) == 5"`, as in HumanEval and MBPP; or one text with assertions, each of which is a test.
     Values that JSON expects are compared with a tolerance (1e-6 relative, 1e-9 absolute, at any depth), lists and
@@ -139,34 +140,49 @@ def _indices(only: Sequence[int]) -> tuple[int, ...]:
 
 # Code in a text
 
-_FENCE = re.compile(r"[ ]{0,3}(?P<ticks>`{3,16})(?P<info>[^`]{0,80})")
+_FENCE = re.compile(
+    r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)])[ \t]+)?"
+    r"(?:(?P<ticks>`{3,16})(?P<info>[^`]{0,80})|(?P<waves>~{3,16})(?P<note>.{0,80}))"
+)
 _PYTHON = ("python", "python3", "py")
 
 
 def code_in(text: str) -> str:
     """The code in a response: its last ```python block, else its last fenced block, else all of it.
 
-    A block that is never closed goes on to the end. Takes time linear in the text; code of more than
-    MAX_CODE_CHARACTERS is none.
+    A fence is of backticks or tildes, and may be indented, as under an item of a list; the code is dedented. A block
+    that is never closed goes on to the end. Takes time linear in the text; code of more than MAX_CODE_CHARACTERS is
+    none.
     """
     last: dict[bool, str] = {}
     inside: list[str] | None = None
-    ticks, is_python = "", False
+    closes, is_python = "", False
     for line in text[-MAX_TEXT_CHARACTERS:].split("\n"):
         stripped = line.strip()
         if inside is None:
             if (fence := _FENCE.fullmatch(line.rstrip())) is not None:
-                ticks, inside = fence["ticks"], []
-                is_python = fence["info"].strip().lower().split(" ")[0] in _PYTHON
-        elif stripped.startswith(ticks) and not stripped.strip("`"):
-            last[is_python] = "\n".join(inside)
+                closes, inside = fence["ticks"] or fence["waves"], []
+                is_python = (fence["info"] or fence["note"] or "").strip().lower().split(" ")[0] in _PYTHON
+        elif stripped.startswith(closes) and not stripped.strip(closes[0]):
+            last[is_python] = _dedented(inside)
             inside = None
         else:
             inside.append(line)
     if inside is not None:
-        last[is_python] = "\n".join(inside)
+        last[is_python] = _dedented(inside)
     code = last.get(True, last.get(False, text[-MAX_TEXT_CHARACTERS:]))
     return code if len(code) <= MAX_CODE_CHARACTERS else ""
+
+
+def _dedented(lines: list[str]) -> str:
+    """The lines of a block without the indentation of its first statement."""
+    statements = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    width = _indentation(next(statements, ""))
+    return "\n".join(line[min(width, _indentation(line)) :] for line in lines)
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
 
 
 # Running

@@ -6,6 +6,7 @@ that it says is the solution's word, and is read as such. Values leave as JSON, 
 
 from __future__ import annotations
 
+import builtins
 import json
 import os
 import sys
@@ -32,7 +33,10 @@ def main() -> None:
     try:
         with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
             source = file.read()
-        exec(compile(source, SOLUTION, "exec", dont_inherit=True), vars(module))
+        code = compile(source, SOLUTION, "exec", dont_inherit=True)
+        # among the builtins: a name that the solution does not define must not be called as if it did
+        vars(module)["__builtins__"] = {**vars(builtins), **_usual_names(code)}
+        exec(code, vars(module))
     except BaseException as error:
         _tell(output, {"not_loaded": _described(error)})
     try:
@@ -40,6 +44,54 @@ def main() -> None:
     except BaseException as error:
         answer = {"raised": _described(error)}
     _tell(output, answer)
+
+
+_USUAL = {
+    "typing": "Any Callable Deque DefaultDict Dict FrozenSet Generator Generic Hashable Iterable Iterator List Literal "
+    "Mapping NamedTuple Optional OrderedDict Sequence Set Tuple Type TypeVar Union",
+    "json": "dumps loads",
+    "sys": "maxsize setrecursionlimit stdin stdout",
+    "io": "StringIO",
+    "operator": "add and_ attrgetter eq floordiv ge gt itemgetter le lt methodcaller mul ne neg or_ sub truediv xor",
+    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering wraps",
+    "itertools": "accumulate batched chain combinations combinations_with_replacement compress count cycle dropwhile "
+    "filterfalse groupby islice pairwise permutations product repeat starmap takewhile tee zip_longest",
+    "statistics": "mean median mode pstdev pvariance stdev variance",
+    "random": "choice choices randint random randrange sample shuffle uniform",
+    "math": "acos asin atan atan2 ceil comb copysign cos degrees dist e exp fabs factorial floor fmod fsum gcd "
+    "hypot inf isclose isfinite isinf isnan isqrt lcm log log10 log1p log2 modf nan perm pi prod radians sin sqrt tan "
+    "tau trunc",
+    "copy": "copy deepcopy",
+    "bisect": "bisect bisect_left bisect_right insort insort_left insort_right",
+    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
+    "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
+    "datetime": "date datetime time timedelta timezone",
+    "fractions": "Fraction",
+    "decimal": "Decimal",
+    "re": "compile findall finditer fullmatch match search split sub",
+    "string": "ascii_letters ascii_lowercase ascii_uppercase digits hexdigits octdigits printable punctuation "
+    "whitespace",
+}
+"""Names that LeetCode and LiveCodeBench import for every solution; the first module that has one wins."""
+
+
+def _usual_names(code: types.CodeType) -> dict[str, object]:
+    """The usual names and modules that occur in the code: importing them all would take longer than a run."""
+    used: set[str] = set()
+    left = [code]
+    while left:
+        one = left.pop()
+        used.update(one.co_names)
+        left += [inner for inner in one.co_consts if isinstance(inner, types.CodeType)]
+    found: dict[str, object] = {}
+    for module, names in _USUAL.items():
+        wanted = [name for name in names.split() if name in used and name not in found and not hasattr(builtins, name)]
+        if module in used or wanted:
+            imported = __import__(module)
+            found.update({name: getattr(imported, name) for name in wanted if hasattr(imported, name)})
+            if module in used:
+                found.setdefault(module, imported)
+    return found
 
 
 def told(value: object, depth: int = 0) -> Any:
@@ -120,7 +172,7 @@ def _answered(ask: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
         of_class = getattr(names.get("Solution"), ask["fn"], None)
         function = names[ask["fn"]] if of_class is None else getattr(names["Solution"](), ask["fn"])
         return {"value": told(function(*ask["args"]))}
-    scope = dict(names)
+    scope = {**names, "__builtins__": builtins}
     if "assert" in ask:
         scope.update({name: _plainly(thing) for name, thing in names.items() if _is_function(name, thing)})
     exec(compile(ask.get("setup", ""), "setup", "exec", dont_inherit=True), scope)
