@@ -1,6 +1,16 @@
+import asyncio
+import math
+from decimal import Decimal
+
+import numpy as np
 import pytest
 
-from creditflow.reward.text import exact_match, final_answer, numbers_in, numeric_match
+from creditflow.reward import RewardManager, load_reward_functions
+from creditflow.reward.cases import read_tests
+from creditflow.reward.entries import RewardFunctionConfig
+from creditflow.reward.math import math_verify
+from creditflow.reward.text import exact_match, final_answer, is_missing, numbers_in, numeric_match
+from creditflow.trajectory import Step, Task, Trajectory
 
 
 @pytest.mark.parametrize(
@@ -98,3 +108,64 @@ def test_exact_match_reads_all_of_the_text_and_numeric_match_its_end():
 def test_a_tolerance_must_be_one():
     with pytest.raises(ValueError, match="rel_tol of 0 or more and less than 1, got -1"):
         numeric_match("72", "72", rel_tol=-1)
+
+
+MISSING = [
+    None,
+    math.nan,
+    np.float32("nan"),
+    np.array(None),
+    [],
+    {},
+    (),
+    np.array([]),
+    ["4", None],
+    [math.nan],
+    Decimal("nan"),
+]
+
+
+@pytest.mark.parametrize("compare", [exact_match, numeric_match, math_verify, lambda text, truth: read_tests(truth)])
+@pytest.mark.parametrize("truth", [*MISSING, "", " "], ids=repr)
+def test_a_missing_truth_cannot_be_scored(compare, truth):
+    for text in ("4", str(truth), "None", "nan", ""):
+        with pytest.raises(ValueError, match="expected"):
+            compare(text, truth)
+
+
+def test_pandas_missing_values_are_missing():
+    pandas = pytest.importorskip("pandas")
+    assert is_missing(pandas.NA)
+    assert is_missing(pandas.NaT)
+    with pytest.raises(ValueError, match="ground_truth: expected a value to compare with, got <NA>"):
+        math_verify("<NA>", pandas.NA)
+
+
+@pytest.mark.parametrize("truth", [0, False, 0.0, "null", "nan", "None", "N/A", ["4", "four"], np.array(["a", "b"])])
+def test_a_value_is_not_missing(truth):
+    assert not is_missing(truth)
+    assert exact_match(str(truth if isinstance(truth, str | int | float) else truth[0]), truth) == 1.0
+
+
+@pytest.mark.parametrize("compare", [exact_match, numeric_match, math_verify])
+def test_one_of_several_truths_is_enough(compare):
+    assert [compare(text, ["4", "5"]) for text in ("4", "5", "6")] == [1.0, 1.0, 0.0]
+    assert compare("5", np.array([4, 5])) == 1.0
+
+
+def test_a_missing_truth_is_a_failed_score():
+    task = Task("test", ({"role": "user", "content": "2+2?"},), None)
+    step = Step("t/0", "t", 0, "solver", 0, (), "p", "None", response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
+    play = Trajectory("t", "u", task, [step], (0,), "None")
+    entry = RewardFunctionConfig("exact_match")
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
+    assert play.outcome.status == "failed"
+    assert "expected a value to compare with, got None" in play.outcome.reason
+
+
+def test_full_width_digits_and_thoughts_are_read():
+    assert numeric_match("\uff11\uff0c\uff10\uff18\uff10\uff0e\uff15", "1080.5") == 1.0
+    assert final_answer("<think>\n#### 3\n</think>\n#### 4") == "4"
+    assert final_answer("It is 3.</think>4") == "4"
+    assert final_answer("<think>It is 3") == ""
+    assert final_answer("tags such as <think> are 4") == "tags such as <think> are 4"

@@ -200,7 +200,10 @@ def _of_columns(truth: Mapping[str, Any]) -> Iterator[Case]:
 
 
 def _joined(text: Any) -> str:
-    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
+    lines = text if isinstance(text, list) else [text]
+    if any(line is None or (isinstance(line, float) and math.isnan(line)) for line in lines):
+        raise ValueError(f"expected the input and output of a test as text, got {shown(text)}")
+    return "\n".join(map(str, lines))
 
 
 def _of_fn(name: str, given: Any, expected: Any) -> Case:

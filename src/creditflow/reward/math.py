@@ -19,7 +19,7 @@ from typing import Any
 
 from creditflow.reward.notation import SIGNIFICANT_DIGITS, Answer, NotAnAnswer, Part, read
 from creditflow.reward.registry import answer, builtin
-from creditflow.reward.text import final_answer
+from creditflow.reward.text import final_answer, truths_of
 
 _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 
@@ -45,16 +45,23 @@ def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
-    wanted = _truth(str(truth), seconds)
+    wanted = [_truth(str(one), seconds) for one in truths_of(truth)]
     try:
         found = read(final_answer(text))
-        if not _needs_library(found, wanted):
-            return float(_same(found, wanted))
-        _prepare_library()
-        with _time_limit(seconds):
-            return float(_same(found, wanted))
-    except (NotAnAnswer, _TimeIsUpError):
+    except NotAnAnswer:
         return 0.0
+    return float(any(_scored(found, one, seconds) for one in wanted))
+
+
+def _scored(found: Answer, wanted: Answer, seconds: float) -> bool:
+    if not _needs_library(found, wanted):
+        return _same(found, wanted)
+    _prepare_library()
+    try:
+        with _time_limit(seconds):
+            return _same(found, wanted)
+    except _TimeIsUpError:
+        return False
 
 
 def _prepare_library() -> None:

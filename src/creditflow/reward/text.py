@@ -1,13 +1,14 @@
-"""Ready-made comparisons of an answer's text with the truth, and how numbers are read out of text.
+"""Ready-made comparisons of an answer's text with the truth, and how truths, answers and numbers are read.
 
-It knows nothing of trajectories: text and truth in, a number out. What it reads was written by a model, so every
-expression here takes time linear in the text.
+Text and truth in, a number out; trajectories are not used here. The text comes from a model, so every expression here
+takes time linear in it.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ MAX_CHARACTERS = 20_000
 """No answer is longer; of a longer text only the end is read."""
 
 NUMBER = re.compile(
-    r"(?:(?<![\w.)])[-\u2212])?"  # a minus after a digit or a bracket is an operation, not a sign
+    r"(?:(?<![\w.)])-)?"  # a minus after a digit or a bracket is an operation, not a sign
     r"(?:\\?[$€£]\s?)?"
     r"(?P<digits>(?<![\d.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]{1,300})?|[0-9]{1,300}(?:\.[0-9]{1,300})?|\.[0-9]{1,300})"
     r"(?:[eE][-+]?[0-9]{1,3}(?![\w.]))?"
@@ -34,21 +35,78 @@ class Number:
     """Whether a % follows; `value` is what stands before it."""
 
 
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+_SAME_IN_ASCII = {
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63", "-"),
+    **dict.fromkeys("\u2044\u2215", "/"),
+    **dict.fromkeys("\u00a0\u2006\u2009\u202f\u3000", " "),
+    **{"\u2019": "'", "\u3001": ",", "\u3002": ".", "\u2026": "..."},
+}
+
+
+def as_ascii(text: str) -> str:
+    """The text with full-width characters, and signs and spaces of other kinds, written in ASCII."""
+
+    def same(match: re.Match[str]) -> str:
+        character = match.group()
+        full_width = "\uff01" <= character <= "\uff5e"
+        return chr(ord(character) - 0xFEE0) if full_width else _SAME_IN_ASCII.get(character, character)
+
+    return _NOT_ASCII.sub(same, text)
+
+
 def numbers_in(text: str) -> list[Number]:
     """Every finite number in the text, in order: `-3`, `1,080`, `$0.5`, `.25`, `50%`, `1e-3`."""
     found = []
-    for match in NUMBER.finditer(text[-MAX_CHARACTERS:]):
-        plain = re.sub(r"[^0-9.eE+-]", "", match.group().replace("\u2212", "-"))
+    for match in NUMBER.finditer(as_ascii(text[-MAX_CHARACTERS:])):
+        plain = re.sub(r"[^0-9.eE+-]", "", match.group())
         value = float(plain)
         if math.isfinite(value):
             found.append(Number(value, match["percent"] is not None))
     return found
 
 
+def is_missing(truth: Any) -> bool:
+    """Whether a ground truth is no value: None, NaN, pandas' NA or NaT, an empty container, a blank text."""
+    if truth is None or isinstance(truth, str):
+        return truth is None or not truth.strip()
+    if isinstance(truth, Sequence | Mapping | Set):
+        return not truth
+    if hasattr(truth, "tolist"):  # numpy's
+        return is_missing(truth.tolist())
+    try:
+        return bool(truth != truth)  # noqa: PLR0124 (true of every kind of NaN)
+    except TypeError:  # pandas' NA is neither equal nor unequal to itself
+        return True
+
+
+def truths_of(truth: Any) -> list[Any]:
+    """The values that a ground truth lists, or the one that it is.
+
+    Raises ValueError where one of them is missing, so that the score is `failed`. A blank text is left to the caller.
+    """
+    plain = truth.tolist() if hasattr(truth, "tolist") else truth
+    several = list(plain) if isinstance(plain, list | tuple) else [plain]
+    for one in several or [plain]:
+        if is_missing(one) and not isinstance(one, str):
+            raise ValueError(f"ground_truth: expected a value to compare with, got {truth!r}: the task has none")
+        if isinstance(one, list | tuple | Mapping | Set):
+            raise ValueError(f"ground_truth: expected a text, a number or a list of them, got {str(truth)[:80]!r}")
+    return several
+
+
+def without_thoughts(text: str) -> str:
+    """The text after a reasoning model's thoughts: after the last `</think>`; nothing where `<think>` never closes."""
+    *_, rest = text.rpartition("</think>")
+    before, opened, _ = rest.partition("<think>")
+    return before if opened and not before.strip() else rest
+
+
 def final_answer(text: str) -> str:
-    """What stands on the last line `#### answer`, or the whole text where there is none."""
-    _, marker, rest = text[-MAX_CHARACTERS:].rpartition("####")
-    return rest.strip().split("\n", 1)[0].strip() if marker else text[-MAX_CHARACTERS:].strip()
+    """The last line `#### answer`, or all of the text where there is none; thoughts aside."""
+    text = without_thoughts(text[-MAX_CHARACTERS:])
+    _, marker, rest = text.rpartition("####")
+    return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()
 
 
 @builtin
@@ -59,38 +117,39 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
     All of the text is compared, not only a final answer in it. `ignore_case` compares casefolded (`Straße`, `STRASSE`).
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: exact match as in SQuAD (arXiv 1606.05250), without
-    its removal of articles and punctuation.
+    its removal of articles and punctuation. Raises ValueError where the truth is missing.
     """
 
     def tidy(value: object) -> str:
         words = " ".join(str(value).split())
         return words.casefold() if ignore_case else words
 
-    truths = truth if isinstance(truth, list | tuple) else [truth]
-    return float(any(tidy(text) == tidy(one) for one in truths))
+    wanted = [tidy(one) for one in truths_of(truth)]
+    if not all(wanted):
+        raise ValueError(f"ground_truth: expected a text to compare with, got {truth!r}")
+    return float(tidy(text) in wanted)
 
 
 @builtin
 @answer
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
-    """1 where the last number of the text is the truth's last number, within `rel_tol` of the larger.
+    """1 where the last number of the text is the last one of the truth, or of a listed truth, within `rel_tol`.
 
     Of a text with a line `#### answer`, only what follows the last #### is read. Thousands separators and currency
     signs do not count; what else stands there (units, words, a slash: the last number of 1/2 is 2) does not either: for
     fractions, units and formulas use math_verify. A per cent sign on one side only may mean either: 50% is 50 and 0.5.
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: the usual reading of GSM8K answers (arXiv
-    2110.14168), with tolerance. Raises ValueError where the truth holds no number, or rel_tol is not in [0, 1).
+    2110.14168), with tolerance. Raises ValueError where the truth is missing or holds no number, or rel_tol is not in
+    [0, 1).
     """
     if not 0 <= rel_tol < 1:
         raise ValueError(f"expected a rel_tol of 0 or more and less than 1, got {rel_tol}")
-    wanted = numbers_in(str(truth))
-    if not wanted:
+    wanted = [numbers_in(str(one)) for one in truths_of(truth)]
+    if not any(wanted):
         raise ValueError(f"expected a ground truth with a number in it, got {str(truth)[:80]!r}")
     found = numbers_in(final_answer(text))
-    if not found:
-        return 0.0
-    return float(same_number(found[-1], wanted[-1], rel_tol))
+    return float(bool(found) and any(same_number(found[-1], numbers[-1], rel_tol) for numbers in wanted if numbers))
 
 
 def same_number(one: Number, other: Number, rel_tol: float = 1e-6) -> bool:

@@ -19,6 +19,7 @@ from creditflow.reward.judge import arguments, verdict
 from creditflow.reward.judge.clients import Client, Endpoint, JudgeError, Model
 from creditflow.reward.judge.verdict import Verdict, VerdictError
 from creditflow.reward.registry import builtin, outcome, reward
+from creditflow.reward.text import is_missing
 from creditflow.rollout.client import ModelClient
 from creditflow.rollout.endpoint import Counts
 from creditflow.trajectory import Message, Score, Step, Trajectory
@@ -294,6 +295,6 @@ class _Folder:
 def _from_task(trajectory: Trajectory, name: str) -> str:
     task = trajectory.task
     value = task.ground_truth if name == _GROUND_TRUTH else task.extra_info.get(name)
-    if value is None:
+    if is_missing(value):
         raise JudgeError(f"the task has no {name}" + ("" if name == _GROUND_TRUTH else " in its extra_info"))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
