@@ -1,7 +1,7 @@
-"""The ready-made comparison of mathematical answers: rational numbers here, all else by the math-verify library.
+"""The ready-made comparison of mathematical answers: text and truth in, a number out.
 
-It knows nothing of trajectories: text and truth in, a number out. How answers are written is `notation`'s to know. The
-library (and sympy with it) is imported at the first call that needs it.
+`notation` takes both apart. Rational numbers and words are compared here. The math-verify library parses all else, and
+`equality` compares what it makes of it. The library (and sympy with it) is imported at the first call that needs it.
 """
 
 from __future__ import annotations
@@ -65,10 +65,12 @@ def _scored(found: Answer, wanted: Answer, seconds: float) -> bool:
 
 
 def _prepare_library() -> None:
-    """Import it outside of any time limit: a slow import is not the answer's doing, and must not break off halfway."""
+    """Import it outside of any time limit: a slow import is no fault of the answer, and must not break off halfway."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("math_verify limits its time by a signal, which works in the main thread only")
     import math_verify  # noqa: F401
+
+    import creditflow.reward.equality  # noqa: F401
 
 
 def _truth(text: str, seconds: float) -> Answer:
@@ -90,6 +92,8 @@ def _truth(text: str, seconds: float) -> Answer:
 
 
 def _readable(part: Part) -> bool:
+    if part.inner is not None:
+        return all(_readable(one) for one in part.inner.parts if _is_formula(one))
     return _expression(part.text) is not None
 
 
@@ -103,6 +107,8 @@ def _needs_library(found: Answer, wanted: Answer) -> bool:
 
 
 def _is_formula(part: Part) -> bool:
+    if part.inner is not None:
+        return any(map(_is_formula, part.inner.parts))
     return part.number is None and not part.words
 
 
@@ -133,6 +139,8 @@ def _covers(some: Sequence[Part], others: Sequence[Part]) -> bool:
 def _same_part(found: Part, wanted: Part) -> bool:
     if found.words or wanted.words:
         return found.words == wanted.words
+    if found.inner and wanted.inner:
+        return _same(found.inner, wanted.inner)
     if not found.percent and not wanted.percent and found.unit is not None and wanted.unit is not None:
         if found.unit.kind != wanted.unit.kind:
             return False
@@ -191,7 +199,7 @@ def _any_expression(answer: Answer) -> Any:
 
 
 def _expression(text: str) -> Any:
-    """What the library makes of one part; of an equation between numbers its value, if it holds. None: nothing."""
+    """The expression of one part; for an equation between numbers its value, if it holds. None: it cannot be read."""
     sides = _EQUALS.split(text)
     if len(sides) > 1 and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)):
         values = [_parse_latex(side.strip()) for side in sides]
@@ -203,15 +211,18 @@ def _expression(text: str) -> Any:
 @lru_cache(maxsize=64)
 def _parse_latex(text: str) -> Any:
     from math_verify import LatexExtractionConfig
+    from math_verify.parser import NormalizationConfig
 
     if not text or text.count("(") + text.count("[") != text.count(")") + text.count("]"):
         return None
-    return _parse(f"${text}$", [LatexExtractionConfig()])
+    # units are cut off already: the library would take the t of `x + t` for one
+    as_written = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
+    return _parse(f"${text}$", [LatexExtractionConfig(normalization_config=as_written)])
 
 
 @lru_cache(maxsize=64)
 def _prose(text: str) -> Any:
-    """What the library finds in a sentence: what follows `final answer is`, else the last number or formula."""
+    """The formula or number that the library finds in a sentence: after `final answer is`, else the last one."""
     from math_verify import ExprExtractionConfig, LatexExtractionConfig
 
     return _parse(text, [LatexExtractionConfig(), ExprExtractionConfig()])
@@ -219,31 +230,28 @@ def _prose(text: str) -> Any:
 
 def _parse(text: str, targets: Sequence[Any]) -> Any:
     import math_verify.parser as library
+    from sympy import MatrixBase, nan, zoo
+
+    from creditflow.reward.equality import worked_out
 
     library.TIMEOUT_WARNING_SHOWN = True  # the time limit is ours, around everything
     found = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
-    return _exact(found[0]) if found else None
-
-
-def _exact(expression: Any) -> Any:
-    """The same with every decimal as the fraction that it writes: the library would round to six places."""
-    from sympy import Float, Rational
-
+    if not found:
+        return None
+    expression = found[0].as_immutable() if isinstance(found[0], MatrixBase) else found[0]
     try:
-        floats = expression.atoms(Float)
-        return expression.xreplace({one: Rational(str(one)) for one in floats}) if floats else expression
-    except Exception:  # what sympy cannot rebuild stays as it is
-        return expression
+        return None if worked_out(expression).has(nan, zoo) else expression
+    except Exception:  # too large, or nothing that sympy can evaluate
+        return None
 
 
 def _same_in_library(found: Any, wanted: Any) -> bool:
-    import math_verify.grader as library
+    from creditflow.reward.equality import same
 
     if found is None or wanted is None:
         return False
-    library.TIMEOUT_WARNING_SHOWN = True
     try:
-        return bool(library.verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
+        return same(found, wanted)
     except Exception:  # a hostile expression; sympy raises whatever it likes
         return False
 

@@ -1,8 +1,8 @@
 r"""How people and models write mathematical answers: LaTeX, percentages, units, lists, sets, intervals, mixed numbers.
 
-It turns a text into an `Answer` of plain parts, and refuses what cannot be an answer. It must not know what an answer
-is compared with, nor evaluate anything but rational numbers. What it reads was written by a model: every expression
-here is bounded and takes time linear in the text.
+It turns a text into an `Answer` of plain parts, and refuses a text that cannot be an answer. A formula stays as it is
+written: the math-verify library parses it. Only rational numbers are worked out here. The text comes from a model:
+every expression here is bounded and takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
+from creditflow.reward.text import as_ascii
+
 MAX_CHARACTERS = 1_000
 """Of a longer text only the end is read."""
 MAX_BOX_DISTANCE = 20_000
@@ -19,10 +21,6 @@ MAX_BOX_DISTANCE = 20_000
 MAX_DEPTH = 24
 """Brackets within brackets; the grammar of the library that reads LaTeX takes exponential time in them."""
 MAX_PARTS = 24
-MAX_EXPONENT = 10_000
-MAX_BRACKET_EXPONENT = 100
-"""Of a sum or product in brackets, which may have to be multiplied out."""
-MAX_FACTORIAL = 1_000
 SIGNIFICANT_DIGITS = 6
 """A decimal with fewer digits is not taken for an irrational or repeating number."""
 
@@ -47,6 +45,8 @@ class Part:
     """Decimals behind the point where it is written as a decimal with six significant digits or more."""
     words: str = ""
     """Casefolded words where it is made of words alone: `yes`, `monday`."""
+    inner: Answer | None = None
+    """The content of the brackets, for a point or a set within a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,63 +60,86 @@ class Answer:
     text: str = ""
 
 
-_NUMERIC_EXPONENT = re.compile(
-    r"([)}\]]?)\s?\^\s?[{( ]{0,4}[-+]?\s?([0-9]{1,1000})\s?(?:\^\s?[{( ]{0,4}[-+]?([0-9]{1,1000}))?"
-)
-
-
 class NotAnAnswer(ValueError):
     """A text that no mathematical answer looks like; the message says why."""
 
 
 def read(text: str) -> Answer:
-    """What the text says: its last box, else what follows its last `answer is`, else all of it.
+    """Take the answer in a text apart: its last box, else the text after `answer is` or a colon, else all of it.
 
-    Raises NotAnAnswer where it is empty, nested too deep, or speaks of numbers too large to work out.
+    Raises NotAnAnswer where it is empty, nested too deep, or holds numbers too large to work out.
     """
-    boxed = last_box(text[-MAX_BOX_DISTANCE:])
-    whole = (text if boxed is None else boxed)[-MAX_CHARACTERS:].strip()
+    text = text[-MAX_BOX_DISTANCE:]
+    for _ in range(3):  # a box may hold a box
+        text = text if (boxed := last_box(text)) is None else boxed
+    whole = re.sub(r"[^\D0-9]", lambda digit: str(int(digit.group())), as_ascii(text[-MAX_CHARACTERS:])).strip()
     refuse_monsters(whole)
     answer = _take_apart(_tidy(whole))
     if answer.kind == "prose":
-        *_, rest = re.split(r"(?i)\banswer\s{0,3}(?:is|:)\s{0,3}:?", whole)
+        *_, rest = _MARKER.split(whole)
         if rest != whole and rest.strip() and (after := _take_apart(_tidy(rest))).kind != "prose":
             return after
-    return replace(answer, text=whole)
+        # the library finds numbers between blanks only
+        answer = replace(answer, text=_NEXT_TO_OTHER_SCRIPT.sub(" ", whole))
+    return answer
+
+
+_MARKER = re.compile(r"(?i)\banswer\s{0,3}(?:is|:)\s{0,3}:?|(?<=[^\W\d_])\s?:")
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s{0,3}")
+_BETWEEN_BOXES = re.compile(r"\s{0,3}\$?\s{0,3}(?:[,;]|[,;]?\s{0,3}(?:and|or))?\s{0,3}\$?\s{0,3}")
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last `\boxed{...}` or `\fbox{...}` holds; None where there is none that closes."""
-    for opened in reversed(list(re.finditer(r"\\(?:boxed|fbox)\s?\{", text))[-3:]):
-        depth = 1
-        for i in range(opened.end(), len(text)):
-            depth += (text[i] == "{") - (text[i] == "}")
-            if depth == 0:
-                return text[opened.end() : i].strip()
-    return None
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`, with those that a comma, `and` or `or` joins to it.
+
+    A box that never closes holds the rest of the text. None where there is no box.
+    """
+    boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-MAX_PARTS:]]
+    # leave out a box within a box
+    boxes = [box for i, box in enumerate(boxes) if not any(box[0] < before[2] for before in boxes[:i])]
+    if not boxes:
+        return None
+    joined = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        if not _BETWEEN_BOXES.fullmatch(text, box[2], joined[0][0]):
+            break
+        joined.insert(0, box)
+    return ",".join(dict.fromkeys(content for _, content, _ in joined))
+
+
+def _content(text: str, start: int) -> tuple[str, int]:
+    r"""The content and the end of a box whose braces begin at `start`; for `\boxed 7` the word."""
+    if text[start : start + 1] != "{":
+        word = text[start:].split(maxsplit=1)[0].rstrip("$.,;") if text[start:].strip() else ""
+        return word, start + len(word)
+    depth = 0
+    for brace in re.finditer(r"[{}]", text[start:]):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + 1 : start + brace.start()].strip(), start + brace.end()
+    return text[start + 1 :].strip(), len(text)
+
+
+_TOO_LARGE = re.compile(
+    r"\^\s?[{( ]{0,4}[-+]?\s?[0-9]{5}|\^\s?[^\s{}()]\s?\^|\^\s?\{\s?[0-9]{2,4}\s?\^\s?\{?\s?[0-9]{2}"
+    r"|[0-9]{5}\s?!|[0-9]{3}\s?!\s?!|!\s?!\s?!|[0-9]\s?[eE][-+]?[0-9]{4}"
+)
+
+_WORKED_OUT_AT_ONCE = re.compile(r"vmatrix|\\(?:det|gcd|lcm)(?![a-zA-Z])|rank")
+"""Commands that the library evaluates while it parses, before `equality` can measure their numbers."""
+_POWER_OF_ANY_SIZE = re.compile(r"[)}\]]\s?[\^!]|\^\s?\{\s?-?\s?[0-9]{0,4}[^-0-9}\s]|[0-9]{3}\s?!")
 
 
 def refuse_monsters(text: str) -> None:
     """Raise NotAnAnswer where the text nests too deep, or holds powers and factorials that nobody can write down.
 
-    It reads signs, not values: what it lets through may still take long, and is stopped by a clock elsewhere.
+    It reads signs, not values: `equality` measures the numbers, and a clock stops the rest.
     """
     _refuse_depth(text)
-    for match in _NUMERIC_EXPONENT.finditer(text):
-        after_bracket, base, power = match[1], match[2], match[3]
-        most = MAX_BRACKET_EXPONENT if after_bracket else MAX_EXPONENT
-        if len(base) > 5 or int(base) > most:
-            raise NotAnAnswer(f"an exponent above {most}")
-        if power is not None and (len(base) > 3 or len(power) > 1 or int(base) ** int(power) > 1000):
-            raise NotAnAnswer("a tower of exponents")
-    for match in re.finditer(r"(?<![0-9])([0-9]{0,1000})\s?(!{1,1000})", text):
-        n, marks = match[1], match[2]
-        if n and (len(marks) > 2 or len(n) > 4 or int(n) > MAX_FACTORIAL):
-            raise NotAnAnswer(f"a factorial above {MAX_FACTORIAL}!")
-    if re.search(r"[)}\]]\s?!", text) and (text.count("!") > 1 or re.search(r"[0-9]{3}|\^", text)):
-        raise NotAnAnswer("a factorial of something large")
-    if re.search(r"[0-9]\s?[eE][-+]?[0-9]{4}", text):
-        raise NotAnAnswer("an exponent beyond every float")
+    if _TOO_LARGE.search(text) or (re.search(r"[)}\]]\s?!", text) and text.count("!") > 1):
+        raise NotAnAnswer("an exponent or a factorial of five digits, or a tower of them")
+    if _WORKED_OUT_AT_ONCE.search(text) and _POWER_OF_ANY_SIZE.search(text):
+        raise NotAnAnswer("a power of unknown size in a determinant or a divisor")
 
 
 def _refuse_depth(text: str) -> None:
@@ -135,57 +158,51 @@ def _refuse_depth(text: str) -> None:
             raise NotAnAnswer(f"brackets more than {MAX_DEPTH} deep")
         if not character.isspace():
             previous = character
-    if re.search(r"\^\s?[^\s{}()]\s?\^", text):
-        raise NotAnAnswer("a tower of exponents")
 
 
 # Tidying
 
 _SAME = {
-    "\u2212": "-", "\u2013": "-", "\u00d7": "\\times ", "\u00f7": "/", "\u00b7": "\\cdot ", "\u03c0": "\\pi ",
-    "\u221e": "\\infty ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u222a": "\\cup ", "\u2205": "\\emptyset ",
-    "\u00b1": "\\pm ", "\u00b0": " degrees ", "\u00bd": "\\frac{1}{2}", "\u2044": "/", "\u2019": "'",
-    "\u2009": "\\,", "\u202f": "\\,", "\u00a0": "\\,", "\u2006": "\\,", "~": "\\,",
+    "\u00b7": "\\cdot ", "\u221e": "\\infty ", "\u2205": "\\emptyset ", "\u00b1": "\\pm ", "\u221a": "\\sqrt ",
+    "\u00b0": " degrees ", "\u00bd": "\\frac{1}{2}", "\u00b2": "^{2}", "\u00b3": "^{3}",
 }  # fmt: skip
 _CURRENCY = {"\uff04": "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
 _DOLLAR = "\uff04"  # a dollar that is money, so that those which delimit mathematics can go
 
+_SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), by)
     for pattern, by in (
+        (r"(?<!\\)\\[()\[\]]", " "),  # `\\[` is a new row with a bracket after it
+        (r"\\\\(?![a-zA-Z])\s?(?:\[[^\[\]]{0,12}\])?\s?[,;:]?", r"\\\\ "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?=[\s()\[\].|\\])\s?\.?", ""),
-        (r"\\(?:displaystyle|textstyle|limits|hline)(?![a-zA-Z])", ""),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"\\(?:geq|geqslant|ge)(?![a-zA-Z])|>=", r"\\ge "),
-        (r"\\(?:leq|leqslant|le)(?![a-zA-Z])|<=", r"\\le "),
+        (r"\\(?:textstyle|limits|hline)(?![a-zA-Z])", ""),
+        (
+            r"\\begin\s?\{(?:(?:small|[bBp])?matrix\*?|array)\}(?:\s?\[[a-z]\]|\s?\{[lcr|\s]{1,40}\})?",
+            r"\\begin{pmatrix}",
+        ),
+        (r"\\end\s?\{(?:(?:small|[bBp])?matrix\*?|array)\}", r"\\end{pmatrix}"),
         (r"\\(?:varnothing|empty)(?![a-zA-Z])", r"\\emptyset "),
         (r"\^\s?\{?\s?\\circ(?![a-zA-Z])\s?\}?|\\degree(?![a-zA-Z])", " degrees "),
-        (r"(?i)(?<![\\a-z])(?:infinity|infty)(?![a-z])", r"\\infty "),
-        (r"(?i)(?<![\\a-z])(?:per\s?cent|pct)(?![a-z])", "%"),
-        (r"\\%", "%"),
+        (r"(?<=[0-9])\.\.\.|\\dots(?![a-zA-Z])", r"\\ldots "),
+        (r"(?i)(?<![a-z])([ap])\.\s?m\.?(?![a-z])", r"\1m"),
+        (r"(?i)(?<![\\a-z])(?:per\s?cent|pct)(?![a-z])|\\%", "%"),
         (r"\*\*", "^"),
-        (r"\{\s?([^{}\\]{1,100})\\over(?![a-zA-Z])\s?([^{}\\]{1,100})\}", r"\\frac{\1}{\2}"),
-        (r"(?<=[0-9])\s{0,3}\{,\}\s{0,3}(?=[0-9]{3})", ","),
-        (r"(?<=[0-9])\\!(?=,|[0-9]{3})", ""),
-        (r"(?<=,)\\!(?=[0-9]{3})", ""),
+        (r"(?<=[0-9])\s{0,3}(?:\{,\}|(?<!\\)\\!,|,(?<!\\)\\!)\s{0,3}(?=[0-9]{3})", ","),
     )
 )
 _STYLED = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mbox|rm)\s?\{([^{}]{0,200})\}")
-_SPACED_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:\\,|\\ | )[0-9]{3}){1,20}(?![0-9]|\s?/)")
+_SPACED_GROUPS = re.compile(rf"(?<![0-9.,])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}}){{1,20}}(?![0-9]|\s?/)")
 _COMMA_GROUPS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9]|,[0-9])")
-_SPACES = re.compile(r"\\[,;: ]|\\q?quad(?![a-zA-Z])|[\s\x00]+")
+_SPACES = re.compile(rf"{_SPACE}+|\\q?quad(?![a-zA-Z])")
 _VARIABLE_IN = re.compile(r"\A[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)")
 
 
 def _tidy(text: str) -> str:
-    """One way to write what can be written in many."""
-    text = text.strip().strip("`").removeprefix("**").removesuffix("**")
-    text = text.replace("\\$", _DOLLAR)
+    """Write in one way what does not change the answer: delimiters, spaces, sizes and fonts."""
+    text = text.strip().strip("`").removeprefix("**").removesuffix("**").replace("\\$", _DOLLAR)
     if text.count("$") != 1:
         text = text.replace("$", "")
-    for delimiter in ("\\(", "\\)", "\\[", "\\]"):
-        # `\\[` in a matrix is a line break with a bracket after it
-        text = re.sub(r"(?<!\\)" + re.escape(delimiter), " ", text)
     for character, same in _SAME.items():
         text = text.replace(character, same)
     for pattern, by in _REWRITES:
@@ -202,9 +219,14 @@ def _without_full_stop(text: str) -> str:
 
 # Taking apart
 
-_SEPARATOR = re.compile(r"(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]")
-_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
-_CLOSES = {"(": ")", "[": "]", "{": "}"}
+_SEPARATOR = r"(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]"
+_TOKEN = re.compile(rf"(?P<opens>\\begin(?![a-zA-Z])|[(\[{{])|(?P<closes>\\end(?![a-zA-Z])|[)\]}}])|{_SEPARATOR}")
+_LETTER = r"[^\W\d_\u0370-\u03ff\u2100-\u214f]"
+"""Greek letters and those such as \u211d are symbols of mathematics."""
+_OTHER_SCRIPT = r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]"
+_NEXT_TO_OTHER_SCRIPT = re.compile(rf"(?<={_OTHER_SCRIPT})(?=[!-~])|(?<=[!-~])(?={_OTHER_SCRIPT})")
+_WORD = re.compile(rf"(?<![\\a-zA-Z]){_LETTER}+")
+_CASES = re.compile(r"\\begin\s?\{cases\}(.*)\\end\s?\{cases\}", re.DOTALL)
 
 
 def _take_apart(text: str) -> Answer:
@@ -212,33 +234,32 @@ def _take_apart(text: str) -> Answer:
         raise NotAnAnswer("no letter and no digit")
     if text in ("\\emptyset", "\\{ \\}", "\\{\\}"):
         return Answer("set", (), text=text)
-    if "\\begin{" in text:
-        return Answer("one", (Part(text),), text=text)
-    outer = _outer(text)
-    if outer:
-        width = len(outer)
-        inside = _split(text[width:-width])
+    if (cases := _CASES.fullmatch(text)) is not None:
+        return _several("set", [row for row in map(str.strip, cases[1].split("\\\\")) if row], text)
+    if outer := _outer(text):
+        inside = _split(text[len(outer) : -len(outer)])
         if outer == "\\{" or (outer == "{" and len(inside) > 1):
             return _several("set", inside, text)
         if outer != "{" and len(inside) > 1:
             return _several("ordered", inside, text)
-        if outer == "{" or (outer == "(" and _WORD.search(text) is None):
+        if outer == "{" or (outer == "(" and not any(map(_is_word, _WORD.findall(text)))):
             return _take_apart(text[1:-1].strip())
     return _several("set", _split(_COMMA_GROUPS.sub(lambda match: match.group().replace(",", ""), text)), text)
 
 
 def _several(kind: Literal["set", "ordered"], texts: list[str], text: str) -> Answer:
-    if len(texts) > MAX_PARTS:
-        raise NotAnAnswer(f"more than {MAX_PARTS} parts")
     if kind == "set":
         texts = [signed for one in texts for signed in _both_signs(one)]
-    parts = [_part(one) for one in texts]
-    if any(part is None for part in parts):
+    parts = tuple(part for one in texts[:MAX_PARTS] if (part := _part(one)) is not None)
+    # not a list: `42 and that is all`
+    clause_beside_value = any(" " in part.words for part in parts) and not all(part.words for part in parts)
+    if len(parts) < len(texts[:MAX_PARTS]) or clause_beside_value:
         return Answer("prose", (), text=text)
-    read = tuple(part for part in parts if part is not None)
+    if len(texts) > MAX_PARTS:
+        raise NotAnAnswer(f"more than {MAX_PARTS} parts")
     if kind == "ordered":
-        return Answer(kind, read, brackets=text[0] + text[-1], text=text)
-    return Answer("one" if len(read) == 1 else "set", read, text=text)
+        return Answer(kind, parts, brackets=text[0] + text[-1], text=text)
+    return Answer("one" if len(parts) == 1 else "set", parts, text=text)
 
 
 def _both_signs(text: str) -> list[str]:
@@ -253,28 +274,25 @@ def _outer(text: str) -> str:
     Half-open intervals count: any of `(` and `[` may be closed by any of `)` and `]`.
     """
     first = "\\{" if text.startswith("\\{") else text[:1]
-    if first not in ("(", "[", "{", "\\{"):
-        return ""
     last = "\\}" if text.endswith("\\}") else text[-1:]
-    if (first, last) not in {("\\{", "\\}"), ("{", "}")} and not (first in "([" and last in ")]"):
+    if (first, last) not in {("\\{", "\\}"), ("{", "}"), ("(", ")"), ("(", "]"), ("[", ")"), ("[", "]")}:
         return ""
     depth = 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and i >= len(first) - 1:
-            return first if i == len(text) - 1 else ""
+    for token in _TOKEN.finditer(text):
+        depth += (token["opens"] is not None) - (token["closes"] is not None)
+        if depth == 0 and token["closes"]:
+            return first if token.end() == len(text) else ""
     return ""
 
 
 def _split(text: str) -> list[str]:
-    """The text between commas, semicolons, `or` and `and` that stand in no bracket; empty pieces are left out."""
-    cuts = {match.start(): match.end() for match in _SEPARATOR.finditer(text)}
+    """The text between commas, semicolons, `or` and `and` outside of brackets; empty pieces are left out."""
     pieces, depth, start = [], 0, 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0 and i in cuts:
-            pieces.append(text[start:i])
-            start = cuts[i]
+    for token in _TOKEN.finditer(text):
+        depth += (token["opens"] is not None) - (token["closes"] is not None)
+        if depth == 0 and not token["opens"] and not token["closes"]:
+            pieces.append(text[start : token.start()])
+            start = token.end()
     pieces.append(text[start:])
     return [piece for one in pieces if (piece := _without_full_stop(one))]
 
@@ -301,32 +319,50 @@ _UNITS: dict[str, Unit] = {
         ("dollar usd USD", "1"), ("cent", "0.01"),
     ) for name in names.split()},
     "euro": Unit("euro"), "EUR": Unit("euro"), "pound": Unit("pound"),
+    **{prefix + name: Unit(name, Fraction(size))
+        for name in ("A", "C", "Hz", "J", "K", "N", "Pa", "V", "W")
+        for prefix, size in (("", "1"), ("m", "0.001"), ("k", "1000"), ("M", "1000000"))
+    },
+    "am": Unit("am"), "pm": Unit("pm"),
     "degree": Unit("degree"), "deg": Unit("degree"), "radian": Unit("radian"), "rad": Unit("radian"),
 }  # fmt: skip
 _MULTIPLES = {"hundred": 100, "thousand": 1_000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _MATHEMATICS = frozenset(
     (
         *("pi", "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"),
-        *("log", "ln", "exp", "mod", "inf", "lim", "max", "min", "gcd", "lcm", "det"),
+        *("log", "ln", "exp", "mod", "inf", "infty", "infinity", "lim", "max", "min", "gcd", "lcm", "det"),
         *("alpha", "beta", "gamma", "delta", "theta", "lambda", "phi"),
     )
 )
 _SHORT_WORDS = frozenset(("yes", "no", "odd", "all"))
 _POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3}
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+_WORDS = re.compile(rf"{_LETTER}(?:{_LETTER}|[' -]){{0,200}}")
 _TRAILING_UNIT = re.compile(
-    r"(?P<space>\s?)(?<![\\a-zA-Z])(?P<words>[a-zA-Z]{1,20}(?: [a-zA-Z]{1,20}){0,3})"
+    rf"(?P<space>\s?)(?<![\\a-zA-Z])(?P<words>{_LETTER}{{1,20}}(?: {_LETTER}{{1,20}}){{0,3}})"
     r"(?:\s?\^\s?(?:(?P<power>[23])|\{\s?(?P<braced>[23])\s?\}))?\Z"
 )
 _RATE = re.compile(r"(?<=[0-9.)}])\s([a-zA-Z]{1,20})\s?(?:/|\bper\b)\s?([a-zA-Z]{1,20})\Z")
 _LEADING_CURRENCY = re.compile(r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04$\u20ac\u00a3])\s?(?P<rest>\S.*)\Z", re.DOTALL)
 
 
+def _is_word(run: str) -> bool:
+    """Whether letters that stand together are a word, rather than variables side by side."""
+    if run.lower() in _MATHEMATICS:
+        return False
+    return len(run) > 2 or re.search(_OTHER_SCRIPT, run) is not None
+
+
 def _part(text: str) -> Part | None:
     """One element; None where it is a sentence."""
     text = text.strip()
-    if _outer(text) == "(" and text.endswith(")") and len(_split(text[1:-1])) == 1:
-        text = text[1:-1].strip()
+    outer = _outer(text)
+    if outer in ("(", "[", "\\{"):
+        if len(_split(text[len(outer) : -len(outer)])) > 1:
+            inner = _take_apart(text)
+            return None if inner.kind == "prose" else Part(text, inner=inner)
+        if outer == "(" and text.endswith(")"):
+            text = text[1:-1].strip()
     unit: Unit | None = None
     percent = False
     if text.endswith("%"):
@@ -340,20 +376,21 @@ def _part(text: str) -> Part | None:
     if number := _rational(text):
         value, places = number
         return Part(text, value * multiple, unit, percent, places if multiple == 1 else None)
-    if re.fullmatch(r"[a-zA-Z][a-zA-Z' -]{1,200}", text) and (
-        len(text) > 3 or " " in text or text.lower() in _SHORT_WORDS
+    if re.fullmatch(r"[0-9]{1,2}:00", text):  # a time: a ratio to 0 has no value
+        return Part(text, words=text)
+    if _WORDS.fullmatch(text) and (
+        len(text) > 3 or " " in text or text.lower() in _SHORT_WORDS or re.search(_OTHER_SCRIPT, text)
     ):
         return None if text.lower() in _MATHEMATICS else Part(text, words=" ".join(text.casefold().split()))
     # what is left of degrees stands inside a formula: \sin 30^\circ
     text = re.sub(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?degrees\s?", r"(\1\\frac{\\pi}{180})", text).strip()
-    named = {word for word in _WORD.findall(text) if word not in _MATHEMATICS}
-    if any(len(word) > 2 for word in named) and "\\begin{" not in text and "\\operatorname" not in text:
+    if any(map(_is_word, _WORD.findall(text))) and "\\begin{" not in text and "\\operatorname" not in text:
         return None
     return Part(text, unit=unit, percent=percent)
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, int] | None:
-    """What stands before a unit, the unit (None: a word that is none, such as apples), and `million` as a factor.
+    """The text before a unit, the unit (None for a word that is none, such as apples), and `million` as a factor.
 
     A single letter is a unit only after a space (`5 m`), else a variable (`5m`). None where there is no unit.
     """
@@ -375,8 +412,8 @@ def _cut_unit(text: str) -> tuple[str, Unit | None, int] | None:
     unit = _unit(name)
     if unit is not None and len(words) == 1 and (len(name) > 1 or match["space"]):
         return before, (unit if power == 1 else Unit(f"{unit.kind}^{power}", unit.size**power)), multiple
-    of_things = not words or (len(name) > 2 and name.lower() not in _MATHEMATICS)
-    return (before, None, multiple) if of_things and match["space"] and _rational(before) else None
+    of_things = not words or (_is_word(name) and (match["space"] or re.search(_OTHER_SCRIPT, name)))
+    return (before, None, multiple) if of_things and _rational(before) else None
 
 
 def _unit(name: str) -> Unit | None:
@@ -388,12 +425,14 @@ _RATIONALS: tuple[re.Pattern[str], ...] = tuple(
     re.compile(pattern)
     for pattern in (
         rf"(?P<int>{_WHOLE})",
-        rf"(?P<decimal>(?:{_WHOLE})?\.[0-9]{{1,300}}|{_WHOLE}\.)",
+        rf"(?P<before>{_WHOLE})?\.(?P<fixed>[0-9]{{0,30}}?)(?P<repeated>[0-9]{{1,9}}?)(?P=repeated){{1,30}}\s?\\ldots",
+        rf"(?P<decimal>(?:{_WHOLE})?\.[0-9]{{1,300}}|{_WHOLE}\.)(?:\s?\\ldots)?",
         rf"(?P<decimal>{_WHOLE}(?:\.[0-9]{{1,300}})?)[eE](?P<ten>[-+]?[0-9]{{1,3}})",
-        rf"(?P<decimal>{_WHOLE}(?:\.[0-9]{{1,300}})?)\s?(?:\\times|\\cdot|\*|x)\s?10\s?\^\s?"
+        rf"(?P<decimal>{_WHOLE}(?:\.[0-9]{{1,300}})?)\s?(?:\\times|\\cdot|\u00d7|\*|x)\s?10\s?\^\s?"
         r"(?:\{\s?(?P<ten>[-+]?[0-9]{1,3})\s?\}|(?P<ten1>[0-9]))",
         rf"(?:(?P<int>{_WHOLE})\s)?\s?(?P<num>{_WHOLE})\s?/\s?(?P<den>{_WHOLE})",
-        rf"(?P<int>{_WHOLE})?\s?\\frac\s?(?:\{{\s?(?P<num>-?{_WHOLE})\s?\}}|(?P<num1>[0-9]))\s?"
+        rf"(?P<num>{_WHOLE})\s?:\s?(?P<den>{_WHOLE})",
+        rf"(?P<int>{_WHOLE})?\s?\\[dtc]?frac\s?(?:\{{\s?(?P<num>-?{_WHOLE})\s?\}}|(?P<num1>[0-9]))\s?"
         rf"(?:\{{\s?(?P<den>{_WHOLE})\s?\}}|(?P<den1>[0-9]))",
         rf"(?P<before>{_WHOLE})?\.(?P<fixed>[0-9]{{0,300}})\s?\\(?:overline|bar|dot)\s?"
         rf"\{{\s?(?P<repeated>[0-9]{{1,100}})\s?\}}",

@@ -1,0 +1,240 @@
+"""Equality of two expressions of sympy: exact where sympy can tell, else to hundreds of digits.
+
+The comparison of math-verify rounds to a number of decimals, so it takes any two small numbers for equal. This one is
+relative to the numbers. Importing this module imports sympy. The caller limits the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import Any
+
+import sympy
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import Boolean, BooleanAtom
+
+MAX_BITS = 300_000.0
+"""Binary digits of a whole number. No signal can end the evaluation of a much longer one."""
+DIGITS = 1_000
+"""Digits to which a difference is worked out."""
+RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
+"""Two numbers are equal where their difference, so worked out, is at most this share of them."""
+POINTS = 6
+"""Values of the variables at which two formulas are compared."""
+_ORDERED = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
+
+
+class TooLargeError(ValueError):
+    """A number too long to work out."""
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two expressions that math-verify parsed have the same meaning.
+
+    Both have been `worked_out` once, so that no number in them is too long.
+    """
+    return _same(*_comparable(_without_name(one, other), _without_name(other, one)))
+
+
+def worked_out(expression: Any) -> Any:
+    """The expression with exact decimals, everything in it evaluated. Raises TooLargeError."""
+    if _bits(expression) > MAX_BITS:
+        raise TooLargeError("a number too long to work out")
+    if isinstance(expression, Relational | sympy.And):  # sympy would decide that no symbol equals a set
+        return expression.func(*map(worked_out, _parts(expression)), evaluate=False)
+    exact = {one: sympy.Rational(str(one)) for one in expression.atoms(sympy.Float)}
+    return (expression.xreplace(exact) if exact else expression).doit()
+
+
+def _bits(expression: Any) -> float:
+    """An upper limit to the binary digits of the whole numbers in the expression and in its evaluation."""
+    if isinstance(expression, sympy.Rational):
+        return float(abs(expression.p).bit_length() + expression.q.bit_length())
+    inside = [_bits(argument) for argument in getattr(expression, "args", ())]
+    most = max(inside, default=1.0)
+    if most > MAX_BITS or not getattr(expression, "is_number", False):
+        return most
+    if isinstance(expression, sympy.Pow):
+        return inside[0] * _at_most(expression.exp, inside[1])
+    if isinstance(expression, sympy.factorial | sympy.gamma | sympy.factorial2 | sympy.binomial):
+        n = _at_most(expression.args[0], inside[0])
+        return n * math.log2(n + 2)
+    return sum(inside) if isinstance(expression, sympy.Add | sympy.Mul) else most
+
+
+def _at_most(number: Any, bits: float) -> float:
+    """An upper limit to the absolute value of a number of so many binary digits."""
+    if isinstance(number, sympy.Rational) and bits < 1000:
+        return float(abs(number.p) / number.q)
+    return float(2.0 ** min(bits, 1000.0))
+
+
+# Making two expressions comparable
+
+
+def _without_name(expression: Any, other: Any) -> Any:
+    """Of `x = 5`, and of `m = [1, 2]`, the value where the other side is no equation; of `a = b = 5` the ends."""
+    sides = _equated(expression)
+    if not sides or not (isinstance(sides[0], AppliedUndef) or _is_name(sides[0])):
+        return expression
+    return sympy.Eq(sides[0], sides[-1], evaluate=False) if _equated(other) else sides[-1]
+
+
+def _equated(expression: Any) -> list[Any]:
+    """The sides of an equation or of a chain of them; nothing where it is none."""
+    links = _links(expression)
+    return [links[0].lhs, *(one.rhs for one in links)] if all(isinstance(one, sympy.Eq) for one in links) else []
+
+
+def _links(expression: Any) -> list[Any]:
+    return _parts(expression) if isinstance(expression, sympy.And) else [expression]
+
+
+def _parts(expression: Any) -> list[Any]:
+    """The arguments in the order in which they were written."""
+    return list(getattr(expression, "_unsorted_args", expression.args))
+
+
+def _renamed(expression: Any, names: dict[Any, Any]) -> Any:
+    if isinstance(expression, Relational | sympy.And):
+        return expression.func(*(_renamed(part, names) for part in _parts(expression)), evaluate=False)
+    return expression.xreplace(names)
+
+
+def _is_name(expression: Any) -> bool:
+    return isinstance(expression, sympy.Symbol) or (
+        isinstance(expression, sympy.Mul) and all(isinstance(one, sympy.Symbol) for one in expression.args)
+    )
+
+
+def _comparable(*expressions: Any) -> Iterator[Any]:
+    """The expressions worked out, with one symbol for each name, and `i` as the imaginary unit."""
+    symbols = [symbol for one in expressions for symbol in one.free_symbols if symbol.name != "i"]
+    real = all(symbol.is_real for symbol in symbols)
+    for expression in expressions:
+        names = {call: sympy.Symbol(str(call), real=real) for call in expression.atoms(AppliedUndef)}
+        for symbol in expression.free_symbols:
+            names[symbol] = sympy.I if symbol.name == "i" else sympy.Symbol(symbol.name, real=real)
+        yield worked_out(_renamed(expression, names))
+
+
+# Comparing
+
+
+def _same(one: Any, other: Any) -> bool:
+    if any(isinstance(side, BooleanAtom) or side.has(sympy.nan, sympy.zoo) for side in (one, other)):
+        return False
+    if one == other:
+        return True
+    if isinstance(one, sympy.MatrixBase) or isinstance(other, sympy.MatrixBase):
+        return getattr(one, "shape", None) == getattr(other, "shape", ()) and all(map(_same, one.flat(), other.flat()))
+    if isinstance(one, sympy.Set | sympy.Tuple) or isinstance(other, sympy.Set | sympy.Tuple):
+        return _same_sets(_as_set(one), _as_set(other))
+    if isinstance(one, Boolean) or isinstance(other, Boolean):
+        return _same_relations(one, other)
+    return isinstance(one, sympy.Expr) and isinstance(other, sympy.Expr) and _same_value(one, other)
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Whether two formulas are equal, at points where both have a value or else by simplifying their difference."""
+    difference = one - other
+    if difference.is_number:
+        return _vanishes(difference)
+    if one.free_symbols and other.free_symbols and not one.free_symbols & other.free_symbols:
+        return False
+    values = [difference.xreplace(point) for point in _points(difference.free_symbols)]
+    seen = [_vanishes(value) for value in values if _has_value(value)]
+    return all(seen) if len(seen) * 2 > POINTS else bool(sympy.simplify(difference) == 0)
+
+
+def _points(symbols: Iterable[Any]) -> Iterator[dict[Any, Any]]:
+    """Values for the symbols, of both signs, at which formulas that are not equal hardly ever agree."""
+    ordered = sorted(symbols, key=str)
+    for k in range(POINTS):
+        primes = (sympy.prime(5 + 3 * i + 7 * k) for i in count())
+        signs = ((-1) ** ((k >> i % 3) & 1) for i in count())
+        yield {symbol: sympy.Rational(sign * p, 13) for symbol, p, sign in zip(ordered, primes, signs, strict=False)}
+
+
+def _has_value(expression: Any) -> bool:
+    value = expression.evalf(15)
+    return bool(value.is_number and value.is_finite and value.as_real_imag()[0].is_Number)
+
+
+def _vanishes(difference: Any) -> bool:
+    """Whether a sum of numbers is nothing beside its terms."""
+    if difference.is_Rational:
+        return bool(difference == 0)
+    if difference.is_infinite:
+        return False
+    terms = sum(abs(term.evalf(15)) for term in sympy.Add.make_args(difference))
+    return bool(abs(difference.evalf(15, maxn=DIGITS)) <= RELATIVE * terms)
+
+
+# Sets
+
+
+def _as_set(expression: Any) -> Any:
+    """The set of solutions of a relation in one unknown; a single value as the set of it."""
+    if isinstance(expression, sympy.Set | sympy.Tuple):
+        return expression
+    if isinstance(expression, Boolean):
+        return expression.as_set() if len(expression.free_symbols) == 1 else sympy.Tuple(expression)
+    return sympy.FiniteSet(expression)
+
+
+def _same_sets(one: Any, other: Any) -> bool:
+    if isinstance(one, sympy.Interval) and isinstance(other, sympy.Interval):
+        ends = one.left_open == other.left_open and one.right_open == other.right_open
+        return bool(ends and _same(one.start, other.start) and _same(one.end, other.end))
+    for kind in (sympy.FiniteSet, sympy.Union):
+        if isinstance(one, kind) and isinstance(other, kind):
+            return _covers(one.args, other.args) and _covers(other.args, one.args)
+    if isinstance(one, sympy.Tuple) and isinstance(other, sympy.Tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, sympy.Set) and isinstance(other, sympy.Set):
+        return bool(one == other or one.symmetric_difference(other).is_empty)
+    return False
+
+
+def _covers(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(any(_same(one, other) for other in others) for one in some)
+
+
+# Equations and inequalities
+
+
+def _same_relations(one: Any, other: Any) -> bool:
+    links, others = _links(one), _links(other)
+    if not all(isinstance(link, Relational) for link in (*links, *others)):
+        return False
+    if len(one.free_symbols) == 1 == len(other.free_symbols) and not isinstance(one, sympy.Eq):
+        return one.free_symbols == other.free_symbols and _same_sets(one.as_set(), other.as_set())
+    return len(links) == len(others) and all(any(_same_relation(a, b) for b in others) for a in links)
+
+
+def _same_relation(one: Any, other: Any) -> bool:
+    """Whether one relation is the other one times a constant, which is positive for an inequality."""
+    if isinstance(one, sympy.Gt | sympy.Ge):
+        one = one.reversed
+    if isinstance(other, sympy.Gt | sympy.Ge):
+        other = other.reversed
+    if type(one) is not type(other) or one.free_symbols != other.free_symbols:
+        return False
+    if _same(one.lhs, other.lhs) and _same(one.rhs, other.rhs):
+        return True
+    quotient = sympy.cancel((one.lhs - one.rhs) / (other.lhs - other.rhs))
+    point = next(iter(_points(quotient.free_symbols)))
+    factor = quotient.xreplace(point)
+    if not _has_value(factor) or factor == 0 or not (isinstance(one, sympy.Eq | sympy.Ne) or factor.is_positive):
+        return False
+    return _same_value(quotient, factor) or (isinstance(one, sympy.Eq) and _same_solutions(one, other))
+
+
+def _same_solutions(one: Any, other: Any) -> bool:
+    unknowns = sorted(one.free_symbols, key=str)
+    some, others = (sympy.solve(equation, unknowns[-1]) for equation in (one, other))
+    return bool(some) and _covers(some, others) and _covers(others, some)
