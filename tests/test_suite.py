@@ -1,0 +1,52 @@
+"""Properties of the test suite itself."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+UNSTABLE = {
+    "time": "time.time()",
+    "process": "f'{os.getpid()}'",
+    "address": "repr(object())",
+    "sets": "str(set('abcdefgh'))",
+}
+
+
+def collections(*words: str | Path) -> list[list[str]]:
+    """The ids that two processes collect, in order. Their hash seeds and clocks differ."""
+    pytest_words = [sys.executable, "-m", "pytest", "--collect-only", "-o", "addopts=-q", "-p", "no:cacheprovider"]
+    started = [
+        subprocess.Popen(
+            [*pytest_words, *words, *more],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            text=True,
+            stdout=subprocess.PIPE,
+        )
+        for seed, more in (("1", []), ("2", ["-p", "tests.other_clock"]))
+    ]
+    printed = [process.communicate()[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    return [[line for line in output.splitlines() if "::" in line] for output in printed]
+
+
+@pytest.mark.parametrize("tests", ["tests/adapters/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
+def test_ids_depend_on_no_clock_process_or_hash_seed(tests, tmp_path):
+    lines = ["import os, pytest, time", "def test_steady(): pass"]
+    for name, value in UNSTABLE.items():
+        lines += [f"@pytest.mark.parametrize('x', [{value}])", f"def test_{name}(x): pass"]
+    bad = tmp_path / "test_unstable.py"
+    bad.write_text("\n".join(lines))
+    # The two lists differ in the bad file, so the comparison of the others can fail.
+    (first, first_bad), (second, second_bad) = (
+        ([line for line in found if bad.name not in line], [line for line in found if bad.name in line])
+        for found in collections(tests, bad)
+    )
+    assert len(first) > 20
+    assert first == second
+    assert (len(first_bad), len(second_bad)) == (5, 5)
+    assert {line.partition("::")[2] for line in {*first_bad} & {*second_bad}} == {"test_steady"}
