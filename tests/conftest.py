@@ -1,11 +1,20 @@
-"""Which tests are made in one process, where `pytest -n` has several: those of a file, and all that start Ray. And that
-interrupts are heard.
-"""
+"""Settings of all tests: examples of hypothesis, interrupts, and which tests `pytest -n` runs in one process."""
 
 import signal
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Every run has the same examples, and no limit depends on the speed of the machine.
+settings.register_profile(
+    "creditflow",
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("creditflow")
 
 RAY = ("tests/engines/verl/", "tests/reward/test_ray_backend.py")
 

@@ -364,7 +364,7 @@ VERDICTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(PLANS, RESPONSES, VERDICTS)
 def test_whatever_the_agents_say_a_play_ends_in_a_number_or_in_their_own_error(
     plan: str, responses: list[str], verdicts: list[str]

@@ -63,7 +63,7 @@ def added(good: float) -> Values:
     return Values(value_A, np.full(2, 0.1), value_A, np.full(2, np.nan), 4, ("one", "two"))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 100))
 def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_agent_from_another(seed):
     rng = np.random.default_rng(seed)

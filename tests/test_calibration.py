@@ -38,7 +38,7 @@ rows_of_scores = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(rows_of_scores)
 def test_auc_and_threshold_are_what_counting_gives(rows: list[tuple[float, bool, int]]) -> None:
     found = calibrate(observations(rows))

@@ -139,7 +139,6 @@ def test_arms_that_make_no_sense_are_refused(override, message):
     | st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1)
     | st.lists(st.integers() | st.text("ab-_. ,"))
 )
-@settings(deadline=None)
 def test_an_override_says_its_value_so_that_it_is_read_as_the_same(value):
     from omegaconf import OmegaConf
 
@@ -208,7 +207,7 @@ def test_with_one_run_the_interval_is_the_normal_one_over_tasks():
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_swapping_the_arms_changes_the_sign_and_nothing_else(runs, tasks, rng):
     a, b = counts(simulated(rng, runs, tasks, 0.7)), counts(simulated(rng, runs, tasks, 0.4))
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parent.parent
 UNSTABLE = {
@@ -50,3 +51,8 @@ def test_ids_depend_on_no_clock_process_or_hash_seed(tests, tmp_path):
     assert first == second
     assert (len(first_bad), len(second_bad)) == (5, 5)
     assert {line.partition("::")[2] for line in {*first_bad} & {*second_bad}} == {"test_steady"}
+
+
+def test_hypothesis_is_reproducible_and_has_no_time_limit():
+    assert (settings().derandomize, settings().print_blob, settings().deadline) == (True, True, None)
+    assert HealthCheck.too_slow in settings().suppress_health_check

@@ -19,7 +19,7 @@ from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from creditflow.table import Column, batch_of, pack, schema, table_of, unpack
 from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
 from tests.builders import play, step
-from tests.credit.strategies import fixed, situations
+from tests.credit.strategies import situations
 from tests.strategies import assert_same, plays
 
 TOKENS = {"tokens": 2, "prompt_ids": (1, 2, 3)}
@@ -47,7 +47,7 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
 # ---- nothing is lost -----------------------------------------------------------------------------------------------
 
 
-@settings(fixed, max_examples=40)
+@settings(max_examples=40)
 @given(plays())
 def test_a_batch_is_the_same_made_of_trajectories_of_their_table_or_of_their_messages(played):
     batch = TrajectoryBatch.from_trajectories(played)
@@ -61,7 +61,7 @@ def test_a_batch_is_the_same_made_of_trajectories_of_their_table_or_of_their_mes
         assert other.to_trajectories() == played
 
 
-@settings(fixed, max_examples=40)
+@settings(max_examples=40)
 @given(plays())
 def test_messages_and_the_table_hold_the_same_rows(played):
     whole = table_of(played).to_pylist()
@@ -73,7 +73,6 @@ def test_messages_and_the_table_hold_the_same_rows(played):
     assert apart == whole
 
 
-@fixed
 @given(situations())
 def test_credit_is_the_same_to_the_bit_wherever_the_batch_came_from(situation):
     trajectories, options, values = situation

@@ -11,7 +11,7 @@ from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
 from tests.strategies import assert_same, plays
 
 
-@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(plays())
 def test_columns_and_parquet_lose_nothing(tmp_path: Path, played: list[Trajectory]) -> None:
     batch = TrajectoryBatch.from_trajectories(played)

@@ -3,15 +3,11 @@
 Values come from coarse grids, so that nothing lies within rounding of a threshold or a tie by accident.
 """
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions
 from creditflow.trajectory import Score
 from tests.builders import play, step
-
-fixed = settings(derandomize=True, deadline=None, max_examples=100, database=None)
-"""The same examples in every run: a test that fails now and then would be skipped over."""
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, situations
+from tests.credit.strategies import situations
 from tests.oracle.credit_oracle import credit_rows
 from tests.oracle.shrunk import shrunk_baselines
 
@@ -107,7 +107,7 @@ CORNERS = {
 
 @pytest.mark.parametrize("corner", CORNERS)
 def test_the_vectorised_core_equals_the_recursive_oracle(corner):
-    @settings(fixed, max_examples=400 if corner == "anything" else 60)
+    @settings(max_examples=400 if corner == "anything" else 60)
     @given(situations(**CORNERS[corner]))
     def check(situation):
         assert_equals_oracle(situation)
@@ -118,7 +118,7 @@ def test_the_vectorised_core_equals_the_recursive_oracle(corner):
 @pytest.mark.slow
 @pytest.mark.parametrize("corner", CORNERS)
 def test_the_vectorised_core_equals_the_recursive_oracle_on_ten_thousand_situations(corner):
-    @settings(fixed, max_examples=3_000 if corner == "anything" else 1_000)
+    @settings(max_examples=3_000 if corner == "anything" else 1_000)
     @given(situations(**CORNERS[corner]))
     def check(situation):
         assert_equals_oracle(situation)
@@ -131,7 +131,7 @@ def test_the_vectorised_core_equals_the_recursive_oracle_on_ten_thousand_situati
 def test_a_shrunk_baseline_equals_the_oracles(group_by, estimator):
     keys = {"baseline": "shrunk", "group_by": group_by, "adv_estimator": estimator, "decomp_granularity": "step"}
 
-    @settings(fixed, max_examples=50)
+    @settings(max_examples=50)
     @given(situations(**keys))
     def check(situation):
         trajectories, chosen, _ = situation

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.groups import LEVELS
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import eighths, fixed, options, plays, scores
+from tests.credit.strategies import eighths, options, plays, scores
 
 RULES = ("identical", "uniform", "none", "discounted", "threshold")
 
@@ -23,7 +23,6 @@ def assert_same(got, expected, what):
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12, err_msg=what)
 
 
-@fixed
 @given(st.lists(st.lists(eighths, min_size=2, max_size=6), min_size=1, max_size=4), st.booleans())
 def test_neutral_settings_are_textbook_grpo(rewards, by_std):
     neutral = CreditOptions(propagation="none", group_by="task", norm_adv_by_std_in_grpo=by_std)
@@ -61,7 +60,6 @@ def test_a_tied_group_gets_exactly_zero_although_its_credits_differ_by_rounding(
     assert assigned.advantage_S.tolist() == [0.0, 0.0, 0.0]
 
 
-@fixed
 @given(plays(), options(decomp_granularity="step", gamma_token=1.0))
 def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
     a = assign(batch_of(*trajectories), chosen)
@@ -73,7 +71,6 @@ def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
     assert (a.advantage_S[~learns] == 0.0).all()
 
 
-@fixed
 @given(plays(), options())
 def test_masked_steps_have_an_advantage_of_exactly_zero_and_no_group(trajectories, chosen):
     assigned = assign(batch_of(*trajectories), chosen)
@@ -82,7 +79,6 @@ def test_masked_steps_have_an_advantage_of_exactly_zero_and_no_group(trajectorie
     assert np.isfinite(assigned.advantage_S).all()
 
 
-@fixed
 @given(plays(), options())
 def test_masked_trajectories_change_nobody_elses_numbers(trajectories, chosen):
     def masked(t):
@@ -98,7 +94,6 @@ def test_masked_trajectories_change_nobody_elses_numbers(trajectories, chosen):
     assert (with_all.advantage_S[~of_kept] == 0.0).all()
 
 
-@fixed
 @given(plays(), options(), st.randoms(use_true_random=False))
 def test_permuting_trajectories_permutes_the_results(trajectories, chosen, random):
     shuffled = list(trajectories)
@@ -130,7 +125,6 @@ def test_a_needless_retry_earns_nothing_at_origin_1_and_pays_at_origin_0():
     assert paying.advantage_S[2] > 0 > paying.advantage_S[0]
 
 
-@fixed
 @given(plays(mishaps=False), options())
 def test_neither_options_nor_batch_are_changed(trajectories, chosen):
     batch = batch_of(*trajectories)
@@ -176,7 +170,6 @@ def test_token_advantages_can_be_written_into_memory_that_is_there():
     assert out.tolist() == assigned.token_advantages(dtype=np.float32).tolist()
 
 
-@fixed
 @given(plays(scores=scores), options(propagation="threshold"))
 def test_strata_of_unscored_steps_change_nothing(trajectories, chosen):
     before = assign(batch_of(*trajectories), chosen)

@@ -14,7 +14,7 @@ from creditflow.credit.propagate import PROPAGATION_RULES, propagation_rule
 from creditflow.errors import BatchError
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, situations
+from tests.credit.strategies import situations
 from tests.credit.test_against_oracle import CORNERS
 
 
@@ -59,7 +59,7 @@ def test_explain_shows_a_clipped_score():
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_replaying_the_operations_gives_the_trained_advantage_bit_for_bit(corner):
-    @settings(fixed, max_examples=60)
+    @settings(max_examples=60)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation):
         trajectories, chosen, values_T = situation

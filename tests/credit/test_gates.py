@@ -7,7 +7,7 @@ from hypothesis import given
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, options, plays
+from tests.credit.strategies import options, plays
 
 
 def is_open(scores, theta):
@@ -29,7 +29,6 @@ def test_a_sub_reward_that_exceeds_its_threshold_by_rounding_alone_does_not_pass
     assert not is_open(tenths, 0.2)
 
 
-@fixed
 @given(plays(), options(propagation="threshold"))
 def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
     batch = batch_of(*trajectories)
@@ -41,7 +40,6 @@ def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
         before = gate_open_S
 
 
-@fixed
 @given(plays(), options(gate_unscored="open", gate="hard"))
 def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
     batch = batch_of(*trajectories)
@@ -54,7 +52,6 @@ def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
     assert (gated.stopped_S == 0.0).all()
 
 
-@fixed
 @given(
     plays(mishaps=False),
     options(reward_decomp=True, decomp_granularity="step", gate="hard", gate_at="pass", on_closed_gate="cut"),

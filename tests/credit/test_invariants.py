@@ -13,14 +13,13 @@ from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import OK, Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, options, plays
+from tests.credit.strategies import options, plays
 
 
 def same(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-11)
 
 
-@fixed
 @given(
     plays(mishaps=False),
     options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"),
@@ -40,7 +39,6 @@ def test_with_the_outcome_to_all_origin_1_and_binary_scores_the_threshold_rule_i
     assert np.array_equal(gated.advantage_S, alone.advantage_S)
 
 
-@fixed
 @given(plays(), options(), st.permutations("abc"))
 def test_renaming_agents_changes_no_number(trajectories, chosen, names):
     before = assign(batch_of(*trajectories), chosen)
@@ -53,7 +51,6 @@ def test_renaming_agents_changes_no_number(trajectories, chosen, names):
     same(after.advantage_S, before.advantage_S)
 
 
-@fixed
 @given(plays(), options(), st.integers(1, 3))
 def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
     before = assign(batch_of(*trajectories), chosen)
@@ -80,7 +77,6 @@ def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
     assert (after.token_advantages()[~mask_T] == 0.0).all()
 
 
-@fixed
 @given(
     plays(mishaps=False),
     options(on_closed_gate="cut", decomp_granularity="step", baseline="group", adv_estimator="grpo"),

@@ -9,7 +9,7 @@ from hypothesis import given
 from creditflow.credit import CreditOptions, assign, unreached_agents
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, options, plays
+from tests.credit.strategies import options, plays
 
 
 def metrics(*trajectories, **chosen):
@@ -133,7 +133,6 @@ def test_a_mean_that_stands_in_for_a_failed_score_is_no_signal():
     assert metrics(*trajectories)["credit/reach/a"] == 0.5
 
 
-@fixed
 @given(plays(), options())
 def test_metrics_are_finite_and_shares_are_shares(trajectories, chosen):
     for name, value in metrics(*trajectories, **vars(chosen)).items():

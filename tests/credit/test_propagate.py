@@ -9,7 +9,7 @@ from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import ConfigError
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, options, plays
+from tests.credit.strategies import options, plays
 
 
 def credit(trajectory, **chosen):
@@ -86,7 +86,6 @@ def test_uniform_conserves_the_outcome():
     assert sum(credit(play("t", [step() for _ in range(7)], 0.7), propagation="uniform")) == pytest.approx(0.7)
 
 
-@fixed
 @given(
     plays(mishaps=False), options(propagation="threshold", share="split", on_closed_gate="cut", adv_estimator="grpo")
 )

@@ -18,7 +18,6 @@ from creditflow.credit.thresholds import (
     threshold_kind,
 )
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ScoreRangeError, UnknownAgentError
-from tests.credit.strategies import fixed
 
 KINDS = [
     {"kind": "fixed", "value": 0.4, "agents": {"a": 0.6}},
@@ -59,7 +58,7 @@ def history(seed):
     return batches
 
 
-few = settings(fixed, max_examples=20)
+few = settings(max_examples=20)
 histories = st.integers(0, 2**32 - 1).map(history)  # drawn whole: batch by batch would take hypothesis seconds
 
 

@@ -15,7 +15,7 @@ from creditflow.errors import DataError
 from creditflow.ledger.step_files import VERSION, read_step_file, write_step_file
 from creditflow.trajectory import TrajectoryBatch
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed, situations
+from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 
 
@@ -43,7 +43,7 @@ def assert_same(mine: object, its: object, name: str) -> None:
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
 def test_an_assignment_that_is_read_has_the_same_bits_and_the_same_explanations(corner: str, tmp_path: Path) -> None:
-    @settings(fixed, max_examples=25)
+    @settings(max_examples=25)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation) -> None:
         trajectories, chosen, values_T = situation

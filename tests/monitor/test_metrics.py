@@ -18,7 +18,6 @@ from creditflow.table import batch_of as batch_of_table
 from creditflow.table import pack, unpack
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
-from tests.credit.strategies import fixed
 from tests.oracle import plain_metrics
 from tests.strategies import plays
 
@@ -35,7 +34,7 @@ def close(got, expected):
         assert got[key] == pytest.approx(value, rel=1e-12, abs=1e-12), key
 
 
-@settings(fixed, max_examples=60)
+@settings(max_examples=60)
 @given(plays().filter(len), plays().filter(len), st.integers(1, 5))
 def test_metrics_of_columns_are_those_of_one_object_after_the_other(sampled, greedy, n):
     here = batch_of(*sampled)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from creditflow.errors import ConfigError
 from creditflow.monitor.rules import RULES, Drop, Level
-from tests.credit.strategies import fixed
 
 
 def looks(rule, values, over=None):
@@ -147,7 +146,7 @@ def test_rules_on_falls_fire_by_chance_as_rarely_as_they_promise():
     assert fired / runs < 0.015
 
 
-@settings(fixed, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.sampled_from([("level", {"above": 0.2}), ("level", {"below": 0.5, "times_first": True}), ("drop", {})]),
     st.lists(st.floats(0, 1), min_size=1, max_size=20),

@@ -46,19 +46,19 @@ def test_a_token_without_text_ends_where_the_one_before_it_does() -> None:
     assert TokenEnds(BPE.decode)([], "") == []
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(st.text(max_size=30))
 def test_any_text_is_aligned_as_by_decoding_every_prefix(text: str) -> None:
     check(BPE, BPE.encode(text).ids)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, BPE.get_vocab_size() - 1), max_size=40))
 def test_any_tokens_are_aligned_as_by_decoding_every_prefix_though_their_bytes_be_broken(ids: list[int]) -> None:
     check(BPE, ids)
 
 
-@settings(max_examples=150, derandomize=True, deadline=None)
+@settings(max_examples=150)
 @given(st.text("thesumi 8#.\n€漢", max_size=30))
 def test_texts_of_a_tokenizer_with_byte_fallback_are_aligned_too(text: str) -> None:
     ids = METASPACE.encode(text).ids

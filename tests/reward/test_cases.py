@@ -5,7 +5,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.reward.cases import Call, InBox, InputOutput, not_loaded, read_tests
@@ -233,7 +233,6 @@ CASES = read_tests(
 )
 
 
-@settings(deadline=None)
 @given(JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
 def test_no_answer_of_a_box_breaks_the_reading(answer):
     for said in (answer, b'{"value": ' + answer + b"}"):

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -160,7 +160,6 @@ def test_a_check_is_a_call_with_literals_and_its_literal_result(line, is_check):
     assert check is None or isinstance(check, Call)  # nothing that a model writes is judged inside of a box
 
 
-@settings(deadline=None)
 @given(st.text("assert clmp(1,2)='[]{}-*:;#\\\n`rejcodf", max_size=120))
 def test_no_reply_breaks_the_reading(text):
     for check in recipe("checks_in")("assert clamp(" + text, "clamp"):

@@ -155,7 +155,7 @@ MADE = [Format(pattern="a+b", where=w) for w in ("all", "start", "end", "anywher
 ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(HOSTILE)
 def test_no_response_crashes_it(text):
     for made in MADE:

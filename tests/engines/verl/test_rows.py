@@ -49,7 +49,7 @@ def test_rows_are_numbered_as_the_workers_number_them():
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_rows_are_numbered_as_the_workers_number_them_whatever_is_played(specs):
     team = [
         play(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
