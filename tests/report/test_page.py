@@ -181,7 +181,7 @@ def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Pa
         page.wait_for_selector("text=3 of 3 training steps indexed")
         assert page.inner_text("#found").startswith("48 plays;")
         write_step(folder, 4)
-        page.wait_for_selector("text=4 of 4 training steps indexed", timeout=20_000)
+        page.wait_for_selector("text=4 of 4 training steps indexed", timeout=60_000)
         expect(page.locator("#found")).to_have_text(re.compile("^64 plays;"))
         assert page.locator("#list [data-play]").first.get_attribute("data-play").startswith("0-4-")
         page.select_option("#filter [name=agent]", "verifier")
@@ -199,7 +199,7 @@ def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Pa
         page.locator("span.token").last.click()
         page.wait_for_selector("text=Why this advantage of token")
         folder.rewind(1)
-        page.wait_for_selector("text=1 of 1 training steps indexed", timeout=20_000)
+        page.wait_for_selector("text=1 of 1 training steps indexed", timeout=60_000)
         assert set(watched.index.taken) == {1}
 
 

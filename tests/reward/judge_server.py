@@ -39,6 +39,8 @@ class Answer:
     """Seconds before anything is sent. Infinite: never."""
     hang_up: bool = False
     """Close the connection without a word."""
+    company: int = 0
+    """Requests that must be in flight at once before this is sent."""
     drip: float = 0.0
     """Seconds between two bytes of the body."""
     endless: bool = False
@@ -98,6 +100,8 @@ class JudgeServer:
         self.remember = remember
         self.requests: list[Request] = []
         self.in_flight = self.most_in_flight = 0
+        self.held: list[tuple[_Connection, Answer]] = []
+        """Answers that wait for more requests."""
         self.sent_without_end = 0
         """Bytes of endless bodies."""
         self.hung_up = threading.Event()
@@ -185,12 +189,21 @@ class _Connection(asyncio.Protocol):
         self.server.in_flight += 1
         self.server.most_in_flight = max(self.server.most_in_flight, self.server.in_flight)
         answer = self.server.pick(head.split(b" ", 2)[1].decode("latin-1"), head, body)
+        self._release()
         if answer.delay == float("inf"):
             return
-        if answer.delay:
+        if answer.company > self.server.most_in_flight:
+            self.server.held.append((self, answer))
+        elif answer.delay:
             asyncio.get_running_loop().call_later(answer.delay, self._answer, answer)
         else:
             self._answer(answer)
+
+    def _release(self) -> None:
+        ready = [one for one in self.server.held if one[1].company <= self.server.most_in_flight]
+        self.server.held = [one for one in self.server.held if one not in ready]
+        for connection, answer in ready:
+            connection._answer(answer)
 
     def _answer(self, answer: Answer) -> None:
         if self.transport.is_closing():

@@ -156,7 +156,7 @@ def test_a_recipe_scores_steps_with_it():
     assert [s.scores["coherence"].value for s in trajectory.steps] == [1.0, 0.5]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(max_size=200) | st.text(alphabet="x=12.+-*/()$% \n\u00d7\u00b2{}\\<>,;'", max_size=120))
 def test_no_response_crashes_it_and_the_value_stays_in_range(text):
     assert 0.0 <= score(text).value <= 1.0
@@ -184,18 +184,11 @@ PIECES = [
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_it_takes_linear_time_and_reads_a_bounded_text(piece):
-    def seconds(n: int) -> float:
-        text, best = (piece * n)[:n], math.inf
-        for _ in range(2):
-            start = time.perf_counter()
-            score(text)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    tenth = seconds(MAX_CHARACTERS // 10)
-    assert seconds(MAX_CHARACTERS) < 40 * tenth + 0.01
-    assert seconds(20 * MAX_CHARACTERS) < 50 * tenth + 0.05
+def test_a_hostile_text_is_scored_soon(piece):
+    start = time.process_time()
+    for n in (MAX_CHARACTERS, 20 * MAX_CHARACTERS):
+        score((piece * n)[:n])
+    assert time.process_time() - start < 20  # the square of the longer text would take minutes
 
 
 def test_saying_one_true_calculation_often_does_not_hide_a_false_one():

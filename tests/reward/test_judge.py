@@ -585,7 +585,7 @@ def test_a_judge_that_does_not_finish_in_time_is_a_timeout(answer):
 
 def test_a_slow_answer_is_asked_for_again():
     with JudgeServer([Answer(delay=float("inf")), Answer()]) as server:
-        assert judged(a_judge(server, request_timeout=0.2)).status == "ok"
+        assert judged(a_judge(server, request_timeout=0.2, retries=50)).status == "ok"
 
 
 def test_no_try_begins_after_the_time_is_up():
@@ -606,7 +606,7 @@ def test_the_rest_is_unharmed_by_those_that_fail():
 
     kinds = ["right", "broken", "right", "garbled", "mute", "right"] * 4
     with JudgeServer(answer) as server:
-        judge = a_judge(server, retries=1, request_timeout=0.5, rubric="R")
+        judge = a_judge(server, retries=0, request_timeout=3.0, rubric="R")
         plays = [a_play(f"{kind} {i}", name=str(i)) for i, kind in enumerate(kinds)]
         scores = judge_all(judge, plays)
     wanted = {"right": ("ok", 1.0), "broken": ("failed", 0.0), "garbled": ("failed", 0.0), "mute": ("timeout", 0.0)}
@@ -686,8 +686,12 @@ def test_a_call_that_is_cancelled_gives_its_place_to_the_next():
         judge, made = a_judge(server, max_concurrency=1), a_play()
 
         async def run() -> Score:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(judge(made.steps[0], made), 0.3)
+            first = asyncio.create_task(judge(made.steps[0], made))
+            while not server.requests:
+                await asyncio.sleep(0.001)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
             score = await judge(made.steps[0], made)
             await judge.aclose()
             return score
@@ -699,20 +703,19 @@ def test_a_call_that_is_cancelled_gives_its_place_to_the_next():
 
 
 def test_no_more_requests_are_in_flight_than_allowed():
-    with JudgeServer(Answer(delay=0.01)) as server:
+    with JudgeServer(Answer(company=40)) as server:
         scores = judge_all(a_judge(server, max_concurrency=40), [a_play(name=str(i)) for i in range(160)])
     assert {score.status for score in scores} == {"ok"}
-    assert 1 < server.most_in_flight <= 40
+    assert server.most_in_flight == 40
 
 
 def test_metrics_count_since_they_were_last_asked_for():
-    answers = [Answer(usage=(1000, 20), delay=0.05), Answer(usage=(3000, 30))]
+    answers = [Answer(usage=(1000, 20)), Answer(usage=(3000, 30))]
     with JudgeServer(answers) as server:
         judge = a_judge(server, max_concurrency=1, prices={"prompt": 2, "completion": 10})
         judge_all(judge, [a_play(name="a"), a_play(name="b")])
     found = judge.metrics()
-    assert 0.05 <= found.pop("latency_max_s") < 5
-    assert 0.05 <= found.pop("latency_sum_s") < 5
+    assert 0 < found.pop("latency_max_s") < found.pop("latency_sum_s")
     assert found == {
         "requests": 2, "retries": 0, "answered": 2, "prompt_tokens": 4000, "completion_tokens": 50,
         "cost": pytest.approx(4000 * 2e-6 + 50 * 10e-6),

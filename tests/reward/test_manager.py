@@ -318,7 +318,7 @@ def test_async_functions_run_concurrently_and_beside_sync_ones():
         most = max(most, running)
         if running == 6:
             arrived.set()
-        await asyncio.wait_for(arrived.wait(), timeout=10)  # none could go on if they came one by one
+        await asyncio.wait_for(arrived.wait(), timeout=60)  # none could go on if they came one by one
         running -= 1
         return 0.5
 
@@ -491,9 +491,9 @@ def test_an_async_function_that_takes_too_long_is_timed_out_and_may_tidy_up():
         return 1.0
 
     play = a_play()
-    report = score([of_steps(sleeps, is_async=True, timeout=0.1)], [play])
+    report = score([of_steps(sleeps, is_async=True, timeout=1.0)], [play])
     assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
-    assert play.steps[1].scores["f"].reason == "took longer than 0.1 s"
+    assert play.steps[1].scores["f"].reason == "took longer than 1 s"
     assert sorted(tidied) == [0, 1, 2]
     assert report.functions[0].timeouts == 1
 

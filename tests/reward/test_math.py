@@ -223,7 +223,7 @@ PIECES += [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60))
 def test_no_answer_crashes_it(text):
     assert math_verify(text, "72", seconds=0.2) in (0.0, 1.0)
@@ -231,16 +231,9 @@ def test_no_answer_crashes_it(text):
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_reading_takes_no_more_than_linear_time_and_never_more_than_a_bounded_text(piece):
-    def seconds(n: int) -> float:
-        text = (piece * n)[:n]
-        best = math.inf
-        for _ in range(3):
-            start = time.perf_counter()
-            with contextlib.suppress(NotAnAnswer):
-                read(text)
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    assert seconds(MAX_CHARACTERS) < 40 * seconds(MAX_CHARACTERS // 10) + 0.002
-    assert seconds(100 * MAX_CHARACTERS) < 5 * seconds(MAX_CHARACTERS) + 0.002
+def test_reading_a_hostile_text_ends_soon(piece):
+    start = time.process_time()
+    for n in (MAX_CHARACTERS, 100 * MAX_CHARACTERS):
+        with contextlib.suppress(NotAnAnswer):
+            read((piece * n)[:n])
+    assert time.process_time() - start < 20  # the square of the longer text would take minutes

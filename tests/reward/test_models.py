@@ -162,14 +162,14 @@ def test_calls_that_come_while_a_batch_runs_are_the_next_one() -> None:
     def compute(items: list[int]) -> list[int]:
         batches.append(items)
         started.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return items
 
     batcher = Batcher(compute)
 
     async def main() -> list[int]:
         first = asyncio.create_task(batcher(0))
-        assert await asyncio.to_thread(started.wait, 10)
+        assert await asyncio.to_thread(started.wait, 60)
         others = [asyncio.create_task(batcher(n)) for n in (1, 2)]
         await asyncio.sleep(0)
         go.set()
@@ -209,14 +209,14 @@ def test_a_call_that_is_cancelled_while_its_batch_runs_harms_no_other() -> None:
 
     def compute(items: list[int]) -> list[int]:
         started.set()
-        assert go.wait(10)
+        assert go.wait(60)
         return items
 
     batcher = Batcher(compute)
 
     async def main() -> int:
         one, other = asyncio.create_task(batcher(1)), asyncio.create_task(batcher(2))
-        assert await asyncio.to_thread(started.wait, 10)
+        assert await asyncio.to_thread(started.wait, 60)
         one.cancel()
         await asyncio.sleep(0)
         go.set()

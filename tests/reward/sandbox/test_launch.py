@@ -44,7 +44,7 @@ def groups(box, pids) -> list[Path]:
     return [group for folder in folders for pid in pids for group in folder.glob(f"creditflow-*-{pid}-*")]
 
 
-def eventually(empty: Callable[[], object], wait_s: float = 5.0) -> object:
+def eventually(empty: Callable[[], object], wait_s: float = 60.0) -> object:
     """What the function gives, which should come to be nothing."""
     deadline = time.monotonic() + wait_s
     while (found := empty()) and time.monotonic() < deadline:

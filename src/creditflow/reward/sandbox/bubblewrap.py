@@ -28,8 +28,9 @@ _STDIN = "/dev/.stdin"
 """In the root file system, which is read-only by the time that the program starts."""
 _SETUP_S = 10.0
 """How long the tmpfs of a box may take to appear; 1 or 2 ms are usual."""
-_CPU_SLACK_S = 0.1
-"""By how much what was used can be less than the limit for which the kernel ended a program: it counts otherwise."""
+_CPU_USED = 0.5
+"""Share of the CPU limit from which on SIGKILL means that limit. The kernel enforces it by sampling at clock ticks, so
+on a busy machine a program may have used much less by the exact count."""
 _FILES = 200
 """Files of `write` in one box: each is a descriptor, of which a process may have 1024."""
 _SITE_PACKAGES = """
@@ -212,7 +213,7 @@ class Bubblewrap(Box):
         # Bubblewrap and the shell both give 128 + N where signal N ended the program.
         number = by_signal(status)
         if limit is None:
-            limit = _limit_of(number, oom, end.cpu_s >= math.ceil(self._limits.cpu_s) - _CPU_SLACK_S)
+            limit = _limit_of(number, oom, end.cpu_s >= math.ceil(self._limits.cpu_s) * _CPU_USED)
         return Result(
             exit_code=status if limit is None and number is None else None,
             stdout=out,
