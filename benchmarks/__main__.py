@@ -57,9 +57,18 @@ def main() -> int:
     if given.outdated:
         print_outdated()
         return 0
+    exit_on_sigterm()
     outcomes = [run(name, quick=given.quick) for name in given.names or names]
     print_summary(outcomes)
     return 2 if any(outcome.status == ERROR for outcome in outcomes) else 0
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM an ordinary exit, which ends the running benchmark too.
+
+    A benchmark runs in a session of its own, so it would go on alone where this process ended at once.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def discover() -> list[str]:

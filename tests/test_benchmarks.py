@@ -2,6 +2,9 @@
 
 import importlib
 import json
+import os
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -157,12 +160,43 @@ def test_missing_peer_is_in_the_note(capsys: pytest.CaptureFixture[str]) -> None
     assert judge(1, [*lines, "targets missed: 2 of 3"]) == (FALLS_SHORT, "2 of 3 targets missed; without TRL")
 
 
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+HANGS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
+"""A benchmark that waits for a child, which prints its process id."""
+
+
+def ended(log: Path) -> bool:
+    """True once the process with the id in `log` has ended; False where it has not after 30 s."""
+    try:
+        process = os.pidfd_open(int(log.read_text().split()[0]))
+    except ProcessLookupError:
+        return True
+    readable, _, _ = select.select([process], [], [], 30.0)
+    os.close(process)
+    return bool(readable)
+
+
 def test_hanging_benchmark_is_killed_with_its_children(tmp_path: Path) -> None:
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    hangs = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    code = run_command("hangs", [sys.executable, "-c", hangs], tmp_path / "log", limit=1.0)
+    log = tmp_path / "log"
+    code = run_command("hangs", [sys.executable, "-c", HANGS], log, limit=2.0)
     assert code is None
     assert judge(code, ["targets missed: 0 of 3"]) == (ERROR, "time limit")
+    assert ended(log)
+
+
+def test_terminated_runner_ends_its_benchmark(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = (
+        "import sys; from pathlib import Path; import benchmarks.__main__ as runner; runner.REPORT_SECONDS = 0.1\n"
+        "runner.exit_on_sigterm()\n"
+        f"runner.run_command('hangs', [sys.executable, '-c', {HANGS!r}], Path({str(log)!r}), 60.0)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        assert any(line.strip().rpartition(" ")[2].isdigit() for line in runner.stdout)  # the child's id was printed
+        runner.terminate()
+    assert runner.returncode == 128 + signal.SIGTERM
+    assert ended(log)
 
 
 def test_figure_without_a_value_misses_its_target(capsys: pytest.CaptureFixture[str]) -> None:
