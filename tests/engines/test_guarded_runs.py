@@ -104,6 +104,7 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
 def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
     plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
+    plays += ("reward.max_failed_frac=0.5",)  # so that the guard acts before the limit
     path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *plays)
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
@@ -116,7 +117,8 @@ def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
 
 def test_while_the_verdicts_that_do_not_fail_agree_with_the_outcome_credit_stays_as_it_is(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
-    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", "actor_rollout_ref.rollout.n=32")
+    plays = ("actor_rollout_ref.rollout.n=32", "reward.max_failed_frac=0.5")
+    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", *plays)
     (first, *_) = happened(path, "error_rate")
     assert first[:2] == ("fired", "warn")
     assert not any(row["guard/fallback"] for row in read_metrics(path))

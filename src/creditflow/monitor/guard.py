@@ -49,8 +49,6 @@ class RolledBack(CreditflowError):
 
 FAILED_SCORES = "failed_scores"
 """`Event.rule` where a reward function starts to fail; no rule of the guard (`monitor.notices`)."""
-IDLE_GATE = "idle_gate"
-"""`Event.rule` where gates change no credit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Event:
     @property
     def text(self) -> str:
         """For people, in a line."""
-        if self.rule in (FAILED_SCORES, IDLE_GATE):
+        if self.rule == FAILED_SCORES:
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
         return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"

@@ -9,9 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from creditflow.credit import Assignment
-from creditflow.credit.linter import idle_gate
-from creditflow.monitor.guard import FAILED_SCORES, IDLE_GATE, WARN, Event
+from creditflow.monitor.guard import FAILED_SCORES, WARN, Event
 from creditflow.reward.manager import FunctionReport, ScoringReport
 
 
@@ -35,14 +33,6 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
         for function in failing
         if (metric := f"reward/{function.name}/failed_frac") not in told
     ]
-
-
-def idle_gate_events(assignment: Assignment, step: int) -> list[Event]:
-    """One event where gates change no credit in the first training step; later steps have `propagation/moved`."""
-    if step != 1 or (found := idle_gate(assignment)) is None:
-        return []
-    moved = assignment.metrics().get("propagation/moved", 0.0)
-    return [Event(step, IDLE_GATE, "propagation/moved", "started", WARN, {"moved": moved}, found.message)]
 
 
 def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from creditflow.config import leaves
+from creditflow.credit.linter import idle_gate
 from creditflow.ledger import Ledger
 from creditflow.monitor.catalog import Names, described
+from creditflow.monitor.notices import failure_summary, idle_gate_summary
 from creditflow.report.index import Index
 
 POINTS = 400
@@ -30,6 +32,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "run": head(ledger, index),
         "curves": curves(ledger),
         "events": events(ledger),
+        "notices": notices(ledger),
         "agents": agents,
         "series": series(index),
         "heat": heat(index),
@@ -37,6 +40,17 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
         "hardest": hardest(index),
         "named": named(agents, index),
     }
+
+
+def notices(ledger: Ledger) -> list[str]:
+    """What a reader of the numbers should see first: gates that changed no credit, functions that failed."""
+    rows = ledger.metrics()
+    found = [*failure_summary(rows), *idle_gate_summary(rows)]
+    if idle_gate_summary(rows) and ledger.steps:
+        last = ledger.read(ledger.steps[-1]).assignment
+        if last is not None and (idle := idle_gate(last)) is not None:
+            found.append(f"in the last training step, {idle.message}")
+    return found
 
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:

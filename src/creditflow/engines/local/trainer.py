@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from creditflow.config import Recipe, TrainerConfig
 from creditflow.credit import Observed, assign, make_threshold
+from creditflow.credit.linter import idle_gate
 from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
 from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
-from creditflow.ledger import RunFolder
+from creditflow.ledger import Ledger, RunFolder
 from creditflow.monitor import (
     Evaluation,
     Event,
@@ -22,8 +24,8 @@ from creditflow.monitor import (
     rollout_metrics,
     sub_reward_metrics,
 )
-from creditflow.monitor.guard import IDLE_GATE, STOP, asked_of_engine
-from creditflow.monitor.notices import failure_events, idle_gate_events
+from creditflow.monitor.guard import STOP, asked_of_engine
+from creditflow.monitor.notices import failure_events
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -90,9 +92,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
             warn_of_failures(run, step, parts, reporter)
             if step == 1:
                 warn_of_first_step(metrics, parts, reporter)
-                for row in run.folder.events():
-                    if row["rule"] == IDLE_GATE:
-                        reporter.say(Event.from_dict(row).text)
+                warn_of_idle_gate(metrics, run.folder.path, reporter)
             run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
@@ -171,6 +171,15 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
         )
 
 
+def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Reporter) -> None:
+    """Warn, with the reason, where gates changed no credit in the first training step, by its metrics and step file."""
+    if metrics.get("propagation/moved") != 0.0 and metrics.get("propagation/pass_rate", 1.0) != 1.0:
+        return
+    assignment = Ledger.open(folder).read(1).assignment
+    if assignment is not None and (found := idle_gate(assignment)) is not None:
+        reporter.say(f"warning: {found.message}")
+
+
 _MANY_TRUNCATED = 0.1
 """Some plays are cut short in any run."""
 
@@ -214,7 +223,6 @@ async def train_step(
         )
     with timing("ledger"):
         run.folder.write_steps(step, batch, assignment)
-    run.folder.append_events(event.to_dict() for event in idle_gate_events(assignment, step))
     if run.trackers.takes_tables and (step == 1 or step % _table_freq(config.trainer) == 0):
         run.trackers.table(step, sample_rows(assignment))
     with timing("metrics"):

@@ -28,7 +28,7 @@ from creditflow.config import ModelConfig, Recipe, different_options, model_of, 
 from creditflow.engines.local.crew import critic_folder, model_folder
 from creditflow.engines.local.plays import needs_reference
 from creditflow.engines.local.run import run_path
-from creditflow.engines.local.trainer import status_line, warn_of_first_step
+from creditflow.engines.local.trainer import status_line, warn_of_first_step, warn_of_idle_gate
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
 from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
@@ -69,7 +69,10 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     while True:
         folder = _open_folder(config, run.recipe, run.run_folder, begun, reporter)
         try:
-            with reporter.bar("train", total) as bar, _watching(folder, begun, _Shown(bar, reporter, parts)):
+            with (
+                reporter.bar("train", total) as bar,
+                _watching(folder, begun, _Shown(bar, reporter, parts, folder.path)),
+            ):
                 _run(config, reporter)
             return folder
         except RolledBack as back:
@@ -333,6 +336,7 @@ class _Shown:
     bar: Bar
     reporter: Reporter
     parts: Parts
+    folder: Path
 
     def show(self, row: Mapping[str, Any]) -> None:
         """One line of `metrics.jsonl`."""
@@ -341,6 +345,7 @@ class _Shown:
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
         if step == 1:
             warn_of_first_step(numbers, self.parts, self.reporter)
+            warn_of_idle_gate(numbers, self.folder, self.reporter)
         if step > 0:
             self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
         if validated:

@@ -61,7 +61,7 @@ from creditflow.monitor import (
 )
 from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
 from creditflow.monitor.memory import forget_peak, peak_gib
-from creditflow.monitor.notices import failure_events, idle_gate_events
+from creditflow.monitor.notices import failure_events
 from creditflow.reward import load_reward_functions
 from creditflow.reward.manager import expect_few_failures
 from creditflow.table import batch_of, table_of
@@ -534,7 +534,6 @@ class CreditflowTrainer(PolicyTrainer):
     def _record(self, plays: Plays, assignment: Assignment) -> None:
         """Write the step file, and keep the step's metrics for `_compute_metrics`."""
         self.folder.write_steps(self.global_steps, plays.batch, assignment)
-        self.folder.append_events(event.to_dict() for event in idle_gate_events(assignment, self.global_steps))
         self._own_metrics = step_metrics(plays, assignment, self.guard.threshold(self.threshold))
 
     def _compute_metrics(

@@ -135,6 +135,7 @@
     const tiles = [["training steps", count(run.training_steps)], ["plays", count(run.plays)], ["steps", count(run.steps)], ["plays that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
+      ...told.notices.map((text) => el("p", { class: "note" }, text)),
       ...told.named.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
       ...run.set_aside.map((file) => el("p", { class: "note" }, `Set aside: ${file} cannot be read.`)),
     ];
