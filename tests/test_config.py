@@ -153,6 +153,12 @@ def test_an_unknown_section_names_the_nearest_known_one(recipe):
         ("trainer.total_training_steps=-1", "trainer.total_training_steps: expected a number of at least 0"),
         ("trainer.num_threads=-2", "trainer.num_threads"),
         ("reward.max_failed_frac=2", "reward.max_failed_frac: expected a share from 0 to 1"),
+        (
+            "actor_rollout_ref.rollout.timeout_s=0",
+            "actor_rollout_ref.rollout.timeout_s: expected a number above 0, got 0",
+        ),
+        ("actor_rollout_ref.rollout.timeout_s=.inf", "actor_rollout_ref.rollout.timeout_s: expected a number above 0"),
+        ("actor_rollout_ref.rollout.timeout_outcome=1", "timeout_outcome: expected one of mask, zero, got '1'"),
         ("actor_rollout_ref.actor.optim.lr=0", "actor_rollout_ref.actor.optim.lr: expected a number above 0"),
         ("actor_rollout_ref.actor.loss_agg_mode=mean", "loss_agg_mode: expected one of token-mean"),
         ("actor_rollout_ref.actor.kl_loss_type=k9", "kl_loss_type: expected one of k1"),

@@ -189,6 +189,10 @@ class RolloutConfig:
     """Calls generated together at most."""
     max_failed_frac: float = 0.5
     """Stop when a larger share of plays fails: what is left would be no fair sample."""
+    timeout_s: float = 600.0
+    """Seconds for one rollout; time in the run's own sampler does not count. A rollout that takes longer is ended."""
+    timeout_outcome: str = "mask"
+    """`mask`: its trajectory is `failed`, and left out of training. `zero`: its outcome is 0, the team's own doing."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
@@ -951,6 +955,7 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.n": rollout.n,
         "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
         "actor_rollout_ref.rollout.temperature": rollout.temperature,
+        "actor_rollout_ref.rollout.timeout_s": rollout.timeout_s,
         "actor_rollout_ref.rollout.val_kwargs.n": rollout.val_kwargs.n,
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": rollout.multi_turn.max_assistant_turns,
         "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": rollout.multi_turn.max_parallel_calls,
@@ -987,6 +992,7 @@ def _validate(config: Config) -> None:
             "trainer.resume_from_path: expected a checkpoint's path with trainer.resume_mode=resume_path, and none "
             "otherwise"
         )
+    _one_of("actor_rollout_ref.rollout.timeout_outcome", rollout.timeout_outcome, ("mask", "zero"))
     _one_of("actor_rollout_ref.rollout.multi_turn.format", rollout.multi_turn.format, ("hermes",))
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":

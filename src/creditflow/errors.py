@@ -79,6 +79,15 @@ class PromptTooLong(CreditflowError):
     """A prompt leaves no room for a response; its trajectory ends there with status `truncated`."""
 
 
+class RolloutTimedOut(CreditflowError):
+    """A rollout took longer than `actor_rollout_ref.rollout.timeout_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"took more than {limit_s:g} s (actor_rollout_ref.rollout.timeout_s); time in the run's sampler is left out"
+        )
+
+
 class EndpointError(CreditflowError):
     """A model behind an endpoint gave no usable reply, however often it was asked; the play that waited for it failed.
 

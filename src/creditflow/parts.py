@@ -45,14 +45,17 @@ class Parts:
     def sampling(self) -> Sampling:
         """How agents sample in training."""
         config = self.recipe.config
-        turns = config.actor_rollout_ref.rollout.multi_turn
+        rollout = config.actor_rollout_ref.rollout
+        turns = rollout.multi_turn
         return Sampling(
             max_tokens=config.data.max_response_length,
             max_prompt_tokens=config.data.max_prompt_length,
-            temperature=config.actor_rollout_ref.rollout.temperature,
+            temperature=rollout.temperature,
             max_assistant_turns=turns.max_assistant_turns,
             max_parallel_calls=turns.max_parallel_calls,
             max_tool_response_length=turns.max_tool_response_length,
+            timeout_s=rollout.timeout_s,
+            timeout_outcome=rollout.timeout_outcome,
         )
 
     @property

@@ -143,6 +143,7 @@ METRICS: list[Metric] = [
         ("failed_frac", "share", "plays that failed by no fault of the agents"),
         ("truncated_frac", "share", "plays that were cut short"),
         ("agent_error_frac", "share", "plays that the agents' own doing ended"),
+        ("timeout_frac", "share", "rollouts that took longer than `rollout.timeout_s`"),
         ("tool_calls", "calls", "of tools, a play; where there are any"),
         ("tool_failed_frac", "share", "of those, the ones that gave an error or took too long"),
         (

@@ -31,6 +31,7 @@ def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
         "rollout/failed_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("failed"))),
         "rollout/truncated_frac": float(np.mean(status_N == TRAJECTORY_STATUSES.index("truncated"))),
         "rollout/agent_error_frac": float(np.mean(["agent_error" in info for info in batch.trajectory_info])),
+        "rollout/timeout_frac": float(np.mean(["timed_out" in info for info in batch.trajectory_info])),
         **_tool_metrics(batch),
         **_environment_metrics(batch),
     }

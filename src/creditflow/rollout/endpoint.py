@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from creditflow.errors import EndpointError, first_line
 from creditflow.rollout.bounded import AnswerRefused, bounded_to
+from creditflow.rollout.clock import stopped_clock
 from creditflow.trajectory import Message
 
 INSTALL = "an OpenAI-compatible endpoint needs openai and tenacity: pip install creditflow[judge]"
@@ -274,12 +275,16 @@ class Endpoint:
         return key
 
     async def _try(self, line: _Line, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
-        async with line.slots:
+        with stopped_clock():  # of a rollout: the queue for a slot is ours, not the endpoint's
+            await line.slots.acquire()
+        try:
             with line.client() as client:
                 self.counts.requests += 1
                 start = time.perf_counter()
                 answer = await self._post(client, body)
                 self.counts.answer(time.perf_counter() - start, usage_of(answer))
+        finally:
+            line.slots.release()
         return read(answer)
 
     async def _post(self, client: Any, body: Mapping[str, Any]) -> Any:

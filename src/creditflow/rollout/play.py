@@ -7,11 +7,12 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.errors import AgentError, ConfigError, PromptTooLong
+from creditflow.errors import AgentError, ConfigError, PromptTooLong, RolloutTimedOut
 from creditflow.rollout.client import Generator
+from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
-from creditflow.rollout.threads import in_thread, is_callers_end
+from creditflow.rollout.threads import end, in_thread, is_callers_end
 from creditflow.trajectory import Task, Trajectory
 
 Workflow = Callable[[Task, Team], object]
@@ -36,22 +37,25 @@ async def play_one(
     """One trajectory, whatever became of it.
 
     A workflow that raises fails its trajectory: `status` failed, the error in `info["error"]`. AgentError keeps it
-    (`info["agent_error"]`; the reward room gives it outcome 0), PromptTooLong ends it as `truncated`. Raises
-    ConfigError for a mistake in the recipe (a call of an agent that the team does not have), and nothing else but
-    cancellation. When this returns or raises, nothing of the play is under way any more.
+    (`info["agent_error"]`; the reward room gives it outcome 0), PromptTooLong ends it as `truncated`. One that takes
+    longer than `sampling.timeout_s` fails it too, or is kept as with AgentError (`sampling.timeout_outcome`);
+    `info["timed_out"]` has the limit. Raises ConfigError for a mistake in the recipe (a call of an agent that the team
+    does not have), and nothing else but cancellation. When this returns or raises, nothing of the play is under way
+    any more, but a thread, or a task that swallows its cancellation: their calls raise from now on.
     """
     trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
-    team = Team(Recorder(agents, trajectory, generator, sampling, play.seed))
+    clock = RolloutClock(sampling.timeout_s)
+    team = Team(Recorder(agents, trajectory, generator, sampling, play.seed, clock))
+    running = asyncio.create_task(_run(workflow, play.task, team, clock))
     error: Exception | None = None
     try:
-        answer = await _answer(workflow, play.task, team)
-        trajectory.answer = None if answer is None else str(answer)
-    except BaseException as raised:  # whatever a user's workflow may raise is that trajectory's end, and is told
-        if is_callers_end(raised):
-            raise
-        error = _weightiest(raised)
+        if await clock.within_limit(running):
+            trajectory.answer, error = _ended(running)
+        else:
+            error = RolloutTimedOut(clock.limit_s)
     finally:
-        await team.close()
+        await team.close(str(error) if isinstance(error, RolloutTimedOut) else "")
+        await end([running])
     match error:
         case None:
             pass
@@ -59,6 +63,9 @@ async def play_one(
             raise error
         case AgentError():
             trajectory.info["agent_error"] = str(error)
+        case RolloutTimedOut():
+            trajectory.info["timed_out"] = clock.limit_s
+            _close_timed_out(trajectory, error, sampling)
         case PromptTooLong():  # the team has marked the trajectory as truncated
             trajectory.info["ended_early"] = str(error)
         case _ if team.refused_prompt is not None:  # over HTTP, it comes as an error of whatever client was told so
@@ -69,6 +76,32 @@ async def play_one(
     if not trajectory.answer_steps and trajectory.steps:
         trajectory.answer_steps = (len(trajectory.steps) - 1,)
     return trajectory
+
+
+def _close_timed_out(trajectory: Trajectory, error: RolloutTimedOut, sampling: Sampling) -> None:
+    """Mask the trajectory, or leave it to be scored as the agents' own doing."""
+    if sampling.timeout_outcome == "zero":
+        trajectory.info["agent_error"] = f"the rollout {error}"
+    else:
+        trajectory.status = "failed"
+        trajectory.info["error"] = f"{type(error).__name__}: the rollout {error}"
+
+
+async def _run(workflow: Workflow, task: Task, team: Team, clock: RolloutClock) -> tuple[str | None, Exception | None]:
+    """The workflow's answer, or its error. Raises only to end the current task."""
+    try:
+        with clock.started():
+            answer = await _answer(workflow, task, team)
+        return None if answer is None else str(answer), None
+    except BaseException as raised:  # any error of a user's workflow ends its trajectory alone
+        if is_callers_end(raised):
+            raise
+        return None, _weightiest(raised)
+
+
+def _ended(running: asyncio.Task[tuple[str | None, Exception | None]]) -> tuple[str | None, Exception | None]:
+    """The result of a workflow's task; one that cancelled its own task has raised."""
+    return (None, RuntimeError("raised CancelledError")) if running.cancelled() else running.result()
 
 
 async def _answer(workflow: Workflow, task: Task, team: Team) -> object:

@@ -16,7 +16,9 @@ from typing import Any
 from creditflow.chat import Prompt, PromptIds, ToolCall, message_text, opens_thought, parse_tool_calls, without_nulls
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
 from creditflow.rollout.client import ChatClient, GenerationRequest, Generator, PolicyView
+from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.reuse import read_in
+from creditflow.rollout.threads import end
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
 from creditflow.trajectory import Message, Step, Trajectory
 
@@ -56,7 +58,7 @@ class AgentSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples unless the call says otherwise."""
+    """How an agent samples unless the call says otherwise, and how long a rollout may take."""
 
     max_tokens: int = 512
     max_prompt_tokens: int = 1024
@@ -67,6 +69,10 @@ class Sampling:
     """Calls of tools in one turn; further ones are refused."""
     max_tool_response_length: int = 2048
     """Characters of a tool's result; of a longer one, beginning and end."""
+    timeout_s: float = 600.0
+    """Seconds for one rollout; time in the run's own sampler does not count."""
+    timeout_outcome: str = "mask"
+    """Of a rollout that takes longer: `mask` makes its trajectory `failed`, `zero` gives it outcome 0."""
 
 
 class Reply(str):
@@ -129,7 +135,10 @@ class Recorder:
         generator: Generator,
         sampling: Sampling,
         seed: tuple[int, ...],
+        clock: RolloutClock | None = None,
     ) -> None:
+        """`clock`: the rollout's time limit; None: there is none."""
+        self.clock = RolloutClock(math.inf) if clock is None else clock
         self.agents = agents
         self.trajectory = trajectory
         self.sampling = sampling
@@ -144,6 +153,8 @@ class Recorder:
         """Of a step, how often its prompt had its response already as an agent's words: an example, it may be."""
         self._callers: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._ended_by = ""
+        """The reason in the refusal of later calls, if the rollout did not end by itself."""
         self._state: dict[str, Any] = {}
         """What the tools of this play share."""
 
@@ -152,15 +163,14 @@ class Recorder:
         """The last prompt that had no room, of an agent that was not answered since."""
         return next(reversed(self._too_long.values()), None)
 
-    async def close(self) -> None:
-        """The play is over: calls that are still on their way (parallel branches of a workflow that raised) are ended,
-        so that nothing changes the trajectory, or uses the model, while it is scored and trained on.
+    async def close(self, why: str = "") -> None:
+        """End the calls that are still on their way (parallel branches of a workflow that raised), and refuse others.
+
+        Nothing may change the trajectory, or use the model, while it is scored and trained on.
+        `why`: the reason for later callers; empty if the rollout ended by itself.
         """
-        self._closed = True
-        late = set(self._callers)
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        self._closed, self._ended_by = True, f": it {why}" if why else ""
+        await end(set(self._callers))
 
     async def ask(self, call: Call) -> Reply:
         """The response to one call, recorded as a step. Raises as `Agent.__call__` does."""
@@ -183,7 +193,8 @@ class Recorder:
     async def _answer(self, call: Call, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
         if self._closed:
-            raise CreditflowError(f"trajectory {trajectory.id}: {agent} was called after the play had ended")
+            told = f"{agent} was called after the play had ended{self._ended_by}"
+            raise CreditflowError(f"trajectory {trajectory.id}: {told}")
         client = self.generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given
@@ -293,7 +304,8 @@ class Recorder:
                 seed = (*key, turn) if turn else key
                 left = max_tokens - len(spoken.ids)
                 request = GenerationRequest(prompt_ids + tuple(spoken.ids), left, asked.temperature, seed)
-                generation = await self.generator.generate(spec.policy, request)
+                with self.clock.stopped():
+                    generation = await self.generator.generate(spec.policy, request)
                 version = version if generation.version is None else generation.version
                 last, n_tokens, stopped = _up_to(call.stop, client, generation.response_ids)
                 spoken.say(generation.response_ids[:n_tokens], generation.logprobs[:n_tokens])
@@ -359,7 +371,7 @@ class Recorder:
             raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
         messages = [without_nulls(message) for message in call.prompt]
         prompt = spelled(messages)
-        with self._calling():
+        with self._calling(), self.clock.current():
             reply = await client.chat(
                 messages, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
             )

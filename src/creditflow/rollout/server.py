@@ -53,6 +53,8 @@ except ImportError as missing:
 AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
 _HOST = "127.0.0.1"
+_TOLD = 4096
+"""Timed-out rollouts whose refusal is kept for calls of their threads; the oldest are dropped first."""
 LONGEST_NAME = 200
 """Characters of a play's, which is a segment of its URL."""
 
@@ -116,6 +118,8 @@ class Door:
     last_call: float = field(default_factory=time.monotonic)
     """When one began or ended."""
     closed: bool = False
+    ended: str = ""
+    """The refusal of calls after the end, once `closed`."""
     _counted: bool = False
     """Whether its generator knows it as a play that is about to call."""
 
@@ -124,12 +128,16 @@ class Door:
         """What OpenAI's clients call so."""
         return f"{self.server.url}/t/{quote(self.name, safe='')}/v1"
 
-    def close(self) -> None:
-        """The play is over: nothing is heard any more. On the play's event loop."""
+    def close(self, why: str = "") -> None:
+        """Take no more calls: the rollout has ended. On its event loop.
+
+        `why`: the reason for later callers, if the rollout did not end by itself. They get 410 with it instead of 401.
+        """
         if not self.closed:
             self.closed = True
+            self.ended = f"trajectory {self.name} has ended" + (f": it {why}" if why else "")
             self.tell()
-            self.server.forget(self)
+            self.server.forget(self, told=bool(why))
 
     async def ask(self, calls: Sequence[Call], taken_up: Future[None]) -> list[Reply]:
         """The responses to one request. On the play's event loop; `taken_up` is set as soon as it runs there.
@@ -141,7 +149,7 @@ class Door:
         taken_up.set_result(None)
         limits, recorder = self.server.limits, self.recorder
         if self.closed:
-            raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended")
+            raise self.refusal()
         waiting = self.waiting + len(calls)
         if len(recorder.trajectory.steps) + waiting > limits.steps:
             raise Refused(
@@ -158,12 +166,16 @@ class Door:
             return await recorder.ask_all(calls)
         except CreditflowError:
             if self.closed:
-                raise Refused(410, f"trajectory {self.name} has ended", code="trajectory_ended") from None
+                raise self.refusal() from None
             raise
         finally:
             self.waiting -= len(calls)
             self.last_call = time.monotonic()
             self.tell()
+
+    def refusal(self) -> Refused:
+        """The answer to calls after the rollout's end."""
+        return Refused(410, self.ended or f"trajectory {self.name} has ended", code="trajectory_ended")
 
     def tell(self) -> None:
         """Its generator, whether this play is about to call, which it is when it waits for nothing.
@@ -194,6 +206,8 @@ class OpenAIServer:
         self.limits = limits or Limits()
         self._lobby = lobby
         self._doors: dict[str, Door] = {}
+        self._ended: dict[str, tuple[str, str]] = {}
+        """Key and refusal of timed-out rollouts, by name."""
         self._patience = _Patience(self.limits.blocked_seconds)
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
@@ -259,8 +273,12 @@ class OpenAIServer:
             raise CreditflowError(f"trajectory {recorder.trajectory.id}: its event loop has ended") from None
         return door
 
-    def forget(self, door: Door) -> None:
-        """Its play has ended."""
+    def forget(self, door: Door, *, told: bool = False) -> None:
+        """Remove a rollout that has ended. `told`: calls with its key still get its refusal."""
+        if told:
+            self._ended[door.name] = door.api_key, door.ended
+            while len(self._ended) > _TOLD:
+                del self._ended[next(iter(self._ended))]
         if self._doors.get(door.name) is door:
             del self._doors[door.name]
 
@@ -309,11 +327,14 @@ class OpenAIServer:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
         door = self._doors.get(name)
-        expected = self._lobby.api_key if self._lobby is not None else door.api_key if door is not None else ""
+        key, told = self._ended.get(name, ("", "")) if door is None else (door.api_key, "")
+        expected = key if self._lobby is None else self._lobby.api_key
         _, _, given = request.headers.get("authorization", "").partition(" ")
         # Of a play that is not there as of one whose key is another: who may not know, is not told.
         if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
+        if told and self._lobby is None:
+            raise Refused(410, told, code="trajectory_ended")
         return door
 
     def _agents(self, door: Door | None) -> Mapping[str, AgentSpec]:
@@ -403,7 +424,7 @@ class OpenAIServer:
             if first is gone:
                 raise ClientDisconnect
             if made.cancelled():
-                raise Refused(410, f"trajectory {door.name} has ended", code="trajectory_ended")
+                raise door.refusal()
             return made.result()
         finally:
             for one in (made, taken_up, gone):

@@ -29,6 +29,8 @@ class Team:
         self._opening = threading.Lock()
         """Agents in several threads may ask for the URL, and some of them outlive the play."""
         self._ended = False
+        self._ended_by = ""
+        """See `Recorder.close`."""
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
@@ -63,10 +65,11 @@ class Team:
     def open(self) -> Door:
         """Let clients in. Raises CreditflowError where the play has ended."""
         with self._opening:
+            if self._ended and (self._door is None or self._ended_by):
+                why = f": it {self._ended_by}" if self._ended_by else ""
+                id = self._recorder.trajectory.id
+                raise CreditflowError(f"trajectory {id}: its URL was asked for after the play had ended{why}")
             if self._door is None:
-                if self._ended:
-                    id = self._recorder.trajectory.id
-                    raise CreditflowError(f"trajectory {id}: its URL was asked for after the play had ended")
                 from creditflow.rollout.server import open_door
 
                 self._door = open_door(self._recorder, self._loop)
@@ -93,13 +96,13 @@ class Team:
         trajectory.status = "truncated"
         trajectory.info.setdefault("truncated", why)
 
-    async def close(self) -> None:
-        """The play is over; see `Recorder.close`."""
+    async def close(self, why: str = "") -> None:
+        """End the rollout's calls; see `Recorder.close`."""
         with self._opening:
-            self._ended = True
+            self._ended, self._ended_by = True, why
         if self._door is not None:
-            self._door.close()
-        await self._recorder.close()
+            self._door.close(why)
+        await self._recorder.close(why)
 
 
 @dataclass(frozen=True, slots=True)

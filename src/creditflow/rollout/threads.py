@@ -1,11 +1,11 @@
-"""Calls what others wrote: what blocks in a thread of its own; and tells whose end it is that they raise."""
+"""Run users' code: blocking calls in separate threads, and errors that may belong to the call or to its caller."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -21,8 +21,22 @@ def is_callers_end(raised: BaseException) -> bool:
     return isinstance(raised, KeyboardInterrupt | GeneratorExit)
 
 
+_GRACE_S = 10.0
+"""Seconds that a cancelled task has to end; one that swallows its cancellation is left behind."""
+
+
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel `tasks` and wait for their end, `_GRACE_S` at most. Their errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    ended, _ = await asyncio.wait(tasks, timeout=_GRACE_S) if tasks else (set(), set())
+    for task in ended:
+        if not task.cancelled():
+            task.exception()  # read once, or asyncio logs it as never retrieved
+
+
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """`call` in a thread of its own. One that never returns holds nothing up: neither other calls nor the end."""
+    """Run `call` in a separate daemon thread. If it never returns, neither other calls nor the process's end wait."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -43,7 +57,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             error = RuntimeError(f"raised {type(raised).__name__}")
         try:
             loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # nobody waits any more: the loop is closed
+        except RuntimeError:  # the loop is closed
             return
 
     threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()

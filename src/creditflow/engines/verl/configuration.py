@@ -196,6 +196,8 @@ OURS = (
     "data.train_files",
     "data.val_files",
     "actor_rollout_ref.rollout.max_failed_frac",
+    "actor_rollout_ref.rollout.timeout_s",
+    "actor_rollout_ref.rollout.timeout_outcome",
     "actor_rollout_ref.rollout.multi_turn",
     "trainer.default_local_dir",
     "trainer.device",

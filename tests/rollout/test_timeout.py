@@ -1,0 +1,376 @@
+"""The time limit of a rollout. Workflows, models and endpoints set the event loop's clock themselves: nothing waits."""
+
+import asyncio
+import http.client
+import json
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from creditflow.config import load_recipe
+from creditflow.credit.decompose import outcomes
+from creditflow.credit.options import CreditOptions
+from creditflow.errors import CreditflowError
+from creditflow.monitor.metrics import rollout_metrics
+from creditflow.parts import build_parts
+from creditflow.reward import RewardFunction, RewardManager
+from creditflow.rollout import AgentSpec, ChatClient, FrozenModel, Generation, Play, Scheduler, play_again, play_all
+from creditflow.rollout.endpoint import Endpoint
+from creditflow.rollout.recorder import Sampling
+from creditflow.trajectory import Task, TrajectoryBatch
+from tests.builders import Letters
+
+AGENTS = {"writer": AgentSpec(), "far": AgentSpec(policy="far")}
+TOLD = "took more than 600 s (actor_rollout_ref.rollout.timeout_s)"
+
+
+class Clockwork(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still unless it is set."""
+
+    now = 0.0
+
+    def time(self):
+        return self.now
+
+    def pass_(self, seconds):
+        self.now += seconds
+
+
+async def pass_(seconds):
+    """Spend seconds in the rollout's own code."""
+    asyncio.get_running_loop().pass_(seconds)
+    await asyncio.sleep(0)
+
+
+async def forever():
+    await asyncio.Event().wait()
+
+
+class Model(Letters):
+    """Says `yes`. `seconds`: of the loop's clock, that each generation takes."""
+
+    version = 0
+    max_positions = 1000
+
+    def __init__(self, seconds=0.0):
+        self.seconds, self.loop, self.batches = seconds, None, []
+
+    def generate(self, requests):
+        self.batches.append(len(requests))
+        if self.seconds:
+            self.loop.pass_(self.seconds)
+        return [Generation(tuple(map(ord, "yes")), (-0.5,) * 3, "stop") for _ in requests]
+
+
+class Hanging(ChatClient):
+    """An endpoint that takes a call and never answers."""
+
+    def __init__(self):
+        self.cancelled = 0
+
+    async def chat(self, messages, **given):
+        try:
+            await pass_(601)
+            await forever()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+def run(main):
+    with asyncio.Runner(loop_factory=Clockwork) as runner:
+        return runner.run(main())
+
+
+def plays(n):
+    return [Play(Task("test", (), None, {"k": k}), "u", f"t{k}", (k,)) for k in range(n)]
+
+
+def played(workflow, n=1, model=None, far=None, **sampling):
+    async def main():
+        client = model or Model()
+        client.loop = asyncio.get_running_loop()
+        clients = {"default": client} | ({"far": far} if far else {})
+        return await play_all(plays(n), workflow, AGENTS, Scheduler(clients), Sampling(**sampling))
+
+    return run(main)
+
+
+async def hangs_in_the_second(task, team):
+    await team.writer("one")
+    if task.extra_info["k"] == 1:
+        await pass_(601)
+        await forever()
+    return await team.writer("two")
+
+
+def test_a_rollout_that_hangs_fails_alone():
+    made = played(hangs_in_the_second, n=3)
+    assert [one.status for one in made] == ["ok", "failed", "ok"]
+    assert [len(one.steps) for one in made] == [2, 1, 2]
+    assert made[1].info["error"].startswith(f"RolloutTimedOut: the rollout {TOLD}")
+    assert made[1].info["timed_out"] == 600
+
+
+@pytest.mark.parametrize(("after", "status"), [(299, "ok"), (301, "failed")])
+def test_the_clock_stops_in_the_sampler_alone(after, status):
+    async def solve(task, team):
+        await pass_(300)
+        await team.writer("one")
+        await asyncio.gather(team.writer("two"), team.writer("three"))
+        await pass_(after)
+        await pass_(0)
+
+    (made,) = played(solve, model=Model(seconds=10_000))
+    assert (made.status, len(made.steps)) == (status, 3)
+
+
+def test_time_before_a_rollout_begins_is_not_its_own():
+    async def solve(task, team):
+        asyncio.get_running_loop().pass_(400)  # work that holds the loop up, before others have begun
+        await team.writer("one")
+
+    assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
+
+
+def test_time_after_a_rollout_has_ended_is_not_its_own():
+    async def solve(task, team):
+        await team.writer("one")
+        asyncio.get_running_loop().pass_(400)
+
+    assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
+
+
+def test_a_late_rollout_is_not_sampled_for():
+    async def solve(task, team):
+        asyncio.get_running_loop().pass_(601)  # without an await: no timer can fire
+        await team.writer("one")
+
+    model = Model()
+    (made,) = played(solve, model=model)
+    assert (made.status, made.info["timed_out"], model.batches) == ("failed", 600, [])
+
+
+def test_a_hanging_endpoint_is_cancelled():
+    async def solve(task, team):
+        try:
+            await team.far("one")
+        except CreditflowError:
+            return "the workflow goes on"
+
+    far = Hanging()
+    (made,) = played(solve, far=far)
+    assert (made.status, made.steps, far.cancelled) == ("failed", [], 1)
+
+
+class Slow(Endpoint):
+    """An endpoint that takes 500 s for a reply, and one request at a time."""
+
+    async def _post(self, client, body):
+        await pass_(500)
+        return {"choices": [{"message": {"role": "assistant", "content": "far"}, "finish_reason": "stop"}]}
+
+
+def test_the_queue_before_an_endpoint_does_not_count():
+    async def solve(task, team):
+        return await team.far("one")
+
+    far = FrozenModel(Slow("http://127.0.0.1:9", "m", None, {}, 1, 120.0, 0, 0.0, 600.0))
+    assert [one.status for one in played(solve, n=3, far=far)] == ["ok"] * 3
+
+
+def test_a_workflow_that_swallows_its_end_is_left_behind():
+    said = []
+
+    async def solve(task, team):
+        try:
+            await pass_(601)
+            await forever()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        try:
+            await team.writer("one")
+        except CreditflowError as error:
+            said.append(str(error))
+        await pass_(11)
+        await forever()
+
+    (made,) = played(solve)
+    assert (made.status, made.steps) == ("failed", [])
+    assert len(said) == 1
+    assert said[0].startswith(f"trajectory t0: writer was called after the play had ended: it {TOLD}")
+
+
+def post(base_url, api_key, agent):
+    """Status and message of a chat completion over HTTP."""
+    url = urlsplit(base_url)
+    connection = http.client.HTTPConnection(url.hostname, url.port)
+    body = json.dumps({"model": agent, "messages": [{"role": "user", "content": "hello"}]})
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    connection.request("POST", f"{url.path}/chat/completions", body, headers)
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_a_thread_that_does_not_return_is_abandoned():
+    release, said, threads = threading.Event(), [], []
+
+    def solve(task, team):
+        threads.append(threading.current_thread())
+        url, key = team.base_url, team.api_key
+        said.append(post(url, key, "writer"))
+        said.append(post(url, key, "far"))
+        release.wait()
+        said.append(post(url, key, "writer"))
+        said.append(post(url, "another key", "writer"))
+        for call in (lambda: team.base_url, lambda: asyncio.run(team.writer("one"))):
+            try:
+                call()
+            except CreditflowError as error:
+                said.append((0, str(error)))
+
+    (made,) = played(solve, far=Hanging())
+    assert (made.status, [step.response for step in made.steps], made.info["timed_out"]) == ("failed", ["yes"], 600)
+    assert threads[0].is_alive()
+    assert threads[0].daemon
+    release.set()
+    threads[0].join(timeout=60)
+    assert [status for status, _ in said] == [200, 410, 410, 401, 0, 0]
+    for _, answer in (said[1], said[2]):
+        assert answer["error"]["code"] == "trajectory_ended"
+        assert f"has ended: it {TOLD}" in answer["error"]["message"]
+    assert all(TOLD in text for _, text in said[4:])
+    assert len(made.steps) == 1
+
+
+@pytest.mark.parametrize("end", ["mask", "zero"])
+def test_timeout_outcome_masks_or_counts_zero(end):
+    made = played(hangs_in_the_second, n=3, timeout_outcome=end)
+
+    functions = [
+        RewardFunction("own", "step", lambda step, trajectory: 0.5),
+        RewardFunction("right", "outcome", lambda trajectory: 1.0),
+    ]
+    asyncio.run(RewardManager(functions).score(made))
+    batch = TrajectoryBatch.from_trajectories(made)
+    found, metrics = outcomes(batch, CreditOptions()), rollout_metrics(batch)
+    zero = end == "zero"
+    assert found.masked_N.tolist() == [False, not zero, False]
+    assert found.known_N.tolist() == [True, zero, True]
+    assert found.value_N.tolist() == [1, 0, 1]
+    assert [score.value for step in made[1].steps for score in step.scores.values()] == ([0.5] if zero else [])
+    assert metrics["rollout/timeout_frac"] == pytest.approx(1 / 3)
+    assert metrics["rollout/failed_frac"] == pytest.approx(0 if zero else 1 / 3)
+    assert metrics["rollout/agent_error_frac"] == pytest.approx(1 / 3 if zero else 0)
+
+
+def test_a_replay_has_the_same_limit():
+    async def solve(task, team):
+        first = await team.writer("one")
+        if seen:
+            await pass_(601)
+            await forever()
+        seen.append(first)
+
+    async def main():
+        scheduler = Scheduler({"default": Model(), "base": Model()})
+        (recorded,) = await play_all(plays(1), solve, {"writer": AgentSpec()}, scheduler, Sampling())
+        (again,) = plays(1)
+        baselines = {"default": "base"}
+        return await play_again(
+            recorded, again, ["writer"], baselines, solve, {"writer": AgentSpec()}, scheduler, Sampling()
+        )
+
+    seen = []
+    made = run(main)
+    assert (made.status, made.info["timed_out"], len(made.steps)) == ("failed", 600, 1)
+
+
+TEAM = """
+import asyncio
+from creditflow import Task, outcome
+
+def make_tasks(split, recipe):
+    return [Task("toy", ({"role": "user", "content": f"Say {i}."},), i) for i in range(2)]
+
+async def solve(task, team):
+    draft = await team.writer(task.text)
+    if task.ground_truth == 1:
+        asyncio.get_running_loop().pass_(31)
+        await asyncio.Event().wait()
+    return draft
+
+@outcome
+def right(trajectory):
+    return 1.0
+"""
+RECIPE = """
+data: {train_files: "team.py:make_tasks", train_batch_size: 2, max_prompt_length: 64, max_response_length: 4}
+actor_rollout_ref:
+  model: {path: tiny}
+  actor: {ppo_mini_batch_size: 2}
+  rollout: {n: 2, timeout_s: 30}
+team: {workflow: "team.py:solve", agents: {writer: {}}}
+reward: {backend: inline, functions: [{fn: "team.py:right"}]}
+trainer: {device: cpu, num_threads: 1}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "team.py").write_text(TEAM)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return lambda *overrides: load_recipe(tmp_path / "recipe.yaml", overrides)
+
+
+def test_the_local_engine_fails_late_rollouts_alone(recipe):
+    from creditflow.engines.local.crew import Crew
+    from creditflow.engines.local.plays import play
+
+    parts = build_parts(recipe())
+    crew = Crew.to_play(parts.recipe)
+
+    made = run(lambda: play(parts, crew, parts.train_tasks, 2, 1.0, (0, 1)))
+    assert [one.status == "failed" for one in made] == [False, False, True, True]
+    assert [one.info.get("timed_out") for one in made] == [None, None, 30, 30]
+
+
+@pytest.mark.parametrize("end", ["mask", "zero"])
+def test_the_verl_player_fails_late_rollouts_alone(recipe, end):
+    """The path of an agent-loop worker. Its servers take 10,000 s for a response, and that time does not count."""
+    from creditflow.engines.verl.player import build_player
+
+    class Servers:
+        fault = None
+
+        def __init__(self):
+            self.clients = {"default": Model()}
+
+        async def generate(self, policy, request):
+            await pass_(10_000)
+            return self.clients[policy].generate([request])[0]
+
+        def expect(self, plays):
+            pass
+
+    async def main():
+        player = build_player(recipe(f"actor_rollout_ref.rollout.timeout_outcome={end}"), 1)
+        one = [Play(Task("toy", ({"role": "user", "content": "Say."},), k), "u", f"t{k}", (k,)) for k in range(2)]
+        try:
+            return [(await player.play(play, Servers(), player.parts.sampling))[0] for play in one]
+        finally:
+            await player.close()
+
+    fine, late = run(main)
+    assert (fine.status, fine.outcome.value) == ("ok", 1)
+    assert (late.status, late.info["timed_out"]) == ("failed" if end == "mask" else "ok", 30)
+    assert late.outcome is None if end == "mask" else late.outcome.value == 0
+
+
+def test_the_recipe_sets_the_limit_of_every_rollout(recipe):
+    assert Sampling().timeout_s == build_parts(recipe("actor_rollout_ref.rollout.timeout_s=600")).sampling.timeout_s
+    sampling = build_parts(recipe("actor_rollout_ref.rollout.timeout_outcome=zero")).sampling
+    assert (sampling.timeout_s, sampling.timeout_outcome) == (30, "zero")
