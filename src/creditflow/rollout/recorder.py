@@ -193,8 +193,8 @@ class Recorder:
     async def _answer(self, call: Call, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
         if self._closed:
-            told = f"{agent} was called after the play had ended{self._ended_by}"
-            raise CreditflowError(f"trajectory {trajectory.id}: {told}")
+            reason = f"{agent} was called after the play had ended{self._ended_by}"
+            raise CreditflowError(f"trajectory {trajectory.id}: {reason}")
         client = self.generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given
