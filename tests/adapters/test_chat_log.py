@@ -113,3 +113,27 @@ def test_what_each_line_of_a_chat_says_over_again_counts_once() -> None:
     assert [step.response for step in play.steps] == ["First add.", "Then halve."]
     assert [left.reason for left in made.left_out] == ["the same call as span 1.1"]
     assert play.steps[1].parents == (0,)
+
+
+@pytest.mark.parametrize("name", ["outcome", "final_reward"])
+def test_outcome_of_a_call_is_the_outcome_of_its_play(name: str) -> None:
+    calls = [
+        {"trajectory_id": "p", "request": asked("Plan it."), "response": completion("first, second")},
+        {"trajectory_id": "p", "request": asked("Do it."), "response": completion("done"),
+         "reward": {name: 1.0, "style": 0.5}},
+    ]  # fmt: skip
+    (play,) = plays(*calls)
+    assert (play.outcome and play.outcome.value, play.info["outcome"]) == (1.0, name)
+    assert [list(step.scores) for step in play.steps] == [[], ["style"]]
+
+
+def test_lines_without_a_response_are_listed() -> None:
+    user = {"role": "user", "content": "Hi"}
+    answered = [user, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "Bye"}]
+    made = convert(from_chat_log([{"messages": [user]}, {"messages": answered}]))
+    assert [(left.what, left.name, left.reason) for left in made.left_out] == [
+        ("record", "line 1", "1 of its messages come after the last response"),
+        ("record", "line 2", "1 of its messages come after the last response"),
+    ]
+    (left,) = convert(from_chat_log([{"request": {"messages": [user]}, "response": {"answer": "Hello."}}])).left_out
+    assert (left.what, left.reason) == ("model call", "its response is in a form that is not known: answer")

@@ -139,6 +139,17 @@ def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
 
 
+def test_plays_without_an_outcome_and_torn_lines_are_warned_of(tmp_path: Path) -> None:
+    call = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": "Hello."}
+    for reward, warned in (({"good": 1.0}, True), ({"outcome": 1.0}, False), (None, True)):
+        (tmp_path / "log.jsonl").write_text(json.dumps({**call, "reward": reward}) + '\n{"request": {"mess')
+        made = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet")
+        assert made.exit_code == 0, made.output
+        assert ("warning: no trajectory has an outcome" in made.stderr) == warned
+        assert ("--outcome (good)" in made.stderr) == (reward == {"good": 1.0})
+        assert "line 2, the last, is torn" in made.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

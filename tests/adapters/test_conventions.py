@@ -132,7 +132,7 @@ def test_calls_as_vercels_sdk_writes_them_are_steps() -> None:
 def test_what_looks_like_a_call_of_no_known_convention_is_told_to_be_left_out() -> None:
     found = made({"gen_ai.system": "gcp.vertex.agent", "gen_ai.request.model": "m", "llm_request": "{}"})
     assert [(left.what, left.reason) for left in found.left_out] == [
-        ("model call", "neither messages nor a response were recorded in a form that is known")
+        ("model call", "neither messages nor a response were recorded in a form that is known: it has llm_request")
     ]
     for other in ({"gen_ai.operation.name": "embeddings"}, {"openinference.span.kind": "CHAIN"}):
         assert made({"gen_ai.request.model": "m", **other}).left_out == []

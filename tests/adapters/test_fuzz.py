@@ -154,7 +154,7 @@ def survives(seed: int) -> None:
     assert table_of(TrajectoryBatch.from_trajectories(made.trajectories)).num_rows >= 0  # it can be written
 
 
-@settings(max_examples=2000)
+@settings(max_examples=200)
 @given(st.integers(0, 2**40))
 def test_mutated_spans_lose_nothing_and_break_nothing(seed: int) -> None:
     survives(seed)
@@ -207,7 +207,7 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return found
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.sampled_from([LOG, LIGHTNING]), st.integers(0, 2**40))
 def test_mutated_logs_of_chats_and_spans_of_agent_lightning_break_nothing(written: list[Any], seed: int) -> None:
     draw = random.Random(seed)

@@ -115,7 +115,8 @@ def test_agent_lightnings_spans_are_read_as_one_play_of_an_attempt() -> None:
         ("x.json", b"\xff\xfe", "expected JSON in UTF-8"),
         ("x.json", b"[1, 2", "expected OTLP as JSON"),
         ("x.json", b'{"a": 1}', r"expected OTLP \(`resourceSpans`, `resourceLogs`\), .*, got an object with 'a'"),
-        ("x.jsonl", b'{"resourceSpans": []}\n{"resourceSpans', "line 2 of those that are not empty"),
+        ("x.jsonl", b'{"resourceSpans": []}\n{"resourceSpans\n{}', "line 2 of those that are not empty"),
+        ("x.json", b'{"observations": []}', "this looks like an export of Langfuse's page, which is not read"),
         ("x.json", b"[" * 100_000, "nested too deep|expected OTLP"),
         ("x.pb", b"\x0a\xff\xff", "expected OTLP as protobuf"),
         ("x.pb", b"", r"x\.pb: is empty"),
@@ -132,6 +133,27 @@ def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=said):
         read_spans(tmp_path / name)
+
+
+@pytest.mark.parametrize("end", ["a character", "a text", "a line"])
+@pytest.mark.parametrize("form", ["spans", "chats"])
+def test_torn_last_line_is_warned_of_and_the_rest_read(tmp_path: Path, end: str, form: str) -> None:
+    span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "Größe"}
+    line = {"spans": {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]},
+            "chats": {"messages": [{"role": "user", "content": "Größe?"}]}}[form]  # fmt: skip
+    whole = json.dumps(line, ensure_ascii=False).encode()
+    stop = {"a character": whole.index("ö".encode()) + 1, "a text": whole.index(b"Gr") + 1, "a line": -1}[end]
+    (tmp_path / "x.jsonl").write_bytes(whole + b"\n" + whole + b"\n" + whole[:stop])
+    with pytest.warns(UserWarning, match=r"x\.jsonl: line 3, the last, is torn; all before it is read"):
+        assert len(read_spans(tmp_path / "x.jsonl")) == 2
+
+
+def test_torn_last_protobuf_message_is_warned_of(tmp_path: Path) -> None:
+    traced = (RECORDED / "langgraph_openinference.pb").read_bytes()
+    framed = len(traced).to_bytes(4, "big") + traced
+    (tmp_path / "x.pb").write_bytes(framed + framed[:-1])
+    with pytest.warns(UserWarning, match=r"x\.pb: message 2, the last, is torn; all before it is read"):
+        assert len(read_spans(tmp_path / "x.pb")) == 13
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -8,16 +8,19 @@ each of whose assistant messages answers all that stands before it, or one call,
 
     {"request": {"messages": [...], ...}, "response": {... a chat completion ...}, "agent": AGENT, "reward": ...}
 
+with the request and the response of OpenAI's API, Anthropic's, Bedrock's, Gemini's or Ollama's.
+
 The lines of one `trajectory_id` (or `trace_id`, `conversation_id`, `session_id`) are one play, in their order; a line
-without is one of its own. A reward is a number or `{name: number}`: a conversation's is the play's, a call's or a
-message's is that step's. What a line of a play says over again, as chats are often logged, counts once.
+without such an id is a play. A reward is a number or `{name: number}`. A conversation's reward is the play's; a call's
+or a message's is that step's, except that a reward called `outcome` or `final_reward` is the play's. Messages that a
+later line repeats, as chats are often logged, count once.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from creditflow.adapters.spans import Span, text_of
@@ -52,16 +55,22 @@ _STRIDE = 1 << 32
 
 
 def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
-    messages = [message for message in _listed(line.get("messages")) if isinstance(message, Mapping)]
+    messages = [one if isinstance(one, Mapping) else {"content": one} for one in _listed(line.get("messages"))]
     time, around = number * _STRIDE, f"{number}"
     given = _named(line.get("reward", line.get("rewards")))
     attributes = {f"trace.annotations.{i}.annotation.name": name for i, name in enumerate(given)}
     attributes |= {f"trace.annotations.{i}.annotation.score": value for i, value in enumerate(given.values())}
-    yield Span(play, around, None, "conversation", time, time + _STRIDE - 1, attributes)
+    answers = [place for place, message in enumerate(messages) if message.get("role") in _ANSWERING]
+    rest = len(messages) - (answers[-1] + 1 if answers else 0)
+    unread = [(f"line {number}", f"{rest} of its messages come after the last response")] if rest else []
+    unread += _unread_rewards(line, number)
+    for place, message in enumerate(messages):
+        unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
+    yield Span(play, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
         so_far.update(_spelled(message) or f"{number}.{place}".encode())
-        if message.get("role") == "assistant":
+        if place in answers:
             start = time + 2 * place + 1
             more = {
                 "gen_ai.input.messages": messages[:place],
@@ -74,6 +83,10 @@ def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[S
             yield Span(play, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
 
 
+_ANSWERING = ("assistant", "model")
+"""Roles of a model: OpenAI's, and Gemini's."""
+
+
 def _spelled(message: Mapping[str, Any]) -> bytes:
     """The same for the same messages; empty for one that JSON cannot hold."""
     try:
@@ -83,32 +96,104 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
 
 
 def _call(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
-    request, response = _mapping(line.get("request")), _mapping(line.get("response"))
-    usage = _mapping(response.get("usage"))
+    request, response = _mapping(line.get("request")), line.get("response")
+    answer = _mapping(response)
+    usage = _mapping(_first(answer, ("usage", "usageMetadata", "usage_metadata")))
     common = {
-        "gen_ai.input.messages": _listed(request.get("messages")),
-        "gen_ai.request.model": request.get("model"),
+        "gen_ai.input.messages": _prompt(request),
+        "gen_ai.request.model": request.get("model") or answer.get("model"),
         "gen_ai.request.temperature": request.get("temperature"),
-        "gen_ai.usage.input_tokens": usage.get("prompt_tokens"),
-        "gen_ai.usage.output_tokens": usage.get("completion_tokens"),
-        "prompt_token_ids": response.get("prompt_token_ids"),
+        "gen_ai.usage.input_tokens": _first(usage, _PROMPT_TOKENS),
+        "gen_ai.usage.output_tokens": _first(usage, _RESPONSE_TOKENS),
+        "prompt_token_ids": answer.get("prompt_token_ids"),
         "creditflow.agent": line.get("agent"),
         **_rewards(line.get("reward", line.get("rewards"))),
     }
-    choices = [choice for choice in _listed(response.get("choices")) if isinstance(choice, Mapping)]
+    choices = _choices(response)
     time = number * _STRIDE
-    for place, choice in enumerate(choices or [{}]):
+    for place, (message, choice) in enumerate(choices):
         # Several choices have one response's id, and are not the same call recorded twice.
-        response_id = response.get("id") if len(choices) == 1 else None
+        response_id = _first(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
         more = {
-            "gen_ai.output.messages": [
-                {**_mapping(choice.get("message")), "finish_reason": choice.get("finish_reason")}
-            ],
+            "gen_ai.output.messages": [{**message, "finish_reason": _first(choice, _WHY_ENDED)}],
             "gen_ai.response.id": response_id,
             "response_token_ids": choice.get("token_ids"),
             "logprobs.content": _mapping(choice.get("logprobs")).get("content"),
         }
-        yield Span(play, f"{number}.{place}", None, "chat", time, time + 1, _call_attributes(common | more))
+        unread = list(_unread_rewards(line, number)) if place == 0 else ()
+        attributes = _call_attributes(common | more)
+        yield Span(play, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
+
+
+_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")
+_RESPONSE_TOKENS = (
+    *("completion_tokens", "output_tokens", "outputTokens"),
+    *("candidatesTokenCount", "candidates_token_count"),
+)
+_WHY_ENDED = ("finish_reason", "finishReason", "stop_reason", "stopReason", "done_reason")
+_SYSTEM = ("system", "instructions", "systemInstruction", "system_instruction")
+_READ = ("messages", "input", "contents", "prompt")
+
+
+def _prompt(request: Mapping[str, Any]) -> list[Any]:
+    """The messages of a request to OpenAI (chat, responses, completions), Anthropic, Bedrock or Gemini."""
+    system, read = _first(request, _SYSTEM), _first(request, _READ)
+    messages = list(read) if isinstance(read, list | tuple) else [] if read is None else [read]
+    return ([_as_message(system, "system")] if system else []) + [_as_message(one, "user") for one in messages]
+
+
+def _as_message(value: Any, role: str) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        is_item = "role" not in value and "content" not in value and "type" in value  # of OpenAI's responses
+        return {"role": role, **({"content": [value]} if is_item else value)}
+    return {"role": role, "content": value}
+
+
+def _choices(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The message of each choice of a response, with the object that describes the choice.
+
+    OpenAI's completions have `choices`, Gemini's `candidates`; other providers give one message: Bedrock's in `output`,
+    Ollama's in `message`; Anthropic's response is that message, and OpenAI's responses have a list of items.
+    """
+    if not isinstance(response, Mapping):
+        return [({"content": response}, {})]
+    for key, inner in (("choices", "message"), ("candidates", "content")):
+        if isinstance(found := response.get(key), list) and found:
+            pairs = [one if isinstance(one, Mapping) else {inner: one} for one in found]
+            return [(_message_in(one, inner), one) for one in pairs]
+    output = response.get("output")
+    if isinstance(output, Mapping):
+        return [(_message_in(output, "message"), response)]
+    if isinstance(output, list):
+        ended = _mapping(response.get("incomplete_details")).get("reason") or response.get("status")
+        return [({"role": "assistant", "content": output}, {"finish_reason": ended})]
+    return [(_message_in(response, "message"), response)]
+
+
+def _message_in(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The message that `holder` has, or is; an object in no known form keeps its keys, which name it."""
+    message = holder.get(key)
+    if isinstance(message, Mapping):
+        return message
+    if message is not None:
+        return {"content": message}
+    text = _first(holder, ("text", "completion", "output_text"))
+    if isinstance(text, str):
+        return {"content": text}
+    return {name: value for name, value in holder.items() if name not in _ABOUT_A_RESPONSE}
+
+
+_ABOUT_A_RESPONSE = frozenset(
+    (
+        *("object", "created", "model", "usage", "usageMetadata", "system_fingerprint", "service_tier", "metrics"),
+        *("logprobs", "token_ids", "prompt_token_ids", "choices", "candidates", "stop_sequence", *_WHY_ENDED),
+    )
+)
+"""Keys that describe a response and are not its content."""
+
+
+def _first(given: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((given[key] for key in keys if given.get(key) is not None), None)
 
 
 def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +202,19 @@ def _call_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rewards(given: Any) -> dict[str, Any]:
     return {f"creditflow.reward.{text_of(name)}": value for name, value in _named(given).items()}
+
+
+_REWARDS = ("reward", "rewards")
+
+
+def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """Keys of a line or a message that are like a reward's and are not read as one; `more`: further ones."""
+    given = [key for key in _REWARDS if holder.get(key) is not None]
+    for key in holder:
+        if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in given[1:]):
+            yield f"line {number}: {key}", "it is not read as a reward: name it `reward`"
+        elif key in more and holder[key] is not None:
+            yield f"line {number}: {key}", "it is given to a message that is no response"
 
 
 def _named(given: Any) -> Mapping[Any, Any]:

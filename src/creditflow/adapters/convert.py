@@ -7,26 +7,28 @@ step or is listed as left out, with the reason; so does every reward.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from creditflow.adapters.collector import without_collection
-from creditflow.adapters.events import with_calls_apart
+from creditflow.adapters.events import MESSAGES, unread, with_calls_apart
 from creditflow.adapters.forest import before, forest_of
+from creditflow.adapters.meaning import ModelCall
+from creditflow.adapters.parts import dumped
 from creditflow.adapters.play import Chosen, Play, choose
-from creditflow.adapters.rewards import WHOLE, Given, place
-from creditflow.adapters.spans import Span, text_of
+from creditflow.adapters.rewards import OF_THE_WHOLE, WHOLE, Given, place
+from creditflow.adapters.spans import NO_SPAN, UNREADABLE, Span, text_of
 from creditflow.errors import ConfigError, ScoreRangeError
-from creditflow.rollout.recorder import spelled
 from creditflow.rollout.reuse import reused
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory, into_range
 
-OUTCOMES = ("outcome", "final_reward", "reward", "primary")
+OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
 """Of several rewards of a whole play, the first of these names is its outcome; else the one that was given first."""
 
 
@@ -63,13 +65,15 @@ class ConvertOptions:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A model call that is no step, a further response of one that is, or a reward that is nobody's."""
+    """A model call that is no step, a further response of one that is, a reward that is nobody's, or a record of models
+    that could not be read.
+    """
 
-    what: Literal["model call", "choice", "reward"]
+    what: Literal["model call", "choice", "reward", "record"]
     trajectory: str
     span: str
     name: str
-    """The span's or the reward's; of a choice its text."""
+    """The span's, the reward's or the record's; of a choice its text."""
     reason: str
 
 
@@ -81,6 +85,8 @@ class Converted:
     left_out: list[LeftOut] = field(default_factory=list)
     mended: Counter[str] = field(default_factory=Counter)
     """How often something was wrong with a span that was used all the same."""
+    passed_over: Counter[str] = field(default_factory=Counter)
+    """By name, the spans that are neither a call nor an agent's nor give a reward, and messages on such spans."""
     spans: int = 0
 
 
@@ -164,6 +170,7 @@ def _convert(
     """Adds what becomes of one play's spans to `made`."""
     play = Play.read(spans, made.mended)
     chosen = choose(play, wanted)
+    _note_what_is_not_read(name, play, made)
     if chosen.shared_ids:
         made.mended["a response id of another call"] += chosen.shared_ids
     made.left_out += [
@@ -174,7 +181,13 @@ def _convert(
         for at in chosen.several
         for choice in play.call(at).choices
     ]
-    steps = _steps(name, play, chosen, options.tokens)
+    calls = [play.call(at) for at in chosen.calls]
+    steps = _steps(name, play, chosen, calls, options.tokens)
+    for call in calls:
+        if not (call.messages or call.prompt_ids):
+            made.mended["a call without its prompt"] += 1
+        for part in call.unknown:
+            made.mended[f"a part of a message in a form that is not known: {part}"] += 1
     asked = _asked(play, chosen)
     trajectory = Trajectory(name, _uid(play, asked, options.uid_by), _task(asked), steps)
     given = place(play, chosen, options.outcome)
@@ -193,8 +206,23 @@ def _convert(
     made.trajectories.append(trajectory)
 
 
-def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list[Step]:
-    calls, spans, start, end = [play.call(at) for at in chosen.calls], play.spans, play.start, play.end
+def _note_what_is_not_read(name: str, play: Play, made: Converted) -> None:
+    giving = {at for at, _ in play.rewards}
+    for at, (span, meaning) in enumerate(zip(play.spans, play.meanings, strict=True)):
+        if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
+            made.passed_over[span.name or "a span without a name"] += 1
+        if span.unread:
+            made.left_out += [LeftOut("record", name, span.id, record, why) for record, why in span.unread]
+        if span.events:
+            why = "an event of this name is not read"
+            made.left_out += [LeftOut("record", name, span.id, event, why) for event in unread(span)]
+            if type(meaning) is not ModelCall:
+                of_calls = (event.name for event in span.events if event.name in MESSAGES)
+                made.passed_over.update(f"{event} on a span of no call" for event in of_calls)
+
+
+def _steps(name: str, play: Play, chosen: Chosen, calls: Sequence[ModelCall], tokens: Tokens | None) -> list[Step]:
+    spans, start, end = play.spans, play.start, play.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
         [call.said for call in calls],
@@ -203,6 +231,7 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
     )
     parents = read if all(read[1:]) else _parents(play, chosen, read)  # nothing had ended before the first one
     turns: dict[str, int] = {}
+    originals: set[str] = set()
     steps = []
     for index, (at, call, agent) in enumerate(zip(chosen.calls, calls, chosen.agents, strict=True)):
         turn = turns[agent] = turns.get(agent, -1) + 1
@@ -214,6 +243,8 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
             "done": index == len(calls) - 1,
             **call.info,
         }
+        if call.media:
+            info["media"] = list(_media(call.media, originals))
         prompt_ids, response_ids = call.prompt_ids, call.response_ids
         of_trace = bool(response_ids)
         if of_trace:
@@ -231,7 +262,7 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
                 agent,
                 turn,
                 parents[index],
-                spelled(call.messages),
+                _spelled(call.messages),
                 call.response,
                 prompt_ids,
                 response_ids,
@@ -243,6 +274,26 @@ def _steps(name: str, play: Play, chosen: Chosen, tokens: Tokens | None) -> list
             )
         )
     return steps
+
+
+def _spelled(messages: Sequence[Message]) -> str:
+    """As the recorder's `spelled` has them; here every content is a text, so nothing else is looked for."""
+    return "\n\n".join([f"[{message['role']}]\n{message['content']}" for message in messages])
+
+
+def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[dict[str, Any]]:
+    """The marker of each medium with its original, unless that is in `originals`: an earlier step of the play has it.
+
+    Prompts repeat what was said before, so an image of the first prompt is in every later one.
+    """
+    for marker, original in media:
+        text = dumped(original)
+        digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:16]
+        entry: dict[str, Any] = {"marker": marker, "sha256": digest}
+        if digest not in originals:
+            originals.add(digest)
+            entry["original"] = json.loads(text) if text else None
+        yield entry
 
 
 def _parents(play: Play, chosen: Chosen, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -279,7 +330,7 @@ def _task(asked: Sequence[Message]) -> Task:
 def _uid(play: Play, asked: Sequence[Message], key: str) -> str:
     if key and (named := next((value for value in _inherited(play.spans, key) if value is not None), None)):
         return named
-    return hashlib.sha256(spelled(asked).encode(errors="replace")).hexdigest()[:16]
+    return hashlib.sha256(_spelled(asked).encode(errors="replace")).hexdigest()[:16]
 
 
 def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions) -> list[Given]:

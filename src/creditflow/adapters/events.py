@@ -8,19 +8,67 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from creditflow.adapters.meaning import CHOICE, DETAILS, PROMPT, ROLES, TEXT, is_call, is_nothing
-from creditflow.adapters.spans import Event, Span
+from creditflow.adapters.meaning import (
+    CHOICE,
+    DETAILS,
+    PROMPT,
+    ROLES,
+    TEXT,
+    ModelCall,
+    is_call,
+    is_evaluation,
+    is_nothing,
+    read_span,
+)
+from creditflow.adapters.spans import NO_SPAN, Event, Span, is_of_models
 
 _READ, _WROTE = frozenset((*ROLES, PROMPT)), frozenset((CHOICE, TEXT))
+MESSAGES = _READ | _WROTE | {DETAILS}
+"""Names of the events that have a call's messages."""
 
 
 def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
     """`spans`; each call that the events of one tell of, and that is not the span itself, is one more, inside of it."""
+    spans = list(spans)
+    if nameless := [span for span in spans if span.id == NO_SPAN]:
+        spans = _with_their_events(spans, nameless)
     for span in spans:
         if span.events:
             yield from _parts(span)
         else:
             yield span
+
+
+def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span]:
+    """`spans`, where calls that lack messages have the events of `nameless`, the records that name no span.
+
+    In each trace, the calls that the records tell of are matched in order with the calls that lack messages; where
+    their numbers differ, nothing tells which belongs to which.
+    """
+    traces = {span.trace for span in nameless}
+    lacking: dict[str, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: span.start or 0):
+        if span.trace in traces and span.id != NO_SPAN:
+            meaning, _ = read_span(span)
+            if isinstance(meaning, ModelCall) and not (meaning.messages and meaning.response):
+                lacking.setdefault(span.trace, []).append(span)
+    changed: dict[int, Span] = {}
+    for span in nameless:
+        told, calls = _told(span), lacking.get(span.trace, [])
+        if calls and len(told) == len(calls):
+            taken = {id(event) for events in told for event in events}
+            changed[id(span)] = replace(span, events=[event for event in span.events if id(event) not in taken])
+            for call, events in zip(calls, told, strict=True):
+                changed[id(call)] = replace(call, events=[*call.events, *events])
+    found = [changed.get(id(span), span) for span in spans]
+    return [span for span in found if span.id != NO_SPAN or span.events]
+
+
+def unread(span: Span) -> Iterator[str]:
+    """Names of a span's events that are of models and that nothing reads."""
+    for event in span.events:
+        if is_of_models(event) and event.name not in MESSAGES and not is_evaluation(event):
+            yield event.name
 
 
 def _parts(span: Span) -> list[Span]:

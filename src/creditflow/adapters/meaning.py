@@ -12,27 +12,26 @@ import ast
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import countOf
+from itertools import repeat
+from operator import countOf, itemgetter
 from typing import Any
 
 from creditflow.adapters.messages import (
     DIGITS,
-    LIST_TYPES,
+    NOT_PLAIN,
     OF_A_TEXT,
-    Raw,
     content_of,
     from_spread,
     in_short,
-    json_of,
     listed,
     messages_of,
     parts_of,
-    text_content,
-    without_reasoning,
+    response_of,
 )
+from creditflow.adapters.parts import LIST_TYPES, Found, Raw, json_of
 from creditflow.adapters.spans import Event, Span, text_of
 from creditflow.trajectory import Message
 
@@ -69,13 +68,12 @@ class ModelCall:
     """The response as others may read it: without its reasoning."""
     choices: Sequence[str] = ()
     """Further responses to the same request."""
-
-    @property
-    def unusable(self) -> str:
-        """Why it cannot be a step; empty where it can."""
-        if not self.response and not self.response_ids:
-            return "no response was recorded" if self.messages else _NOTHING
-        return ""
+    media: Sequence[tuple[str, Any]] = ()
+    """Marker and original of each image, audio, video or file in its messages and its response."""
+    unknown: Sequence[str] = ()
+    """Names of the parts in no known form, in its messages and its response."""
+    unusable: str = ""
+    """Why it cannot be a step; empty where it can."""
 
     @property
     def fullness(self) -> int:
@@ -84,10 +82,18 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """What was given in place of a number."""
+class NoScore:
+    """A reward without a number: a label, or an attribute that is not read as a reward."""
 
-    text: str
+    reason: str
+
+    @classmethod
+    def label(cls, text: Any) -> NoScore:
+        label = text_of(text)
+        return cls(f"it is no number, but a label: {label[:80]!r}") if label else _NO_SCORE
+
+
+_NO_SCORE = NoScore("no score was recorded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +122,10 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     """
     names = _names_of(span.attributes)
     meaning = _meaning(span, names)
-    if not span.events and not names.gives:
-        return meaning, [meaning] if isinstance(meaning, Reward) else []
-    return meaning, _rewards(span, names, meaning)
+    rewards = _rewards(span, names, meaning) if span.events or names.gives else []
+    if isinstance(meaning, Reward) and not rewards:
+        rewards = [meaning]
+    return meaning, rewards
 
 
 def _meaning(span: Span, names: _Names) -> Meaning | None:
@@ -127,9 +134,12 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
     operation = span.attributes.get("gen_ai.operation.name")
     if names.of_call and _is_call(span.attributes, operation, names):
         return _model_call(span, names)
+    like_call = _is_like_a_call(span.attributes, operation, names)
+    if like_call and names.says_and_has:
+        return _model_call(span, names)
     if names.of_agent and (name := _agent_name(span, operation)):
         return AgentAtWork(name)
-    return _model_call(span, names) if _is_like_a_call(span.attributes, operation, names) else None
+    return _model_call(span, names) if like_call else None
 
 
 # ---- attributes by their names -------------------------------------------------------------------------------------
@@ -140,6 +150,7 @@ _WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.
 _SPREAD = frozenset((*_READ, *_WROTE))
 _REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward"
 _FEEDBACK = ("evaluations", "annotations")
+EVALUATION, _OF_EVALUATION = "gen_ai.evaluation.result", "gen_ai.evaluation."
 _GIVING = frozenset((_OWN, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK)))
 """Lists that give rewards, whatever the span is."""
 _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK))
@@ -158,6 +169,10 @@ class _Names:
     """Whether messages are."""
     gives: bool
     """Whether there are rewards, whatever the span is."""
+    evaluates: bool
+    """Whether there are OpenTelemetry's attributes of an evaluation."""
+    like_rewards: Sequence[str]
+    """Attributes with a reward's name that are not read as one."""
     of_reward: bool
     """Whether it may be there to give a reward."""
     of_call: bool
@@ -166,6 +181,8 @@ class _Names:
     """Whether there is an attribute that says what the span is."""
     like_call: bool
     """Whether it has what only model calls have, if nothing says that it is something else."""
+    says_and_has: bool
+    """Whether it has both a model and messages: a call, though it names its agent."""
     of_agent: bool
     """Whether it may be an agent's."""
     prompt_ids: Sequence[str]
@@ -178,11 +195,14 @@ class _Names:
     counts: Sequence[tuple[str, Sequence[str]]]
     whole: bool
     """Whether messages are, each list of them in one attribute."""
-    texts: Sequence[tuple[str, str]] | None
-    """Where messages are spread over attributes, and are texts and no more: of each that was read, the attributes of
-    its role and its content; empty: there is none. None: they are more."""
+    plain: Callable[[Mapping[str, Any]], Sequence[Any]] | None
+    """Gets the content of the message that was written, and role and content of each that was read, where messages are
+    spread over attributes and have no more than these.
+    """
+    read_from: list[dict[str, str]]
+    """The attributes of each message that was read."""
     wrote: list[dict[str, str]]
-    """Of each message that was written, the attributes."""
+    """The attributes of each message that was written."""
 
     @classmethod
     def read(cls, keys: tuple[str, ...]) -> _Names:
@@ -199,16 +219,20 @@ class _Names:
         lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
         # Two conventions on one span say the same twice.
         read, wrote = (next((lists[name] for name in one if name in lists), []) for one in (_READ, _WROTE))
-        plain = all(map(OF_A_TEXT.issuperset, read))
         spread = not _SPREAD.isdisjoint(places)
+        evaluates = any(key.startswith(_OF_EVALUATION) for key in keys)
+        like_rewards = tuple(key for key in keys if "reward" in key.lower() and _place(key) is None and key != _REWARD)
         return cls(
             lists=lists,
             spread=spread,
-            gives=not _GIVING.isdisjoint(places),
+            gives=not _GIVING.isdisjoint(places) or evaluates or bool(like_rewards),
+            evaluates=evaluates,
+            like_rewards=like_rewards,
             of_reward=_REWARD in places or not _OF_REWARD.isdisjoint(there),
             of_call=spread or not _OF_CALL.isdisjoint(there),
             of_kind=not _OF_KIND.isdisjoint(there),
-            like_call=not _LIKE_CALL.isdisjoint(there),
+            says_and_has=not (_LIKE_CALL.isdisjoint(there) or _OF_MESSAGES.isdisjoint(there)),
+            like_call=not (_LIKE_CALL.isdisjoint(there) and _OF_MESSAGES.isdisjoint(there)),
             of_agent=not _OF_AGENT.isdisjoint(there),
             prompt_ids=these(_PROMPT_IDS),
             response_ids=these(_RESPONSE_IDS),
@@ -217,7 +241,8 @@ class _Names:
             agent=these(_AGENT_OF_CALL),
             temperature=these(_TEMPERATURE),
             whole=not _WHOLE.isdisjoint(there),
-            texts=[(entry.get("role", ""), entry.get("content", "")) for entry in read] if plain else None,
+            plain=_plain_getter(read, wrote),
+            read_from=read,
             wrote=wrote,
             counts=[(name, found) for name, wanted in _COUNTS.items() if (found := these(wanted))],
         )
@@ -225,6 +250,17 @@ class _Names:
     def listed(self, attributes: Mapping[str, Any], name: str) -> list[Raw]:
         """The entries of a list."""
         return [_entry(attributes, entry) for entry in self.lists.get(name, ())]
+
+
+def _plain_getter(
+    read: Sequence[Mapping[str, str]], wrote: Sequence[Mapping[str, str]]
+) -> Callable[[Mapping[str, Any]], Sequence[Any]] | None:
+    """See `_Names.plain`; None where messages are not of that form."""
+    are_texts = all(entry.keys() <= OF_A_TEXT and {"role", "content"} <= entry.keys() for entry in read)
+    if not (read and are_texts and len(wrote) == 1 and "content" in wrote[0] and wrote[0].keys() <= OF_A_TEXT):
+        return None
+    keys = [key for entry in read for key in (entry["role"], entry["content"])]
+    return itemgetter(wrote[0]["content"], *keys)
 
 
 def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
@@ -271,19 +307,85 @@ _RESPONSE_IDS = (
     "agentlightning.operation.output.choices.0.provider_specific_fields.token_ids",
 )
 _RESPONSE_ID = ("gen_ai.response.id", "llm.hosted_vllm.id", "agentlightning.operation.output.id")
-_MODEL = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model")
+_MODEL = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model", "langfuse.observation.model.name")
 _COUNTS = {
     "prompt_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
     "completion_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
 }
-_ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens")
+_ENDED_BY_LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length", "model_context_window_exceeded")
 
 
-_OF_CALL = frozenset(("gen_ai.operation.name", "openinference.span.kind", "llm.request.type", *_RESPONSE_IDS))
 _LIKE_CALL = frozenset(("gen_ai.request.model", "gen_ai.response.model", "gen_ai.response.id"))
+_SAYS_CALL = (
+    ("openinference.span.kind", ("LLM",)),
+    ("llm.request.type", _CALLS),
+    ("langfuse.observation.type", ("generation", "GENERATION")),
+    ("langsmith.span.kind", ("llm", "LLM")),
+    ("mlflow.spanType", ("LLM", "CHAT_MODEL", '"LLM"', '"CHAT_MODEL"')),
+)
+"""Attributes that mark a call in other conventions, and their values."""
+_OF_CALL = frozenset(("gen_ai.operation.name", *(key for key, _ in _SAYS_CALL), *_RESPONSE_IDS))
 
 
 def _model_call(span: Span, names: _Names) -> ModelCall:
+    attributes = span.attributes
+    found = _NOTHING_BESIDE
+    choices: Sequence[str] = ()
+    texts = None if span.events or names.whole or names.plain is None else _plain_texts(names.plain(attributes))
+    if texts is not None:
+        each = iter(texts)
+        response = heard = next(each)
+        messages = [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)]
+        ended = attributes.get(names.wrote[0].get("finish_reason", ""))
+    else:
+        found = Found()
+        messages, wrote = _messages(span, names, found)
+        said: Raw = wrote[0] if wrote else {}
+        if len(wrote) > 1:
+            said, others = _told_apart(attributes, _with_thoughts(wrote))
+            choices = [response_of(one, found)[0] for one in others]
+        n_unknown = len(found.unknown)
+        response, heard = response_of(said, found)
+        ended = said.get("finish_reason")
+    response_ids = _token_ids(_first(attributes, names.response_ids)) if names.response_ids else ()
+    unusable = ""
+    if not response and not response_ids:
+        unusable = _why_unusable(attributes, messages, found.unknown[n_unknown:] if found.unknown else ())
+    return ModelCall(
+        messages,
+        response,
+        _agent_of_call(attributes, names) if names.of_agent else "",
+        text_of(_first(attributes, names.response_id)) if names.response_id else "",
+        text_of(_first(attributes, names.model)) if names.model else "",
+        _temperature(attributes) if names.temperature else 1.0,
+        _token_ids(_first(attributes, names.prompt_ids)) if names.prompt_ids else (),
+        response_ids,
+        _logprobs(attributes["logprobs.content"]) if "logprobs.content" in attributes else (),
+        _info(span, names, ended),
+        heard,
+        choices,
+        found.media,
+        found.unknown,
+        unusable,
+    )
+
+
+_NOTHING_BESIDE = Found()
+"""Of calls whose messages are plain texts. Never changed."""
+
+
+def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
+    """`values`, if all are texts in ASCII that need no reading, as those of most calls are."""
+    try:
+        if not all(map(str.isascii, values)):
+            return None
+    except TypeError:
+        return None
+    return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
+
+
+def _messages(span: Span, names: _Names, found: Found) -> tuple[list[Message], list[Raw]]:
+    """The messages that a call read, in short, and those that it wrote."""
     attributes = span.attributes
     read, wrote = _from_attributes(attributes) if names.whole else ([], [])
     if span.events:
@@ -292,36 +394,58 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
             _from_event(event, *told)
         read, wrote = read or told[0], wrote or told[1]  # what attributes say, events say again
     if read or wrote or not names.spread:
-        messages = in_short(read)
-    else:
-        messages = _spread_read(attributes, names)
-        wrote = [from_spread(_entry(attributes, entry)) for entry in names.wrote]
-    said, choices = _told_apart(attributes, wrote) if len(wrote) > 1 else (wrote[0] if wrote else {}, ())
-    response = content_of(said)
-    return ModelCall(
-        messages,
-        response,
-        _agent_of_call(attributes, names) if names.of_agent else "",
-        text_of(_first(attributes, names.response_id)),
-        text_of(_first(attributes, names.model)),
-        _temperature(attributes) if names.temperature else 1.0,
-        _token_ids(_first(attributes, names.prompt_ids)),
-        _token_ids(_first(attributes, names.response_ids)),
-        _logprobs(attributes.get("logprobs.content")),
-        _info(span, names, said),
-        without_reasoning(said, response),
-        choices,
-    )
+        return in_short(read, found), wrote
+    wrote = [from_spread(_entry(attributes, entry)) for entry in names.wrote]
+    return in_short([from_spread(_entry(attributes, entry)) for entry in names.read_from], found), wrote
 
 
-def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Raw, Sequence[str]]:
+def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
+    """Why a call without a response cannot be a step; a form that is not known is named."""
+    if unknown:
+        return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
+    others = [
+        key
+        for key, value in attributes.items()
+        if value and isinstance(value, str | list | tuple | dict) and _LIKE_CONTENT.search(key)
+    ]
+    if messages and not any(map(_LIKE_RESPONSE.search, others)):
+        return "no response was recorded"
+    why = "no response was recorded in a form that is known" if messages else _NOTHING
+    return f"{why}: it has {', '.join(sorted(others))[:200]}" if others else why
+
+
+_LIKE_RESPONSE = re.compile(r"(output|completion|response|generation|result)s?(\.value)?$", re.IGNORECASE)
+_LIKE_CONTENT = re.compile(
+    r"(input|output|prompt|completion|request|response|message|content|generation|result)s?(\.value)?$", re.IGNORECASE
+)
+"""Names of attributes that may hold what a model read or wrote."""
+
+
+def _with_thoughts(wrote: Sequence[Raw]) -> Sequence[Raw]:
+    """Messages with their thoughts: OpenLLMetry writes Anthropic's as messages of their own, before the answer."""
+    if not any(one.get("role") == "thinking" for one in wrote):
+        return wrote
+    found: list[Raw] = []
+    ended: Raw = {}
+    thoughts: list[Raw] = []
+    for one in [*wrote, None]:
+        if one is not None and one.get("role") == "thinking":
+            thoughts.append({"type": "thinking", "thinking": text_of(one.get("content"))})
+            ended |= {key: one[key] for key in ("finish_reason",) if key in one}
+        elif one is not None or thoughts:
+            found.append({**ended, **(one or {"role": "assistant"}), "thinking_blocks": thoughts})
+            ended, thoughts = {}, []
+    return found
+
+
+def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Raw, Sequence[Raw]]:
     """What a call said, and further choices that it was given: some conventions have a message for each choice, others
     for each item of one response (a text, a call of a tool).
     """
     parameters = json_of(attributes.get("llm.invocation_parameters"))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
     if several or any("finish_reason" in one or "index" in one for one in wrote):
-        return wrote[0], [content_of(one) for one in wrote[1:]]
+        return wrote[0], wrote[1:]
     return {"role": wrote[0].get("role"), "parts": [part for one in wrote for part in parts_of(one)]}, ()
 
 
@@ -331,11 +455,7 @@ def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bo
         return has_a_calls
     if operation in _NO_CALLS:
         return False
-    if (
-        operation in _CALLS
-        or attributes.get("openinference.span.kind") == "LLM"
-        or attributes.get("llm.request.type") in _CALLS
-    ):
+    if operation in _CALLS or any(attributes.get(key) in values for key, values in _SAYS_CALL):
         return True
     # Some tracers note an agent's first and last message at its own span, too, as if it were one call.
     return has_a_calls and not any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
@@ -345,7 +465,11 @@ def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _Names
     """Of a span that no convention tells to be a call, and that is no agent's: whether it has what calls have. It is
     read as far as it can be, or told to be left out.
     """
-    return names.like_call and operation not in _NO_CALLS and not any(attributes.get(key) for key in _KINDS)
+    if not names.like_call:
+        return False
+    around_calls = ".do" not in text_of(attributes.get("ai.operationId", ".do"))  # Vercel's, of several requests
+    is_other = around_calls or any(attributes.get(key) not in _SAYS_NOTHING for key in _KINDS)
+    return operation not in _NO_CALLS and not is_other
 
 
 def is_call(span: Span) -> bool:
@@ -354,7 +478,7 @@ def is_call(span: Span) -> bool:
     operation = attributes.get("gen_ai.operation.name")
     if _is_call(attributes, operation, names):
         return True
-    return _is_like_a_call(attributes, operation, names) and not _agent_name(span, operation)
+    return _is_like_a_call(attributes, operation, names) and (names.says_and_has or not _agent_name(span, operation))
 
 
 def is_nothing(span: Span) -> bool:
@@ -364,29 +488,16 @@ def is_nothing(span: Span) -> bool:
     return not (any(kinds) or is_call(span) or _agent_name(span, operation))
 
 
-def _spread_read(attributes: Mapping[str, Any], names: _Names) -> list[Message]:
-    if names.texts is None:
-        return in_short([from_spread(raw) for name in _READ for raw in names.listed(attributes, name)])
-    return [
-        {
-            "role": text_of((attributes[role] if role else "") or "user"),
-            "content": text_content(attributes[content]) if content else "",
-        }
-        for role, content in names.texts
-    ]
-
-
-def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
+def _info(span: Span, names: _Names, reason: Any) -> dict[str, Any]:
     attributes = span.attributes
     info: dict[str, Any] = {}
     for name, keys in names.counts:
         count = _first(attributes, keys)
         if isinstance(count, int) and not isinstance(count, bool):
             info[name] = count
-    reason = said.get("finish_reason")
     if not reason and (reasons := attributes.get("gen_ai.response.finish_reasons")):
         reason = next(iter(listed(reasons)), None)
-    reason = reason or attributes.get("llm.finish_reason")
+    reason = reason or attributes.get("llm.finish_reason") or attributes.get("ai.response.finishReason")
     if isinstance(reason, str):
         info["finish_reason"] = "length" if reason.lower() in _ENDED_BY_LENGTH else reason
     if span.error:
@@ -394,30 +505,58 @@ def _info(span: Span, names: _Names, said: Raw) -> dict[str, Any]:
     return info
 
 
-_VERCEL = ("ai.prompt.messages", "ai.response.text", "ai.response.toolCalls")
-_WHOLE = frozenset(("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", *_VERCEL))
+_OTEL_READ, _OTEL_WROTE = "gen_ai.input.messages", "gen_ai.output.messages"
+_SYSTEM = "gen_ai.system_instructions"
+_VERCEL_READ, _VERCEL_PROMPT, _VERCEL_THOUGHT = "ai.prompt.messages", "ai.prompt", "ai.response.reasoning"
+_VERCEL_SAID = ("ai.response.text", "ai.response.object", "ai.result.text", "ai.result.object")
+_VERCEL_CALLS = ("ai.response.toolCalls", "ai.result.toolCalls")
+_VERCEL_FILES = "ai.response.files"
+_WHOLE_PAIRS = (
+    ("langfuse.observation.input", "langfuse.observation.output"),
+    ("gen_ai.prompt", "gen_ai.completion"),
+)
+"""Two attributes, of all that was read and of all that was written: Langfuse's, and OpenTelemetry's first ones."""
+_OF_MESSAGES = frozenset(
+    (_OTEL_READ, _OTEL_WROTE, _VERCEL_READ, _VERCEL_THOUGHT, *_VERCEL_SAID, *_VERCEL_CALLS, *_WHOLE_PAIRS[1])
+)
+"""Only model calls have these, if nothing says that a span is something else."""
+_WHOLE = _OF_MESSAGES | {_SYSTEM, _VERCEL_PROMPT, _VERCEL_FILES, *_WHOLE_PAIRS[0]}
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    """What the call read, and what it wrote: by OpenTelemetry's conventions since 1.37, or Vercel's AI SDK's."""
-    read = messages_of(attributes.get("gen_ai.input.messages"))
-    if (system := json_of(attributes.get("gen_ai.system_instructions"))) is not None:
+    """The messages that a call read and wrote, by OpenTelemetry's conventions since 1.37 or those of others."""
+    read = messages_of(attributes.get(_OTEL_READ))
+    if (system := json_of(attributes.get(_SYSTEM))) is not None:
         first = {"role": "system", "parts": [system] if isinstance(system, dict | str) else system}
-        if not (read and read[0].get("role") == "system" and content_of(read[0]) == content_of(first)):
+        if not (read and read[0].get("role") == "system" and _same_text(read[0], first)):
             read.insert(0, first)
-    wrote = messages_of(attributes.get("gen_ai.output.messages"))
-    return (read, wrote) if read or wrote else _from_vercel(attributes)
+    wrote = messages_of(attributes.get(_OTEL_WROTE))
+    if not (read or wrote):
+        read, wrote = _from_vercel(attributes)
+    for one, other in _WHOLE_PAIRS:
+        if not (read or wrote):
+            read, wrote = messages_of(attributes.get(one)), messages_of(attributes.get(other))
+    return read, wrote
+
+
+def _same_text(one: Raw, other: Raw) -> bool:
+    return content_of(one, Found()) == content_of(other, Found())
 
 
 def _from_vercel(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    text, calls = attributes.get("ai.response.text"), listed(attributes.get("ai.response.toolCalls"))
-    called = [
-        {"name": call.get("toolName"), "arguments": call.get("input", call.get("args"))}
-        for call in calls
-        if isinstance(call, dict)
-    ]
-    said = [{"role": "assistant", "content": text, "tool_calls": called}] if text or called else []
-    return messages_of(attributes.get("ai.prompt.messages")), said
+    text, calls = _first(attributes, _VERCEL_SAID), listed(_first(attributes, _VERCEL_CALLS))
+    thought, files = attributes.get(_VERCEL_THOUGHT), listed(attributes.get(_VERCEL_FILES))
+    said: Raw = {"role": "assistant", "reasoning": thought, "content": text, "parts": files, "tool_calls": calls}
+    read = messages_of(attributes.get(_VERCEL_READ)) or _vercel_prompt(json_of(attributes.get(_VERCEL_PROMPT)))
+    return read, [said] if text or calls or thought or files else []
+
+
+def _vercel_prompt(prompt: Any) -> list[Raw]:
+    """The messages of `ai.prompt`: an object of `system`, and of `prompt` or `messages`."""
+    if not isinstance(prompt, dict):
+        return messages_of(prompt)
+    system = [{"role": "system", "content": prompt["system"]}] if prompt.get("system") else []
+    return system + messages_of(prompt.get("messages") or prompt.get("prompt"))
 
 
 # Events. The messages of a call are in one, or in one each.
@@ -436,9 +575,10 @@ def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
     elif event.name in ROLES:
         read.append({"role": ROLES[event.name], **_body(event)})
     elif event.name == CHOICE:
-        body = _body(event)
-        message = json_of(body.get("message"))
-        wrote.append({**body, **(message if isinstance(message, dict) else {})})
+        body = dict(_body(event))
+        message = json_of(body.pop("message", None))
+        more = message if isinstance(message, dict) else {} if message is None else {"content": message}
+        wrote.append({**body, **more})
     elif event.name in (PROMPT, TEXT):
         read += messages_of(event.attributes.get("gen_ai.prompt"))
         wrote += messages_of(event.attributes.get("gen_ai.completion"))
@@ -458,12 +598,13 @@ def _first(attributes: Mapping[str, Any], keys: Sequence[str]) -> Any:
     return None
 
 
-_TEMPERATURE = ("gen_ai.request.temperature", "llm.invocation_parameters")
+_PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
+_TEMPERATURE = ("gen_ai.request.temperature", *_PARAMETERS)
 
 
 def _temperature(attributes: Mapping[str, Any]) -> float:
     value = attributes.get("gen_ai.request.temperature")
-    if value is None and isinstance(parameters := json_of(attributes.get("llm.invocation_parameters")), dict):
+    if value is None and isinstance(parameters := json_of(_first(attributes, _PARAMETERS)), dict):
         value = parameters.get("temperature")
     if value is None:
         return 1.0
@@ -476,8 +617,6 @@ _HOTTEST = 1e6
 
 def _token_ids(value: Any) -> tuple[int, ...]:
     """A list of ids, or the first of several, or a text that says either."""
-    if value is None:
-        return ()
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -485,18 +624,15 @@ def _token_ids(value: Any) -> tuple[int, ...]:
             return ()
     if not isinstance(value, LIST_TYPES) or not value:
         return ()
-    ids = value[0] if isinstance(value[0], LIST_TYPES) else value
-    return tuple(ids) if ids and countOf(map(type, ids), int) == len(ids) and _fit(ids) else ()
-
-
-def _fit(numbers: Sequence[int]) -> bool:
-    """Whether all are from 0 to 2^31 - 1: of 4 bytes without a sign, the highest then has its highest bit unset. It
-    takes half the time of `min` and `max`, and traces have more token ids than anything else.
-    """
+    ids = tuple(value[0] if isinstance(value[0], LIST_TYPES) else value)
+    if countOf(map(type, ids), int) != len(ids):
+        return ()
     try:
-        return array("I", numbers).tobytes()[_HIGHEST::4].isascii()
+        # All are from 0 to 2^31 - 1 if the highest bit of each is unset, as 4 bytes without a sign. To look at bytes
+        # takes half the time of `min` and `max`, and traces have more token ids than anything else.
+        return ids if array("I", ids).tobytes()[_HIGHEST::4].isascii() else ()
     except OverflowError:
-        return False
+        return ()
 
 
 _HIGHEST = 3 if sys.byteorder == "little" else 0
@@ -552,13 +688,18 @@ _BY_KIND = (
     ("traceloop.span.kind", "agent", "traceloop.entity.name"),
     ("type", "agent", "agentlightning.operation.input.name"),
 )
-_KINDS = ("openinference.span.kind", "traceloop.span.kind", "agentops.span.kind")
-"""What a span is, by other conventions."""
-_OF_KIND = frozenset(("gen_ai.operation.name", "llm.request.type", *_KINDS))
+_KINDS = (
+    *("openinference.span.kind", "traceloop.span.kind", "agentops.span.kind"),
+    *("langfuse.observation.type", "langsmith.span.kind"),
+)
+"""Attributes that give the kind of a span in other conventions."""
+_SAYS_NOTHING = (None, "", "span", "SPAN")
+_OF_KIND = frozenset(("gen_ai.operation.name", *(key for key, _ in _SAYS_CALL), *_KINDS))
 _OF_AGENT = frozenset(
     (
         "gen_ai.operation.name",
         "openinference.span.kind",
+        "langfuse.observation.type",
         "metadata",
         _GRAPH_NODE,
         *_AGENT,
@@ -577,6 +718,8 @@ def _agent_name(span: Span, operation: Any) -> str:
     for key, kind, name in _BY_KIND:
         if attributes.get(key) == kind and (named := attributes.get(name)):
             return text_of(named)
+    if attributes.get("langfuse.observation.type") in ("agent", "AGENT"):
+        return text_of(span.name)
     if operation == "invoke_agent" or attributes.get("openinference.span.kind") == "AGENT":
         node = attributes.get("graph.node.id")  # OpenInference's name of an agent; the span is named for what it does
         return text_of(node or span.name.removeprefix("invoke_agent").strip())
@@ -600,7 +743,7 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
     values: list[tuple[str, Any]] = []
     if _REWARD in names.lists:
         given = names.listed(attributes, _REWARD)
-        values = [(text_of(one.get("name")) or "primary", one["value"]) for one in given if "value" in one]
+        values = [(text_of(one.get("name")) or "primary", one.get("value", _NO_SCORE)) for one in given]
     elif _REWARD in attributes:
         values = [("primary", attributes[_REWARD])]
     elif span.name == _ANNOTATION and "reward" in attributes:  # Agent Lightning before 0.3
@@ -612,6 +755,8 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
         or attributes.get("openinference.span.kind") == "EVALUATOR"
     ):
         return None
+    if not values and not (names.gives or any(map(is_evaluation, span.events))):
+        values = [(span.name or "reward", NoScore(f"no score was recorded in a form that is known: {_spelled(span)}"))]
     # A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one.
     pairs = tuple(
         (text_of(one["key_match"]), text_of(one["value_match"]))
@@ -619,6 +764,10 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
         if {"key_match", "value_match"} <= one.keys()
     )
     return Reward(values, ([pairs] if pairs else []) + [(("span_id", link.span),) for link in span.links])
+
+
+def _spelled(span: Span) -> str:
+    return "it has " + (", ".join(sorted(span.attributes))[:200] or "no attribute")
 
 
 def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
@@ -636,15 +785,15 @@ def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]
     attributes = span.attributes
     values = [(text_of(name), value) for own in names.listed(attributes, _OWN) for name, value in own.items()]
     found = []
-    for event in span.events:
-        if event.name == "gen_ai.evaluation.result":
-            name = text_of(event.attributes.get("gen_ai.evaluation.name")) or "evaluation"
-            label = Label(text_of(event.attributes.get("gen_ai.evaluation.score.label")))
-            value = event.attributes.get("gen_ai.evaluation.score.value", label)
-            if response := event.attributes.get("gen_ai.response.id"):
-                found.append(Reward([(name, value)], [(("gen_ai.response.id", text_of(response)),)]))
-            else:
-                values.append((name, value))
+    values += [(key, _NOT_READ) for key in names.like_rewards if not isinstance(meaning, Reward)]
+    if names.evaluates:
+        values.append(_evaluation(attributes))
+    for event in filter(is_evaluation, span.events):
+        said = _said_by(event)
+        if response := said.get("gen_ai.response.id"):
+            found.append(Reward([_evaluation(said)], [(("gen_ai.response.id", text_of(response)),)]))
+        else:
+            values.append(_evaluation(said))
     values += [one for word in _FEEDBACK for one in _feedback(names.listed(attributes, word), word)]
     if whole := [one for word in _FEEDBACK for one in _feedback(names.listed(attributes, f"trace.{word}"), word)]:
         found.append(Reward(whole, [()]))
@@ -655,6 +804,27 @@ def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]
     return found
 
 
+_NOT_READ = NoScore("it is not read as a reward: name the attribute creditflow.reward.NAME")
+
+
+def _evaluation(said: Mapping[str, Any]) -> tuple[str, Any]:
+    """OpenTelemetry's evaluation: its name, and its score or what stands in place of one."""
+    label = NoScore.label(said.get("gen_ai.evaluation.score.label"))
+    name = text_of(said.get("gen_ai.evaluation.name")) or "evaluation"
+    return name, said.get("gen_ai.evaluation.score.value", label)
+
+
+def is_evaluation(event: Event) -> bool:
+    """Whether an event tells a score: by its name, or by what it has."""
+    return event.name == EVALUATION or any(key.startswith(_OF_EVALUATION) for key in _said_by(event))
+
+
+def _said_by(event: Event) -> Mapping[str, Any]:
+    """An event's attributes, and those in its body."""
+    body = json_of(event.body)
+    return {**body, **event.attributes} if isinstance(body, dict) else event.attributes
+
+
 def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
     """`evaluations.0.evaluation.name` and `.score`."""
     one = word.removesuffix("s")
@@ -663,4 +833,6 @@ def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
         if f"{one}.score" in entry:
             yield name, entry[f"{one}.score"]
         elif f"{one}.label" in entry:
-            yield name, Label(text_of(entry[f"{one}.label"]))
+            yield name, NoScore.label(entry[f"{one}.label"])
+        else:
+            yield name, _NO_SCORE

@@ -1,35 +1,29 @@
 """Messages of models and agents, in whatever form: the text of each.
 
-It knows forms: OpenAI's, that of OpenTelemetry's conventions (`parts`), and messages that are spread over attributes,
-a piece in each. Not where they stand, nor what a span is. What does not have an expected form is as if it were not
-there.
+It reads OpenAI's form, that of OpenTelemetry's conventions (`parts`), and messages that are spread over attributes, a
+piece in each; `parts` reads the parts of a content. It does not look at spans.
 """
 
 from __future__ import annotations
 
-import ast
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from creditflow.adapters.parts import LIST_TYPES, Found, Line, Raw, are_parts, joined, json_of, lines_of
 from creditflow.adapters.spans import text_of
 from creditflow.trajectory import Message
 
-LIST_TYPES = (list, tuple)
-"""Not `list | tuple`, which makes a new type at every look: there are dozens for each span."""
-Raw = dict[str, Any]
-"""One entry of a list: what follows its number, and the value. Of a message: `role`, `content` or `parts`,
-`tool_calls`, `finish_reason`."""
 OF_A_TEXT = frozenset(("role", "content", "finish_reason"))
-"""What a message has that is a text and no more."""
-_MAY_HAVE_MORE = ("tool_calls", "tool_calls_by_number", "contents_by_number")
+"""Keys of a message that is one text."""
 DIGITS = 9
 """An entry's number in a list has fewer."""
+NOT_PLAIN = ("[", "data:")
+"""A content that begins so may be a list of parts as JSON, or a data URL."""
 
 
-def in_short(messages: Sequence[Raw]) -> list[Message]:
+def in_short(messages: Sequence[Raw], found: Found) -> list[Message]:
     """The role and the text of each."""
-    return [{"role": text_of(one.get("role") or "user"), "content": content_of(one)} for one in messages]
+    return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, found)} for one in messages]
 
 
 def from_spread(spread: Raw) -> Raw:
@@ -39,13 +33,19 @@ def from_spread(spread: Raw) -> Raw:
     message: Raw = {}
     for rest, value in spread.items():
         name, _, deeper = rest.removeprefix("message.").partition(".")
+        number, _, field_ = deeper.partition(".")
         if not deeper:
             message[name] = value
-        elif name in ("contents", "tool_calls"):
-            number, _, field_ = deeper.partition(".")
-            if number.isdecimal() and len(number) < DIGITS:
-                parts = message.setdefault(f"{name}_by_number", {})
-                parts.setdefault(int(number), {})[field_.rpartition(".")[2]] = value
+        elif name in ("contents", "tool_calls") and number.isdecimal() and len(number) < DIGITS:
+            parts = message.setdefault(f"{name}_by_number", {})
+            parts.setdefault(int(number), {})[field_.rpartition(".")[2]] = value
+        elif isinstance(inner := message.setdefault(name, {}), dict):
+            inner[deeper] = value
+    if "function_call_name" in message:  # OpenInference's names of OpenAI's first form of a tool call
+        arguments = message.pop("function_call_arguments_json", None)
+        message["function_call"] = {"name": message.pop("function_call_name"), "arguments": arguments}
+    if "user" in message and "content" not in message:  # OpenLLMetry's prompt of Anthropic's completions
+        message["content"] = message.pop("user")
     return message
 
 
@@ -57,100 +57,111 @@ def messages_of(raw: Any) -> list[Raw]:
     if isinstance(found, dict):
         found = found.get("messages", [found])
     if isinstance(found, str):
-        found = [{"content": found}]
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, LIST_TYPES) else []
+        found = [found]
+    if not isinstance(found, LIST_TYPES):
+        return []
+    if found and all(isinstance(one, dict) and "role" not in one for one in found) and are_parts(found):
+        return [{"content": found}]  # the parts of one message
+    return [one if isinstance(one, dict) else {"content": one} for one in found if one is not None]
 
 
-def text_content(content: Any) -> str:
-    """The text of a message that has nothing but its content."""
-    return text_of(content) if type(content) is str and content[:1] != "[" else content_of({"content": content})
+def is_plain(content: Any) -> bool:
+    """Whether a content is a text that is neither JSON of parts nor a data URL."""
+    return type(content) is str and not content.startswith(NOT_PLAIN)
 
 
-def content_of(message: Raw) -> str:
-    """The text of a message: its parts in lines, a tool call as JSON."""
+def content_of(message: Raw, found: Found) -> str:
+    """The text of a message: its reasoning, its parts in lines, a tool call as JSON."""
     content = message.get("content")
-    if type(content) is str and content[:1] != "[" and OF_A_TEXT.issuperset(message):
+    if is_plain(content) and OF_A_TEXT.issuperset(message):
         return text_of(content)
-    parts = message.get("parts")
-    if message.keys().isdisjoint(_MAY_HAVE_MORE):
-        if type(content) is str and parts is None and content[:1] != "[":
-            return text_of(content)
-        if content is None and type(parts) is list and len(parts) == 1 and type(parts[0]) is dict:
-            text = parts[0].get("content")
-            if parts[0].get("type") == "text" and type(text) is str and not text.startswith(_A_MESSAGE):
-                return text_of(text)
-    return text_of("\n".join(_lines(parts_of(message))))
+    return joined(list(_lines(message, found)))
+
+
+def response_of(message: Raw, found: Found) -> tuple[str, str]:
+    """A response's text, and the part of it that others may read: agents are handed it without its reasoning.
+
+    Both are empty if no part of the message has a known form.
+    """
+    content = message.get("content")
+    if is_plain(content) and OF_A_TEXT.issuperset(message):
+        text = text_of(content)
+        return text, text
+    lines = list(_lines(message, found))
+    if all(kind == "unknown" for kind, _ in lines):
+        return "", ""
+    heard = [line for line in lines if line[0] != "reasoning"]
+    text = joined(lines)
+    return text, text if len(heard) == len(lines) else joined(heard)
+
+
+_BESIDE = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""Keys of reasoning beside the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM. A message may have the
+same reasoning under several, so the first counts."""
 
 
 def parts_of(message: Raw) -> list[Any]:
-    """All that a message says, however it is spread, as the parts of one: texts, results of tools, calls."""
+    """A message as one list of parts: reasoning, texts, media, results of tools, calls."""
     content = message.get("content")
-    found: Sequence[Any]
-    if isinstance(content, str):
-        read = json_of(content) if content[:1] == "[" else None
-        found = read if isinstance(read, list) and _are_parts(read) else [content] if content else []
-    else:
-        found = listed(content)
-    calls = (*listed(message.get("tool_calls")), *_by_number(message.get("tool_calls_by_number")))
+    calls = (
+        *listed(message.get("tool_calls")),
+        *_by_number(message.get("tool_calls_by_number")),
+        *([call] if isinstance(call := json_of(message.get("function_call")), dict) else ()),
+    )
     return [
-        *found,
+        *_reasoning_beside(message),
+        *(_content_parts(content) if isinstance(content, str) else listed(content)),
         *listed(message.get("parts")),
         *_by_number(message.get("contents_by_number")),
+        *_further(message),
         *({"type": "tool_call", **call} if isinstance(call, dict) else call for call in calls),
     ]
 
 
-def _are_parts(value: Sequence[Any]) -> bool:
-    return bool(value) and all(isinstance(part, dict) and "type" in part for part in value)
+def _lines(message: Raw, found: Found) -> Iterator[Line]:
+    parts = parts_of(message)
+    yield from lines_of(parts, found)
+    if not parts and _KNOWN_KEYS.isdisjoint(message) and (keys := [key for key in message if not _is_about(key)]):
+        yield from lines_of([dict.fromkeys(keys)], found)
 
 
-def _lines(parts: Sequence[Any]) -> Iterator[str]:
-    before: str | None = None
-    for one in parts:
-        if isinstance(one, str):
-            yield (before := one)
-        elif isinstance(one, dict):
-            function = one.get("function")  # OpenAI's form of a tool call
-            part = {**function, "type": "tool_call"} if isinstance(function, dict) else one
-            kind = part.get("type")
-            if isinstance(text := part.get("content", part.get("text")), str) and text.startswith(_A_MESSAGE):
-                yield from _lines_of_repr(text)
-            elif kind in ("tool_call", "tool_use", "function"):
-                given = json_of(part.get("arguments", part.get("input")))  # some leave out what is empty
-                yield (before := _dumped({"name": part.get("name"), "arguments": {} if given is None else given}))
-            elif kind in ("tool_call_response", "tool_result"):
-                result = _plain(part.get("response", part.get("result", part.get("content"))))
-                if result != before:  # it may stand twice, as a text and as a result
-                    yield (before := result)
-            elif isinstance(text, str):
-                yield (before := text)
+def _is_about(key: Any) -> bool:
+    """Whether a key describes a message and is not its content."""
+    return key in _ABOUT or not isinstance(key, str) or "." in key
 
 
-_A_MESSAGE = "{'content': "
-"""So begins the text of a message that calls a tool, by OpenTelemetry's instrumentation of the Agents SDK: it is
-OpenAI's whole message, as Python prints it."""
+_KNOWN_KEYS = frozenset(("content", "parts", "refusal", "tool_calls", "contents_by_number", "tool_calls_by_number"))
+_ABOUT = frozenset(("role", "finish_reason", "name", "id", "index", "type", "tool_call_id", *_BESIDE))
 
 
-def _lines_of_repr(text: str) -> Iterator[str]:
-    try:
-        message = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        message = None
-    if not isinstance(message, dict):
-        yield text
-    elif content := content_of(message):
-        yield content
+def _content_parts(content: str) -> Sequence[Any]:
+    """The parts of a content that is JSON of them, or the text itself."""
+    if content[:1] == "[" and isinstance(read := json_of(content), list) and are_parts(read):
+        return read
+    return (content,) if content else ()
 
 
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else _dumped(value)
+def _reasoning_beside(message: Raw) -> Iterator[Any]:
+    for key in _BESIDE:
+        value = message.get(key)
+        if isinstance(value, str) and value:
+            yield {"type": "reasoning", "text": value}
+            return
+        if isinstance(value, LIST_TYPES) and value:
+            yield from ({"type": "reasoning", **one} if isinstance(one, dict) else one for one in value)
+            return
 
 
-def _dumped(value: Any) -> str:
-    try:
-        return json.dumps(value, ensure_ascii=False, default=str)
-    except (ValueError, RecursionError):
-        return ""
+def _further(message: Raw) -> Iterator[Any]:
+    """OpenAI's further kinds of a response: a refusal, audio with its transcript; OpenRouter's images."""
+    if isinstance(refusal := message.get("refusal"), str) and refusal:
+        yield {"type": "refusal", "refusal": refusal}
+    if isinstance(audio := message.get("audio"), dict) and audio:
+        yield {"type": "audio", **audio}
+        if isinstance(transcript := audio.get("transcript"), str):
+            yield transcript
+    if isinstance(images := message.get("images"), list):
+        yield from images
 
 
 def listed(value: Any) -> Sequence[Any]:
@@ -161,28 +172,3 @@ def listed(value: Any) -> Sequence[Any]:
 
 def _by_number(parts: Any) -> list[Any]:
     return [parts[number] for number in sorted(parts)] if isinstance(parts, dict) else []
-
-
-def json_of(value: Any) -> Any:
-    """What a text says if it is JSON, else the text; other values as they are."""
-    if isinstance(value, str) and value[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-_REASONING = ("reasoning", "thinking", "redacted_thinking")
-
-
-def without_reasoning(said: Raw, response: str) -> str:
-    """What others may read of a response: agents are handed the text alone."""
-    if said.keys().isdisjoint(_HAVE_PARTS):
-        return response
-    parts = parts_of(said)
-    texts = [part for part in parts if not (isinstance(part, dict) and part.get("type") in _REASONING)]
-    return response if len(texts) == len(parts) else content_of({"parts": texts})
-
-
-_HAVE_PARTS = ("parts", "contents_by_number")

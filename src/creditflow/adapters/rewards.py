@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from creditflow.adapters.meaning import Label, Reward
+from creditflow.adapters.meaning import NoScore, Reward
 from creditflow.adapters.play import Chosen, Play
 from creditflow.adapters.spans import text_of
 
 Rule = Literal["name", "link", "agent", "time"]
 WHOLE = -1
 """In place of a step: the whole play."""
+OF_THE_WHOLE = ("outcome", "final_reward")
+"""A reward of one of these names is the whole play's, wherever it was given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Given:
 def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
     """Every number of every reward of `play`, by time.
 
-    1. One of the name `outcome` is the whole play's.
+    1. One of the name `outcome` is the whole play's, and so is one of a name in `OF_THE_WHOLE`.
     2. What says where it belongs (a link to a span, the id of a response, an attribute of the span itself) belongs
        there: to that call's step; to the last step, by then, of an agent whose span it is; to the whole play, where the
        span encloses all calls; to the last call inside of any other span, by then; and where there is none inside (a
@@ -60,7 +62,7 @@ def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
     of_steps = {given.name for given, is_late in zip(found, late, strict=True) if not is_late and given.owner != WHOLE}
     return [
         replace(given, owner=WHOLE, nobody="")
-        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, Label)
+        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, NoScore)
         else given
         for given, is_late in zip(found, late, strict=True)
     ]
@@ -96,9 +98,9 @@ class _Owners:
     def given(self, at: int, reward: Reward, outcome: str) -> Iterator[Given]:
         owner, rule, nobody = self._owner(at, reward)
         for name, value in reward.values:
-            if isinstance(value, Label):
-                yield Given(at, name, value, None, rule, f"it is no number, but a label: {value.text[:80]!r}")
-            elif outcome and name == outcome:
+            if isinstance(value, NoScore):
+                yield Given(at, name, value, None, rule, value.reason)
+            elif self._chosen.calls and (name in OF_THE_WHOLE or (outcome and name == outcome)):
                 yield Given(at, name, value, WHOLE, "name")
             else:
                 yield Given(at, name, value, owner, rule, nobody)

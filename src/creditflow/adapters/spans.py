@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -62,12 +64,19 @@ class Span:
     resource: Mapping[str, Any] = field(default_factory=dict)
     trace_id: str = ""
     """OpenTelemetry's own, where `trace` is something else."""
+    unread: Sequence[tuple[str, str]] = ()
+    """Records of its file that could not be read: the name of each, and the reason."""
+
+
+NO_SPAN = "log records without a span"
+"""The id of the span that is made for log records which name none; there is one a trace."""
 
 
 def json_values(data: bytes, path: Path) -> Iterator[Any]:
     """The one value of a JSON file, or those of its lines."""
     try:
-        text = data.decode("utf-8-sig")
+        # The decoder keeps back a character that the end of the data tears: its line is torn, too.
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data)
     except UnicodeDecodeError as error:
         if data.startswith(_COMPRESSED):
             raise DataError(f"{path}: is compressed; unpack it first") from error
@@ -88,6 +97,9 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
+            if number == len(lines):  # the writer was stopped in the middle of it
+                warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
+                return
             raise DataError(
                 f"{path}: line {number} of those that are not empty: {first_line(error)}; expected one JSON value, or "
                 "one in each line"
@@ -122,9 +134,11 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
             keys = (
                 f"an object with {', '.join(map(repr, list(one)[:5]))}" if isinstance(one, dict) and one else repr(one)
             )
+            form = next((form for key, form in _NOT_READ.items() if isinstance(one, dict) and key in one), None)
+            keys += f"; this looks like {form}, which is not read" if form else ""
             raise DataError(
                 f"{place}: expected OTLP (`resourceSpans`, `resourceLogs`), Agent Lightning's spans (`span_id`) or a "
-                f"log of chats (`messages`, or `request` and `response`), got {keys[:200]}"
+                f"log of chats (`messages`, or `request` and `response`), got {keys[:300]}"
             )
         if broken := [key for key in _OTLP & one.keys() if not isinstance(one[key], list | None)]:
             raise DataError(f"{place}: {broken[0]}: expected a list, got {repr(one[broken[0]])[:80]}")
@@ -132,6 +146,15 @@ def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
 
 
 _OTLP = frozenset(("resourceSpans", "resourceLogs"))
+_NOT_READ = {
+    "observations": "an export of Langfuse's page",
+    "run_type": "LangSmith's runs",
+    "conversations": "ShareGPT's conversations",
+    "resource_spans": "OTLP with names in snake_case",
+    "context": "spans of OpenTelemetry's console exporter",
+    "data": "a trace of Jaeger",
+}
+"""Forms that are not read, by a key that only they have; an error names them."""
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
@@ -167,24 +190,65 @@ class _Log:
 def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[_Log]]:
     spans: list[Span] = []
     logs: list[_Log] = []
+    lost: list[tuple[str, str]] = []
     for message in messages:
-        for group in _objects(message.get("resourceSpans")):
+        for where, group in _each(message, ("resourceSpans",), "", lost):
             resource = _attributes(_object(group.get("resource")).get("attributes"))
-            for scope in _objects(group.get("scopeSpans") or group.get("instrumentationLibrarySpans")):
-                spans += [_from_otlp(raw, resource) for raw in _objects(scope.get("spans"))]
-        for group in _objects(message.get("resourceLogs")):
+            for place, scope in _each(group, ("scopeSpans", "instrumentationLibrarySpans"), where, lost):
+                spans += [_from_otlp(raw, resource) for _, raw in _each(scope, ("spans",), place, lost)]
+        for where, group in _each(message, ("resourceLogs",), "", lost):
             resource = _attributes(_object(group.get("resource")).get("attributes"))
-            for scope in _objects(group.get("scopeLogs")):
-                logs += [_log(raw, resource) for raw in _objects(scope.get("logRecords"))]
+            for place, scope in _each(group, ("scopeLogs", "instrumentationLibraryLogs"), where, lost):
+                logs += [_log(raw, resource) for _, raw in _each(scope, ("logRecords", "logs"), place, lost)]
+    if lost:
+        spans.append(Span("", UNREADABLE, None, "", None, None, {}, unread=lost))
     return spans, logs
+
+
+def _each(
+    holder: Mapping[str, Any], keys: Sequence[str], where: str, lost: list[tuple[str, str]]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects in a list of `holder`, each with its place in the file; what is no object goes to `lost`."""
+    key = next((key for key in keys if holder.get(key) is not None), keys[0])
+    found = holder.get(key)
+    place = f"{where}.{key}" if where else key
+    if found is None:
+        others = [text_of(other) for other in holder if other not in _BESIDE_LISTS and other not in _OTLP]
+        if others:
+            lost.append((place, f"expected a list, got {', '.join(others)[:100]}"))
+    elif not isinstance(found, list):
+        lost.append((place, f"expected a list, got {type(found).__name__}"))
+    else:
+        for number, one in enumerate(found):
+            if isinstance(one, dict):
+                yield f"{place}[{number}]", one
+            else:
+                lost.append((f"{place}[{number}]", f"expected an object, got {type(one).__name__}"))
+
+
+_BESIDE_LISTS = frozenset(("resource", "scope", "schemaUrl", "instrumentationLibrary", "resourceMetrics"))
+UNREADABLE = "unreadable"
+"""The id of the span that is made for records of a file that are no spans at all."""
 
 
 def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
     attributes = _attributes(raw.get("attributes"))
-    name = text_of(raw.get("eventName") or attributes.get("event.name"))
+    name = _event_name(raw.get("eventName"), attributes)
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
     event = Event(name, attributes, _value(raw.get("body")), time)
     return _Log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
+
+
+def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
+    """The name of a log record's event: its own field, or an attribute where the record has no such field."""
+    names = [text_of(one) for one in (name, *map(attributes.get, ("event.name", "otel.event.name"))) if one]
+    return next((one for one in names if one.startswith("gen_ai.")), names[0] if names else "")
+
+
+def is_of_models(event: Event) -> bool:
+    """Whether an event is one of OpenTelemetry's conventions for generative AI, by its name or by what it has."""
+    body = event.body if isinstance(event.body, dict) else {}
+    return event.name.startswith("gen_ai.") or any(key.startswith("gen_ai.") for key in (*event.attributes, *body))
 
 
 def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[Span] = ()) -> list[Span]:
@@ -200,9 +264,11 @@ def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[S
     any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
     events: dict[int, tuple[Span, list[Event]]] = {}
     for number, log in enumerate(logs):
-        key = log.trace, log.span or f"log record {number}"
+        # The records of one call belong together; an evaluation stands alone, at its own time.
+        is_alone = "evaluation" in log.event.name or any("evaluation" in key for key in log.event.attributes)
+        key = log.trace, log.span or (f"log record {number}" if is_alone else NO_SPAN)
         found = known.get(key) or (other_names if log.trace else any_trace).get(log.span)
-        if found is None and log.event.name.startswith("gen_ai."):
+        if found is None and is_of_models(log.event):
             found = Span(*key, None, "", log.event.time, log.event.time, {}, resource=log.resource)
             known[key] = found
             spans.append(found)
@@ -294,19 +360,24 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         return TracesData.FromString(part)
 
     try:
-        messages = [MessageToDict(one(part)) for part in _framed(data) or [data]]
+        messages = [MessageToDict(one(part)) for part in _framed(data, where) or [data]]
     except DecodeError as error:
         raise DataError(f"{where}: expected OTLP as protobuf: {first_line(error)}") from error
     return _of_signals(messages, where)
 
 
-def _framed(data: bytes) -> list[bytes]:
+def _framed(data: bytes, where: str) -> list[bytes]:
     """The messages of a file in which each follows its length; none where it is no such file."""
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while at < len(data):
         length = int.from_bytes(data[at : at + 4], "big")
         if not 0 < length <= len(data) - at - 4:
-            return []
+            if parts:
+                warnings.warn(
+                    f"{where}: message {len(parts) + 1}, the last, is torn; all before it is read", stacklevel=2
+                )
+            return parts
         parts.append(data[at + 4 : at + 4 + length])
         at += 4 + length
     return parts
@@ -347,6 +418,8 @@ def _hex(raw: Any) -> str:
 
 def text_of(value: Any) -> str:
     """A text that UTF-8 can hold; empty for None. Half a surrogate pair, which is no character, becomes U+FFFD."""
+    if type(value) is str and value.isascii():  # as most are
+        return value
     try:
         text = value if isinstance(value, str) else "" if value is None else str(value)
     except (ValueError, RecursionError):  # a number of thousands of digits; a list in a list in a list
@@ -408,7 +481,7 @@ def _readable_log(log: Any) -> _Log:
     return _Log(
         f"{record.trace_id:032x}" if record.trace_id else "",
         f"{record.span_id:016x}" if record.span_id else "",
-        Event(text_of(record.event_name or attributes.get("event.name")), attributes, record.body, time),
+        Event(_event_name(record.event_name, attributes), attributes, record.body, time),
         resource.attributes if resource is not None else {},
     )
 
@@ -422,24 +495,26 @@ def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
 
 
 def _of_agent_lightning(raw: Mapping[str, Any]) -> Span:
-    rollout, attempt, status = raw.get("rollout_id"), raw.get("attempt_id"), _plain(raw.get("status"))
+    get = raw.get
+    rollout, attempt, status = get("rollout_id"), get("attempt_id"), _plain(get("status"))
     if rollout and attempt:
         trace = f"{text_of(rollout)}/{text_of(attempt)}"
     else:
-        trace = text_of(rollout or attempt or None) or text_of(raw.get("trace_id"))
+        trace = text_of(rollout or attempt or None) or text_of(get("trace_id"))
+    events, links, resource = get("events"), get("links"), _plain(get("resource"))
     return Span(
         trace,
-        text_of(raw.get("span_id")),
-        text_of(raw.get("parent_id")) or None,
-        text_of(raw.get("name")),
-        _nanoseconds(raw.get("start_time")),
-        _nanoseconds(raw.get("end_time")),
-        _plain(raw.get("attributes")),
-        [_event(_plain(event)) for event in found] if (found := _some(raw.get("events"))) else [],
-        [_link(_plain(_plain(link).get("context"))) for link in found] if (found := _some(raw.get("links"))) else (),
+        text_of(get("span_id")),
+        text_of(parent) or None if (parent := get("parent_id")) else None,
+        text_of(get("name")),
+        _nanoseconds(get("start_time")),
+        _nanoseconds(get("end_time")),
+        _plain(get("attributes")),
+        [_event(_plain(event)) for event in _some(events)] if events else [],
+        [_link(_plain(_plain(link).get("context"))) for link in _some(links)] if links else (),
         text_of(status.get("description") or "error") if status.get("status_code") == "ERROR" else "",
-        _plain(_plain(raw.get("resource")).get("attributes")),
-        text_of(raw.get("trace_id")),
+        _plain(resource.get("attributes")),
+        text_of(get("trace_id")),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -52,13 +53,18 @@ def convert_files(
 
         for source in each([one for one in sources if one.suffix == ".parquet"]):
             ours += _own(source, options)
-        spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            spans = read_spans(each([one for one in sources if one.suffix != ".parquet"]))
+    for one in caught:
+        reporter.say(f"warning: {one.message}")
     made = convert(spans, options)
     _expect_what_is_named(spans, made, options)
     if left_out is not None:
         lines = "".join(json.dumps(asdict(one)) + "\n" for one in made.left_out)
         write_named(left_out, lambda path: path.write_text(lines), "--left-out")
     _tell(made)
+    _warn(made, reporter)
     if ours:
         results_console().print(f"our own Parquet: {_size(ours)}, as they are", soft_wrap=True)
     made.trajectories += ours
@@ -196,6 +202,17 @@ def _tell(made: Converted) -> None:
             console.print(f"{name}: {why}", soft_wrap=True)
     _count("left out", Counter(f"{one.what}: {_kind(one.reason)}" for one in made.left_out))
     _count("mended", made.mended)
+    _count("passed over", made.passed_over)
+
+
+def _warn(made: Converted, reporter: Reporter) -> None:
+    if not made.trajectories or any(play.outcome is not None for play in made.trajectories):
+        return
+    given = {name for play in made.trajectories for step in play.steps for name in step.scores}
+    which = (
+        f"name one of the rewards with --outcome ({', '.join(sorted(given)[:8])})" if given else "there is no reward"
+    )
+    reporter.say(f"warning: no trajectory has an outcome, so credit is of the steps' own rewards alone; {which}")
 
 
 def _size(plays: Sequence[Trajectory]) -> str:
@@ -212,9 +229,15 @@ def _kind(reason: str) -> str:
     return "the same call as another span" if reason.startswith("the same call as span") else reason
 
 
+_MOST_ROWS = 20
+
+
 def _count(title: str, counts: Mapping[str, int]) -> None:
     if counts:
         table = new_table(title, "spans")
-        for what, n in sorted(counts.items(), key=lambda pair: -pair[1]):
+        rows = sorted(counts.items(), key=lambda pair: -pair[1])
+        for what, n in rows[:_MOST_ROWS]:
             table.add_row(what, str(n))
+        if rest := rows[_MOST_ROWS:]:
+            table.add_row(f"{len(rest)} others", str(sum(n for _, n in rest)))
         show(results_console(), title, table)

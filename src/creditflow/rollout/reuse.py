@@ -6,7 +6,7 @@ It knows texts and times; not spans, nor what becomes of what it finds. ahocoras
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import contains
 from typing import Any
@@ -44,20 +44,23 @@ def reused(
             if len(text) >= SHORTEST and not any(map(contains, messages[step], repeat(text))):
                 inside_of.setdefault(text, []).append(step)
     search = _Search(list(inside_of))
-
-    def read_by(step: int, said: Mapping[str, Sequence[int]]) -> Callable[[str], int | None]:
-        return lambda text: _source(said[text], step, start, end)
-
+    n_before = 0
+    """The number of texts that a step before `step` has said; `inside_of` has texts in the order of first steps."""
+    texts = search.texts
     found: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
+        while n_before < len(texts) and inside_of[texts[n_before]][0] < step:
+            n_before += 1
         used: list[int] = []
-        source = read_by(step, inside_of)
         for part in parts:
             whole = part.strip()
             if whole in steps_of and (as_message := _source(steps_of[whole], step, start, end)) is not None:
                 used.append(as_message)
-            else:
-                used += search.sources(whole, source)
+            elif n_before:
+                for text in search.texts_in(whole, n_before):
+                    source = _source(inside_of[text], step, start, end)
+                    assert source is not None, "a text is only looked for after a step has said it"
+                    used.append(source)
         found.append(tuple(sorted(set(used)) if len(used) > 1 else used))
     return found
 
@@ -72,30 +75,29 @@ class _Search:
     """Finds which of many texts stand in a prompt, all at once."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        self._texts = texts
+        self.texts = texts
         self._shortest = min(map(len, texts), default=0)
         self._automaton = _automaton(texts) if len(texts) > _FEW else None
-        self._known: dict[str, list[str]] = {}
-        """Which of few texts stand in a prompt: a system prompt is asked for in every step."""
+        self._known: dict[str, tuple[int, list[str]]] = {}
+        """For each prompt the number of texts looked for, and those found: every step repeats the system prompt."""
 
-    def sources(self, prompt: str, source: Callable[[str], int | None]) -> Iterable[int]:
-        """What `source` says of each text in `prompt` that does not overlap one before it.
-
-        Where it says None, of a text that nobody had given yet, the search goes on from behind that text's first
-        character: an earlier one may begin inside of it.
-        """
-        if not self._texts or len(prompt) < self._shortest:
+    def texts_in(self, prompt: str, n: int) -> Iterable[str]:
+        """Those of the first `n` texts that occur in `prompt` and do not overlap one before them."""
+        if len(prompt) < self._shortest:
             return ()
         if self._automaton is not None:
-            return _sources(prompt, self._texts, self._automaton, source)
-        there = self._known.get(prompt)
-        if there is None:
-            there = self._known[prompt] = [text for text in self._texts if text in prompt]
-        if len(there) > 1:
-            return _sources(prompt, there, _automaton(there), source)
-        if not there or (found := source(there[0])) is None:  # one alone overlaps no other
-            return ()
-        return (found,)
+            return _texts_in(prompt, self.texts, self._automaton, n)
+        n_known, there = self._known.get(prompt, _NOTHING_KNOWN)
+        if n_known < n:
+            more = [text for text in self.texts[n_known:n] if text in prompt]
+            there = there + more if more else there
+            self._known[prompt] = n, there
+        if len(there) > 1:  # one alone overlaps no other
+            return _texts_in(prompt, there, _automaton(there), n)
+        return there
+
+
+_NOTHING_KNOWN: tuple[int, list[str]] = (0, [])
 
 
 def _automaton(texts: Sequence[str]) -> Any:
@@ -106,15 +108,17 @@ def _automaton(texts: Sequence[str]) -> Any:
     return ahocorasick_rs.AhoCorasick(texts, matchkind=ahocorasick_rs.MatchKind.LeftmostLongest)
 
 
-def _sources(prompt: str, texts: Sequence[str], automaton: Any, source: Callable[[str], int | None]) -> Iterator[int]:
+def _texts_in(prompt: str, texts: Sequence[str], automaton: Any, n: int) -> Iterator[str]:
+    """As `_Search.texts_in`. Where the automaton finds a text that is not among the first `n`, the search goes on from
+    behind that text's first character: one of the first may begin inside of it.
+    """
     begin: int | None = 0
     for left in range(_TRIES)[::-1]:
         rest, begin = prompt[begin:] if begin else prompt, None
         at = len(prompt) - len(rest)
         for index, first, _ in automaton.find_matches_as_indexes(rest):
-            found = source(texts[index])
-            if found is not None:
-                yield found
+            if index < n:
+                yield texts[index]
             elif left:
                 begin = at + first + 1
                 break
