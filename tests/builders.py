@@ -6,6 +6,7 @@ batch_of(
 )
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,11 @@ from creditflow.trajectory import Message, Score, Step, Task, Trajectory, Trajec
 
 ScoreSpec = float | Score | str
 """A value; a whole Score; or `"failed"` / `"timeout"`."""
+
+
+def unlocated(reason: str) -> str:
+    """A reason of failure without file, line and function: `ValueError: x (f.py:3 in g)`."""
+    return re.sub(r" \([^()]*\.py:\d+[^()]*\)", "", reason)
 
 
 def score(spec: ScoreSpec, weight: float = 1.0) -> Score:

@@ -5,11 +5,15 @@ Every message names what it is about (an id, a key, a file), what was expected a
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class CreditflowError(Exception):
     """The base of every error that creditflow raises on purpose."""
+
+    trajectories: Sequence[Any] = ()
+    """The trajectories that it was raised for; their `info` says what failed in them."""
 
 
 class InputError(CreditflowError):

@@ -5,14 +5,18 @@ In the short form, frames of creditflow, of Python and of installed libraries ar
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
-_OURS = str(Path(__file__).parent)
-_PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+from creditflow.trajectory import Trajectory
+
+_NOT_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _LIBRARIES = ("site-packages", "dist-packages")
 _SHOWN = 3
 """Frames of the short form: the innermost ones."""
@@ -23,18 +27,36 @@ TRACEBACK_CHARACTERS = 20_000
 def location(error: BaseException) -> str:
     """The user's frames of an exception, innermost last: `team.py:42 in reward, text.py:7 in parse`.
 
-    Without a frame of the user's, the innermost of a library, or else of creditflow. Empty where it was never raised.
+    Empty where it went through none of them.
     """
-    frames = list(_frames(error.__traceback__))
-    users = [frame for kind, frame in frames if kind == "user"]
-    others = [frame for kind, frame in frames if kind == "library"] or [frame for _, frame in frames]
-    return ", ".join(users[-_SHOWN:] or others[-1:])
+    return ", ".join(list(_users_frames(error.__traceback__))[-_SHOWN:])
 
 
 def located(error: BaseException, text: str) -> str:
     """`text`, which describes the exception, and where it was raised."""
     where = location(error)
     return f"{text} ({where})" if where else text
+
+
+_Error = TypeVar("_Error", bound=Exception)
+
+
+def at_users_line(error: _Error, raised: BaseException | None = None) -> _Error:
+    """The same exception; its message ends with the user's frames, if it was raised below any.
+
+    `raised`: the exception that reached the user's code in its place.
+    """
+    for one in (error, raised):
+        if one is not None and location(one):
+            error.args = (located(one, str(error)),)
+            break
+    return error
+
+
+def of_function(function: Callable[..., object]) -> str:
+    """The place of a function: `team.py:10 in solve`; empty for what has no code of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{Path(code.co_filename).name[-_NAME:]}:{code.co_firstlineno} in {code.co_name}"
 
 
 def traceback_text(error: BaseException) -> str:
@@ -47,20 +69,28 @@ def traceback_text(error: BaseException) -> str:
     return text if len(text) <= TRACEBACK_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"
 
 
-def _frames(at: TracebackType | None) -> Iterator[tuple[str, str]]:
-    """Kind and short form of each frame, outermost first."""
+KEY = "tracebacks"
+"""In a trajectory's `info`: the whole traceback of what failed in it, by what that was."""
+
+
+def keep_traceback(trajectory: Trajectory, what: str, text: str) -> None:
+    """Keep the first traceback of `what` with a trajectory: it travels with it to the run's folder."""
+    trajectory.info.setdefault(KEY, {}).setdefault(what, text)
+
+
+def _users_frames(at: TracebackType | None) -> Iterator[str]:
+    """Outermost first."""
     while at is not None:
         code = at.tb_frame.f_code
-        name = "" if code.co_name == "<module>" else f" in {code.co_name[:_NAME]}"
-        yield _kind(code.co_filename), f"{Path(code.co_filename).name[-_NAME:]}:{at.tb_lineno}{name}"
+        if _is_users(code.co_filename):
+            name = "" if code.co_name == "<module>" else f" in {code.co_name[:_NAME]}"
+            yield f"{Path(code.co_filename).name[-_NAME:]}:{at.tb_lineno}{name}"
         at = at.tb_next
 
 
-def _kind(file: str) -> str:
-    if file.startswith("<frozen "):
-        return "python"
-    if Path(file).is_relative_to(_OURS):
-        return "creditflow"
-    if any(part in _LIBRARIES for part in Path(file).parts):
-        return "library"
-    return "python" if Path(file).is_relative_to(_PYTHON[0]) or Path(file).is_relative_to(_PYTHON[-1]) else "user"
+@functools.lru_cache
+def _is_users(file: str) -> bool:
+    path = Path(file)
+    if file.startswith("<frozen ") or any(part in _LIBRARIES for part in path.parts):
+        return False
+    return not any(path.is_relative_to(folder) for folder in _NOT_USERS)

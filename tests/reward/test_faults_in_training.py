@@ -32,6 +32,15 @@ def hangs_in_one_play(step, trajectory):
     if trajectory.id.endswith("-0-0"):
         time.sleep(1000)
     return 0.5
+
+def label(step):
+    return step.info["labels"]
+
+def looks_up(step, trajectory):
+    return label(step)
+
+async def waits_and_looks_up(step, trajectory):
+    return label(step)
 """
 FAULTS = {
     "500": (Answer("out of order", status=500), "failed", "500"),
@@ -156,3 +165,27 @@ def test_a_function_that_hangs_in_one_play_costs_that_play_its_score(train):
     assert result.exit_code == 0, result.output
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["reward/hangs_in_one_play/timeouts"] for line in metrics] == [2] * 4  # a play has two steps
+
+
+LINES = FUNCTIONS.splitlines()
+RAISES = LINES.index('    return step.info["labels"]') + 1
+
+
+@pytest.mark.parametrize("function", ["looks_up", "waits_and_looks_up"])
+@pytest.mark.parametrize("backend", ["process", "inline"])
+def test_an_exception_in_a_reward_is_located(train, function, backend):
+    result, run = train([{"fn": f"functions.py:{function}"}], backend=backend)
+    called = [i for i, line in enumerate(LINES, 1) if "return label(step)" in line]
+    frames = f"functions.py:{called[function != 'looks_up']} in {function}, functions.py:{RAISES} in label"
+    assert result.exit_code == 1
+    assert f"KeyError: 'labels' ({frames})" in result.output
+    assert f"{run}/failures.log" in result.output
+    log = (run / "failures.log").read_text()
+    assert log.count(f"reward function {function}\nTraceback (most recent call last):") == 1
+    assert log.rstrip().endswith("KeyError: 'labels'")
+    (play, *_) = TrajectoryBatch.read_parquet(run / "steps" / "000001.parquet").to_trajectories()
+    why = CliRunner().invoke(app, ["why", str(run), "--trajectory", play.id])
+    assert why.exit_code == 0, why.output
+    assert play.steps[0].scores[function].reason == f"KeyError: 'labels' ({frames})"
+    check = CliRunner().invoke(app, ["check", "recipe.yaml", "--tasks", "2"])
+    assert f"KeyError: 'labels' ({frames})" in check.output

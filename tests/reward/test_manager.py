@@ -11,6 +11,7 @@ import pytest
 from creditflow.errors import TooManyFailedScores
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.trajectory import Score, TrajectoryBatch
+from tests.builders import unlocated
 from tests.reward.plays import a_play
 
 
@@ -93,7 +94,7 @@ def test_where_when_cannot_say_the_score_has_failed(when, reason, level):
     play = a_play(agents="pe")
     report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [play])
     assert play.steps[0].scores == {}
-    assert (play.steps[1].scores["f"].status, play.steps[1].scores["f"].reason) == ("failed", reason)
+    assert (play.steps[1].scores["f"].status, unlocated(play.steps[1].scores["f"].reason)) == ("failed", reason)
     assert [(of.matched, of.failed) for of in report.functions] == [(1, 1)]
 
 
@@ -213,8 +214,13 @@ def test_an_exception_fails_the_one_score():
     play = a_play()
     report = score([of_steps(sometimes)], [play])
     assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
-    assert play.steps[1].scores["f"].reason == "ValueError: no such thing"
-    assert report.functions[0].reasons == ("f, step t/1: ValueError: no such thing",)
+    line = sometimes.__code__.co_firstlineno + 2
+    where = f"ValueError: no such thing (test_manager.py:{line} in sometimes)"
+    assert play.steps[1].scores["f"].reason == where
+    assert report.functions[0].reasons == (f"f, step t/1: {where}",)
+    (traceback,) = play.info["tracebacks"].values()
+    assert traceback.startswith("Traceback (most recent call last):")
+    assert traceback.endswith("ValueError: no\nsuch thing\n")
 
 
 def test_values_for_a_response_without_tokens_fail():
@@ -263,7 +269,8 @@ def test_one_bad_value_in_a_trajectorys_list_fails_its_own_step_only():
 def test_an_exception_of_a_trajectory_function_fails_every_matching_step():
     play = a_play()
     score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [play])
-    assert {step.scores["g"].reason for step in play.steps} == {"ZeroDivisionError: division by zero"}
+    reasons = {unlocated(step.scores["g"].reason) for step in play.steps}
+    assert reasons == {"ZeroDivisionError: division by zero"}
 
 
 def test_an_outcome_is_one_number():
@@ -339,7 +346,9 @@ def test_an_async_exception_fails_the_one_score():
 
     play = a_play()
     score([of_steps(judge, is_async=True)], [play])
-    assert [step.scores["f"].reason for step in play.steps] == ["ConnectionError: refused", "", ""]
+    where = f"(test_manager.py:{judge.__code__.co_firstlineno + 2} in judge)"
+    assert [step.scores["f"].reason for step in play.steps] == [f"ConnectionError: refused {where}", "", ""]
+    assert list(play.info["tracebacks"]) == ["reward function f"]
 
 
 def test_scores_hold_no_clock_readings():
@@ -437,7 +446,7 @@ def test_nothing_that_a_function_raises_ends_the_run(error, reason, is_async):
     score([of_steps(waiting if is_async else plain, is_async=is_async)], [play])
     assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
     if is_async or not isinstance(error, asyncio.CancelledError):
-        assert play.steps[1].scores["f"].reason == reason
+        assert unlocated(play.steps[1].scores["f"].reason) == reason
 
 
 def test_a_list_that_a_function_uses_again_is_taken_as_it_was():

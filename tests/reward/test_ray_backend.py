@@ -271,3 +271,16 @@ def test_options_that_ray_does_not_take_are_told_with_their_key():
             RayBackend([], 1, 1.0, 1, {"nonsense": 1}).start()
     finally:
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+
+
+def test_a_traceback_travels_from_an_actor():
+    def looks_up(step, trajectory):
+        return step.info["labels"]
+
+    functions = [RewardFunction("f", "step", looks_up)]
+    play, manager = a_play(), RewardManager(functions, 1.0, backend=backend_of(functions))
+    asyncio.run(manager.score([play]))
+    manager.close()
+    where = f"test_ray_backend.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
+    assert {step.scores["f"].reason for step in play.steps} == {f"KeyError: 'labels' ({where})"}
+    assert play.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")

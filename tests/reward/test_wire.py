@@ -17,6 +17,7 @@ def test_an_answer_comes_back_as_it_was():
         Returned((0.5, 1.0)),
         Returned(Score(0.5, range=(0.0, 2.0), reason="half")),
         Returned(error="away", timed_out=True),
+        Returned(error="KeyError", traceback="Traceback"),
     ):
         assert unpack_returned(pack_returned(returned)) == returned
 

@@ -5,7 +5,8 @@ tested in tests/engines.
 """
 
 import asyncio
-from collections.abc import Sequence
+import gc
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -25,7 +26,7 @@ from creditflow.rollout import (
 )
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
-from tests.builders import Letters
+from tests.builders import Letters, unlocated
 
 
 class EchoClient(Letters):
@@ -152,7 +153,7 @@ def test_a_workflow_that_raises_fails_its_own_trajectory_and_no_other() -> None:
 
     trajectories, _ = run(solve, n=3)
     assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
-    assert trajectories[1].info["error"] == "ZeroDivisionError: by zero"
+    assert unlocated(trajectories[1].info["error"]) == "ZeroDivisionError: by zero"
     assert len(trajectories[1].steps) == 1
 
 
@@ -313,7 +314,7 @@ def test_errors_of_a_task_group_mean_what_they_mean_alone(
 
     (trajectory,), _ = run(solve)
     assert trajectory.status == status
-    assert trajectory.info[key] == reason
+    assert unlocated(trajectory.info[key]) == reason
 
 
 def test_a_long_prompt_or_an_unknown_agent_in_a_task_group_is_told_as_such() -> None:
@@ -374,7 +375,7 @@ def test_any_generator_serves_and_an_error_of_one_call_fails_that_play_alone() -
     generator = OneByOne()
     trajectories = asyncio.run(play_all([play_of(k) for k in range(3)], solve, AGENTS, generator, Sampling()))
     assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
-    assert trajectories[1].info["error"] == "ConnectionError: the server is gone"
+    assert unlocated(trajectories[1].info["error"]) == "ConnectionError: the server is gone"
     assert generator.most == 3
 
 
@@ -397,7 +398,7 @@ def test_one_play_alone_raises_a_mistake_in_the_recipe_and_returns_all_else() ->
     with pytest.raises(ConfigError, match="'nobody'"):
         asyncio.run(play_one(play_of(), mistaken, AGENTS, OneByOne(), Sampling()))
     trajectory = asyncio.run(play_one(play_of(), broken, AGENTS, OneByOne(), Sampling()))
-    assert (trajectory.status, trajectory.info["error"]) == ("failed", "ZeroDivisionError: by zero")
+    assert (trajectory.status, unlocated(trajectory.info["error"])) == ("failed", "ZeroDivisionError: by zero")
 
 
 @pytest.mark.parametrize(
@@ -456,3 +457,148 @@ def test_an_agent_may_act_through_another_than_the_team_s_model_and_is_never_bat
     assert trajectory.steps[1].prompt == "[assistant]\none"
     assert trajectory.steps[1].info == {}
     assert trajectory.answer == "two"
+
+
+def refusal(workflow: Workflow) -> str:
+    """The message of the mistake that a workflow ends with."""
+    message = ""
+    try:
+        run(workflow)
+    except ConfigError as error:
+        message = str(error)
+    gc.collect()  # a coroutine that was not awaited warns when it is freed
+    return message
+
+
+def line_of(function, offset: int) -> str:
+    return f"test_play.py:{function.__code__.co_firstlineno + offset} in {function.__name__}"
+
+
+def test_a_workflow_that_raises_is_located() -> None:
+    def parse(text: str) -> int:
+        return int(text)
+
+    async def solve(task: Task, team: Team) -> int:
+        return parse(await team.a("one"))
+
+    (trajectory,), _ = run(solve)
+    where = f"({line_of(solve, 1)}, {line_of(parse, 1)})"
+    assert trajectory.info["error"] == f"ValueError: invalid literal for int() with base 10: 'one' {where}"
+    traceback = trajectory.info["tracebacks"]["workflow"]
+    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert "rollout/play.py" in traceback
+
+
+def test_a_plain_workflow_that_raises_is_located() -> None:
+    def stop(task: Task, team: Team) -> None:
+        raise StopIteration
+
+    def leave(task: Task, team: Team) -> None:
+        raise SystemExit(3)
+
+    for workflow in (stop, leave):
+        (trajectory,), _ = run(workflow)
+        assert trajectory.info["error"].endswith(f"({line_of(workflow, 1)})")
+
+
+def test_a_mistake_in_the_recipe_is_located() -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await team.d("one")
+
+    with pytest.raises(ConfigError, match="the workflow calls agent 'd'") as raised:
+        run(solve)
+    assert str(raised.value).endswith(f"({line_of(solve, 1)})")
+
+
+async def in_a_text(team: Team) -> None:
+    await team.b(f"say {team.a('one')}")
+
+
+async def itself(team: Team) -> None:
+    await team.b(team.a("one"))
+
+
+async def in_messages(team: Team) -> None:
+    await team.b([{"role": "user", "content": team.a("one")}])
+
+
+async def in_parts(team: Team) -> None:
+    await team.b([{"role": "user", "content": [{"type": "text", "text": team.a("one")}]}])
+
+
+async def a_task(team: Team) -> None:
+    await team.b([{"role": "user", "content": f"{asyncio.ensure_future(team.a('one'))}"}])
+
+
+async def gathered(team: Team) -> None:
+    await team.b(f"{asyncio.gather(team.a('one'))}")
+
+
+async def a_generator(team: Team) -> None:
+    async def answers() -> AsyncIterator[str]:
+        yield await team.a("one")
+
+    await team.b(f"{answers()}")
+
+
+async def a_parent(team: Team) -> None:
+    await team.b("two", parents=[team.a("one")])
+
+
+async def caught(team: Team) -> None:
+    try:
+        await team.b(f"say {team.a('one')}")
+    except Exception:
+        await team.b("two")
+
+
+FORGOTTEN = [in_a_text, itself, in_messages, in_parts, a_task, gathered, a_generator, a_parent, caught]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("body", FORGOTTEN, ids=[body.__name__ for body in FORGOTTEN])
+def test_a_forgotten_await_is_refused(body) -> None:
+    async def solve(task: Task, team: Team) -> None:
+        await body(team)
+
+    message = refusal(solve)
+    where = (
+        f"({line_of(body, 2)})"
+        if body is caught
+        else f"({line_of(solve, 1)}, {line_of(body, 4 if body is a_generator else 1)})"
+    )
+    assert message.startswith("b's list of parents holds <" if body is a_parent else "b's prompt holds <")
+    assert message.endswith(f"expected its result; add `await` to the call that made it {where}")
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.parametrize("answer", [lambda team: team.a("one"), lambda team: f"{team.a('one')}"], ids=["it", "text"])
+def test_an_answer_that_is_not_awaited_is_refused(answer) -> None:
+    async def solve(task: Task, team: Team) -> object:
+        return answer(team)
+
+    message = refusal(solve)
+    assert message.startswith("the workflow's answer holds <coroutine object Agent.__call__ at 0x")
+    assert message.endswith(f"({line_of(solve, 0)})")
+
+
+SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"
+
+
+@pytest.mark.parametrize("source", ["task", "response", "system"])
+def test_a_text_about_coroutines_is_no_forgotten_await(source: str) -> None:
+    class Explains(EchoClient):
+        def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+            return [Generation(ids := tuple(map(ord, SHOWN)), (-0.5,) * len(ids), "stop") for _ in requests]
+
+    async def solve(task: Task, team: Team) -> str:
+        said = await team.a("why?")
+        return await team.b(f"Explain {SHOWN}, after {said if source == 'response' else ''}")
+
+    text = SHOWN if source == "task" else "why?"
+    task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
+    agents = {"a": AgentSpec(), "b": AgentSpec(system=SHOWN if source == "system" else "")}
+    client = Explains() if source == "response" else EchoClient()
+    play = Play(task, "u", "t", (0,))
+    (made,) = asyncio.run(play_all([play], solve, agents, Scheduler({"default": client}), Sampling()))
+    assert (made.status, len(made.steps)) == ("ok", 2)

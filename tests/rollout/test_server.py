@@ -19,14 +19,14 @@ from openai.types.completion import Completion
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
-from creditflow.errors import CreditflowError, EndpointError, InputError
+from creditflow.errors import ConfigError, CreditflowError, EndpointError, InputError
 from creditflow.huggingface import load_tokenizer
 from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
 from creditflow.rollout.client import ChatClient, ChatReply
 from creditflow.rollout.recorder import Call, Recorder, Sampling
 from creditflow.rollout.server import Limits, OpenAIServer
 from creditflow.trajectory import Task, Trajectory
-from tests.builders import Letters
+from tests.builders import Letters, unlocated
 
 AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": AgentSpec("You edit.")}
 
@@ -679,7 +679,7 @@ def test_a_failure_after_a_prompt_that_was_shortened_is_a_failure():
         raise KeyError("mine")
 
     (made,) = played(solve)
-    assert (made.status, made.info["error"]) == ("failed", "KeyError: 'mine'")
+    assert (made.status, unlocated(made.info["error"])) == ("failed", "KeyError: 'mine'")
 
 
 def test_of_choices_that_a_policy_behind_an_endpoint_fails_in_none_is_a_step():
@@ -1248,7 +1248,7 @@ def test_whatever_a_plain_function_raises_ends_its_play():
         raise asyncio.CancelledError
 
     (made,) = played(solve)
-    assert (made.status, made.info["error"]) == ("failed", "RuntimeError: raised CancelledError")
+    assert (made.status, unlocated(made.info["error"])) == ("failed", "RuntimeError: raised CancelledError")
 
 
 def test_workflows_that_fill_the_threads_of_the_event_loop_still_get_their_responses():
@@ -1401,3 +1401,18 @@ def test_the_url_of_a_play_that_has_ended_is_not_to_be_had_and_nobody_is_waited_
 
     asyncio.run(main())
     assert scheduler.about_to_call == 0
+
+
+def test_a_forgotten_await_is_refused_over_http():
+    async def late() -> str:
+        return "x"
+
+    async def solve(task, team):
+        async with client_of(team) as client:
+            coroutine = late()
+            content = f"say {coroutine}"
+            coroutine.close()
+            await client.chat.completions.create(model="writer", messages=user(content))
+
+    with pytest.raises(ConfigError, match=r"writer's prompt holds <coroutine object .*add `await`.* in solve\)$"):
+        played(solve)

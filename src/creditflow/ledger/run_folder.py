@@ -1,4 +1,6 @@
-"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `events.jsonl`, `steps/NNNNNN.parquet`."""
+"""A run's folder: `run.json`, `config.yaml`, `metrics.jsonl`, `events.jsonl`, `failures.log`,
+`steps/NNNNNN.parquet`.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.credit import Assignment
-from creditflow.errors import DataError, InputError, first_line
+from creditflow.errors import CreditflowError, DataError, InputError, first_line
 from creditflow.files import json_ready, make_folder, write_whole
 from creditflow.ledger.step_files import write_step_file
+from creditflow.tracebacks import KEY
 from creditflow.trajectory import TrajectoryBatch
 
 
@@ -21,6 +24,8 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._logged: set[tuple[str, ...]] = set()
+        """Places in users' code whose tracebacks are in `failures.log`."""
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any], config_yaml: str) -> RunFolder:
@@ -108,6 +113,23 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
 
+    def append_failures(self, step: int, infos: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
+        """Write the tracebacks of users' code to `failures.log`: the first from each place in it.
+
+        `infos`: id and `info` of each trajectory of a training step. Returns whether this run has written any.
+        """
+        entries = []
+        for id, info in infos:
+            for what, text in info.get(KEY, {}).items():
+                place = (what, *(line for line in text.splitlines() if line.startswith("  File ")))
+                if place not in self._logged:
+                    self._logged.add(place)
+                    entries.append(f"training step {step}, trajectory {id}: {what}\n{text.rstrip()}\n\n")
+        if entries:
+            with (self.path / FAILURES).open("a") as file:
+                file.write("".join(entries))
+        return bool(self._logged)
+
     def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment | None = None) -> None:
         """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from.
 
@@ -117,8 +139,19 @@ class RunFolder:
         write_whole(target, lambda path: write_step_file(path, step, batch, assignment))
 
 
+FAILURES = "failures.log"
+"""Whole tracebacks of users' workflows and reward functions."""
 BACK_TO = "goes_on_after"
 """In an event that led back to a checkpoint: the training step after which the run goes on."""
+
+
+def log_failures(
+    error: CreditflowError, folder: RunFolder, step: int, infos: Iterable[tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Write the tracebacks behind an error to `failures.log`; its message then names that file."""
+    found = [one for one in infos if KEY in one[1]]
+    if found and folder.append_failures(step, found):
+        error.args = (f"{error}; whole tracebacks: {folder.path / FAILURES}",)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -133,6 +133,8 @@ def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, tr
     )
     yield f"task:    {plain(task.text, _SHOWN)}"
     yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"
+    if error := batch.trajectory_info[n].get("error"):
+        yield f"failed:  {plain(str(error), _SHOWN)}"
     yield f"outcome: {'nobody scored it' if outcome is None else _score('', outcome)}"
     yield ""
     at = np.flatnonzero(batch.trajectory_of_step == n).tolist()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.values import REASON_CHARACTERS, Plain
+from creditflow.tracebacks import location, traceback_text
 from creditflow.trajectory import Step, Trajectory
 
 Answered = Callable[[], None]
@@ -41,6 +42,13 @@ class Returned:
     error: str = ""
     seconds: float = 0.0
     timed_out: bool = False
+    traceback: str = ""
+    """The whole one, where the function raised."""
+
+    @classmethod
+    def raised(cls, error: BaseException, seconds: float = 0.0) -> Returned:
+        """A call that ended with an exception."""
+        return cls(error=describe(error), seconds=seconds, traceback=traceback_text(error))
 
 
 class Backend(Protocol):
@@ -67,14 +75,22 @@ class Backend(Protocol):
 
 
 def describe(error: BaseException) -> str:
-    """An exception as a score's reason."""
+    """An exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
+    where = location(error)[-_LOCATION_CHARACTERS:]
+    return _said(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
+
+
+_LOCATION_CHARACTERS = 120
+
+
+def _said(error: BaseException, most: int) -> str:
     if isinstance(error, SystemExit):
-        return f"it tried to end the process: sys.exit({error.code!r})"[:REASON_CHARACTERS]
+        return f"it tried to end the process: sys.exit({error.code!r})"[:most]
     try:
         said = f": {error}"
     except Exception:  # its __str__ is a user's code, too
         said = ""
-    return " ".join(f"{type(error).__name__}{said}"[: 4 * REASON_CHARACTERS].split())[:REASON_CHARACTERS]
+    return " ".join(f"{type(error).__name__}{said}"[: 4 * REASON_CHARACTERS].split())[:most]
 
 
 def too_late(timeout: float) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from creditflow.reward.calls import Answered, Call, Returned, describe, too_late
+from creditflow.reward.calls import Answered, Call, Returned, too_late
 from creditflow.reward.values import taken
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def run_plain(call: Call) -> Returned:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, and what extensions derive from BaseException, are no end of the run
-        return Returned(error=describe(error), seconds=time.perf_counter() - start)
+        return Returned.raised(error, time.perf_counter() - start)
     return Returned(value, seconds=time.perf_counter() - start)
 
 
@@ -74,19 +75,18 @@ async def _await(call: Call, timeout: float) -> Returned:
         return Returned(error=too_late(timeout), seconds=seconds, timed_out=True)
     if task.cancelled():
         return Returned(error="it cancelled itself", seconds=seconds)
-    value, error = task.result()
-    return Returned(value, error, seconds)
+    return replace(task.result(), seconds=seconds)
 
 
-async def _value(call: Call) -> tuple[object, str]:
+async def _value(call: Call) -> Returned:
     """Its value, or an error. asyncio passes some exceptions of a task on through the loop: none may leave it."""
     try:
         returned = call.function.call(*call.arguments)
-        return taken(await returned if hasattr(returned, "__await__") else returned), ""
+        return Returned(taken(await returned if hasattr(returned, "__await__") else returned))
     except (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # as above
-        return None, describe(error)
+        return Returned.raised(error)
 
 
 async def together(running: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -25,6 +25,7 @@ from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.registry import Level, RewardFunction, leaves
 from creditflow.reward.scores import make_score, mean_value, scores_of, to_score
 from creditflow.rollout.client import PolicyView
+from creditflow.tracebacks import keep_traceback
 from creditflow.trajectory import Score, Step, Trajectory
 
 _SHOWN_REASONS = 3
@@ -346,6 +347,8 @@ class _Ran:
     cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, call: Call, returned: Returned) -> None:
+        if returned.traceback:
+            keep_traceback(call.trajectory, f"reward function {call.function.name}", returned.traceback)
         self.calls[id(call.function)] += 1
         self.seconds[id(call.function)] += returned.seconds
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
 from creditflow.errors import RewardError, first_line
+from creditflow.tracebacks import located
 from creditflow.trajectory import Score, Step
 
 Level = Literal["step", "trajectory", "outcome"]
@@ -91,7 +92,8 @@ class RewardFunction:
         try:
             answer = self.when(step)
         except Exception as error:
-            raise RewardError(f"`when` raised {type(error).__name__}: {first_line(error)}") from error
+            why = located(error, f"{type(error).__name__}: {first_line(error)}")
+            raise RewardError(f"`when` raised {why}") from error
         answer = answer.item() if hasattr(answer, "item") else answer  # numpy's
         if not isinstance(answer, bool):
             raise RewardError(f"expected `when` to answer True or False, got {answer!r}")

@@ -18,6 +18,7 @@ from creditflow.loading import loaded_files, offer_files
 from creditflow.reward.calls import Call, Returned
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.values import REASON_CHARACTERS, of_json, to_json
+from creditflow.tracebacks import TRACEBACK_CHARACTERS
 from creditflow.trajectory import Trajectory
 
 
@@ -106,7 +107,7 @@ def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[Call]
 def pack_returned(returned: Returned) -> str:
     """As JSON."""
     fields = {"value": to_json(returned.value), "error": returned.error, "seconds": returned.seconds}
-    return json.dumps({**fields, "timed_out": returned.timed_out})
+    return json.dumps({**fields, "timed_out": returned.timed_out, "traceback": returned.traceback})
 
 
 def unpack_returned(data: str | bytes) -> Returned:
@@ -117,6 +118,7 @@ def unpack_returned(data: str | bytes) -> Returned:
         if not math.isfinite(seconds):
             raise ValueError("seconds without end")
         reason = str(fields["error"])[:REASON_CHARACTERS]
-        return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]))
+        traceback = str(fields["traceback"])[:TRACEBACK_CHARACTERS]
+        return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]), traceback)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Unreadable(f"its answer could not be read ({type(error).__name__})") from error

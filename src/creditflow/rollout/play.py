@@ -13,6 +13,7 @@ from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.recorder import AgentSpec, Recorder, Sampling
 from creditflow.rollout.team import Team
 from creditflow.rollout.threads import end, in_thread, is_callers_end
+from creditflow.tracebacks import at_users_line, keep_traceback, located, of_function, traceback_text
 from creditflow.trajectory import Task, Trajectory
 
 Workflow = Callable[[Task, Team], object]
@@ -56,11 +57,13 @@ async def play_one(
     finally:
         await team.close(str(error) if isinstance(error, RolloutTimedOut) else "")
         await end([running])
+    if team.mistake is not None:  # over HTTP it is an error of the client, and a workflow may catch it
+        raise at_users_line(team.mistake, error)
     match error:
         case None:
             pass
         case ConfigError():
-            raise error
+            raise at_users_line(error)
         case AgentError():
             trajectory.info["agent_error"] = str(error)
         case RolloutTimedOut():
@@ -72,7 +75,8 @@ async def play_one(
             trajectory.info["ended_early"] = str(team.refused_prompt)
         case _:
             trajectory.status = "failed"
-            trajectory.info["error"] = f"{type(error).__name__}: {error}"
+            trajectory.info["error"] = located(error, f"{type(error).__name__}: {error}")
+            keep_traceback(trajectory, "workflow", traceback_text(error))
     if not trajectory.answer_steps and trajectory.steps:
         trajectory.answer_steps = (len(trajectory.steps) - 1,)
     return trajectory
@@ -92,6 +96,7 @@ async def _run(workflow: Workflow, task: Task, team: Team, clock: RolloutClock) 
     try:
         with clock.started():
             answer = await _answer(workflow, task, team)
+        team.expect_awaited("the workflow's answer", answer, place=of_function(workflow))
         return None if answer is None else str(answer), None
     except BaseException as raised:  # any error of a user's workflow ends its trajectory alone
         if is_callers_end(raised):
@@ -153,7 +158,9 @@ def _weightiest(error: BaseException) -> Exception:
     no Exception comes as one, as from a thread.
     """
     if not isinstance(error, BaseExceptionGroup):
-        return error if isinstance(error, Exception) else RuntimeError(f"raised {type(error).__name__}")
+        if isinstance(error, Exception):
+            return error
+        return RuntimeError(f"raised {type(error).__name__}").with_traceback(error.__traceback__)
     leaves = [_weightiest(inner) for inner in error.exceptions]
     return min(leaves, key=lambda leaf: 0 if isinstance(leaf, ConfigError) else _WEIGHT.get(type(leaf), 1))
 

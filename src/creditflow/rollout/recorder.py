@@ -20,6 +20,7 @@ from creditflow.rollout.clock import RolloutClock
 from creditflow.rollout.reuse import read_in
 from creditflow.rollout.threads import end
 from creditflow.rollout.tools import Tool, ToolResult, call_tool, shortened
+from creditflow.rollout.unawaited import unawaited
 from creditflow.trajectory import Message, Step, Trajectory
 
 _LOOKED_BACK = 64
@@ -155,6 +156,10 @@ class Recorder:
         self._closed = False
         self._ended_by = ""
         """The reason in the refusal of later calls, if the rollout did not end by itself."""
+        self.of_workflow = False
+        """Whether a workflow writes the prompts, and not a client that is served without one."""
+        self.mistake: ConfigError | None = None
+        """The first mistake of the workflow that ends the run."""
         self._state: dict[str, Any] = {}
         """What the tools of this play share."""
 
@@ -162,6 +167,22 @@ class Recorder:
     def too_long(self) -> PromptTooLong | None:
         """The last prompt that had no room, of an agent that was not answered since."""
         return next(reversed(self._too_long.values()), None)
+
+    def expect_awaited(self, what: str, value: object, place: str = "") -> None:
+        """Raises ConfigError where a value is, holds or spells out a coroutine, which the workflow did not await.
+
+        Texts of the task, of system prompts and of responses may spell one out.
+        """
+        task, steps = self.trajectory.task, self.trajectory.steps
+        systems = [spec.system for spec in self.agents.values()]
+        responses = [step.response for step in steps]
+        found = unawaited(value, (task.prompt, task.ground_truth, task.extra_info, systems, responses))
+        if found is not None:
+            where = f" ({place})" if place else ""
+            self.mistake = self.mistake or ConfigError(
+                f"{what} holds {found}: expected its result; add `await` to the call that made it{where}"
+            )
+            raise self.mistake
 
     async def close(self, why: str = "") -> None:
         """End the calls that are still on their way (parallel branches of a workflow that raised), and refuse others.
@@ -195,6 +216,8 @@ class Recorder:
         if self._closed:
             reason = f"{agent} was called after the play had ended{self._ended_by}"
             raise CreditflowError(f"trajectory {trajectory.id}: {reason}")
+        if self.of_workflow and not isinstance(call.prompt, PromptIds):
+            self.expect_awaited(f"{agent}'s prompt", call.prompt)
         client = self.generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
         json.dumps(call.info)  # what cannot be written with the step is told where it was given

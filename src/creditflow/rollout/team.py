@@ -24,6 +24,7 @@ class Team:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        recorder.of_workflow = True
         self._loop = asyncio.get_running_loop()
         self._door: Door | None = None
         self._opening = threading.Lock()
@@ -74,6 +75,15 @@ class Team:
 
                 self._door = open_door(self._recorder, self._loop)
             return self._door
+
+    @property
+    def mistake(self) -> ConfigError | None:
+        """The first mistake of the workflow that ends the run, though the workflow may have caught it."""
+        return self._recorder.mistake
+
+    def expect_awaited(self, what: str, value: object, place: str = "") -> None:
+        """Raises ConfigError where a value is, holds or spells out a coroutine, which the workflow did not await."""
+        self._recorder.expect_awaited(what, value, place)
 
     def answer_from(self, *answers: Reply | str) -> None:
         """Say which steps the answer came from; without it, the last step.
@@ -130,6 +140,8 @@ class Agent:
         Raises PromptTooLong, which ends the trajectory as `truncated`.
         """
         recorder = self.team._recorder
+        recorder.expect_awaited(f"{self.name}'s prompt", prompt)
+        recorder.expect_awaited(f"{self.name}'s list of parents", parents)
         messages = recorder.agents[self.name].introduced(
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )

@@ -49,12 +49,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         error: Exception | None = None
         try:
             result = call()
-        except StopIteration:  # no future can carry it
-            error = RuntimeError("raised StopIteration")
+        except StopIteration as raised:  # no future can carry it
+            error = RuntimeError("raised StopIteration").with_traceback(raised.__traceback__)
         except Exception as raised:  # handed over
             error = raised
         except BaseException as raised:  # it would end more than this call, were it handed over as it is
-            error = RuntimeError(f"raised {type(raised).__name__}")
+            error = RuntimeError(f"raised {type(raised).__name__}").with_traceback(raised.__traceback__)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop is closed

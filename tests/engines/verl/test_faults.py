@@ -1,6 +1,7 @@
 """What goes wrong while verl trains: the run goes on, and what was lost is counted; or it says why it cannot."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -120,7 +121,12 @@ def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(faulty
     assert (faulty.series("actor/grad_norm") > 0).all()
     batch = faulty.batch(1)
     assert batch.n_trajectories == 20
-    assert [info.get("error") for info in batch.trajectory_info].count("RuntimeError: the tenth play") == 2
+    errors = {info["error"] for info in batch.trajectory_info if "error" in info}
+    assert len(errors) == 1
+    assert re.fullmatch(r"RuntimeError: the tenth play \(faults\.py:\d+ in solve_nine_of_ten\)", errors.pop())
+    assert sum("error" in info for info in batch.trajectory_info) == 2
+    log = (faulty.folder / "failures.log").read_text()
+    assert log.count("\nRuntimeError: the tenth play\n") == log.count("workflow\nTraceback") == 1
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ class UnscoredPlays(Exception):
     def __init__(self, cause: TooManyFailedScores, trajectories: Sequence[Trajectory]) -> None:
         super().__init__(str(cause))
         self.cause, self.trajectories = cause, trajectories
+        cause.trajectories = trajectories
 
 
 class Stopwatch:
@@ -181,10 +182,12 @@ async def play(
 def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
     failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
     if len(failed) > max_failed_frac * len(trajectories):
-        raise CreditflowError(
+        error = CreditflowError(
             f"{len(failed)} of {len(trajectories)} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
             f"{max_failed_frac:g} allows; the first: {failed[0]}"
         )
+        error.trajectories = trajectories
+        raise error
     if not any(trajectory.steps for trajectory in trajectories):
         info = trajectories[0].info
         why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"

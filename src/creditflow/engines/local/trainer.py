@@ -15,7 +15,9 @@ from creditflow.engines.local.counterfactual import add_values, expect_enough_pl
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
 from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
+from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.ledger import Ledger, RunFolder
+from creditflow.ledger.run_folder import log_failures
 from creditflow.monitor import (
     Evaluation,
     Event,
@@ -57,6 +59,9 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     run.trackers = _trackers(recipe, run, reporter)
     try:
         asyncio.run(_with_rewards(run, parts, steps, reporter))
+    except CreditflowError as error:
+        log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
+        raise
     finally:
         run.trackers.finish()
     return run.folder
@@ -200,6 +205,7 @@ async def train_step(
     except UnscoredPlays as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise error.cause from None
+    run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
     run.tasks_taken = gathered.tasks_taken
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     with timing("values"):
@@ -268,7 +274,11 @@ async def evaluation_plays(parts: Parts, crew: Crew, n: int, temperature: float)
     """`n` scored plays of each validation task."""
     # The same plays at every evaluation of a run and in every run: differences come from the policy.
     trajectories = await play(parts, crew, parts.val_tasks, n, temperature, (_VAL,))
-    await parts.rewards.score(trajectories)
+    try:
+        await parts.rewards.score(trajectories)
+    except TooManyFailedScores as error:
+        error.trajectories = trajectories
+        raise
     parts.label(trajectories)
     return trajectories
 

@@ -48,7 +48,7 @@ from creditflow.engines.verl.rows import Rows, joined, throw_away, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.files import write_whole
 from creditflow.ledger import RunFolder
-from creditflow.ledger.run_folder import read_metrics, rollbacks
+from creditflow.ledger.run_folder import log_failures, read_metrics, rollbacks
 from creditflow.monitor import (
     Evaluation,
     Event,
@@ -502,18 +502,25 @@ class CreditflowTrainer(PolicyTrainer):
             throw_away(rows, keep=())
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
-        plays.expect_few_failures(limits.max_failed_frac)
-        self._warn_of_failures(plays)
         try:
-            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+            self._expect_few_failures(plays)
         except TooManyFailedScores:
             self.folder.write_steps(self.global_steps, plays.batch)  # the evidence
             raise
         return Collected(rows, plays)
 
-    def _warn_of_failures(self, plays: Plays) -> None:
-        events = failure_events(plays.report, self.global_steps, self.folder.events())
-        self.folder.append_events(event.to_dict() for event in events)
+    def _expect_few_failures(self, plays: Plays) -> None:
+        """Raises CreditflowError where too many plays or scores failed; tracebacks go to the run's folder."""
+        infos = list(zip(plays.batch.trajectory_ids, plays.batch.trajectory_info, strict=True))
+        self.folder.append_failures(self.global_steps, infos)
+        try:
+            plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            events = failure_events(plays.report, self.global_steps, self.folder.events())
+            self.folder.append_events(event.to_dict() for event in events)
+            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+        except CreditflowError as error:
+            log_failures(error, self.folder, self.global_steps, infos)
+            raise
 
     def prepare_step(self) -> dict[str, Any]:
         self._submitted.clear()
@@ -650,9 +657,7 @@ class CreditflowTrainer(PolicyTrainer):
                 raise CreditflowError(
                     f"{plays.lost} of {plays.expected} validation plays left no record; Ray's logs say why"
                 )
-            plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
-            self._warn_of_failures(plays)
-            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+            self._expect_few_failures(plays)
             parts.append(plays.batch)
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
