@@ -298,3 +298,30 @@ def test_comparison_drops_options_that_an_arm_ignores(recipe):
     path, others = recipe(), ["algorithm.propagation_threshold=0.7", "data.seed=3"]
     assert with_effect(path, ["algorithm.propagation=threshold"], others) == others
     assert with_effect(path, ["algorithm.propagation=identical"], others) == ["data.seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("override", "nearest"),
+    [
+        ("algorithm.propagation=treshold", "threshold"),
+        ("algorithm.adv_estimator=gpro", "grpo"),
+        ("algorithm.propagation_threshold={kind: quantil}", "quantile"),
+        ("actor_rollout_ref.actor.loss_agg_mode=token_mean", "token-mean"),
+        ("actor_rollout_ref.actor.kl_loss_type=low_var", "low_var_kl"),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosin", "cosine"),
+        ("actor_rollout_ref.rollout.multi_turn.format=hermse", "hermes"),
+        ("actor_rollout_ref.model.target_modules=all_linear", "all-linear"),
+        ("critic.sees=plays", "play"),
+        ("reward.backend=proces", "process"),
+        ("reward.decomp_granularity=token-level", "token_level"),
+        ("trainer.device=cude", "cuda"),
+        ("trainer.resume_mode=atuo", "auto"),
+        ("trainer.logger=[wandbb]", "wandb"),
+        ("guard.fallback.trainable=lroa", "lora"),
+        ("guard.rules.entropy.action=wran", "warn"),
+        ("guard.rules.entropy.kind=levels", "level"),
+    ],
+)
+def test_misspelt_value_names_the_nearest(recipe, override, nearest):
+    with pytest.raises(ConfigError, match=rf"did you mean '{nearest}'\?"):
+        load_recipe(recipe(), [override])

@@ -856,7 +856,7 @@ def _positive(key: str, value: float, *, zero: bool = False) -> None:
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}")
+        raise ConfigError(f"{key}: expected one of {', '.join(allowed)}, got {value!r}{did_you_mean(value, allowed)}")
 
 
 def _validate_actor(actor: ActorConfig) -> None:
@@ -920,7 +920,8 @@ def _validate_lora(config: Config) -> None:
     _positive(f"{key}.lora_alpha", model.lora_alpha)
     names = model.target_modules
     if names != "all-linear" and not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
-        raise ConfigError(f"{key}.target_modules: expected names of modules, or all-linear, got {names!r}")
+        hint = did_you_mean(names, ["all-linear"])
+        raise ConfigError(f"{key}.target_modules: expected names of modules, or all-linear, got {names!r}{hint}")
     if model.layers_to_transform is not None and not model.layers_to_transform:
         raise ConfigError(f"{key}.layers_to_transform: expected numbers of layers, got none")
     for name, policy in config.policies.items():

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from creditflow.errors import AgentError, ConfigError, ScoreRangeError, first_line
+from creditflow.errors import AgentError, ConfigError, ScoreRangeError, did_you_mean, first_line
 from creditflow.reward.registry import outcome, reward
 from creditflow.rollout import Reply, Team, Workflow
 from creditflow.trajectory import Message, Step, Task, Trajectory, all_digits, into_range
@@ -405,7 +405,9 @@ def _expect(
     if not isinstance(agents, Mapping | None) or not all(isinstance(name, str) for name in (agents or {}).values()):
         raise ConfigError(f"{called}: agents: expected {{seat: agent}}, agents by their names, got {_told(agents)}")
     if illegal not in ("error", "random"):
-        raise ConfigError(f"{called}: illegal: expected error or random, got {illegal!r}")
+        raise ConfigError(
+            f"{called}: illegal: expected error or random, got {illegal!r}{did_you_mean(illegal, ('error', 'random'))}"
+        )
     if isinstance(max_turns, bool) or not isinstance(max_turns, int) or max_turns < 1:
         raise ConfigError(f"{called}: max_turns: expected a whole number, 1 or more, got {max_turns!r}")
 

@@ -114,7 +114,12 @@ def says_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` with the known word that is nearest; empty where none is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)` with the known word that is nearest, whatever its case; empty where none is near."""
+    spellings = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(str(word)[:_LONGEST_WORD].lower(), spellings, n=1)
+    return f" (did you mean {spellings[close[0]]!r}?)" if close else ""
+
+
+_LONGEST_WORD = 200
+"""Characters of a word that are compared; the comparison takes longer than linear."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.errors import ConfigError, CycleError
+from creditflow.errors import ConfigError, CycleError, did_you_mean
 from creditflow.trajectory import (
     NOT_MATCHED,
     OK,
@@ -71,10 +71,13 @@ class SimulatedTeam:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
         if self.graph not in GRAPHS:
-            raise ConfigError(f"graph: expected {', '.join(GRAPHS)}, got {self.graph!r}")
+            raise ConfigError(
+                f"graph: expected {', '.join(GRAPHS)}, got {self.graph!r}{did_you_mean(self.graph, GRAPHS)}"
+            )
         unknown = [name for name in (*self.errors, *(self.scored or ())) if name not in self.agents]
         if not self.agents or unknown:
-            raise ConfigError(f"agents: expected {', '.join(self.agents) or 'at least one'}, got {unknown}")
+            hint = did_you_mean((unknown or [""])[0], self.agents)
+            raise ConfigError(f"agents: expected {', '.join(self.agents) or 'at least one'}, got {unknown}{hint}")
         if not self.parents_of_step:
             raise ConfigError("parents: expected a list of parents for each step, got none")
         for step, used in enumerate(self.parents_of_step):

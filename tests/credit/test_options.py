@@ -5,7 +5,10 @@ from dataclasses import fields
 import pytest
 
 from creditflow.credit import CreditOptions, assign
-from creditflow.errors import ConfigError
+from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
+from creditflow.credit.options import _CHOICES
+from creditflow.credit.propagate import PROPAGATION_RULES
+from creditflow.errors import ConfigError, did_you_mean
 from tests.builders import batch_of, play, step
 
 
@@ -57,7 +60,7 @@ def test_a_value_that_makes_no_sense_is_refused_with_key_expected_and_got(key, v
         chosen.validate()
     assert str(error.value).startswith(f"algorithm.{key}: expected ")
     assert expected in str(error.value)
-    assert str(error.value).endswith(f"got {value!r}")
+    assert str(error.value).partition(" (did you mean")[0].endswith(f"got {value!r}")
 
 
 def test_assign_validates_before_it_computes():
@@ -102,3 +105,15 @@ def test_a_shadow_is_made_of_options_and_validated_like_them():
         CreditOptions(shadow={"gamma": 2.0}).validate()
     with pytest.raises(ConfigError, match=r"algorithm\.shadow: expected options such as"):
         CreditOptions(shadow="none").validate()
+
+
+@pytest.mark.parametrize("key", sorted(_CHOICES))
+@pytest.mark.parametrize("shadowed", [False, True])
+def test_misspelt_choice_names_the_nearest(key, shadowed):
+    for name in _CHOICES[key]():
+        wrong = name[:1] + name[2:] + "e" if len(name) > 4 else name.upper() + "_"
+        options = CreditOptions(shadow={key: wrong}) if shadowed else CreditOptions(**{key: wrong})
+        with pytest.raises(ConfigError, match=rf"got '{wrong}' \(did you mean '\w+'\?\)"):
+            options.validate()
+    assert did_you_mean("treshold", PROPAGATION_RULES.names()) == " (did you mean 'threshold'?)"
+    assert did_you_mean("GRPO", ADVANTAGE_ESTIMATORS.names()) == " (did you mean 'grpo'?)"

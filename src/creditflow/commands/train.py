@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from creditflow.config import Recipe, load_recipe
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
@@ -26,7 +26,7 @@ def train(
 ) -> None:
     """Train as the recipe says, on the engine that is named. `verl_overrides`: what was given after `--`, if it was."""
     if engine not in _ENGINES:
-        raise ConfigError(f"--engine: expected {' or '.join(_ENGINES)}, got {engine!r}")
+        raise ConfigError(f"--engine: expected {' or '.join(_ENGINES)}, got {engine!r}{did_you_mean(engine, _ENGINES)}")
     if engine != "verl" and (dry_run or verl_overrides is not None):
         raise ConfigError(f"{'--dry-run' if dry_run else '--'}: is for verl's configuration; add --engine verl")
     recipe = load_recipe(path, overrides)

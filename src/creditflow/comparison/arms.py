@@ -50,7 +50,8 @@ def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, onl
     """
     compare = recipe.config.compare
     if unknown := [name for name in compare if name not in ("values", "arms")]:
-        raise ConfigError(f"unknown key 'compare.{unknown[0]}'; expected compare.values or compare.arms")
+        hint = did_you_mean(unknown[0], ("values", "arms"))
+        raise ConfigError(f"unknown key 'compare.{unknown[0]}'; expected compare.values or compare.arms{hint}")
     of_arm = {str(name): settings for name, settings in _mapping(compare.get("arms"), "compare.arms").items()}
     arms = [Arm(value, (*_carried(recipe, value), f"{key}={value}")) for value in values]
     if extra:

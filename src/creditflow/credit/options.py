@@ -92,7 +92,7 @@ class CreditOptions:
         """Raises ConfigError with the key, what was expected and what came."""
         for key, choices in _CHOICES.items():
             value, names = getattr(self, key), choices()
-            _expect(isinstance(value, str) and value in names, key, " or ".join(names), value)
+            _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, names)
         for key in _BOOLS:
             value = getattr(self, key)
             _expect(isinstance(value, bool), key, "true or false", value)
@@ -273,6 +273,6 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _expect(holds: bool, key: str, expected: str, value: object) -> None:
+def _expect(holds: bool, key: str, expected: str, value: object, names: Iterable[str] = ()) -> None:
     if not holds:
-        raise ConfigError(f"algorithm.{key}: expected {expected}, got {value!r}")
+        raise ConfigError(f"algorithm.{key}: expected {expected}, got {value!r}{did_you_mean(value, names)}")

@@ -42,7 +42,8 @@ class Registry(Generic[Entry]):
         try:
             return self._entries[name]
         except KeyError:
-            raise ConfigError(f"{self.key}: expected one of {', '.join(self._entries)}, got {name!r}") from None
+            hint = did_you_mean(name, self._entries)
+            raise ConfigError(f"{self.key}: expected one of {', '.join(self._entries)}, got {name!r}{hint}") from None
 
 
 def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import DataError, InputError
+from creditflow.errors import DataError, InputError, did_you_mean
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger
 from creditflow.ledger.sql import TRAINING_STEP, database, source_of
@@ -96,7 +96,9 @@ class Filter:
         if self.outcome is not None:
             said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
             if self.outcome not in said:
-                raise InputError(f"outcome: expected {' or '.join(said)}, got {self.outcome!r}")
+                raise InputError(
+                    f"outcome: expected {' or '.join(said)}, got {self.outcome!r}{did_you_mean(self.outcome, said)}"
+                )
             of_play.append(said[self.outcome])
         for value, clause in (
             (self.agent, "agent = ?"),
@@ -108,7 +110,9 @@ class Filter:
                 step_values.append(value)
         if self.gate is not None:
             if self.gate not in ("open", "closed"):
-                raise InputError(f"gate: expected open or closed, got {self.gate!r}")
+                raise InputError(
+                    f"gate: expected open or closed, got {self.gate!r}{did_you_mean(self.gate, ('open', 'closed'))}"
+                )
             of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
         if of_step:
             such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"

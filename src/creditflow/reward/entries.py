@@ -200,7 +200,8 @@ def _when(
 def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None) -> RewardFunction:
     wanted = entry.level or part_of or "step"
     if wanted not in ("step", "outcome"):
-        raise RewardError(f"{key}: expected level step or outcome of a composition, got {wanted!r}")
+        hint = did_you_mean(wanted, ("step", "outcome"))
+        raise RewardError(f"{key}: expected level step or outcome of a composition, got {wanted!r}{hint}")
     level = cast(Level, wanted)
     kind = combinators()[entry.fn]
     name = str(entry.name or entry.fn)

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
+from creditflow.errors import did_you_mean
 from creditflow.reward.registry import builtin, reward
 from creditflow.trajectory import Score, Step, Trajectory
 
@@ -70,9 +71,10 @@ class KlToReference:
 
     def __init__(self, estimator: str = "low_var_kl", per: str = "token", limit: float = 1.0) -> None:
         if estimator not in ESTIMATORS:
-            raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}")
+            hint = did_you_mean(estimator, ESTIMATORS)
+            raise ValueError(f"estimator: expected one of {', '.join(ESTIMATORS)}, got {estimator!r}{hint}")
         if per not in ("token", "step"):
-            raise ValueError(f"per: expected token or step, got {per!r}")
+            raise ValueError(f"per: expected token or step, got {per!r}{did_you_mean(per, ('token', 'step'))}")
         if not 0 < limit < math.inf:
             raise ValueError(f"limit: expected a number above 0, got {limit}")
         self.estimate, self.per, self.limit = ESTIMATORS[estimator], per, float(limit)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from creditflow.errors import ModelError
+from creditflow.errors import ModelError, did_you_mean
 from creditflow.huggingface import Kind, load_folder
 
 Item = TypeVar("Item")
@@ -123,7 +123,7 @@ def check_batching(batch_size: int, max_length: int | None, device: str) -> None
     if max_length is not None and max_length < 2:
         raise ValueError(f"max_length: expected 2 or more tokens, got {max_length}")
     if device not in DEVICES:
-        raise ValueError(f"device: expected {', '.join(DEVICES)}, got {device!r}")
+        raise ValueError(f"device: expected {', '.join(DEVICES)}, got {device!r}{did_you_mean(device, DEVICES)}")
 
 
 def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int = 0) -> list[int]:

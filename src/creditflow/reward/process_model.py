@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from creditflow.errors import CreditflowError
+from creditflow.errors import CreditflowError, did_you_mean
 from creditflow.reward.alignment import token_at
 from creditflow.reward.kl import neutral_where_not_sampled
 from creditflow.reward.models import (
@@ -88,9 +88,13 @@ class ProcessModel(StepModel):
     ) -> None:
         self.folder = model_folder(path, "path")
         if per not in ("token", "line", "step"):
-            raise ValueError(f"per: expected token, line or step, got {per!r}")
+            raise ValueError(
+                f"per: expected token, line or step, got {per!r}{did_you_mean(per, ('token', 'line', 'step'))}"
+            )
         if reduce not in REDUCE:
-            raise ValueError(f"reduce: expected one of {', '.join(REDUCE)}, got {reduce!r}")
+            raise ValueError(
+                f"reduce: expected one of {', '.join(REDUCE)}, got {reduce!r}{did_you_mean(reduce, REDUCE)}"
+            )
         if not separator:
             raise ValueError("separator: expected a text, got an empty one")
         check_batching(batch_size, max_length, device)
@@ -212,5 +216,5 @@ def _class_index(folder: Path, label: int | str | None) -> int:
         return len(names) - 1
     index = next((i for i, name in names.items() if label in (i, name)), None)
     if index is None:
-        raise ValueError(f"label: expected one of {known}, got {label!r}")
+        raise ValueError(f"label: expected one of {known}, got {label!r}{did_you_mean(label, names.values())}")
     return index

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args, overload
 
-from creditflow.errors import RewardError, first_line
+from creditflow.errors import RewardError, did_you_mean, first_line
 from creditflow.tracebacks import located
 from creditflow.trajectory import Score, Step
 
@@ -153,7 +153,10 @@ def reward(
     Of a class, an instance is what is called: `Class(**args)` is made once, when the recipe is loaded.
     """
     if level not in ("step", "trajectory"):
-        raise RewardError(f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}")
+        hint = did_you_mean(level, LEVELS)
+        raise RewardError(
+            f"@reward: expected level 'step' or 'trajectory' (for the outcome, @outcome), got {level!r}{hint}"
+        )
     return _declare(function, Declared(level, agent_match, weight, range, name, timeout, when))
 
 

@@ -456,7 +456,11 @@ class OpenAIServer:
     async def _model(self, request: Request, door: Door | None) -> Response:
         name, known = request.path_params["model"], self._model_names(door)
         if name not in known:
-            raise Refused(404, f"no model {name[:80]!r}; there is {', '.join(known)}", code="model_not_found")
+            raise Refused(
+                404,
+                f"no model {name[:80]!r}; there is {', '.join(known)}{did_you_mean(name[:80], known)}",
+                code="model_not_found",
+            )
         return JSONResponse(_model(name))
 
     def _model_names(self, door: Door | None) -> list[str]:
@@ -482,6 +486,7 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     names = ", ".join(agents)
     if (named := request.headers.get(AGENT_HEADER)) is not None:
         if named not in agents:
+            names += did_you_mean(named[:80], agents)
             raise Refused(404, f"{AGENT_HEADER}: no agent {named[:80]!r}; there is {names}", code="agent_not_found")
         return named
     policy, colon, agent = model.rpartition(":")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import ConfigError, CreditflowError, PromptTooLong
+from creditflow.errors import ConfigError, CreditflowError, PromptTooLong, did_you_mean
 from creditflow.rollout.recorder import Call, Recorder, Reply
 from creditflow.trajectory import Message
 
@@ -35,7 +35,10 @@ class Team:
 
     def __getitem__(self, name: str) -> Agent:
         if name not in self._recorder.agents:
-            raise ConfigError(f"the workflow calls agent {name!r}; team.agents has {', '.join(self._recorder.agents)}")
+            hint = did_you_mean(name, self._recorder.agents)
+            raise ConfigError(
+                f"the workflow calls agent {name!r}; team.agents has {', '.join(self._recorder.agents)}{hint}"
+            )
         return Agent(self, name)
 
     def __getattr__(self, name: str) -> Agent:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from creditflow.config import LOSS_AGG_MODES
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 from creditflow.trajectory import Floats, Ints
 
 _FAR = 20.0
@@ -106,5 +106,6 @@ def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor:
             steps_N = np.bincount(trajectory_S[trained_S], minlength=int(trajectory_S.max(initial=0)) + 1)
             weight_S = 1 / (length_S * np.maximum(steps_N, 1)[trajectory_S] * max(1, int((steps_N > 0).sum())))
         case _:
-            raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: {mode!r}; expected one of {LOSS_AGG_MODES}")
+            known, hint = ", ".join(LOSS_AGG_MODES), did_you_mean(mode, LOSS_AGG_MODES)
+            raise ConfigError(f"actor_rollout_ref.actor.loss_agg_mode: expected one of {known}, got {mode!r}{hint}")
     return weight_S * trained_S

@@ -799,7 +799,10 @@ def validate(config: DictConfig) -> list[str]:
 
     servers = sorted({name for name, _ in _ROLLOUT_REGISTRY})
     if (rollout := config.actor_rollout_ref.rollout.name) not in servers:
-        raise ConfigError(f"actor_rollout_ref.rollout.name: expected one of {', '.join(servers)}, got {rollout!r}")
+        hint = did_you_mean(rollout, servers)
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.name: expected one of {', '.join(servers)}, got {rollout!r}{hint}"
+        )
     said = io.StringIO()
     try:
         with contextlib.redirect_stdout(said), quiet():

@@ -120,7 +120,9 @@ class Judge:
         arguments.number("request_timeout", request_timeout, 0, above=True)
         arguments.number("give_up_after", give_up_after, 0, above=True)
         if format not in ("line", "json"):
-            raise ValueError(f"format: expected 'line' or 'json', got {format!r}")
+            raise ValueError(
+                f"format: expected 'line' or 'json', got {format!r}{did_you_mean(format, ('line', 'json'))}"
+            )
 
         self.style = format
         self.reference = arguments.optional_name("reference", reference)
