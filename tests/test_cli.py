@@ -147,7 +147,9 @@ def test_what_the_recipe_names_must_be_there(here, override, message):
 
 
 def test_an_engine_that_is_not_there_is_refused(here):
-    assert refused("train", TOY, "--engine", "vrel") == "--engine: expected local or verl, got 'vrel'"
+    assert refused("train", TOY, "--engine", "vrel") == (
+        "--engine: expected local or verl, got 'vrel' (did you mean 'verl'?)"
+    )
 
 
 @pytest.mark.parametrize(
