@@ -41,6 +41,8 @@ _BEFORE = 8
 """Tokens: of so many a character has none more, and no decoder looks farther back."""
 _MARK = "\u241fresponse\u241f"
 """Stands for what a message says where a template is asked what it writes around that."""
+_NAME = "look_up"
+"""The name of the tool in a call that a template writes for the same purpose."""
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 """How a token looks that nobody writes by chance; a word, a line break or a full stop may be an added token too."""
 _READ_BACK = re.compile(
@@ -423,17 +425,20 @@ class _Remover:
 class ChatTokenizer:
     """Messages to prompt text and tokens, and a response's tokens to text.
 
-    `tokenizer`: as transformers has it. `end_ids`: tokens that end a response, where the model's own are not the
-    tokenizer's.
+    `tokenizer`: as transformers has it. `end_ids`: the `eos_token_id` of the model's generation configuration.
+    `n_tokens`: token ids that the model has, where its vocabulary is padded; default: those of the tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, end_ids: Iterable[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, n_tokens: int | None = None) -> None:
         self.tokenizer = tokenizer
-        end_ids = frozenset(end_ids)
-        padding = (tokenizer.pad_token_id, *sorted(end_ids), tokenizer.eos_token_id, 0)
+        self._n_tokens = max(n_tokens or 0, len(tokenizer))
+        given = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
+        padding = (tokenizer.pad_token_id, *given, tokenizer.eos_token_id, 0)
         self.pad_id = int(next(token for token in padding if token is not None))
         """Stands where there is no token; the prompt's only one where the messages have none."""
-        self._end_ids = {*end_ids, tokenizer.eos_token_id}
+        ends = (*given, tokenizer.eos_token_id, self._end_of_turn())
+        self.end_ids = frozenset(int(token) for token in ends if token is not None)
+        """Tokens that end a response: those of the model, of the tokenizer and of the chat template."""
         special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         ending = {id: text for id, text in special.items() if not _READ_BACK.fullmatch(text)}
         self._left_out = frozenset(ending) if len(ending) < len(special) else None
@@ -452,12 +457,12 @@ class ChatTokenizer:
         refuses or trips over, and for tokens that there are not.
         """
         if isinstance(prompt, PromptIds):
-            if unknown := [token for token in prompt if not 0 <= token < len(self.tokenizer)]:
-                raise ModelError(f"prompt: expected tokens from 0 to {len(self.tokenizer) - 1}, got {unknown[0]}")
+            if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
+                raise ModelError(f"prompt: expected tokens from 0 to {self._n_tokens - 1}, got {unknown[0]}")
             return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
         text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
         bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes them itself
-        ids = self.tokenizer(text, add_special_tokens=bare)["input_ids"]
+        ids = self._begun(text) if bare else self._ids(text)
         return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -473,14 +478,29 @@ class ChatTokenizer:
             raise ModelError("the chat template leaves a response out that tools were called in")
         if not self.tokenizer.chat_template:
             text += "\n"
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return ids[1:] if ids and ids[0] in self._end_ids else ids
+        ids = tuple(self._ids(text))
+        return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response, without special tokens; the tags of thoughts and tool calls are kept."""
         if self._left_out is not None:
             return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _begun(self, text: str) -> list[int]:
+        """The tokens of `text` behind those that the tokenizer begins a text with.
+
+        Tokens that it adds at the end are left out: an end-of-sequence token would end the prompt before the response.
+        """
+        plain, whole = self._ids(text), list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+        if not plain:
+            return whole[: whole[:1] == [self.tokenizer.bos_token_id]]
+        starts = (k for k in range(len(whole) - len(plain) + 1) if whole[k : k + len(plain)] == plain)
+        begin = next(starts, None)
+        return plain if begin is None else whole[: begin + len(plain)]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         # Cleaned as the template gets it: what is still a list of parts, or JSON's escapes, may hide a special token.
@@ -493,14 +513,19 @@ class ChatTokenizer:
             return "\n".join(message["content"] for message in plain)
         return self._rendered(plain, tools)
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """What the chat template makes of messages. Raises ModelError for those that it refuses or trips over."""
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
+    ) -> str:
+        """The chat template's text for messages. Raises ModelError for those that it refuses or trips over.
+
+        `answering`: whether the beginning of a response follows.
+        """
         asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
         from jinja2 import TemplateError
 
         try:
             made = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **asked
+                list(messages), tokenize=False, add_generation_prompt=answering, **asked
             )
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
@@ -509,6 +534,28 @@ class ChatTokenizer:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise ModelError(f"the chat template cannot read these messages: {why}") from error
         return str(made)
+
+    def _end_of_turn(self) -> int | None:
+        """The token that the chat template writes behind a response; None where it writes none.
+
+        A token that it also writes inside a response ends none: gpt-oss closes its analysis with `<|end|>`.
+        """
+        if not self.tokenizer.chat_template:
+            return None
+        user: Message = {"role": "user", "content": _MARK}
+        said: Message = {"role": "assistant", "content": _MARK}
+        call = {"type": "function", "id": "call00000", "function": {"name": _NAME, "arguments": {}}}
+        behind = called = ""
+        with suppress(ModelError, ImportError):  # as in `_turn_tokens`
+            behind = self._rendered([user, said], answering=False).rpartition(_MARK)[2].lstrip()
+        with suppress(ModelError, ImportError):  # not every template takes calls
+            called = self._rendered([user, {**said, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
+        token = next(iter(self._ids(behind)), None)
+        if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
+            return None
+        ends = added.special or (_CONTROL.fullmatch(added.content) and not _READ_BACK.fullmatch(added.content))
+        inside, name, _ = called.partition(_NAME)
+        return token if ends and not (name and added.content in inside) else None
 
     def _turn_tokens(self) -> list[str]:
         """Added tokens that the tokenizer does not call special, but that the chat template writes around turns.

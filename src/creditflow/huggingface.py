@@ -5,6 +5,8 @@ It must not know what a model is for: that is the engine's, or the reward functi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,7 +64,7 @@ def load_folder(
             info["missing_keys"].remove(name)
     if missing := sorted(info["missing_keys"]):
         raise unusable(key, path, f"lacks weights of a {kind.replace('_', ' ')} model: {', '.join(missing[:3])}")
-    embedded = model.get_input_embeddings().num_embeddings
+    embedded = n_tokens(model)
     if len(tokenizer) > embedded:
         raise unusable(key, path, f"has a tokenizer of {len(tokenizer)} tokens, but a model that embeds {embedded}")
     _align(model)
@@ -100,3 +102,65 @@ def load_tokenizer(folder: Path | str, key: str) -> Any:
 def unusable(key: str, path: Path, why: str) -> ModelError:
     """The error that says why the folder that `key` names cannot be used."""
     return ModelError(f"{key}: {path} {why}")
+
+
+def n_tokens(model: Any) -> int:
+    """Token ids that a model reads and predicts: often more than its tokenizer has, where the vocabulary is padded."""
+    return int(model.get_input_embeddings().num_embeddings)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLimit:
+    """The number of tokens that one row of a model may have, prompt and response together."""
+
+    tokens: int
+    rope: str = ""
+    """The kind of rotary embedding whose frequencies change beyond the limit; empty where they do not."""
+
+    @property
+    def reason(self) -> str:
+        """The cause of the limit, for messages."""
+        if not self.rope:
+            return f"the model takes {self.tokens} positions"
+        return (
+            f"the model's rotary frequencies ({self.rope}) change beyond {self.tokens} tokens, for all tokens of a row "
+            "at once, so log-probs from before the change would not be those that are trained"
+        )
+
+
+_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len")
+_UNLIMITED = 1 << 30
+
+
+def position_limit(config: Any) -> PositionLimit:
+    """The limit that a model's configuration sets.
+
+    transformers computes the rotary frequencies of longrope (Phi-3, Phi-4-mini) and of dynamic NTK from the longest
+    position of a pass. Beyond a switch the rows of a batch would change each other, and a row that grows past it would
+    change its own past. Up to the switch neither happens, so it is the limit.
+    """
+    text = config.get_text_config(decoder=True)
+    limits = (getattr(text, name, None) for name in _LIMITS)
+    tokens, kind = next((int(limit) for limit in limits if limit), _UNLIMITED), ""
+    for rope, switch in _rope_switches(text, tokens):
+        if switch <= tokens:
+            tokens, kind = switch, rope
+    return PositionLimit(tokens, kind)
+
+
+def _rope_switches(text: Any, positions: int) -> Iterator[tuple[str, int]]:
+    """The kinds of rotary embedding whose frequencies change, and the most tokens before they do."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    each = parameters.values() if all(isinstance(one, dict) for one in parameters.values()) else [parameters]
+    for rope in each:
+        kind = str(rope.get("rope_type", "default"))
+        if "dynamic" in kind:
+            yield kind, positions
+        elif kind == "longrope" and _changes(rope):
+            original = rope.get("original_max_position_embeddings")
+            yield kind, int(original or getattr(text, "original_max_position_embeddings", None) or positions)
+
+
+def _changes(rope: dict[str, Any]) -> bool:
+    """Whether the long factors of longrope differ from the short ones."""
+    return rope.get("short_factor") != rope.get("long_factor") or rope.get("short_mscale") != rope.get("long_mscale")

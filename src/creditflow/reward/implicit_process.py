@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from creditflow.errors import CreditflowError
+from creditflow.huggingface import n_tokens
 from creditflow.reward.alignment import token_at
 from creditflow.reward.kl import NO_REFERENCE, neutral_where_not_sampled
 from creditflow.reward.models import (
@@ -156,6 +157,9 @@ class ImplicitProcess(StepModel):
             prompt, keep = models[0].encode_prompt(step.prompt)
             response, ends = models[0].encode(step.response, written_by_a_model=True)
         limit = min(self.max_length or models[0].max_positions, *(model.max_positions for model in models))
+        known = min(n_tokens(model.model) for model in models)
+        if unknown := [token for token in (*prompt, *response) if token >= known]:
+            raise ValueError(f"expected tokens below {known}, which the models have, got {unknown[0]}")
         if not prompt:
             raise ValueError("the prompt has no tokens: there is nothing to predict the first response token from")
         kept = cut_prompt(prompt, len(response), limit, keep)

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from creditflow.chat import ChatTokenizer, Prompt
 from creditflow.errors import ModelError
-from creditflow.huggingface import load_folder
+from creditflow.huggingface import load_folder, n_tokens, position_limit
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -34,12 +34,10 @@ class LocalModel:
         self.model = model.to(device).eval()
         self.tokenizer = tokenizer
         self.device = device
-        ends = model.generation_config.eos_token_id
-        ends = tokenizer.eos_token_id if ends is None else ends
-        self.end_ids: list[int] = list(ends) if isinstance(ends, list) else [] if ends is None else [int(ends)]
-        self.chat_tokenizer = ChatTokenizer(tokenizer, self.end_ids)
+        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.end_ids = sorted(self.chat_tokenizer.end_ids)
         self.pad_id = self.chat_tokenizer.pad_id
-        self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+        self.max_positions = position_limit(model.config).tokens
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
         """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
@@ -54,12 +52,35 @@ class LocalModel:
         return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """The likeliest token after the other, all requests in one batch, padded on the left."""
+        """The likeliest token after the other, requests in batches that are padded on the left."""
+        if any(request.temperature for request in requests):
+            raise ValueError("a local model answers greedily: expected temperature 0")
+        generations: dict[int, Generation] = {}
+        for batch in self._that_fit(requests):
+            made = self._generate([requests[k] for k in batch])
+            generations |= dict(zip(batch, made, strict=True))
+        return [generations[k] for k in range(len(requests))]
+
+    def _that_fit(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
+        """Indices in batches in which no row passes the model's last position before the longest response ends.
+
+        Rows that have ended are fed until then, and beyond the limit they would change the others (`PositionLimit`).
+        """
+        batches: list[list[int]] = []
+        longest = most = 0
+        for k in sorted(range(len(requests)), key=lambda k: len(requests[k].prompt_ids)):
+            longest, most = len(requests[k].prompt_ids), max(most, requests[k].max_tokens)
+            if batches and longest + most <= self.max_positions:
+                batches[-1].append(k)
+            else:
+                batches.append([k])
+                most = requests[k].max_tokens
+        return batches
+
+    def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         import torch
         from transformers import GenerationConfig
 
-        if any(request.temperature for request in requests):
-            raise ValueError("a local model answers greedily: expected temperature 0")
         width = max(len(request.prompt_ids) for request in requests)
         ids = torch.full((len(requests), width), self.pad_id)
         mask = torch.zeros((len(requests), width), dtype=torch.long)

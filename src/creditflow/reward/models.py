@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from creditflow.errors import ModelError, did_you_mean
-from creditflow.huggingface import Kind, load_folder
+from creditflow.huggingface import Kind, load_folder, position_limit
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -95,9 +95,9 @@ def load_model(folder: Path | str, kind: Kind, device: str = "auto") -> LoadedMo
 def _frozen(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
     model.eval().requires_grad_(False)
     model.config.use_cache = False
-    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
+    positions = position_limit(model.config).tokens
     pad = next((one for one in (tokenizer.pad_token_id, tokenizer.eos_token_id) if one is not None), 0)
-    return LoadedModel(path, model, tokenizer, device, min(int(positions), int(tokenizer.model_max_length)), int(pad))
+    return LoadedModel(path, model, tokenizer, device, min(positions, int(tokenizer.model_max_length)), int(pad))
 
 
 def model_folder(path: object, argument: str) -> Path:

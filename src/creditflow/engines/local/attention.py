@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from creditflow.engines.local.packing import Packed
 from creditflow.trajectory import Ints
@@ -100,6 +99,8 @@ def packed_attention(
     if packed_layout is None or others.get("softcap") or others.get("s_aux") is not None or dropout:
         raise NotImplementedError("this model's attention cannot be packed")
     if isinstance(packed_layout, Decoding):
+        if sliding_window is not None:
+            raise NotImplementedError("rows that share prompts are decoded without windows")
         return packed_layout.attend(module.layer_idx, query, key, value, scaling), None
     if sliding_window is not None and sliding_window < packed_layout.longest:
         raise NotImplementedError("this model's attention sees a window only")
@@ -218,19 +219,47 @@ class Decoding:
         return by_place if self.place is None else by_place[self.place]
 
 
-def sees(model: Any) -> float:
-    """How many tokens of a row every layer of `model` sees at least: its shortest window; 0 where rows will not do.
+_WINDOW_OF = {
+    "full_attention": (),
+    "attention": (),
+    "sliding_attention": ("sliding_window",),
+    "chunked_attention": ("attention_chunk_size", "sliding_window"),
+}
+"""By kind of layer: the options of the model's configuration that hold its window; none where it sees a whole row."""
+_BY_TRYING = frozenset({"linear_attention"})
+"""Kinds that keep a state in place of keys and values. Rows of MiniMax can be decoded, those of Qwen3-Next cannot."""
 
-    Told by the cache that transformers makes for it: some windows stand in masks alone, which rows do not have.
+
+def layer_kinds(config: Any) -> list[str]:
+    """The kind of each layer, as transformers names it in `layer_types`."""
+    text = config.get_text_config(decoder=True)
+    if (kinds := getattr(text, "layer_types", None)) is not None:
+        return list(kinds)
+    windowed = next((kind for kind, options in _WINDOW_OF.items() if options and getattr(text, options[0], None)), None)
+    return [windowed or "full_attention"] * int(getattr(text, "num_hidden_layers", 1))
+
+
+def unknown_kinds(config: Any) -> list[str]:
+    """The kinds of layers that have no window, no whole row and no known state: nothing here can run them."""
+    return sorted({*layer_kinds(config)} - {*_WINDOW_OF} - _BY_TRYING)
+
+
+def sees(model: Any) -> float:
+    """Tokens of a row that every layer of `model` sees: its shortest window; 0 where rows cannot be packed.
+
+    The windows are those of the configuration. Caches do not have all of them (layers that share keys and values have
+    no cache), and some windows stand in masks alone, which packed rows do not have.
     """
-    if getattr(model.config.get_text_config(decoder=True), "attn_temperature_tuning", False):
+    text = model.config.get_text_config(decoder=True)
+    if getattr(text, "attn_temperature_tuning", False):
         return 0  # Llama 4's: by a token's place in the pass, not in its row
     shortest = math.inf
-    for layer in DynamicCache(config=model.config).layers:
-        if type(layer) is DynamicSlidingWindowLayer:
-            shortest = min(shortest, layer.sliding_window)
-        elif type(layer) is not DynamicLayer:
+    for kind in {*layer_kinds(model.config)}:
+        if kind not in _WINDOW_OF:
             return 0
+        if options := _WINDOW_OF[kind]:
+            window = next((size for option in options if (size := getattr(text, option, None))), None)
+            shortest = min(shortest, 0 if window is None else int(window))
     return shortest
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from creditflow.config import (
+    DataConfig,
     FallbackConfig,
     Recipe,
     lora_rank_of,
@@ -27,6 +28,7 @@ from creditflow.engines.local.lora import Adapter, expect_fits
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
+from creditflow.huggingface import PositionLimit
 from creditflow.loading import is_reference, load_object
 from creditflow.monitor.memory import forget_peak, peak_gib
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
@@ -60,6 +62,29 @@ def _folder(recipe: Recipe, path: Any, key: str) -> Path:
     return Path(path)
 
 
+def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
+    """Raises ConfigError where steps may be longer than a model's rotary frequencies last.
+
+    Other limits cut prompts and responses, which is counted. This one is refused, since the model itself takes more.
+    """
+    longest = data.max_prompt_length + data.max_response_length
+    if limit.rope and longest > limit.tokens:
+        raise ConfigError(
+            f"data.max_prompt_length + data.max_response_length: expected at most {limit.tokens} with {key}, got "
+            f"{longest}: {limit.reason}"
+        )
+
+
+def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -> None:
+    """Raises ConfigError where the policy's steps may be longer than the critic can read."""
+    longest = min(policy.max_positions, data.max_prompt_length + data.max_response_length)
+    if longest > critic.limit.tokens:
+        raise ConfigError(
+            f"{key}: expected a model that reads steps of {longest} tokens (data.max_prompt_length + "
+            f"data.max_response_length), got at most {critic.limit.tokens}: {critic.limit.reason}"
+        )
+
+
 def load_policies(recipe: Recipe) -> dict[str, Policy]:
     """The policies of the recipe that are not behind an endpoint, on the device that it names.
 
@@ -78,9 +103,11 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
         folder, rank = model_folder(recipe, name), lora_rank_of(config, name)
         if name in trained and not rank:
             policies[name] = Policy.load(folder, device)
+            expect_lengths(config.data, policies[name].limit, model_of(config, name)[1])
             continue
         if folder not in bases:
             bases[folder] = Policy.load(folder, device)
+            expect_lengths(config.data, bases[folder].limit, model_of(config, name)[1])
         if name in trained:
             before = adapted[folder].adapter if folder in adapted else None
             under = bases[folder].model if before is None else before.model
@@ -125,6 +152,7 @@ class Crew:
                 folder, key = critic_folder(recipe, name)
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
+                _expect_critic(config.data, critics[name], policies[name], key)
         crew = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
         if config.guard.fallback.trainable == "lora":
             if not crew._whole_actors():

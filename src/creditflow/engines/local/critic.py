@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
 from creditflow.engines.local.packing import Packed, Plays
-from creditflow.huggingface import load_folder
+from creditflow.huggingface import load_folder, n_tokens
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
@@ -30,7 +31,7 @@ class Critic:
         self.model = model.eval()
         self.config = config
         self.forward = Forward(model)
-        self._positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+        self.limit = self.forward.limit
         self.learner = Learner(model.parameters(), config.optim, config.grad_clip, total_updates)
 
     @classmethod
@@ -64,15 +65,20 @@ class Critic:
         most = self.config.ppo_max_token_len_per_gpu
         if self.config.sees == "step" or len(steps) == 0:
             for packed in self.forward.micro_batches(batch, steps, most):
-                yield packed, np.arange(len(packed.token_at)), packed.token_at
+                yield self._readable(packed), np.arange(len(packed.token_at)), packed.token_at
             return
         mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
         mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
-        plays = Plays.of(batch, np.flatnonzero(mates), self._positions)
+        plays = Plays.of(batch, np.flatnonzero(mates), self.limit.tokens)
         for packed in self.forward.micro_batches(plays, np.arange(len(plays.token_offsets) - 1), most):
             at = plays.token_at[packed.token_at]
             asked = np.flatnonzero(at >= 0)
-            yield packed, asked, at[asked]
+            yield self._readable(packed), asked, at[asked]
+
+    def _readable(self, packed: Packed) -> Packed:
+        """`packed` with the critic's last token in place of those that the policy's padded vocabulary has beyond it."""
+        last = n_tokens(self.model) - 1
+        return packed if packed.input_ids.max() <= last else replace(packed, input_ids=packed.input_ids.clip(max=last))
 
     def update(
         self, batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools, mini_batch_of_step: Ints

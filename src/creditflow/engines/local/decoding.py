@@ -17,6 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from creditflow.engines.local.attention import Decoding, Layout, Prompts, attending
 from creditflow.engines.local.packing import pack_prompts
+from creditflow.huggingface import position_limit
 
 Prompt = tuple[int, ...]
 
@@ -79,7 +80,7 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
 
 def _last_position(model: Any) -> int:
     """Beyond it only rows are fed that are finished, and still there until the batch is compacted."""
-    return int(getattr(model.config, "max_position_embeddings", None) or 1 << 30) - 1
+    return position_limit(model.config).tokens - 1
 
 
 class PaddedRows:

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
 from creditflow.engines.local.packing import Packed, RowGroup, Sequences, micro_batches
+from creditflow.errors import ModelError
+from creditflow.huggingface import position_limit
 from creditflow.trajectory import Ints
 
 
@@ -36,6 +38,7 @@ class Forward:
         self.device = next(model.parameters()).device
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._sees = sees(model)
+        self.limit = position_limit(model.config)
         self.packs = self._agrees() if packs is None else packs
 
     @property
@@ -55,9 +58,14 @@ class Forward:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[Packed]:
-        """`steps` in parts that take about as much memory as `max_tokens` tokens."""
+        """`steps` in parts that take about as much memory as `max_tokens` tokens.
+
+        Raises ModelError for a step that is longer than the model's limit.
+        """
         lengths = np.diff(batch.prompt_offsets)[steps] + np.diff(batch.token_offsets)[steps]
-        packs = self.packs and lengths.max(initial=0) <= self._sees
+        if (longest := int(lengths.max(initial=0))) > self.limit.tokens:
+            raise ModelError(f"a step: expected at most {self.limit.tokens} tokens, got {longest}: {self.limit.reason}")
+        packs = self.packs and longest <= self._sees
         return micro_batches(batch, steps, max_tokens, None if packs else max_tokens)
 
     def _at(self, packed: Packed, predicting: Tensor) -> Tensor:

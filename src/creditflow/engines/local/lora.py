@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class Adapter:
             target_modules=linear_modules(base) if config.target_modules == "all-linear" else config.target_modules,
             layers_to_transform=config.layers_to_transform,
             lora_dropout=0.0,
+            fan_in_fan_out=_transposed(base),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -121,23 +122,53 @@ def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str =
     unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
     if unknown:
         raise ConfigError(f"{key}.target_modules: no module is named {', '.join(unknown)}; {_there_is(base)}")
-    n_layers = int(getattr(base.config, "num_hidden_layers", 0))
+    if tied := _tied(base, targets):
+        raise ConfigError(
+            f"{key}.target_modules: {', '.join(tied)} shares its weights with another module (tie_word_embeddings), so "
+            f"an adapter of it cannot be merged into the model; leave it out. {_there_is(base)}"
+        )
+    n_layers = _n_layers(base)
     if beyond := [layer for layer in config.layers_to_transform or [] if not 0 <= layer < n_layers]:
         raise ConfigError(f"{key}.layers_to_transform: there is no layer {beyond[0]}; {_there_is(base)}")
 
 
+def _tied(base: Any, targets: Sequence[str]) -> list[str]:
+    """The targets that share a weight with another module.
+
+    Merged, an adapter of one would change the other as well, and what is saved is not what was trained.
+    """
+    owners: dict[int, list[str]] = {}
+    for name, weight in base.named_parameters(remove_duplicate=False):
+        module = name.rpartition(".")[0].removesuffix(".base_layer")
+        owners.setdefault(id(weight), []).append(module)
+    shared = [f".{module}" for modules in owners.values() if len(set(modules)) > 1 for module in modules]
+    return [target for target in targets if any(module.endswith(f".{target}") for module in shared)]
+
+
+def _transposed(base: Any) -> bool:
+    """Whether linear layers are transformers' Conv1D, with weights [in, out]."""
+    from transformers.pytorch_utils import Conv1D
+
+    return any(isinstance(part, Conv1D) for part in base.modules())
+
+
+def _n_layers(base: Any) -> int:
+    return int(getattr(base.config.get_text_config(decoder=True), "num_hidden_layers", 0))
+
+
 def _there_is(base: Any) -> str:
-    n_layers = getattr(base.config, "num_hidden_layers", "?")
-    return f"the model has {n_layers} layers, with linear modules {', '.join(linear_modules(base))}"
+    return f"the model has {_n_layers(base)} layers, with linear modules {', '.join(linear_modules(base))}"
 
 
 def linear_modules(model: Any) -> list[str]:
-    """The names of a model's linear layers, as they repeat from layer to layer; without that which makes the logits."""
+    """The names of a model's linear layers (GPT-2's Conv1D is one), without the one that makes the logits."""
+    from transformers.pytorch_utils import Conv1D
+
     head = model.get_output_embeddings()
     return sorted(
         {
             name.removesuffix(".base_layer").rpartition(".")[2]  # where one has an adapter, it stands beneath it
             for name, part in model.named_modules()
-            if isinstance(part, torch.nn.Linear) and part is not head and ".lora_" not in name
+            if isinstance(part, torch.nn.Linear | Conv1D) and part is not head and ".lora_" not in name
         }
     )

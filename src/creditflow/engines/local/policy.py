@@ -11,10 +11,11 @@ import torch
 
 from creditflow.chat import ChatTokenizer, Prompt
 from creditflow.engines.local import decoding, memory, sampler
+from creditflow.engines.local.attention import unknown_kinds
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.lora import Adapter
 from creditflow.errors import ModelError, first_line
-from creditflow.huggingface import load_folder, unusable
+from creditflow.huggingface import load_folder, n_tokens, position_limit, unusable
 from creditflow.rollout.client import Generation, GenerationRequest
 from creditflow.trajectory import Message
 
@@ -43,23 +44,22 @@ class Policy:
         self.tokenizer = tokenizer
         self.device = device
         self.version = 0
-        eos = model.generation_config.eos_token_id
-        if eos is None:
-            eos = tokenizer.eos_token_id
-        self.eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
-        self.chat_tokenizer = ChatTokenizer(tokenizer, self.eos_ids)
+        self.chat_tokenizer = ChatTokenizer(tokenizer, model.generation_config.eos_token_id, n_tokens(model))
+        self.eos_ids = self.chat_tokenizer.end_ids
         self.pad_id = self.chat_tokenizer.pad_id
-        self.max_positions = int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
+        self.limit = position_limit(model.config)
+        self.max_positions = self.limit.tokens
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device) -> Policy:
         """The model in a Hugging Face folder; raises ModelError that names what is missing. Runs no code from it."""
         model, tokenizer = load_folder(folder, "causal", _KEY)
-        if tokenizer.eos_token_id is None and model.generation_config.eos_token_id is None:
-            raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
+        _expect_known_layers(model, Path(folder))
         _expect_that_it_can_be_saved(model, Path(folder))
         memory.suit(model.num_parameters(), device)
         policy = cls(model, tokenizer, device)
+        if not policy.eos_ids:
+            raise unusable(_KEY, Path(folder), "names no end-of-sequence token")
         _expect_that_it_decodes(policy, Path(folder))
         return policy
 
@@ -120,7 +120,13 @@ class Policy:
         return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """One response for each request, all decoded together."""
+        """One response for each request, decoded together. Raises ModelError for one that does not fit the model."""
+        longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
+        if longest > self.max_positions:
+            raise ModelError(
+                f"a prompt and its max_tokens: expected at most {self.max_positions} tokens, got {longest}: "
+                f"{self.limit.reason}"
+            )
         with self.forward.in_force(), self.autocast():
             return sampler.generate(self.model, requests, self.eos_ids, self.pad_id, shared=self.shares)
 
@@ -132,9 +138,22 @@ _CANNOT = (AttributeError, TypeError, ValueError, NotImplementedError, LookupErr
 """What models raise that are not made for it."""
 
 
+def _cannot(model: Any) -> str:
+    return (
+        f"cannot be decoded in batches here: {model.config.model_type} is not supported; expected attention that keeps "
+        "keys and values and takes position_ids"
+    )
+
+
+def _expect_known_layers(model: Any, folder: Path) -> None:
+    """Refuse models with layers of a kind whose window or state is not known here (Mamba, convolutions)."""
+    if kinds := unknown_kinds(model.config):
+        raise unusable(_KEY, folder, f"{_cannot(model)}, got layers of kind {', '.join(kinds)}")
+
+
 def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
-    """Refuse models that keep something else than keys and values, or know positions from the order of the input."""
-    cannot = "cannot be decoded in batches here: it needs attention that keeps keys and values, and takes position_ids"
+    """Refuse models that keep something else than keys and values, or take positions from the order of the input."""
+    cannot = _cannot(policy.model)
 
     def apart(*, shared: bool) -> float:
         return decoding.decoding_error(policy.model, policy.pad_id, shared=shared)

@@ -144,12 +144,10 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
     model = omega_conf_to_dataclass(model_section)
     if template := model.get("custom_chat_template", None):
         model.tokenizer.chat_template = template
-    eos = getattr(model.generation_config, "eos_token_id", None)
-    if eos is None:
-        eos = model.tokenizer.eos_token_id
-    eos_ids = frozenset(eos if isinstance(eos, list) else [eos])
+    n_tokens = getattr(model.hf_config.get_text_config(decoder=True), "vocab_size", None)
+    chat = ChatTokenizer(model.tokenizer, getattr(model.generation_config, "eos_token_id", None), n_tokens)
     positions = rollout.max_model_len or rollout.prompt_length + rollout.response_length
-    return ServedPolicy(client, ChatTokenizer(model.tokenizer, eos_ids), eos_ids, int(positions))
+    return ServedPolicy(client, chat, chat.end_ids, int(positions))
 
 
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:

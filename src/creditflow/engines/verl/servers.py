@@ -84,7 +84,7 @@ class Servers:
         """One response. Raises LostServer where no server gave one that holds the right weights."""
         served = self.clients[policy]
         assert isinstance(served, ServedPolicy)
-        output = await self._ask(served.client, request)
+        output = await self._ask(served, request)
         if output.stop_reason in ("aborted", "abort"):  # vLLM's word, and SGLang's
             raise LostServer(f"policy {policy}: the server aborted the call")
         version = output.extra_fields.get("global_steps")
@@ -100,10 +100,13 @@ class Servers:
         cut_off = len(ids) >= request.max_tokens and not (ids and ids[-1] in served.eos_ids)
         return Generation(ids, tuple(output.log_probs), "length" if cut_off else "stop", version)
 
-    async def _ask(self, client: Client, request: GenerationRequest) -> Any:
+    async def _ask(self, served: ServedPolicy, request: GenerationRequest) -> Any:
         from ray.exceptions import RayActorError
 
+        client = served.client
         params = dict(self.sampling_params, temperature=request.temperature, max_tokens=request.max_tokens)
+        # A server ends at the tokens of the generation configuration alone; the chat template's may not be among them.
+        params["stop_token_ids"] = sorted(served.eos_ids)
         if request.temperature == 0:
             params |= {"top_p": 1.0, "top_k": -1}
         elif request.temperature != self.sampling_params["temperature"]:

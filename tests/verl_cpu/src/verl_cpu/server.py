@@ -140,6 +140,8 @@ class Server:
         limits = [given.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
         limit = next((limit for limit in limits if limit is not None), min(response, total - n_prompt))
         seed = given.pop("seed", None)
+        if other := {*given.pop("stop_token_ids", ())} - self.policy.eos_ids:
+            raise ValueError(f"this rollout server ends at its model's own tokens alone, not at {sorted(other)}")
         if given.pop("repetition_penalty", 1.0) != 1.0:
             raise ValueError("this rollout server knows no repetition_penalty")
         sampling = _Sampling(

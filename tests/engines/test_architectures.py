@@ -1,0 +1,122 @@
+"""Sampled and trained log-probs of many architectures against transformers, one row at a time and without a cache."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from creditflow.engines.local.actor import token_logprobs
+from creditflow.engines.local.policy import Policy
+from creditflow.errors import ModelError
+from creditflow.rollout import GenerationRequest
+from creditflow.trajectory import Floats, Step, Task, Trajectory, TrajectoryBatch
+from tests.engines.architectures import ARCHITECTURES, REFUSED, SWITCH, VOCABULARY, WINDOW, save_tiny
+
+AGREE = 1e-4
+LONGEST = 40
+CPU = torch.device("cpu")
+FAST = {"llama_llama3_rope", "llama_dynamic_ntk", "phi3_longrope", "gemma3n_unshared", "gemma4_unshared",
+        "gpt_oss_window_sink", "gpt2", "stablelm_partial_rotary"}  # fmt: skip
+FAST_REFUSED = {"mamba", "lfm2_convolutions", "qwen3_next", "bart_positions_by_order"}
+
+
+def sampled(names: Any, fast: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in names]
+
+
+def requests_up_to(limit: int) -> list[GenerationRequest]:
+    """Rows on both sides of the window and of the switch, up to `limit` tokens; some share their prompt."""
+    rng = np.random.default_rng(0)
+    prompts = [1, WINDOW - 1, WINDOW + 1, SWITCH - 1, SWITCH + 1]
+    shared = {n: tuple(rng.integers(1, VOCABULARY, n).tolist()) for n in prompts if n < limit}
+    ends = [WINDOW, WINDOW + 1, SWITCH, SWITCH + 1, LONGEST]
+    rows = [(ids, end - n) for n, ids in shared.items() for end in ends if n < end <= limit]
+    return [GenerationRequest(ids, left, (1.0, 0.7)[k % 2], (k,)) for k, (ids, left) in enumerate(rows)]
+
+
+def as_batch(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> TrajectoryBatch:
+    """One trajectory for each prompt and response."""
+    made = []
+    for k, (asked, response) in enumerate(rows):
+        step = Step(
+            id=f"{k}/0", trajectory_id=str(k), index=0, agent="a", turn=0, parents=(), prompt="", response="",
+            prompt_ids=asked.prompt_ids, response_ids=response, response_mask=(1,) * len(response),
+            logprobs=(0.0,) * len(response), temperature=asked.temperature,
+        )  # fmt: skip
+        made.append(Trajectory(id=str(k), uid=str(k), task=Task("t", (), None), steps=[step]))
+    return TrajectoryBatch.from_trajectories(made)
+
+
+@torch.no_grad()
+def trained(policy: Policy, batch: TrajectoryBatch, steps: list[int], max_tokens: int) -> Floats:
+    """[T] the log-probs of a training pass over `steps`; NaN at the tokens of others."""
+    found = np.full(len(batch.response_ids), np.nan)
+    for packed in policy.forward.micro_batches(batch, np.array(steps), max_tokens):
+        found[packed.token_at] = token_logprobs(policy.forward, packed, batch)[0].numpy()
+    return found
+
+
+@torch.no_grad()
+def expected(model: Any, asked: GenerationRequest, response: tuple[int, ...]) -> Floats:
+    """The log-probs of one row alone, by transformers' own forward pass."""
+    ids = torch.tensor([[*asked.prompt_ids, *response]])
+    logits = model(ids, use_cache=False).logits[0, len(asked.prompt_ids) - 1 : -1].double() / asked.temperature
+    return torch.log_softmax(logits, -1).gather(1, ids[0, len(asked.prompt_ids) :, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("name", sampled(ARCHITECTURES, FAST))
+def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    architecture = ARCHITECTURES[name]
+    save_tiny(architecture, tmp_path)
+    policy = Policy.load(tmp_path, CPU)
+    limit = architecture.limit or 64
+    if architecture.limit is not None:
+        assert policy.max_positions == limit
+    requests = requests_up_to(limit)
+    generations = policy.generate(requests)
+    rows = [(asked, made.response_ids) for asked, made in zip(requests, generations, strict=True)]
+    # transformers' eager Falcon rounds ALiBi's biases to bfloat16 at another place than its default attention.
+    attention = "sdpa" if name == "falcon_alibi" else "eager"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
+    right = [expected(model, *row) for row in rows]
+    # The rows must be long enough for what is tested.
+    assert max(len(asked.prompt_ids) + len(response) for asked, response in rows) == min(limit, LONGEST)
+
+    for made, row in zip(generations, right, strict=True):
+        np.testing.assert_allclose(made.logprobs, row, atol=AGREE, rtol=0)
+    few = range(0, len(rows), 4)
+    for k in few:
+        (alone,) = policy.generate([requests[k]])
+        assert alone.response_ids == rows[k][1]
+        np.testing.assert_allclose(alone.logprobs, right[k], atol=AGREE, rtol=0)
+
+    batch, every = as_batch(rows), list(range(len(rows)))
+    for max_tokens in (150, 10_000):
+        found = trained(policy, batch, every, max_tokens)
+        np.testing.assert_allclose(found, np.concatenate(right), atol=AGREE, rtol=0)
+    for k in few:
+        found = trained(policy, batch, [k], 150)
+        np.testing.assert_allclose(found[~np.isnan(found)], right[k], atol=AGREE, rtol=0)
+
+
+@pytest.mark.parametrize("name", [name for name, one in ARCHITECTURES.items() if one.limit is not None])
+def test_rows_beyond_a_rotary_switch_are_refused(name: str, tmp_path: Path) -> None:
+    save_tiny(ARCHITECTURES[name], tmp_path)
+    policy = Policy.load(tmp_path, CPU)
+    long, short = GenerationRequest((5,) * 30, 3, 1.0, (0,)), GenerationRequest((5, 6), 3, 1.0, (1,))
+    with pytest.raises(ModelError, match=r"expected at most 32 tokens, got 33: the model's rotary frequencies"):
+        policy.generate([short, long])
+    batch = as_batch([(short, (7, 8, 9)), (long, (7, 8, 9))])
+    with pytest.raises(ModelError, match=r"a step: expected at most 32 tokens, got 33: the model's rotary"):
+        trained(policy, batch, [0, 1], 150)
+
+
+@pytest.mark.parametrize("name", sampled(REFUSED, FAST_REFUSED))
+def test_an_unsupported_architecture_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    save_tiny(REFUSED[name], tmp_path)
+    with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here: \S+ is not supported"):
+        Policy.load(tmp_path, CPU)
