@@ -162,7 +162,7 @@ def test_when_too_many_scores_fail_the_plays_are_kept_as_evidence(recipe_file: P
         run(recipe_file, "run", "trainer.val_before_train=false")
     batch = TrajectoryBatch.read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
     reasons = {score.reason for scores in batch.raw_scores for score in scores.values() if score.status == "failed"}
-    assert reasons == {"KeyError: 'no such word'"}
+    assert reasons == {"KeyError: 'no such word' (play.py:20 in says_a)"}
 
 
 def test_when_no_prompt_fits_the_run_says_so(recipe_file: Path) -> None:
@@ -403,7 +403,8 @@ def test_where_a_frozen_model_is_gone_the_run_stops_with_what_it_said(tmp_path: 
     ):
         train_toy(tmp_path / "run", server)
     assert f"the first: EndpointError: {server.url}: the connection failed" in str(told.value)
-    assert str(told.value).endswith("(2 tries)")
+    assert "(2 tries) (toy.py:" in str(told.value)
+    assert str(told.value).endswith(f"whole tracebacks: {tmp_path / 'run' / 'failures.log'}")
 
 
 @pytest.mark.usefixtures("_no_proxy")

@@ -50,6 +50,7 @@ def rollout_metrics(trajectories):
         "rollout/failed_frac": sum(t.status == "failed" for t in trajectories) / n,
         "rollout/truncated_frac": sum(t.status == "truncated" for t in trajectories) / n,
         "rollout/agent_error_frac": sum("agent_error" in t.info for t in trajectories) / n,
+        "rollout/timeout_frac": sum("timed_out" in t.info for t in trajectories) / n,
     }
 
 
