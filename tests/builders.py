@@ -8,14 +8,22 @@ batch_of(
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
 
 from creditflow.rollout.client import Generation
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 
 ScoreSpec = float | Score | str
 """A value; a whole Score; or `"failed"` / `"timeout"`."""
+
+
+def mostly_slow(values: Iterable[Any], fast: Collection[Any]) -> list[Any]:
+    """Parameters of a test, of which `make test` runs those in `fast` alone, and `make test-all` every one."""
+    return [pytest.param(value, marks=() if value in fast else pytest.mark.slow) for value in values]
 
 
 def unlocated(reason: str) -> str:

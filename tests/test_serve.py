@@ -61,6 +61,16 @@ class Serving:
         return self.process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory):
+    """A server for tests that need no options and look at no files; each of them names its own trajectories."""
+    server = Serving(tmp_path_factory.mktemp("shared") / "plays")
+    yield server
+    server.process.kill()
+    server.process.wait()
+    server.process.stderr.close()
+
+
 @pytest.fixture
 def serving(tmp_path: Path):
     made = []
@@ -221,21 +231,19 @@ def test_who_asks_which_models_there_are_begins_no_play(serving):
         ({"answer_steps": ["x"]}, "answer_steps: no answer of this play has the id 'x'"),
     ],
 )
-def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(serving, said, why):
-    server = serving()
-    say(server.client("one"))
-    answer = server.end("one", **said)
+def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(shared, said, why):
+    say(shared.client("goes-on"))
+    answer = shared.end("goes-on", **said)
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
-    say(server.client("one"))
-    assert server.end("one").json()["steps"] == 2
+    say(shared.client("goes-on"))
+    assert shared.end("goes-on").json()["steps"] == 2
 
 
-def test_an_end_that_is_no_json_is_refused_as_any_other_request_is(serving):
-    server = serving()
-    say(server.client("one"))
-    refused = server.post_end("one", content=b'{"outcome"').json()["error"]
+def test_an_end_that_is_no_json_is_refused_as_any_other_request_is(shared):
+    say(shared.client("no-json"))
+    refused = shared.post_end("no-json", content=b'{"outcome"').json()["error"]
     assert refused["message"].startswith("Invalid JSON")
-    assert server.end("one", outcome=2).json()["error"]["param"] == "outcome"
+    assert shared.end("no-json", outcome=2).json()["error"]["param"] == "outcome"
 
 
 def test_the_end_of_a_play_is_not_that_of_another_one_that_has_its_name_by_then(serving):
@@ -309,18 +317,13 @@ def test_a_play_that_can_never_be_written_keeps_no_other_from_its_file(tmp_path,
     assert "b cannot be written: " in capsys.readouterr().err
 
 
-def test_an_end_of_a_play_that_is_not_there_is_told(serving):
-    server = serving()
-    say(server.client("one"))
-    assert [server.end("one").status_code, server.end("one").status_code, server.end("two").status_code] == [
-        200,
-        404,
-        404,
-    ]
+def test_an_end_of_a_play_that_is_not_there_is_told(shared):
+    say(shared.client("ended"))
+    assert [shared.end(name).status_code for name in ("ended", "ended", "never-begun")] == [200, 404, 404]
 
 
-def test_who_asks_for_what_there_is_not_is_told_what_there_is(serving):
-    url = serving().url
+def test_who_asks_for_what_there_is_not_is_told_what_there_is(shared):
+    url = shared.url
     assert "expected POST /t/NAME/end" in httpx.get(f"{url}/t/one/end").text
     assert (
         "no Responses API here; expected POST /t/NAME/v1/chat/completions"

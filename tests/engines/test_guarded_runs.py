@@ -13,6 +13,7 @@ from creditflow.engines.local import actor
 from creditflow.errors import ConfigError
 from creditflow.ledger.run_folder import read_events, read_metrics
 from creditflow.monitor import GuardStop
+from tests.builders import mostly_slow
 from tests.engines.test_resume import EVERY_STEP, Stopped, expect_the_same
 from tests.engines.test_trainer import run
 
@@ -184,7 +185,7 @@ def not_finite(monkeypatch):
     return spoil
 
 
-@pytest.mark.parametrize("kept", [None, 1])
+@pytest.mark.parametrize("kept", mostly_slow((None, 1), {1}))
 def test_after_three_updates_that_are_not_finite_a_run_goes_back_and_is_as_if_nothing_had_been(
     recipe, not_finite, kept
 ) -> None:
@@ -296,7 +297,7 @@ def test_a_fallback_may_train_adapters_alone_on_the_layers_named(recipe) -> None
     assert {name for name in during if not torch.equal(during[name], after[name])} > changed
 
 
-@pytest.mark.parametrize("after", [5, 7, 9])
+@pytest.mark.parametrize("after", mostly_slow((5, 7, 9), {7}))
 def test_a_run_with_a_fallback_to_adapters_is_gone_on_with_as_if_never_stopped(recipe, monkeypatch, after) -> None:
     from tests.engines.test_resume import stopped, without_clock
 
@@ -320,7 +321,7 @@ def test_a_fallback_to_adapters_where_there_is_nothing_else_is_refused(recipe) -
     assert not (recipe().parent / "run").exists()
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", mostly_slow(range(5), {0}))
 def test_in_healthy_runs_of_fifty_steps_no_acting_rule_fires(recipe, seed) -> None:
     path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
     assert {event["action"] for event in read_events(path)} <= {"warn"}

@@ -12,6 +12,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.ledger.run_folder import read_metrics
+from tests.builders import mostly_slow
 from tests.engines.test_trainer import PLAY, RECIPE, run
 
 EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
@@ -37,6 +38,15 @@ def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
     (tmp_path / "play.py").write_text(PLAY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return tmp_path / "toy.yaml"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> tuple[Path, Path]:
+    """A recipe and a finished run of it, which tests leave as it is."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "play.py").write_text(PLAY)
+    (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
+    return folder / "toy.yaml", run(folder / "toy.yaml", "run", *EVERY_STEP)
 
 
 class Stopped(Exception):
@@ -77,7 +87,7 @@ def expect_the_same(one: Path, two: Path) -> None:
         assert file.read_bytes() == (two / file.relative_to(one)).read_bytes(), file.name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, ("one policy", "a critic", "a threshold that moves")))
 def test_a_run_that_is_gone_on_with_is_the_run_that_was_never_stopped(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
     whole = run(recipe_file, "whole", *settings)
@@ -144,13 +154,19 @@ def test_a_checkpoints_own_record_is_not_believed_where_it_was_changed(
     assert "goes on after step 1" in said
 
 
-@pytest.mark.parametrize(
-    "file", ["model.safetensors", "state/default.safetensors", "state/trainer.json", "config.json"]
-)
-@pytest.mark.parametrize("damage", ["torn", "gone", "a bit"])
+DAMAGES = [
+    (damage, file)
+    for damage in ("torn", "gone", "a bit")
+    for file in ("model.safetensors", "state/default.safetensors", "state/trainer.json", "config.json")
+]
+FAST_DAMAGES = {("torn", "model.safetensors"), ("gone", "state/trainer.json"), ("a bit", "state/default.safetensors")}
+
+
+@pytest.mark.parametrize("damaged_file", mostly_slow(DAMAGES, FAST_DAMAGES), ids=" ".join)
 def test_from_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
-    recipe_file, monkeypatch, capsys, file, damage
+    recipe_file, monkeypatch, capsys, damaged_file
 ) -> None:
+    damage, file = damaged_file
     stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
     damaged = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / file
     content = damaged.read_bytes()
@@ -265,8 +281,8 @@ def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
         ),
     ],
 )
-def test_what_a_run_cannot_go_on_from_is_refused(recipe_file, overrides, message) -> None:
-    path = run(recipe_file, "run", *EVERY_STEP)
+def test_what_a_run_cannot_go_on_from_is_refused(finished, overrides, message) -> None:
+    recipe_file, path = finished
     there = f"{path}/checkpoints/global_step_3"
     with pytest.raises((InputError, ConfigError), match=message.replace("CHECKPOINT", there)):
         run(recipe_file, "run", *EVERY_STEP, *(override.replace("CHECKPOINT", there) for override in overrides))

@@ -68,8 +68,8 @@ def expect_that_a_kill_changes_nothing(folder: Path, team: str, place: str, seed
     ("team", "place"),
     [
         ("one policy", "generation"),
-        ("two policies, one with an adapter", "sums of a checkpoint"),
-        ("an adapter", "update"),
+        pytest.param("two policies, one with an adapter", "sums of a checkpoint", marks=pytest.mark.slow),
+        pytest.param("an adapter", "update", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_is_killed_and_gone_on_with_is_the_run_that_nobody_killed(folder, team, place):
