@@ -79,7 +79,7 @@ def test_no_text_breaks_the_cutting(text):
 def test_hostile_texts_do_not_hang_the_cutting(piece):
     start = time.process_time()
     code_in(piece * 200_000)
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < 30  # the square of its length would take hours
 
 
 # Honest programs

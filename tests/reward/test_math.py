@@ -236,4 +236,4 @@ def test_reading_a_hostile_text_ends_soon(piece):
     for n in (MAX_CHARACTERS, 100 * MAX_CHARACTERS):
         with contextlib.suppress(NotAnAnswer):
             read((piece * n)[:n])
-    assert time.process_time() - start < 20  # the square of the longer text would take minutes
+    assert time.process_time() - start < 60  # the square of the longer text would take minutes
