@@ -48,7 +48,7 @@ demo: $(STAMPS)/demo
 		trainer.total_training_steps=$(DEMO_STEPS) data.val_max_samples=$(DEMO_TASKS) $(DEMO_ARGS)
 
 test: lint sandbox browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --durations=50
 
 test-all: lint sandbox browser benchmarks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
