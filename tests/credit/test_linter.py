@@ -155,6 +155,25 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
         assert (assigned.metrics()["propagation/moved"] == 0.0) == same["none"]
 
 
+@pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
+def test_gates_that_are_all_closed_are_idle(gate_at):
+    plays = [play(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
+    chosen = CreditOptions(gate_at=gate_at)
+    assigned = assign(batch_of(*plays), chosen)
+    none = assign(batch_of(*plays), replace(chosen, propagation="none"))
+    assert np.array_equal(assigned.credit_S, none.credit_S)
+    assert assigned.metrics()["propagation/moved"] == 0.0
+    assert idle_gate(assigned).code == "nothing_flows"
+    assert {"nothing_flows", "starved"} <= codes(*plays, gate_at=gate_at)
+    assert idle_gate(none) is None
+
+
+def test_single_steps_have_no_idle_gate():
+    assigned = assign(batch_of(*(play(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))), CreditOptions())
+    assert idle_gate(assigned) is None
+    assert "propagation/moved" not in assigned.metrics()
+
+
 def test_moved_is_the_received_share_of_credit():
     assigned = assign(batch_of(*chain(0.75)), CreditOptions(gamma=0.5))
     # Credit without a flow: 0, -0.25 in the first play, 1, 0.75 in the second; each first step receives -0.125.

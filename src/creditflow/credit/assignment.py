@@ -127,6 +127,11 @@ class Assignment:
     level_names = LEVEL_NAMES
 
     @property
+    def flows(self) -> bool:
+        """Whether the rule can hand credit from step to step, even if every gate is closed."""
+        return bool(self.out_S.any() or self.in_S.any() or self.stopped_S.any())
+
+    @property
     def learns_S(self) -> Bools:
         """[S] trained, and compared with something: its advantage is what the formula says, and not exactly 0."""
         return self.trained_S & (self.group_S >= 0) & ~self.tied_S

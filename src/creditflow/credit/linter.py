@@ -87,7 +87,7 @@ def idle_gate(a: Assignment) -> Finding | None:
     Credit is compared exactly: with that of `none`, which differs by what steps receive, and with that of `discounted`,
     which differs by what gates stop.
     """
-    if not a.out_S.any() or not a.batch.edge_child.size or a.frozen_S.any():
+    if not a.flows or not a.batch.edge_child.size or a.frozen_S.any():
         return None
     rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
     what = "this gate changes no credit" if gated else "this rule moves no credit"
@@ -230,7 +230,7 @@ def _starved(a: Assignment) -> Found:
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
         failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
-        if mine_S.any() and (not a.out_S[mine_S].any() or not a.in_S[mine_S].any()) and a.out_S.any():
+        if mine_S.any() and (not a.out_S[mine_S].any() or not a.in_S[mine_S].any()) and a.flows:
             best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
             failed = int(failed_S.sum())
             gates = f"no gate of {agent} is open"

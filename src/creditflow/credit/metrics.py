@@ -25,7 +25,8 @@ def summarize(assignment: Assignment) -> dict[str, float]:
 
     * `propagation/pass_rate[/<agent>]`: share of open gates among steps that a function was to score.
     * `propagation/moved`: of the credit of steps that are not masked, in absolute value, the share that they received
-      from other steps: 0 where credit is the same as that of `none`, at most 1. Only of rules that credit flows by.
+      from other steps: 0 where credit is the same as that of `none`, at most 1. Only for rules that move credit, and
+      where a step has a parent.
     * `propagation/forced_open/<agent>`: share of those that were opened to keep the threshold's floor.
     * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
@@ -57,8 +58,8 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     if judged_S.any():
         result["propagation/pass_rate"] = float(assignment.gate_open_S[judged_S].mean())
 
-    if assignment.out_S.any() and (credit := _moved(assignment, kept_S)) is not None:
-        result["propagation/moved"] = credit
+    if assignment.flows and assignment.batch.edge_child.size and (moved := _moved(assignment, kept_S)) is not None:
+        result["propagation/moved"] = moved
 
     ok_SK = batch.score_status == OK
     right_S = (~ok_SK | (np.where(ok_SK, batch.scores, 1.0) >= RIGHT)).all(axis=1)
