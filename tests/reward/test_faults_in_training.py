@@ -36,6 +36,9 @@ def hangs_in_one_play(step, trajectory):
 def label(step):
     return step.info["labels"]
 
+async def fails_on_one_task(task, team):
+    return await team.writer(task.text) if task.ground_truth != 1 else task.extra_info["labels"]
+
 def looks_up(step, trajectory):
     return label(step)
 
@@ -60,7 +63,7 @@ def train(tmp_path, monkeypatch):
     for file in ("toy.py", "toy.yaml"):
         shutil.copy(TOYS / file, tmp_path)
 
-    def train(functions, **reward):
+    def train(functions, *overrides, **reward):
         of_toy = yaml.safe_load((tmp_path / "toy.yaml").read_text())["reward"]["functions"]
         section = {"functions": [*of_toy, *functions], "num_workers": 2, **reward}
         recipe = {"extends": "toy.yaml", "reward": section}
@@ -71,7 +74,7 @@ def train(tmp_path, monkeypatch):
             "trainer.total_training_steps=4",
             "trainer.val_before_train=false",
         ]
-        return CliRunner().invoke(app, ["train", "recipe.yaml", *settings]), run
+        return CliRunner().invoke(app, ["train", "recipe.yaml", *settings, *overrides]), run
 
     before = children().keys()
     yield train
@@ -120,7 +123,7 @@ def test_a_judge_that_goes_wrong_now_and_then_masks_its_steps_and_the_run_goes_o
     starts, total = said
     assert starts.startswith("warning: at training step ")
     assert "; the first: judge, step " in starts
-    assert re.search(r"\(12\.5%\), in 1 training steps, the first [1-4]; failed scores are masked", total)
+    assert re.search(r"\(12\.5%\), in 1 training step, the first [1-4]; failed scores are masked", total)
 
 
 def test_a_judge_that_always_goes_wrong_stops_the_run_with_what_it_said(train):
@@ -189,3 +192,20 @@ def test_an_exception_in_a_reward_is_located(train, function, backend):
     assert play.steps[0].scores[function].reason == f"KeyError: 'labels' ({frames})"
     check = CliRunner().invoke(app, ["check", "recipe.yaml", "--tasks", "2"])
     assert f"KeyError: 'labels' ({frames})" in check.output
+
+
+def test_workflow_that_fails_on_one_task_is_warned_of(train):
+    result, run = train([], "team.workflow=functions.py:fails_on_one_task")
+    assert result.exit_code == 0, result.output
+    at = LINES.index(next(line for line in LINES if 'task.extra_info["labels"]' in line)) + 1
+    said = [line for line in result.stderr.splitlines() if line.startswith("warning: ") and "rollouts failed" in line]
+    assert re.fullmatch(
+        r"warning: at training step \d, 4 of 8 rollouts failed and are masked; the first: "
+        rf"KeyError: 'labels' \(functions.py:{at} in fails_on_one_task\)",
+        said[0],
+    )
+    assert re.search(r"12\.5% of rollouts failed and were masked, in 1 training step, the first", said[1])
+    assert len(said) == 2
+    (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert (event["rule"], event["numbers"]) == ("failed_rollouts", {"failed": 4.0, "rollouts": 8.0})
+    assert f"line {at}, in fails_on_one_task" in (run / "failures.log").read_text()

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from creditflow.errors import TooManyFailedScores
-from creditflow.monitor.notices import failure_events, failure_summary
+from creditflow.monitor.notices import failure_events, failure_summary, rollout_events, rollout_summary
 from creditflow.reward.manager import FunctionReport, ScoringReport, expect_few_failures
+from tests.builders import batch_of, play
 
 
 def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
@@ -127,3 +128,27 @@ def test_failure_summary_counts_a_whole_run():
         "reward function b failed on 3 of 24 scores (12.5%), in 2 training steps, the first 2; failed scores are "
         "masked, not counted as 0"
     ]
+
+
+def test_rollout_events_name_the_first_failure_once():
+    plays = [play(f"t{n}", [], None) for n in range(4)]
+    plays[1].status, plays[1].info = "failed", {"error": "KeyError: 'labels' (team.py:4 in solve)"}
+    plays[2].info = {"timed_out": 600.0, "agent_error": "the rollout took more than 600 s"}
+    plays[3].status, plays[3].info = "failed", {"timed_out": 600.0, "error": "RolloutTimedOut: too long"}
+    failed, late = rollout_events(batch_of(*plays), 2, [])
+    assert failed.text == (
+        "warning: at training step 2, 2 of 4 rollouts failed and are masked; the first: "
+        "KeyError: 'labels' (team.py:4 in solve)"
+    )
+    assert late.text == (
+        "warning: at training step 2, 1 of 4 rollouts exceeded their time limit and count as outcome 0; the first: "
+        "the rollout took more than 600 s"
+    )
+    assert rollout_events(batch_of(*plays), 3, [failed.to_dict(), late.to_dict()]) == []
+    assert rollout_events(batch_of(plays[0]), 3, []) == []
+
+
+def test_rollout_summary_counts_a_whole_run():
+    rows = [{"step": 0, "val/pass_at_1": 0.5}]
+    rows += [{"step": i, "rollout/failed_frac": f, "rollout/timeout_frac": 0.0} for i, f in ((1, 0.0), (2, 0.25))]
+    assert rollout_summary(rows) == ["12.5% of rollouts failed and were masked, in 1 training step, the first 2"]

@@ -10,7 +10,7 @@ from creditflow.errors import ConfigError, did_you_mean
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
-from creditflow.monitor.notices import failure_summary, idle_gate_summary
+from creditflow.monitor.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.progress import Reporter
 from creditflow.report.tables import evaluation_table, results_console, show
 
@@ -44,7 +44,7 @@ def train(
         evaluation = Evaluation.from_json(file.read_text(), str(file))
         show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
     rows = read_metrics(folder.path)
-    for line in (*failure_summary(rows), *idle_gate_summary(rows)):
+    for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")
     console.print(f"run folder: {folder.path}", soft_wrap=True)
 

@@ -49,6 +49,8 @@ class RolledBack(CreditflowError):
 
 FAILED_SCORES = "failed_scores"
 """`Event.rule` where a reward function starts to fail; no rule of the guard (`monitor.notices`)."""
+FAILED_ROLLOUTS = "failed_rollouts"
+"""The same where rollouts start to fail, or to exceed their time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Event:
     @property
     def text(self) -> str:
         """For people, in a line."""
-        if self.rule == FAILED_SCORES:
+        if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
         return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"

@@ -1,4 +1,4 @@
-"""Warnings of a run: reward functions that start to fail, gates that move nothing, and a summary at the end.
+"""Warnings of a run: rollouts and reward functions that fail, gates that move nothing, and a summary at the end.
 
 Reads reports, assignments and the run's record; stops nothing (`reward.manager.expect_few_failures` does).
 """
@@ -9,8 +9,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from creditflow.monitor.guard import FAILED_SCORES, WARN, Event
+import numpy as np
+
+from creditflow.monitor.guard import FAILED_ROLLOUTS, FAILED_SCORES, WARN, Event
 from creditflow.reward.manager import FunctionReport, ScoringReport
+from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
 
 
 def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
@@ -35,12 +38,52 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
     ]
 
 
+def rollout_events(batch: TrajectoryBatch, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """One event for the first training step with failed rollouts, and one for the first with rollouts counted as 0.
+
+    The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
+    """
+    told = {row.get("metric") for row in past if row.get("rule") == FAILED_ROLLOUTS}
+    failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
+    late_N = np.array(["timed_out" in info for info in batch.trajectory_info], dtype=np.bool_) & ~failed_N
+    found = (
+        ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
+        ("rollout/timeout_frac", late_N, "exceeded their time limit and count as outcome 0", "agent_error"),
+    )
+    return [
+        Event(
+            step,
+            FAILED_ROLLOUTS,
+            metric,
+            "started",
+            WARN,
+            {"failed": float(at_N.sum()), "rollouts": float(at_N.size)},
+            f"at training step {step}, {at_N.sum()} of {at_N.size} rollouts {what}; the first: "
+            f"{batch.trajectory_info[int(np.argmax(at_N))].get(key, '')}",
+        )
+        for metric, at_N, what, key in found
+        if at_N.any() and metric not in told
+    ]
+
+
+def rollout_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line where rollouts failed or exceeded their time limit. `rows`: the lines of the run's `metrics.jsonl`."""
+    lines = []
+    for metric, what in _ROLLOUTS.items():
+        shares = [(row["step"], share) for row in rows if (share := row.get(metric)) is not None]
+        steps = [step for step, share in shares if share > 0]
+        if steps:
+            mean = sum(share for _, share in shares) / len(shares)
+            lines.append(f"{mean:.1%} of rollouts {what}, in {_training_steps(len(steps))}, the first {steps[0]}")
+    return lines
+
+
 def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line where credit moved in no training step. `rows`: the lines of the run's `metrics.jsonl`."""
     moved = [value for row in rows if (value := row.get("propagation/moved")) is not None]
     if not moved or any(moved):
         return []
-    return [f"the gate changed no credit in any of {len(moved)} training steps: credit was that of propagation none"]
+    return [f"the gate changed no credit in {_training_steps(len(moved))}: credit was that of propagation none"]
 
 
 def failure_text(function: FunctionReport) -> str:
@@ -65,9 +108,17 @@ def failure_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if failed:
             lines.append(
                 f"reward function {name} failed on {failed:.0f} of {scores:.0f} scores ({failed / scores:.1%}), in "
-                f"{len(counts)} training steps, the first {counts[0][0]}; failed scores are masked, not counted as 0"
+                f"{_training_steps(len(counts))}, the first {counts[0][0]}; failed scores are masked, not counted as 0"
             )
     return lines
 
 
+def _training_steps(n: int) -> str:
+    return f"{n} training step{'' if n == 1 else 's'}"
+
+
+_ROLLOUTS = {
+    "rollout/failed_frac": "failed and were masked",
+    "rollout/timeout_frac": "exceeded their time limit (actor_rollout_ref.rollout.timeout_s)",
+}
 _FAILED_FRAC = re.compile("reward/(.+)/failed_frac")

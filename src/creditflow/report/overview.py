@@ -14,7 +14,7 @@ from creditflow.config import leaves
 from creditflow.credit.linter import idle_gate
 from creditflow.ledger import Ledger
 from creditflow.monitor.catalog import Names, described
-from creditflow.monitor.notices import failure_summary, idle_gate_summary
+from creditflow.monitor.notices import failure_summary, idle_gate_summary, rollout_summary
 from creditflow.report.index import Index
 
 POINTS = 400
@@ -43,9 +43,9 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
 
 
 def notices(ledger: Ledger) -> list[str]:
-    """What a reader of the numbers should see first: gates that changed no credit, functions that failed."""
+    """What a reader of the numbers should see first: idle gates, rollouts and functions that failed."""
     rows = ledger.metrics()
-    found = [*failure_summary(rows), *idle_gate_summary(rows)]
+    found = [*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)]
     if idle_gate_summary(rows) and ledger.steps:
         last = ledger.read(ledger.steps[-1]).assignment
         if last is not None and (idle := idle_gate(last)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from creditflow.monitor import (
     sub_reward_metrics,
 )
 from creditflow.monitor.guard import STOP, asked_of_engine
-from creditflow.monitor.notices import failure_events
+from creditflow.monitor.notices import failure_events, rollout_events
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
@@ -93,7 +93,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
         bar.advance(run.done)
         while run.done < steps:
             step = run.done + 1
-            metrics = await train_step(step, parts, run, note=bar.note)
+            metrics = await train_step(step, parts, run, reporter, note=bar.note)
             warn_of_failures(run, step, parts, reporter)
             if step == 1:
                 warn_of_first_step(metrics, parts, reporter)
@@ -154,7 +154,11 @@ def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event |
 
 def warn_of_failures(run: Run, step: int, parts: Parts, reporter: Reporter) -> None:
     """Report and record each reward function that fails for the first time in the run."""
-    events = failure_events(parts.rewards.take_report(), step, run.folder.events())
+    warn(run, failure_events(parts.rewards.take_report(), step, run.folder.events()), reporter)
+
+
+def warn(run: Run, events: Sequence[Event], reporter: Reporter) -> None:
+    """Record events of failures, and print them."""
     run.folder.append_events(event.to_dict() for event in events)
     for event in events:
         reporter.say(event.text)
@@ -190,7 +194,7 @@ _MANY_TRUNCATED = 0.1
 
 
 async def train_step(
-    step: int, parts: Parts, run: Run, note: Callable[[str], None] = lambda _: None
+    step: int, parts: Parts, run: Run, reporter: Reporter, note: Callable[[str], None]
 ) -> dict[str, float]:
     """One training step: play tasks, score, assign credit, update, record. `note`: told what is being done."""
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
@@ -208,6 +212,7 @@ async def train_step(
     run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
     run.tasks_taken = gathered.tasks_taken
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
+    warn(run, rollout_events(batch, step, run.folder.events()), reporter)
     with timing("values"):
         values_T = crew.values(batch)
     with timing("propagation"):

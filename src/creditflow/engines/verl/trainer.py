@@ -61,7 +61,7 @@ from creditflow.monitor import (
 )
 from creditflow.monitor.guard import RESTORE, RolledBack, asked_of_engine, cannot_go_back, stop_report
 from creditflow.monitor.memory import forget_peak, peak_gib
-from creditflow.monitor.notices import failure_events
+from creditflow.monitor.notices import failure_events, rollout_events
 from creditflow.reward import load_reward_functions
 from creditflow.reward.manager import expect_few_failures
 from creditflow.table import batch_of, table_of
@@ -515,7 +515,9 @@ class CreditflowTrainer(PolicyTrainer):
         self.folder.append_failures(self.global_steps, infos)
         try:
             plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
-            events = failure_events(plays.report, self.global_steps, self.folder.events())
+            past = self.folder.events()
+            events = rollout_events(plays.batch, self.global_steps, past)
+            events += failure_events(plays.report, self.global_steps, past)
             self.folder.append_events(event.to_dict() for event in events)
             expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
         except CreditflowError as error:
