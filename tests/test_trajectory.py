@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from creditflow.errors import BatchError
+from creditflow.credit import CreditOptions, assign
+from creditflow.errors import BatchError, ConfigError
 from creditflow.trajectory import Score, Step, Task, Trajectory, TrajectoryBatch
 from tests.strategies import assert_same, plays
 
@@ -117,3 +118,69 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(BatchError, match=r"x\.parquet: not a readable Parquet file"):
         TrajectoryBatch.read_parquet(tmp_path / "x.parquet")
+
+
+@pytest.mark.parametrize("score", [np.float64(0.5), 0.5, 1, None, "0.5", [0.5], {"value": 1}])
+def test_score_of_another_type_is_refused(score):
+    step = play()
+    step.steps[1].scores["f"] = score
+    outcome = replace(play(), outcome=score)
+    name = type(score).__name__
+    with pytest.raises(BatchError, match=rf"step t/1 of trajectory t: scores\['f'\]: expected a Score, got {name}"):
+        TrajectoryBatch.from_trajectories([step])
+    if score is not None:
+        with pytest.raises(BatchError, match=f"trajectory t: outcome: expected a Score, got {name}"):
+            TrajectoryBatch.from_trajectories([outcome])
+
+
+@pytest.mark.parametrize("value", ["0.5", None, [0.5], (0.5, "x"), (None, 1.0)])
+def test_value_that_is_no_number_is_refused(value):
+    made = play()
+    made.steps[0].scores["f"] = Score(value)
+    with pytest.raises(BatchError, match=r"scores\['f'\]: expected a number"):
+        TrajectoryBatch.from_trajectories([made])
+
+
+@pytest.mark.parametrize("indices", ["0", "t/0", 0, None, ("0",), ["t/0"], (0.0,), (None,)])
+def test_indices_of_another_type_are_refused(indices):
+    made = play()
+    made.steps[1].parents = indices
+    with pytest.raises(BatchError, match=r"step t/1 of trajectory t: parents: expected .*indices of steps"):
+        TrajectoryBatch.from_trajectories([made])
+    with pytest.raises(BatchError, match=r"trajectory t: answer_steps: expected .*indices of steps"):
+        TrajectoryBatch.from_trajectories([replace(play(), answer_steps=indices)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("agent", 3), ("id", None), ("prompt", None), ("response", b"r"), ("policy", None)]
+)
+def test_text_of_another_type_is_refused(field, value):
+    made = play()
+    setattr(made.steps[2], field, value)
+    with pytest.raises(BatchError, match=f"{field}: expected a text, got {type(value).__name__}"):
+        TrajectoryBatch.from_trajectories([made])
+
+
+def test_arguments_of_another_kind_are_refused():
+    batch = TrajectoryBatch.from_trajectories([play()])
+    with pytest.raises(BatchError, match="expected a list of trajectories, got one"):
+        TrajectoryBatch.from_trajectories(play())
+    with pytest.raises(BatchError, match="expected a Trajectory, got dict"):
+        TrajectoryBatch.from_trajectories([{"id": "t"}])
+    with pytest.raises(BatchError, match=r"status: expected .* got 'trunctated' \(did you mean 'truncated'\?\)"):
+        TrajectoryBatch.from_trajectories([replace(play(), status="trunctated")])
+    with pytest.raises(BatchError, match="scores: expected a dict of Score by function, got list"):
+        TrajectoryBatch.from_trajectories([replace(play(), steps=[replace(play().steps[0], scores=[0.5])])])
+    with pytest.raises(BatchError, match="expected a TrajectoryBatch, got list"):
+        assign([play()], CreditOptions())
+    with pytest.raises(ConfigError, match="expected CreditOptions, got dict"):
+        assign(batch, {"propagation": "none"})
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = play()
+    made.steps[1].scores["f"] = Score(np.float32(0.5))
+    made.steps[1].parents, made.answer_steps = (np.int64(0),), [np.int32(2)]
+    batch = TrajectoryBatch.from_trajectories([made])
+    assert batch.scores[1].tolist() == [0.5]
+    assert batch.edge_parent[0] == 0

@@ -8,15 +8,16 @@ Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.errors import BatchError, ScoreRangeError
+from creditflow.errors import BatchError, ScoreRangeError, did_you_mean
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -290,9 +291,11 @@ class TrajectoryBatch(_FromTable):
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
         """Columns of `trajectories`.
 
-        Raises BatchError where a step's index, parents or token columns contradict one another, or a score's range is
-        empty.
+        Raises BatchError where a field has another type, or a step's index, parents or token columns contradict one
+        another, or a score's range is empty.
         """
+        if isinstance(trajectories, Trajectory):
+            raise BatchError("expected a list of trajectories, got one; put it in a list")
         for trajectory in trajectories:
             _check_trajectory(trajectory)
         ids = [trajectory.id for trajectory in trajectories]
@@ -458,12 +461,17 @@ class TrajectoryBatch(_FromTable):
 
 
 def _check_trajectory(trajectory: Trajectory) -> None:
+    if not isinstance(trajectory, Trajectory):
+        raise BatchError(f"expected a Trajectory, got {_shown(trajectory)}")
+    _check_status(f"trajectory {trajectory.id}", trajectory.status, TRAJECTORY_STATUSES)
+    _check_indices(f"trajectory {trajectory.id}: answer_steps", trajectory.answer_steps)
     for index, step in enumerate(trajectory.steps):
         where = f"step {step.id} of trajectory {trajectory.id}"
         if step.index != index:
             raise BatchError(f"{where}: expected index {index}, its place in the trajectory, got {step.index}")
         if step.trajectory_id != trajectory.id:
             raise BatchError(f"{where}: says that it belongs to trajectory {step.trajectory_id}")
+        _check_fields(where, step)
         if len(set(step.parents)) != len(step.parents):
             raise BatchError(f"{where}: a parent stands twice in {step.parents}")
         if any(not 0 <= parent < index for parent in step.parents):
@@ -471,19 +479,64 @@ def _check_trajectory(trajectory: Trajectory) -> None:
         n_tokens = len(step.response_ids)
         _check_tokens(where, step)
         for name, score in step.scores.items():
+            _check_score(f"{where}: scores[{name!r}]", score)
             if isinstance(score.value, tuple) and score.status == "ok" and len(score.value) != n_tokens:
                 raise BatchError(f"{where}: score {name} has {len(score.value)} values for {n_tokens} response tokens")
             check_range(f"{where}, score {name}", score)
     if list(trajectory.answer_steps) != sorted(set(trajectory.answer_steps)):
         raise BatchError(f"trajectory {trajectory.id}: answer steps must rise, got {trajectory.answer_steps}")
-    if trajectory.outcome is not None and isinstance(trajectory.outcome.value, tuple):
-        raise BatchError(f"trajectory {trajectory.id}: expected one number as outcome, got {trajectory.outcome.value}")
     if trajectory.outcome is not None:
-        check_range(f"trajectory {trajectory.id}, outcome", trajectory.outcome)
+        _check_outcome(trajectory.id, trajectory.outcome)
     if any(not 0 <= index < len(trajectory.steps) for index in trajectory.answer_steps):
         raise BatchError(
             f"trajectory {trajectory.id}: answer steps {trajectory.answer_steps}, but it has {len(trajectory.steps)}"
         )
+
+
+def _check_outcome(trajectory_id: str, outcome: Score) -> None:
+    _check_score(f"trajectory {trajectory_id}: outcome", outcome)
+    if isinstance(outcome.value, tuple):
+        raise BatchError(f"trajectory {trajectory_id}: expected one number as outcome, got {outcome.value}")
+    check_range(f"trajectory {trajectory_id}, outcome", outcome)
+
+
+def _check_fields(where: str, step: Step) -> None:
+    for name in ("id", "agent", "policy", "prompt", "response"):
+        if not isinstance(getattr(step, name), str):
+            raise BatchError(f"{where}: {name}: expected a text, got {_shown(getattr(step, name))}")
+    _check_indices(f"{where}: parents", step.parents)
+    if not isinstance(step.scores, Mapping):
+        raise BatchError(f"{where}: scores: expected a dict of Score by function, got {_shown(step.scores)}")
+
+
+def _check_indices(where: str, indices: object) -> None:
+    if isinstance(indices, str) or not isinstance(indices, Iterable):
+        raise BatchError(f"{where}: expected a tuple of indices of steps such as (0,), got {_shown(indices)}")
+    for one in indices:
+        if type(one) is not int and not isinstance(one, Integral):
+            raise BatchError(f"{where}: expected indices of steps (whole numbers), got {_shown(one)}")
+
+
+def _check_score(where: str, score: object) -> None:
+    if not isinstance(score, Score):
+        raise BatchError(f"{where}: expected a Score, got {_shown(score)}; write Score(value)")
+    _check_status(where, score.status, CODE_OF_STATUS)
+    if score.status != "ok":
+        return
+    for one in score.value if isinstance(score.value, tuple) else (score.value,):
+        if type(one) is not float and not isinstance(one, Real):
+            raise BatchError(f"{where}: expected a number, or a tuple with one per response token, got {_shown(one)}")
+
+
+def _check_status(where: str, status: str, known: Iterable[str]) -> None:
+    if status not in known:
+        choice = " or ".join(map(repr, known))
+        raise BatchError(f"{where}: status: expected {choice}, got {status!r}{did_you_mean(status, known)}")
+
+
+def _shown(value: object) -> str:
+    """The type and a short text of a value."""
+    return f"{type(value).__name__} {repr(value)[:60]}"
 
 
 def _check_tokens(where: str, step: Step) -> None:

@@ -33,7 +33,7 @@ from creditflow.credit.options import CreditOptions
 from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
 from creditflow.credit.thresholds import Observed, Standing, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
-from creditflow.errors import ConfigError, NotFiniteError, ShapeError
+from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
@@ -211,6 +211,11 @@ def assign(
     nothing is returned. Cost: linear in steps, edges, scores and tokens; but with `share: once` steps times edges of
     each trajectory, and with `on_closed_gate: neutral` edges times the longest path.
     """
+    if not isinstance(options, CreditOptions):
+        raise ConfigError(f"options: expected CreditOptions, got {type(options).__name__}; write CreditOptions(...)")
+    if not isinstance(batch, TrajectoryBatch):
+        kind = type(batch).__name__
+        raise BatchError(f"batch: expected a TrajectoryBatch, got {kind}; use TrajectoryBatch.from_trajectories")
     options.validate()
     check_batch(batch)
     estimator = ADVANTAGE_ESTIMATORS[options.adv_estimator]
