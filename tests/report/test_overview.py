@@ -16,6 +16,7 @@ from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.sql import connect
 from creditflow.report.index import Filter, Index
 from creditflow.report.overview import POINTS, hardest, named, of_agents, overview, thinned
+from creditflow.report.samples import samples
 from creditflow.trajectory import RIGHT, Trajectory, TrajectoryBatch
 from tests.builders import batch_of, play, step
 from tests.report.runs import a_batch, a_run, write_step
@@ -220,3 +221,44 @@ def test_odd_lines_of_metrics_and_events_are_one_line_of_error(tmp_path: Path, l
         assert f"{name}:1: " in result.stderr
         assert result.stderr.count("\n") == 1
         file.write_text(before)
+
+
+def test_torn_lines_and_unassigned_steps_are_stated(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run")
+    for name in ("metrics.jsonl", "events.jsonl"):
+        with (ledger.path / name).open("a") as file:
+            file.write('{"step": 4, "actor/entr')
+    RunFolder.open(ledger.path).write_steps(4, a_batch(4))
+    said = overview(Ledger.open(ledger.path), indexed(Ledger.open(ledger.path)))["left_out"]
+    assert said == [
+        "no credit is shown for 000004.parquet: none was assigned, too many scores failed",
+        "metrics.jsonl: line 4, the last, is torn and left out",
+        "events.jsonl: line 2, the last, is torn and left out",
+    ]
+
+
+def test_unreadable_step_files_of_one_reason_are_one_notice(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", training_steps=5)
+    for n in ledger.steps:
+        table = pq.read_table(ledger.file(n))
+        facts = json.loads(table.schema.metadata[b"creditflow"])
+        facts["options"] = None if n == 5 else facts["options"] | {"propagation": "of_another_package"}
+        pq.write_table(table.replace_schema_metadata({b"creditflow": json.dumps(facts).encode()}), ledger.file(n))
+    index = indexed(ledger)
+    many, old = overview(ledger, index)["left_out"]
+    assert many.startswith("the trajectories in 000001.parquet, 000002.parquet, 000003.parquet and 1 more cannot be")
+    assert "got 'of_another_package'" in many
+    assert old.startswith("the trajectories in 000005.parquet cannot be shown")
+    assert "older creditflow" in old
+    assert samples(ledger, index, 10) == {"plays": [], "graphs": {}, "steps": {}, "left_out": []}
+
+
+def test_samples_state_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = a_run(tmp_path / "run")
+    index = indexed(ledger)
+    (unspelled,) = samples(ledger, index, 10)["left_out"]
+    assert "tokens of policy 'default' are shown as ids" in unspelled
+    monkeypatch.setattr("creditflow.report.samples._STEPS", 20)  # of six steps each: three fit
+    found = samples(ledger, index, 10)
+    assert len(found["plays"]) == 3
+    assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.credit import explain
+from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, propagation_rule
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.loopback import LOOPBACK
 from creditflow.report import view
@@ -297,15 +298,15 @@ def test_an_empty_run_and_one_with_damaged_files_have_a_page_that_says_so(tmp_pa
     empty = RunFolder.create(tmp_path / "empty", {}, "")
     with opened(reported(tmp_path / "empty.html", empty.path)) as page:
         assert page.locator("#tiles .tile").first.inner_text().split()[0] == "0"
-        assert page.inner_text("#found") == "no sample plays like that"
+        assert page.inner_text("#found") == "no sample plays: none is on record yet"
     ledger = a_run(tmp_path / "run")
     whole = ledger.file(2).read_bytes()
     ledger.file(2).write_bytes(whole[: len(whole) // 2])
     ledger.file(3).write_bytes(b"PAR1 nothing")
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
-        text = page.inner_text("#notes")
-        assert "Set aside: 000002.parquet cannot be read." in text
-        assert "Set aside: 000003.parquet cannot be read." in text
+        text = page.inner_text("#left-out")
+        assert "000002.parquet is left out: it is incomplete, a crash cut it off" in text
+        assert "000003.parquet is left out: it is incomplete, a crash cut it off" in text
         assert page.locator("#list [data-play]").count() == 10
 
 
@@ -324,3 +325,53 @@ def test_nothing_that_the_page_brings_along_ends_its_script_early() -> None:
 
     made = page({"live": True}, "</title><script>x</script>")
     assert made.count("<script") == made.count("</script>") == 3
+
+
+@pytest.fixture
+def own_rule() -> Iterator[str]:
+    """A registered rule that moves credit in its own way; gone when the test ends."""
+
+    @propagation_rule("halves")
+    def halves(flow: Flow) -> Credit:
+        none_S = np.zeros_like(flow.own_S)
+        return Credit(flow.own_S, flow.own_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
+
+    yield "halves"
+    PROPAGATION_RULES.remove("halves")
+
+
+def test_report_of_an_unknown_rule_states_what_is_missing(tmp_path: Path, own_rule: str) -> None:
+    ledger = a_run(tmp_path / "run", propagation=own_rule)
+    with opened(reported(tmp_path / "known.html", ledger.path)) as page:
+        assert "the rule 'halves' records no flow along edges" in page.inner_text("#left-out")
+        page.locator("#list [data-play]").first.click()
+        lines = page.locator("svg.play path[data-flow]")
+        assert lines.count() == 5
+        assert {line.get_attribute("data-flow") for line in lines.all()} == {"unknown"}
+        assert {line.get_attribute("stroke-width") for line in lines.all()} == {"1"}
+        assert page.locator("svg.play line.gate").count() == 0
+    PROPAGATION_RULES.remove(own_rule)
+    result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "unknown.html")])
+    assert result.exit_code == 0, result.output
+    files = "000001.parquet, 000002.parquet, 000003.parquet"
+    said = f"the trajectories in {files} cannot be shown, nor their credit explained: "
+    assert f"warning: {said}" in result.stderr
+    assert "got 'halves'" in result.stderr
+    assert "import the module that registers what it was made with" in result.stderr
+    with served(ledger.path) as (live, _):
+        for url in ((tmp_path / "unknown.html").as_uri(), live):
+            with opened(url) as page:
+                page.wait_for_selector(f"#left-out >> text={said}")
+    with opened((tmp_path / "unknown.html").as_uri()) as page:
+        assert page.inner_text("#found") == (
+            "no sample plays can be shown: the notices at the top of the Summary say why"
+        )
+        assert page.locator("#of-agents tbody tr").count() == 3  # sums need no rule
+
+
+def test_a_rule_without_flow_shuts_no_gate_in_the_graph(tmp_path: Path) -> None:
+    ledger = a_run(tmp_path / "run", propagation="none")
+    recorded = ledger.read(3)
+    for id in recorded.batch.trajectory_ids:
+        edges = view.play_graph(recorded, id)["edges"]
+        assert {(edge["flow"], edge["open"]) for edge in edges} == {(0.0, 1.0)}

@@ -12,7 +12,7 @@ from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
 from creditflow.report.html import page
 from creditflow.report.index import Index
-from creditflow.report.overview import curves, different, of_agents, overview, settings
+from creditflow.report.overview import curves, different, left_out, of_agents, overview, settings
 from creditflow.report.samples import samples
 
 MOST_RUNS = 4
@@ -32,12 +32,16 @@ def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> 
             bar.advance()
     first, index = ledgers[0], indices[0]
     data: dict[str, Any] = {"overview": overview(first, index), "samples": samples(first, index, plays)}
+    missing = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
     if len(ledgers) > 1:
         data["comparison"] = _comparison(ledgers, indices)
+        for run, ledger, other in zip(data["comparison"]["runs"][1:], ledgers[1:], indices[1:], strict=True):
+            missing += [f"{run['name']}: {sentence}" for sentence in left_out(ledger, other)]
+    data["overview"]["left_out"] = missing
     text = page(data, f"creditflow: {first.path.resolve().name}")
     write_named(out, lambda path: path.write_text(text, encoding="utf-8"), "-o")
-    for name in data["overview"]["run"]["set_aside"]:
-        reporter.say(f"set aside: {name} cannot be read")
+    for sentence in missing:
+        reporter.say(f"warning: {sentence}")
     reporter.say(f"report: {out} ({len(text.encode()) / 1e6:.1f} MB)")
 
 

@@ -93,6 +93,8 @@ class Credit:
 
 
 RuleFunction = Callable[[Flow], Credit]
+FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
+"""`Rule.flow`: as the formula of docs/credit.md says; nothing moves; in a way of the rule's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,8 @@ class Rule:
     """Whether it pays a step for its own score, so that a step whose scoring failed must be masked."""
     ignores: tuple[str, ...] = ()
     """Options of credit that it never reads."""
+    flow: str = UNKNOWN
+    """How credit moves along edges: FORMULA, NOTHING or UNKNOWN. Reports draw it."""
 
 
 PROPAGATION_RULES: Registry[Rule] = Registry("algorithm.propagation")
@@ -115,15 +119,16 @@ _SHARED = "shared_reward"
 
 
 def propagation_rule(
-    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = ()
+    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = (), flow: str = UNKNOWN
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function from Flow to Credit as `algorithm.propagation: name`.
 
     `ignores`: options of credit that it never reads; a recipe that sets one of them beside this rule is refused.
+    `flow`: how credit moves along edges, for the graphs of reports.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        PROPAGATION_RULES.add(name, Rule(function, pays_own, ignores))
+        PROPAGATION_RULES.add(name, Rule(function, pays_own, ignores, flow))
         return function
 
     return register
@@ -324,19 +329,19 @@ def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
     )
 
 
-@propagation_rule("threshold", ignores=(_SHARED,))
+@propagation_rule("threshold", ignores=(_SHARED,), flow=FORMULA)
 def threshold(flow: Flow) -> Credit:
     """The formula."""
     return _decomposed(flow, flow.gate_S)
 
 
-@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED))
+@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED), flow=FORMULA)
 def discounted(flow: Flow) -> Credit:
     """The formula with every gate open."""
     return _decomposed(flow, np.ones_like(flow.gate_S))
 
 
-@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED))
+@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
 def none(flow: Flow) -> Credit:
     """Nothing flows: the step's own reward, and the outcome as `outcome_to` says."""
     own_S, shared_S = OUTCOME_TO[flow.options.outcome_to](flow)
@@ -344,7 +349,7 @@ def none(flow: Flow) -> Credit:
     return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(flow))
 
 
-@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED))
+@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
 def shapley(flow: Flow) -> Credit:
     """As `none`, with the agent's Shapley value in the play in place of the outcome (`creditflow.credit.shapley`)."""
     value_S = of_steps(flow.batch, flow.outcome_known_N)
@@ -382,13 +387,13 @@ def _shared(flow: Flow, reward_N: Floats) -> Credit:
     return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
 
 
-@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"))
+@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
 def identical(flow: Flow) -> Credit:
     """`c_t = R` for every step, as verl and Agent Lightning assign it."""
     return _shared(flow, SHARED_REWARDS[flow.options.shared_reward](flow))
 
 
-@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"))
+@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
 def uniform(flow: Flow) -> Credit:
     """`c_t = R / #steps`: conserves R, and so pays for short plays."""
     steps_N = np.bincount(flow.batch.trajectory_of_step, minlength=flow.batch.n_trajectories)

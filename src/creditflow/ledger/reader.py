@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.errors import DataError, InputError, first_line
-from creditflow.ledger.run_folder import read_events, read_metrics
+from creditflow.ledger.run_folder import read_events, read_metrics, torn_lines
 from creditflow.ledger.step_files import Recorded, read_step_file
 
 
@@ -56,6 +56,10 @@ class Ledger:
     def events(self) -> list[dict[str, Any]]:
         """See `read_events`."""
         return read_events(self.path)
+
+    def torn_lines(self) -> list[str]:
+        """See `torn_lines`."""
+        return torn_lines(self.path)
 
     def file(self, step: int) -> Path:
         """Where training step `step` lies. Raises InputError where there is none."""

@@ -178,6 +178,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def torn_lines(path: Path) -> list[str]:
+    """One sentence for each JSON file of a run whose last line is torn: readers leave that line out."""
+    files = [path / name for name in ("metrics.jsonl", "events.jsonl")]
+    return [f"{file.name}: line {number}, the last, is torn and left out" for file in files for number in _torn(file)]
+
+
+def _torn(file: Path) -> list[int]:
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [len(lines)] if len(_whole_lines(file)) < len(lines) else []
+
+
 def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
     """Each line of JSON as it stands, and what it says; none where there is no such file.
 

@@ -62,14 +62,26 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
     )
 
 
-def expect_readable(path: Path) -> None:
-    """Raises DataError for a file of a later version of the schema, or one that is no Parquet file."""
+def expect_readable(path: Path) -> dict[str, Any]:
+    """Return the file's facts. Raises DataError for a later version of the schema and for a file that is no Parquet."""
     from creditflow import table
 
     try:
-        _expect_version(path, table.facts_of(path))
+        facts = table.facts_of(path)
     except BatchError as error:
         raise DataError(str(error)) from error
+    _expect_version(path, facts)
+    return facts
+
+
+def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
+    """The options in a file's facts; None where credit was never assigned. Raises DataError for unreadable ones."""
+    given = facts.get("options")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise DataError(f"{path}: options: expected a mapping, got {type(given).__name__}")
+    return _options(path, given)
 
 
 def _expect_version(path: Path, facts: Mapping[str, Any]) -> None:

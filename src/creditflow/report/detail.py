@@ -11,7 +11,7 @@ import numpy as np
 
 from creditflow.config import leaves
 from creditflow.credit import Assignment, explain
-from creditflow.credit.propagate import SHARES, parent_counts
+from creditflow.credit.propagate import FORMULA, NOTHING, PROPAGATION_RULES, SHARES, UNKNOWN, parent_counts
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger, Recorded
 from creditflow.report.why import first_error, terms, tree
@@ -74,19 +74,28 @@ def _node(batch: TrajectoryBatch, a: Assignment | None, s: int, *, first_error: 
 def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) -> list[dict[str, Any]]:
     first, last = np.searchsorted(batch.edge_child, (start, stop))
     child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
-    flow_E = np.zeros(len(child_E)) if a is None else _flow(batch, a, child_E, parent_E)
-    open_E = np.ones(len(child_E)) if a is None else a.out_S[child_E] * a.in_S[parent_E]
+    flow_E = None if a is None else _flow(batch, a, child_E, parent_E)
+    gated = a is not None and PROPAGATION_RULES[a.options.propagation].flow == FORMULA
+    open_E = a.out_S[child_E] * a.in_S[parent_E] if a is not None and gated else np.ones(len(child_E))
     return [
-        {"parent": int(parent - start), "child": int(child - start), "flow": float(flow), "open": float(opened)}
-        for parent, child, flow, opened in zip(parent_E, child_E, flow_E, open_E, strict=True)
+        {
+            "parent": int(parent - start),
+            "child": int(child - start),
+            "flow": None if flow_E is None else float(flow_E[e]),
+            "open": float(open_E[e]),
+        }
+        for e, (parent, child) in enumerate(zip(parent_E, child_E, strict=True))
     ]
 
 
 def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
     """What came back along each edge, as the formula of docs/credit.md has it; under `share: once`, where credit goes
-    by best paths, what `split` would divide: a picture.
+    by best paths, what `split` would divide: a picture. None where the rule's flow along edges is not known.
     """
-    if a.options.propagation not in ("discounted", "threshold"):
+    moves = PROPAGATION_RULES[a.options.propagation].flow
+    if moves == UNKNOWN:
+        return None
+    if moves == NOTHING:
         return np.zeros(len(child_E))
     kind = "split" if a.options.share == "once" else a.options.share
     share_S = SHARES[kind](batch, parent_counts(batch))
@@ -102,6 +111,7 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     """
     batch, a = recorded.batch, recorded.assignment
     s = list(batch.step_ids).index(step_id)
+    pieces = spelling.of(batch.policy_names[batch.policy_of_step[s]])
     found: dict[str, Any] = {
         "id": step_id,
         "training_step": recorded.step,
@@ -123,7 +133,9 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
             }
             for name, score in batch.raw_scores[s].items()
         ],
-        "tokens": _tokens(batch, a, s, spelling.of(batch.policy_names[batch.policy_of_step[s]])),
+        "tokens": _tokens(batch, a, s, pieces),
+        "tokens_in_all": int(batch.token_offsets[s + 1] - batch.token_offsets[s]),
+        "spelled": pieces is not None,
     }
     if a is not None:
         explanation = explain(a, s, token)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from creditflow.errors import DataError, InputError, did_you_mean
+from creditflow.errors import DataError, InputError, did_you_mean, first_line
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger
 from creditflow.ledger.sql import TRAINING_STEP, database, source_of
-from creditflow.ledger.step_files import expect_readable
+from creditflow.ledger.step_files import expect_readable, options_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -67,6 +68,7 @@ WHERE position IS NOT NULL;
 """
 
 
+_CREDITED = "SELECT 1 FROM steps WHERE training_step = ? AND trained IS NOT NULL LIMIT 1"
 Signature = tuple[int, int]
 """When a file was written, in ns, and its size: a file of the same name may be another after a rollback."""
 
@@ -132,6 +134,10 @@ class Index:
         """Training steps that are in the tables, with what their files were like."""
         self.damaged: dict[int, Signature] = {}
         """Those whose file cannot be read: it is damaged, or of a later version."""
+        self.reasons: dict[int, str] = {}
+        """Why a file cannot be read, or in `taken` why its credit cannot be explained, by training step."""
+        self.rules: dict[int, str] = {}
+        """`algorithm.propagation` of each training step with readable credit."""
 
     def refresh(self, ledger: Ledger) -> None:
         """Take in what is new in `ledger`, newest first; anew where the run was led back, or a file is another."""
@@ -142,6 +148,9 @@ class Index:
                 self._connection.execute("DELETE FROM plays; DELETE FROM steps")
                 self.taken.clear()
             self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
+            for kept in (self.reasons, self.rules):
+                for step in kept.keys() - self.taken.keys() - self.damaged.keys():
+                    del kept[step]
         new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
         sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: it is what is looked at first
         for size in sizes:
@@ -153,9 +162,10 @@ class Index:
         with self._lock:
             try:
                 self._insert(list(steps))
-            except self._errors():
+            except self._errors() as error:
                 if len(steps) == 1:
                     self.damaged |= steps
+                    self.reasons |= {step: _reason(error, self.ledger.file(step)) for step in steps}
                     return
             else:
                 self.taken |= steps
@@ -171,8 +181,7 @@ class Index:
 
     def _insert(self, steps: Sequence[int]) -> None:
         files = [self.ledger.file(step) for step in steps]
-        for file in files:
-            expect_readable(file)
+        facts = [expect_readable(file) for file in files]
         source = source_of(files, ", file_row_number = true")
         connection = self._connection
         connection.execute("BEGIN")
@@ -193,6 +202,20 @@ class Index:
         except BaseException:
             connection.execute("ROLLBACK")
             raise
+        for step, file, said in zip(steps, files, facts, strict=True):
+            self._note_credit(step, file, said)
+
+    def _note_credit(self, step: int, file: Path, facts: Mapping[str, Any]) -> None:
+        """The rule of a step file, or why its credit cannot be explained: sums need no rule, explanations do."""
+        try:
+            options = options_of(file, facts)
+        except DataError as error:
+            self.reasons[step] = _reason(error, file)
+            return
+        if options is not None:
+            self.rules[step] = options.propagation
+        elif self._connection.execute(_CREDITED, [step]).fetchone() is not None:
+            self.reasons[step] = "it is of an older creditflow and holds no options of credit"
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The rows of a query over `plays` and `steps`, as JSON can hold them."""
@@ -211,6 +234,11 @@ class Index:
             [*values, limit, offset],
         )
         return {"total": total, "plays": plays}
+
+
+def _reason(error: Exception, file: Path) -> str:
+    """The error's first line without the file's name, so that equal reasons of several files are one notice."""
+    return first_line(error).removeprefix(f"{file}: ").replace(str(file), file.name)
 
 
 def _signature(ledger: Ledger, step: int) -> Signature | None:

@@ -12,6 +12,8 @@ import numpy as np
 
 from creditflow.config import leaves
 from creditflow.credit.linter import idle_gate
+from creditflow.credit.propagate import PROPAGATION_RULES, UNKNOWN
+from creditflow.errors import DataError
 from creditflow.ledger import Ledger
 from creditflow.monitor.catalog import Names, described
 from creditflow.monitor.notices import failure_summary, idle_gate_summary, rollout_summary
@@ -30,6 +32,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
     agents = of_agents(index)
     return {
         "run": head(ledger, index),
+        "left_out": left_out(ledger, index),
         "curves": curves(ledger),
         "events": events(ledger),
         "notices": notices(ledger),
@@ -47,10 +50,56 @@ def notices(ledger: Ledger) -> list[str]:
     rows = ledger.metrics()
     found = [*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)]
     if idle_gate_summary(rows) and ledger.steps:
-        last = ledger.read(ledger.steps[-1]).assignment
+        try:
+            last = ledger.read(ledger.steps[-1]).assignment
+        except DataError:  # `left_out` names the file and the reason
+            last = None
         if last is not None and (idle := idle_gate(last)) is not None:
             found.append(f"in the last training step, {idle.message}")
     return found
+
+
+def left_out(ledger: Ledger, index: Index) -> list[str]:
+    """One sentence for each part of the run that the page cannot show, with the reason."""
+    found = [f"{path.name} is left out: it is incomplete, a crash cut it off" for path in ledger.torn]
+    damaged = {step: reason for step, reason in index.reasons.items() if step in index.damaged}
+    unexplained = {step: reason for step, reason in index.reasons.items() if step in index.taken}
+    found += [f"{files} cannot be read: {reason}" for files, reason in _by_reason(damaged)]
+    found += [
+        f"the trajectories in {files} cannot be shown, nor their credit explained: {reason}"
+        for files, reason in _by_reason(unexplained)
+    ]
+    unassigned = index.ask("SELECT training_step AS n FROM steps GROUP BY ALL HAVING count(trained) = 0")
+    found += [
+        f"no credit is shown for {files}: {reason}"
+        for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
+    ]
+    for rule in sorted(set(index.rules.values())):
+        if PROPAGATION_RULES[rule].flow == UNKNOWN:
+            found.append(f"graphs draw no credit on their lines: the rule {rule!r} records no flow along edges")
+    found += ledger.torn_lines()
+    if (told := len(ledger.events())) > _EVENTS:
+        found.append(f"the first {told - _EVENTS:,} of {told:,} guard events are left out")
+    return found
+
+
+def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, str]]:
+    """`(files, reason)`: step files with the same reason together, at most a few of them by name."""
+    steps_of: dict[str, list[int]] = {}
+    for step in sorted(reasons):
+        steps_of.setdefault(reasons[step], []).append(step)
+    found = []
+    for reason, steps in steps_of.items():
+        names = [f"{step:06d}.parquet" for step in steps[:_NAMED]]
+        more = f" and {len(steps) - _NAMED:,} more" if len(steps) > _NAMED else ""
+        found.append((f"{', '.join(names)}{more}", reason))
+    return found
+
+
+_NAMED = 3
+"""Step files that one notice lists by name."""
+_EVENTS = 1000
+"""Guard events in the page."""
 
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:
@@ -67,7 +116,6 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
         "training_steps": len(ledger.steps),
         "indexed": len(index.taken),
         "last": ledger.steps[-1] if ledger.steps else None,
-        "set_aside": [path.name for path in ledger.torn] + [f"{step:06d}.parquet" for step in sorted(index.damaged)],
     }
 
 
@@ -126,7 +174,7 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
 def events(ledger: Ledger) -> list[dict[str, Any]]:
     """What the guard saw and did, the last thousand."""
     keys = ("step", "rule", "metric", "what", "action", "note", "text")
-    return [{key: row[key] for key in keys if key in row} for row in ledger.events()[-1000:]]
+    return [{key: row[key] for key in keys if key in row} for row in ledger.events()[-_EVENTS:]]
 
 
 def of_agents(index: Index) -> list[dict[str, Any]]:

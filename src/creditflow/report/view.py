@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.middleware.base import RequestResponseEndpoint
 
-from creditflow.errors import BatchError, CreditflowError, InputError
+from creditflow.errors import BatchError, CreditflowError, InputError, first_line
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger, Recorded
 from creditflow.loopback import bound, expect_loopback, host_name, hosts_of, url_of
@@ -46,16 +45,21 @@ class Watched:
         self._read: dict[int, tuple[int, Recorded]] = {}
         self.spelling = Spelling(self.ledger)
         self._told: tuple[Any, dict[str, Any]] | None = None
+        self.trouble: str | None = None
+        """Why the last look at the folder failed."""
 
     def follow(self) -> None:
         """Until `stop`: take in what is new.
 
         Where the folder is being rewound just then a file may be gone while it is looked at: the next look sees what
-        there is.
+        there is. An error that stays is part of the overview.
         """
         while not self._stop.is_set():
-            with suppress(OSError, CreditflowError):
+            try:
                 self.look()
+                self.trouble = None
+            except (OSError, CreditflowError) as error:
+                self.trouble = first_line(error)
             self._stop.wait(_EVERY)
 
     def look(self) -> None:
@@ -92,7 +96,10 @@ class Watched:
             )
             if self._told is None or self._told[0] != now:
                 self._told = (now, overview(ledger, self.index))
-            return self._told[1]
+            told = self._told[1]
+            if (trouble := self.trouble) is None:
+                return told
+            return {**told, "left_out": [f"this page may be outdated: {trouble}", *told["left_out"]]}
 
 
 def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:

@@ -133,11 +133,11 @@
     $("title").textContent = `creditflow: ${run.name}`;
     $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
     const tiles = [["training steps", count(run.training_steps)], ["plays", count(run.plays)], ["steps", count(run.steps)], ["plays that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
+    $("left-out").replaceChildren(...told.left_out.map((text) => el("p", { class: "note" }, el("b", {}, "Incomplete: "), text)));
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
       ...told.notices.map((text) => el("p", { class: "note" }, text)),
       ...told.named.map((n) => el("p", { class: "note" }, el("b", {}, `${n.as}: ${n.agent}`), ` — ${n.why}`)),
-      ...run.set_aside.map((file) => el("p", { class: "note" }, `Set aside: ${file} cannot be read.`)),
     ];
     const events = told.events.slice(-50).reverse().map((e) => [String(e.step), e.rule, e.what || "", e.metric || "", e.note || e.action || ""]);
     if (events.length) notes.push(title("What the guard saw and did"), el("div", { class: "scroll" }, table([["step", "n"], ["rule", ""], ["", ""], ["metric", ""], ["action", ""]], events)));
@@ -204,7 +204,8 @@
     let page;
     try { page = await source.plays(wanted); } catch (error) { $("found").textContent = error.message; return; }
     const what = live ? "plays" : "sample plays";
-    $("found").textContent = page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.plays.length)} shown` : `no ${what} like that`;
+    const none = live ? told.run.plays === 0 : data.samples.plays.length === 0;
+    $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top of the Summary say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.plays.length)} shown` : `no ${what} like that`;
     const rows = page.plays.map((p) => [el("button", { class: "link", type: "button", "data-play": p.trajectory_id, onclick: () => open(p.trajectory_id, p.training_step) }, p.trajectory_id), String(p.training_step), short(p.prompt, 110), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status]);
     $("list").replaceChildren(table([["play", ""], ["training step", "n"], ["task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""]], rows));
     $("earlier").disabled = offset === 0;
@@ -223,15 +224,16 @@
   function draw(graph) {
     const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
-    const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow)));
+    const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
     const picture = svg("svg", { class: "play", width: x(graph.steps.length - 1) + 50, height: top + lanes.length * dy, role: "group", "aria-label": `Graph of ${graph.steps.length} steps of ${lanes.length} agents` });
     for (const agent of lanes) picture.append(svg("text", { class: "lane", x: 10, y: top + lanes.indexOf(agent) * dy + 4 }, short(agent, 16)));
     for (const edge of graph.edges) {
       const [x1, y1, x2, y2] = [x(edge.parent), y(edge.parent), x(edge.child), y(edge.child)];
       const bend = y1 === y2 && edge.child - edge.parent > 1 ? -26 - 4 * (edge.child - edge.parent) : 0;
-      const shut = edge.open < 0.5, size = Math.abs(edge.flow) / flow;
-      const path = svg("path", { d: `M${x1},${y1} Q${(x1 + x2) / 2},${(y1 + y2) / 2 + bend} ${x2},${y2}`, fill: "none", stroke: Math.abs(edge.flow) < 1e-12 ? css("--soft") : edge.flow > 0 ? css("--good") : css("--bad"), "stroke-width": 1 + 7 * size, "stroke-opacity": Math.abs(edge.flow) < 1e-12 ? 0.45 : 0.8, "stroke-dasharray": shut ? "3 4" : "none", "data-flow": edge.flow });
-      path.append(svg("title", {}, `${signed(edge.flow)} flowed from step ${edge.child} to step ${edge.parent}${shut ? "; the gate is shut" : ""}`));
+      const known = edge.flow !== null, still = !known || Math.abs(edge.flow) < 1e-12;
+      const shut = edge.open < 0.5, size = known ? Math.abs(edge.flow) / flow : 0;
+      const path = svg("path", { d: `M${x1},${y1} Q${(x1 + x2) / 2},${(y1 + y2) / 2 + bend} ${x2},${y2}`, fill: "none", stroke: still ? css("--soft") : edge.flow > 0 ? css("--good") : css("--bad"), "stroke-width": 1 + 7 * size, "stroke-opacity": still ? 0.45 : 0.8, "stroke-dasharray": shut ? "3 4" : "none", "data-flow": known ? edge.flow : "unknown" });
+      path.append(svg("title", {}, `${known ? `${signed(edge.flow)} flowed` : "an unknown credit"} from step ${edge.child} to step ${edge.parent}${shut ? "; the gate is shut" : ""}`));
       picture.append(path);
       if (shut) {
         const a = Math.atan2(y2 - (y1 + y2) / 2 - bend, x2 - (x1 + x2) / 2), bx = x2 - 25 * Math.cos(a), by = y2 - 25 * Math.sin(a), s = Math.sin(a) * 9, c = Math.cos(a) * 9;
@@ -264,10 +266,14 @@
       if (live && t.sampled) { token.setAttribute("tabindex", "0"); token.setAttribute("role", "button"); const ask = () => step(step_id, training_step, j); token.addEventListener("click", ask); token.addEventListener("keydown", (e) => { if (e.key === "Enter") ask(); }); }
       return token;
     }));
+    const hints = [
+      of.spelled ? "" : "No tokenizer of this policy is in the run's checkpoints: tokens are shown as ids.",
+      of.tokens.length < of.tokens_in_all ? `The first ${count(of.tokens.length)} of ${count(of.tokens_in_all)} tokens are shown.` : "",
+    ].filter(Boolean).map((text) => el("p", { class: "hint" }, text));
     $("step").replaceChildren(title(`Step ${of.id}: ${of.agent}, turn ${of.turn}`), el("p", { class: "hint" }, `policy ${of.policy}, version ${of.policy_version}`),
       scores.length ? table([["function", ""], ["value", "n"], ["weight", "n"], ["reason", "text"]], scores) : el("p", {}, "No function looked at it."),
       title("Prompt"), el("pre", { "data-part": "prompt" }, of.prompt), title("Response"), el("pre", { "data-part": "response" }, of.response),
-      ...(of.tokens.length ? [title("Tokens, coloured by advantage"), tokens] : []),
+      ...(of.tokens.length ? [title("Tokens, coloured by advantage"), ...hints, tokens] : []),
       ...(of.why ? [title(token === undefined ? "Why this advantage" : `Why this advantage of token ${token}`), el("pre", { class: "tree", "data-part": "why" }, [...of.why, "", ...of.terms].join("\n"))] : [el("p", {}, "Credit was never assigned: too many scores had failed.")]));
   }
 
@@ -283,7 +289,7 @@
   async function look() {
     try {
       const overview = await source.overview();
-      const now = JSON.stringify([overview.run, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
+      const now = JSON.stringify([overview.run, overview.left_out, overview.events.length, Object.values(overview.curves).map((c) => c.points.length)]);
       if (now !== seen) { seen = now; show(overview); if (offset === 0) await list(); }
       document.body.dataset.ready = "true";
     } catch (error) { $("facts").textContent = `The server does not answer: ${error.message}`; }
