@@ -1,3 +1,5 @@
+import functools
+import operator
 from pathlib import Path
 
 import pytest
@@ -166,7 +168,7 @@ def test_an_unknown_section_names_the_nearest_known_one(recipe):
         ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim: "),
         ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 play of each task; grpo"),
-        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: 64 tasks, but .* is 16"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
         ("algorithm.gamma=1.5", "algorithm.gamma"),
         ("noequals", "noequals: expected key=value"),
@@ -246,6 +248,45 @@ def test_what_would_train_rubbish_is_refused_with_its_whole_key(recipe, override
         load_recipe(recipe(), ["algorithm.error_minimization=gae_lambda=0.95", override])
 
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "expected"),
+    [
+        (["data.train_batch_size=4"], "actor_rollout_ref.actor.ppo_mini_batch_size", 4),
+        (["data.train_batch_size=64"], "actor_rollout_ref.actor.ppo_mini_batch_size", 8),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm", "data.max_response_length=96"],
+            "actor_rollout_ref.actor.loss_scale_factor",
+            96,
+        ),
+        (["critic.loss_agg_mode=seq-mean-token-sum-norm"], "critic.loss_scale_factor", 512),
+        (["trainer.resume_from_path=x"], "trainer.resume_mode", "resume_path"),
+        (["algorithm.adv_estimator=gae"], "algorithm.outcome_to", "answer"),
+        (["algorithm.adv_estimator=gae", "algorithm.propagation=identical"], "algorithm.outcome_to", "all"),
+        (["guard.rules.agreement.below=0.8"], "guard.rules.agreement.recover", 0.8),
+        (["guard.rules.agreement.window=1"], "guard.rules.agreement.shortest", 1),
+        (["guard.rules.error_rate.above=0.01"], "guard.rules.error_rate.recover", 0.01),
+    ],
+)
+def test_dependent_defaults_adapt(recipe, overrides, key, expected):
+    made = load_recipe(recipe(), overrides).to_dict()
+
+    assert functools.reduce(operator.getitem, key.split("."), made) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"], "ppo_mini_batch_size: expected"),
+        (["algorithm.adv_estimator=gae", "algorithm.outcome_to=all"], "algorithm.outcome_to: gae .*expected answer"),
+        (["trainer.resume_from_path=x", "trainer.resume_mode=auto"], "trainer.resume_from_path: expected"),
+        (["guard.rules.agreement.below=0.8", "guard.rules.agreement.recover=0.5"], "agreement.recover: 0.5 lies"),
+    ],
+)
+def test_contradictions_between_set_keys_stay_errors(recipe, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(recipe(), overrides)
 
 
 def test_an_empty_section_is_a_section_of_defaults(recipe):

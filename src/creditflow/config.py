@@ -12,7 +12,7 @@ import difflib
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -101,7 +101,7 @@ class ActorConfig:
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     ppo_mini_batch_size: int = 8
-    """Tasks per optimizer update."""
+    """Tasks per optimizer update; default: 8, or `data.train_batch_size` where that is smaller."""
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 16384
     """Tokens of one micro-batch."""
@@ -116,7 +116,7 @@ class ActorConfig:
     """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
     response) or `traj-mean-step-mean`."""
     loss_scale_factor: int | None = None
-    """What `seq-mean-token-sum-norm` divides by."""
+    """Divisor of `seq-mean-token-sum-norm`; default: `data.max_response_length`, as in verl."""
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "low_var_kl"
@@ -365,7 +365,8 @@ class TrainerConfig:
     """What becomes of a run that `default_local_dir` holds already: `auto`, it goes on from its newest whole
     checkpoint; `disable`, it is an error; `resume_path`, it goes on from `resume_from_path`."""
     resume_from_path: str | None = None
-    """A checkpoint of the run in `default_local_dir`. Options may then be others than the run began with."""
+    """A checkpoint of the run in `default_local_dir`; `resume_mode` is then `resume_path` by default. Options may be
+    others than the run began with."""
     max_actor_ckpt_to_keep: int | None = None
     """Only so many of the newest checkpoints are kept; default: all."""
     device: str = "auto"
@@ -559,7 +560,6 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     path = Path(path)
     layers = [*_layers(path), given := _dotlist(overrides)]
     config = _merged(layers, path)
-    _resolve_aliases(config.algorithm, config.reward)
     _validate(config)
     notices = _without_effect(config.algorithm, [_credit_keys(OmegaConf.to_container(layer)) for layer in layers])
     keys_given = frozenset(key for key, _ in leaves(OmegaConf.to_container(given)))
@@ -567,21 +567,54 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
-    """The configuration that layers make, each over those before it; types and keys are checked."""
+    """The configuration of the layers, each over those before it, with aliases resolved and types and keys checked."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     merged = OmegaConf.structured(Config)
+    given: set[str] = set()
     try:
         for layer in layers:
             keys = OmegaConf.to_container(layer)
+            given |= {key for key, _ in leaves(keys)} if isinstance(keys, dict) else set()
             _spell_out_endpoints(keys)
             merged = OmegaConf.merge(merged, OmegaConf.create(_checked(keys, Config, "")))
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or path}: {first_line(error)}") from error
     assert isinstance(config, Config)
+    _resolve_aliases(config.algorithm, config.reward)
+    _adapt_defaults(config, given)
     return config
+
+
+def _adapt_defaults(config: Config, given: Set[str]) -> None:
+    """Replace defaults that contradict a key that was set. A contradiction between two set keys stays an error."""
+    data, algorithm, actor, trainer = config.data, config.algorithm, config.actor_rollout_ref.actor, config.trainer
+    if "actor_rollout_ref.actor.ppo_mini_batch_size" not in given and data.train_batch_size > 0:
+        actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, data.train_batch_size)
+    for averaged in (actor, config.critic):
+        if averaged.loss_agg_mode == _BY_LENGTH and averaged.loss_scale_factor is None:
+            averaged.loss_scale_factor = data.max_response_length
+    if "trainer.resume_mode" not in given and trainer.resume_from_path is not None:
+        trainer.resume_mode = "resume_path"
+    if "algorithm.outcome_to" not in given and algorithm.outcome_to_answer_alone():
+        algorithm.outcome_to = "answer"
+    for name, defaults in default_rules().items():
+        if isinstance(rule := config.guard.rules.get(name), dict):
+            _adapt_rule(rule, {key for key in defaults if f"guard.rules.{name}.{key}" not in given})
+
+
+def _adapt_rule(rule: dict[str, Any], by_default: Set[str]) -> None:
+    """Keep the defaults `shortest` within the rule's window and `recover` on the well side of its limit."""
+    limits = (("shortest", "window", min), ("recover", "above", min), ("recover", "below", max))
+    for key, limit, within in limits:
+        if key in by_default and _is_number(rule.get(key)) and _is_number(rule.get(limit)):
+            rule[key] = within(rule[key], rule[limit])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
@@ -590,7 +623,6 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
     A comparison gives all its arms the same overrides; an arm whose rule ignores one of them trains without it.
     """
     merged = _merged([*_layers(Path(path)), _dotlist([*chosen, *others])], Path(path))
-    _resolve_aliases(merged.algorithm, merged.reward)
     merged.algorithm.validate()
     ignored = {f"algorithm.{name}" for name in merged.algorithm.ignored()}
     return [other for other in others if other.partition("=")[0] not in ignored]
@@ -882,10 +914,13 @@ def _validate_actor(actor: ActorConfig) -> None:
     _validate_averaging("actor_rollout_ref.actor", actor)
 
 
+_BY_LENGTH = "seq-mean-token-sum-norm"
+
+
 def _validate_averaging(section: str, config: ActorConfig | CriticConfig) -> None:
     _one_of(f"{section}.loss_agg_mode", config.loss_agg_mode, LOSS_AGG_MODES)
     _positive(f"{section}.loss_scale_factor", 1 if config.loss_scale_factor is None else config.loss_scale_factor)
-    if config.loss_agg_mode == "seq-mean-token-sum-norm" and config.loss_scale_factor is None:
+    if config.loss_agg_mode == _BY_LENGTH and config.loss_scale_factor is None:
         raise ConfigError(
             f"{section}.loss_scale_factor: seq-mean-token-sum-norm divides by it; expected a number, such as "
             "data.max_response_length"
@@ -1003,8 +1038,8 @@ def _validate(config: Config) -> None:
         )
     if actor.ppo_mini_batch_size > data.train_batch_size:
         raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size: {actor.ppo_mini_batch_size} tasks, but "
-            f"data.train_batch_size is {data.train_batch_size}"
+            f"actor_rollout_ref.actor.ppo_mini_batch_size: expected at most data.train_batch_size, "
+            f"{data.train_batch_size} tasks, got {actor.ppo_mini_batch_size}; lower it, or raise data.train_batch_size"
         )
     _validate_agents(config.team.agents)
     _validate_ignored_fields(config.team.ignored_fields)

@@ -180,7 +180,7 @@ def _tasks(recipe: Recipe, training: bool) -> tuple[Sequence[Task], Sequence[Tas
         if len(train_tasks) < config.data.train_batch_size:
             raise ConfigError(
                 f"data.train_batch_size: {config.data.train_batch_size} tasks a step, but the data set has "
-                f"{len(train_tasks)}"
+                f"{len(train_tasks)}; set it to {len(train_tasks)} or less"
             )
     val_files = config.data.train_files if config.data.val_files is None else config.data.val_files
     val_tasks = load_tasks(val_files, folder, config.recipe, "val")

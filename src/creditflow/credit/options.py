@@ -56,7 +56,8 @@ class CreditOptions:
     """lambda of GAE per token inside a step, from 0 to 1. verl's `lam`."""
     outcome_to: str = "all"
     """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: to the own reward of
-    the steps that the answer came from, and flows upstream from there."""
+    the steps that the answer came from, and flows upstream from there. A recipe that leaves it out gets `answer` where
+    the estimator refuses `all`."""
     sub_reward_origin: float = 1.0
     """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, needless ones included."""
     w_r: float = 1.0
@@ -116,7 +117,7 @@ class CreditOptions:
 
     def _contradictions(self) -> list[tuple[str, bool, str]]:
         """(key, whether it contradicts another, why)."""
-        estimator, rule = ADVANTAGE_ESTIMATORS[self.adv_estimator], PROPAGATION_RULES[self.propagation]
+        estimator = ADVANTAGE_ESTIMATORS[self.adv_estimator]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
         return [
@@ -154,7 +155,7 @@ class CreditOptions:
             ),
             (
                 "outcome_to",
-                critic and self.outcome_to == "all" and rule.pays_own and self.propagation != "shapley",
+                self.outcome_to == "all" and self.outcome_to_answer_alone(),
                 f"{self.adv_estimator} would count an outcome that is added to all steps once for each of them: "
                 "expected answer, got all",
             ),
@@ -169,6 +170,19 @@ class CreditOptions:
                 f"shapley gives every step its agent's part of the outcome: expected all, got {self.outcome_to}",
             ),
         ]
+
+    def outcome_to_answer_alone(self) -> bool:
+        """Whether rule and estimator allow only `outcome_to: answer`: values would count a shared outcome per step.
+
+        False for names that are not registered: `validate` refuses them.
+        """
+        known = self.adv_estimator in ADVANTAGE_ESTIMATORS.names() and self.propagation in PROPAGATION_RULES.names()
+        return (
+            known
+            and ADVANTAGE_ESTIMATORS[self.adv_estimator].critic
+            and PROPAGATION_RULES[self.propagation].pays_own
+            and self.propagation != "shapley"
+        )
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
         """Options that have no effect under the others: for each, the options that make it so."""
