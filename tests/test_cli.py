@@ -11,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from creditflow.cli import app
+from creditflow.data import validation_words
 from creditflow.engines.local.tiny import tiny_byte_model
 from tests.builders import mostly_slow
 
@@ -333,20 +334,38 @@ def test_eval_says_that_greedy_plays_are_one_a_task(here):
     result = creditflow("eval", TOY, *settings)
 
     assert result.exit_code == 0, result.output
-    assert "toy, 6 tasks, 1 play of each" in result.stdout
+    assert (
+        "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 play of each" in result.stdout
+    )
 
 
-def test_check_prints_the_resolved_recipe_and_what_a_few_plays_earn(here):
-    result = creditflow("check", TOY, "--tasks", "2")
+def test_check_prints_findings_first(here):
+    brief, verbose = creditflow("check", TOY, "--tasks", "2"), creditflow("check", TOY, "--tasks", "2", "--verbose")
 
-    assert result.exit_code == 0, result.output
-    lines = [line.strip() for line in result.stdout.splitlines()]
-    for line in ("reward_decomp: true", "propagation: threshold", "propagation_threshold: 0.5", "lam: 0.95"):
-        assert line in lines
-    assert "agents, in 2 tasks x 4 plays" in lines
+    assert (brief.exit_code, verbose.exit_code) == (0, 0), brief.output
+    lines = [line.strip() for line in brief.stdout.splitlines()]
+    assert lines[1] == "agents, in 2 tasks x 4 plays"
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
+    assert "validation uses 6 tasks of data.train_files with split=val (data.val_files is not set)" in lines
+    configuration = ("reward_decomp: true", "propagation: threshold", "propagation_threshold: 0.5", "lam: 0.95")
+    assert not set(configuration) & set(lines)
+    assert verbose.stdout.startswith(brief.stdout)
+    assert set(configuration) <= {line.strip() for line in verbose.stdout[len(brief.stdout) :].splitlines()}
     assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("train_files", "val_files", "expected"),
+    [
+        ("a.jsonl", "b.jsonl", "2 tasks"),
+        ("a.jsonl", None, "2 training tasks (data.val_files is not set)"),
+        (["a.jsonl", "b.parquet"], None, "2 training tasks (data.val_files is not set)"),
+        ("a.py:make", None, "2 tasks of data.train_files with split=val (data.val_files is not set)"),
+    ],
+)
+def test_validation_tasks_are_named_by_their_source(train_files, val_files, expected):
+    assert validation_words(train_files, val_files, 2) == expected
 
 
 def test_check_refuses_rules_of_the_guard_that_training_would_refuse(here):

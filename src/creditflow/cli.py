@@ -151,11 +151,12 @@ def check(
     recipe: Recipe,
     overrides: Overrides = None,
     tasks: Annotated[int, typer.Option(min=1, help="Tasks to play.")] = 4,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print the resolved configuration, too.")] = False,
 ) -> None:
     """Validate recipe, data, rewards and groups on a few tasks, without training."""
     from creditflow.commands.check import check
 
-    check(recipe, overrides or [], tasks, _reporter())
+    check(recipe, overrides or [], tasks, _reporter(), verbose=verbose)
 
 
 @app.command()

@@ -506,6 +506,12 @@ class Recipe:
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that the command line set; they outrank what the recipe itself says, wherever it says it."""
 
+    def validation_words(self, count: int) -> str:
+        """Count and source of the validation tasks, for messages."""
+        from creditflow.data import validation_words
+
+        return validation_words(self.config.data.train_files, self.config.data.val_files, count)
+
     def to_dict(self) -> dict[str, Any]:
         """The resolved configuration, as it is kept with a run."""
         from dataclasses import asdict

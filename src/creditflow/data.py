@@ -48,6 +48,17 @@ def load_tasks(
     return tasks
 
 
+def validation_words(train_files: Any, val_files: Any, count: int) -> str:
+    """Count and source of the validation tasks: without `data.val_files` they come from `data.train_files`."""
+    noun = "task" if count == 1 else "tasks"
+    if val_files is not None:
+        return f"{count} {noun}"
+    files = [train_files] if isinstance(train_files, str) else list(train_files or [])
+    if all(is_reference(name) for name in files):  # the function gets split="val", and may make other tasks
+        return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
+    return f"{count} training {noun} (data.val_files is not set)"
+
+
 def gsm8k_tasks(path: Path | str) -> list[Task]:
     """The tasks of a published GSM8K file (JSONL of question and answer), in verl's terms.
 

@@ -29,8 +29,8 @@ _CHECK = 2
 """First part of a play's random key; training and validation have 0 and 1."""
 
 
-def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) -> None:
-    """Print the resolved recipe, what a few plays earn, agent by agent, and warnings in plain words."""
+def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter, *, verbose: bool) -> None:
+    """Print what a few plays earn, agent by agent, and warnings; `verbose`: then the resolved recipe."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
     Guard.of(recipe.config, recipe.folder, parts.rewards.functions)  # refuses what training would
@@ -38,14 +38,13 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
         expect_enough_plays(recipe.config)
     crew = Crew.of(recipe, steps=1, keep_reference=False)
     console = results_console()
-    console.print(recipe.to_yaml(), soft_wrap=True)
     trajectories, report = asyncio.run(_play(parts, crew, tasks))
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assignment = assign(batch, recipe.config.algorithm, values_T=crew.values(batch))
 
     n = recipe.config.actor_rollout_ref.rollout.n
     plays = f"{len(trajectories) // n} tasks x {n} plays"
-    table = new_table("agent", "steps", "scored", "failed", "sub-reward", "gate open", "reached")
+    table = new_table("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
     reached, gated = reach(assignment), "propagation_threshold" not in recipe.config.algorithm.ignored()
     for i, agent in enumerate(assignment.batch.agent_names):
         mine_S = assignment.batch.agent_of_step == i
@@ -60,16 +59,19 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter) 
             number(reached.get(agent, 0.0)),
         )
     show(console, f"agents, in {plays}", table)
-    table = new_table("function", "level", "weight", "scored", "failed", "mean")
+    table = new_table("function", "level", "weight", "calls", "failed", "mean")
     for function, said in zip(parts.rewards.functions, report.functions, strict=True):
         table.add_row(
             said.name, said.level, f"{function.weight:g}", str(said.matched), str(said.failed), number(said.mean)
         )
     show(console, "reward functions", table)
-    console.print()
+    console.print(f"validation uses {recipe.validation_words(len(parts.val_tasks))}", soft_wrap=True)
     warnings = _warnings(recipe, trajectories, report, assignment)
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
+    if verbose:
+        console.print("\nresolved configuration", style="bold")
+        console.print(recipe.to_yaml(), soft_wrap=True)
     try:
         expect_few_failures(report, recipe.config.reward.max_failed_frac)
     except TooManyFailedScores as error:

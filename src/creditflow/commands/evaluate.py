@@ -34,7 +34,7 @@ def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, repor
     kwargs = recipe.config.actor_rollout_ref.rollout.val_kwargs
     n = kwargs.n if kwargs.do_sample else 1  # greedy plays of a task are all the same, so there is one
     plays = "1 play" if n == 1 else f"{n} plays"
-    title = f"{recipe.name}, {len(evaluation.sampled)} tasks, {plays} of each"
+    title = f"{recipe.name}, {recipe.validation_words(len(evaluation.sampled))}, {plays} of each"
     show(results_console(), title, evaluation_table(evaluation))
 
 

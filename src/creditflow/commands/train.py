@@ -42,7 +42,11 @@ def train(
     file = folder.path / "evaluation.json"
     if file.exists():
         evaluation = Evaluation.from_json(file.read_text(), str(file))
-        show(console, f"after training, on {len(evaluation.sampled)} tasks", evaluation_table(evaluation))
+        show(
+            console,
+            f"after training, on {recipe.validation_words(len(evaluation.sampled))}",
+            evaluation_table(evaluation),
+        )
     rows = read_metrics(folder.path)
     for line in (*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)):
         reporter.say(f"warning: {line}")

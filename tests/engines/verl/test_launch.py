@@ -142,10 +142,10 @@ def test_what_happens_is_shown_line_by_line_and_standard_output_stays_free(clust
     assert listener.lines == [
         f"run folder: {tmp_path}/run",
         "Ray's logs: /tmp/ray/session_1/logs",
-        "before training: pass@1 0.250 on 6 tasks",
+        "before training: pass@1 0.250 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
         "train 1/2 train pass@1 0.500  2.0 s",
         "train 2/2 train pass@1 0.750",
-        "after step 2: pass@1 1.000 on 6 tasks",
+        "after step 2: pass@1 1.000 on 6 tasks of data.train_files with split=val (data.val_files is not set)",
     ]
     assert capsys.readouterr().out == ""
 

@@ -271,7 +271,9 @@ async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str) -> E
     sampled = await evaluation_plays(parts, crew, n, temperature)
     greedy = await evaluation_plays(parts, crew, 1, 0.0) if temperature > 0 else sampled
     evaluation = Evaluation.of(TrajectoryBatch.from_trajectories(sampled), TrajectoryBatch.from_trajectories(greedy), n)
-    reporter.say(f"{when}: {status_line(val_metrics(evaluation))} on {len(parts.val_tasks)} tasks")
+    reporter.say(
+        f"{when}: {status_line(val_metrics(evaluation))} on {parts.recipe.validation_words(len(parts.val_tasks))}"
+    )
     return evaluation
 
 

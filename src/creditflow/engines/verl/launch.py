@@ -350,7 +350,8 @@ class _Shown:
             self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
         if validated:
             when = "before training" if step == 0 else f"after step {step}"
-            self.reporter.say(f"{when}: {status_line(validated)} on {len(self.parts.val_tasks)} tasks")
+            words = self.parts.recipe.validation_words(len(self.parts.val_tasks))
+            self.reporter.say(f"{when}: {status_line(validated)} on {words}")
 
     def show_event(self, row: Mapping[str, Any]) -> None:
         """One line of `events.jsonl`."""
