@@ -455,7 +455,7 @@ def test_importing_the_package_loads_numpy_and_nothing_heavier():
 def test_a_full_disk_is_told_in_one_line():
     code = (
         "import creditflow.commands.check as c\n"
-        "def write(*args):\n"
+        "def write(*args, **options):\n"
         "    with open('/dev/full', 'w') as file:\n"
         "        file.write('x')\n"
         "c.check = write\n"
