@@ -57,6 +57,7 @@ def test_the_play_goes_to_one_server_with_verls_sampling_and_the_calls_own_lengt
     fleet = Fleet(output(5, EOS))
     ask(fleet, max_tokens=7)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True, "max_tokens": 7}
+    params["stop_token_ids"] = [EOS]
     assert fleet.asked == [("play", [1, 2], params)]
 
 

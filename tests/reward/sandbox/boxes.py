@@ -141,12 +141,20 @@ if args[0] == "rm":
         for one in [*open(f"/proc/{{pid}}/task/{{pid}}/children").read().split(), pid]:
             os.kill(int(one), signal.SIGKILL)
         os.unlink(pid_file)
+        # If bwrap was killed before this, its child is nobody's, and waits for it. It has bwrap's command line.
+        for one in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = open(f"/proc/{{one}}/cmdline").read().split(chr(0))
+                if words[0] == "bwrap" and name in words:
+                    os.kill(int(one), signal.SIGKILL)
+            except OSError:
+                pass  # it has ended
     sys.exit(0)
 open(pid_file + ".new", "w").write(str(os.getpid()))
 os.rename(pid_file + ".new", pid_file)
 words = args[args.index("--entrypoint") + 3:]
 # In namespaces of its own, whatever else: the script kills all processes that it can see.
-box = ["bwrap", "--unshare-all", "--die-with-parent", "--as-pid-1", "--clearenv", "--ro-bind", "/usr", "/usr",
+box = ["bwrap", "--unshare-all", "--hostname", name, "--die-with-parent", "--as-pid-1", "--clearenv", "--ro-bind", "/usr", "/usr",
        "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin",
        "--proc", "/proc", "--tmpfs", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--symlink", "/usr/bin/python3",
        "/image/python", "--setenv", "PATH", "/image:/usr/bin:/bin", "--", "/bin/sh", *words]
