@@ -134,6 +134,7 @@ def test_rewards_that_teach_nothing_are_refused(here):
     ("override", "message"),
     [
         ("team.workflow=toy.py:nothing", "team.workflow: toy.py has no 'nothing'"),
+        ("team.workflow=toy.py:slove", "team.workflow: toy.py has no 'slove' (did you mean 'solve'?)"),
         ("team.workflow=toy.py:make_tasks", "team.workflow: expected `async def solve(task, team)`"),
         ("team.workflow=nowhere.py:solve", "team.workflow: no file 'nowhere.py'"),
         ("reward.functions=[{fn: exact_macth}]", "did you mean 'exact_match'?"),

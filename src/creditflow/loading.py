@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from creditflow.errors import ConfigError
+from creditflow.errors import ConfigError, did_you_mean
 
 _USER_MODULE = "creditflow_user_"
 """How the names begin under which users' files are imported."""
@@ -37,7 +37,7 @@ def load_object(reference: str, base: Path, key: str) -> Any:
     try:
         return getattr(module, name)
     except AttributeError:
-        raise ConfigError(f"{key}: {where} has no {name!r}") from None
+        raise ConfigError(f"{key}: {where} has no {name!r}{did_you_mean(name, vars(module))}") from None
 
 
 def is_reference(value: object) -> bool:
