@@ -33,7 +33,7 @@ QUICK = ("trainer.total_training_steps=3", "data.val_max_samples=32", "data.trai
 
 
 def main() -> int:
-    """Run what is missing, print, write, draw; 1 if a number falls short."""
+    """Run missing measurements, print, write, draw; 1 if a number falls short."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one seed, three steps; holds nothing but the log-probs")
     quick = parser.parse_args().quick

@@ -331,7 +331,7 @@ def _register() -> None:
 
 
 def main() -> int:
-    """Run what is missing, print the table, write it. Nothing is held: it is a measurement."""
+    """Run missing measurements, print and write the table. It has no targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, help="begin no run after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")

@@ -284,7 +284,7 @@ _CALL_LEVELS = 2
 
 
 def _bare(value: Any, depth: int) -> Any:
-    """`value` without null keys, in so many levels of objects."""
+    """`value` without null keys, down to `depth` levels of objects."""
     if isinstance(value, list | tuple):
         return [_bare(one, depth) for one in value]
     if isinstance(value, Mapping) and depth > 0:

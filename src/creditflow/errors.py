@@ -13,7 +13,7 @@ class CreditflowError(Exception):
     """The base of every error that creditflow raises on purpose."""
 
     trajectories: Sequence[Any] = ()
-    """The trajectories that it was raised for; their `info` says what failed in them."""
+    """The trajectories that it was raised for; their `info` holds the failures."""
 
 
 class InputError(CreditflowError):

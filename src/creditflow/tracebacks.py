@@ -1,4 +1,4 @@
-"""Where a user's own code went wrong: file, line and function of an exception, and its whole traceback.
+"""Locations of errors in users' code: file, line and function, and the whole traceback.
 
 In the short form, frames of creditflow, of Python and of installed libraries are left out.
 """
@@ -54,7 +54,7 @@ def at_users_line(error: _Error, raised: BaseException | None = None) -> _Error:
 
 
 def of_function(function: Callable[..., object]) -> str:
-    """The place of a function: `team.py:10 in solve`; empty for what has no code of its own."""
+    """The place of a function: `team.py:10 in solve`; empty for a callable without Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{Path(code.co_filename).name[-_NAME:]}:{code.co_firstlineno} in {code.co_name}"
 

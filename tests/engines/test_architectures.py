@@ -83,7 +83,7 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
     attention = "sdpa" if name == "falcon_alibi" else "eager"
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
     right = [expected(model, *row) for row in rows]
-    # The rows must be long enough for what is tested.
+    # The rows must be long enough for the test.
     assert max(len(asked.prompt_ids) + len(response) for asked, response in rows) == min(limit, LONGEST)
 
     for made, row in zip(generations, right, strict=True):

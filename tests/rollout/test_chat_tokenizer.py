@@ -290,7 +290,7 @@ def test_a_piece_is_what_the_token_adds_behind_the_others() -> None:
 
 
 CLIENTS = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
-"""What `message.model_dump()` of OpenAI's client adds to a message that is a text."""
+"""The keys that `message.model_dump()` of OpenAI's client adds to a text message."""
 PARQUET = {"name": None, "reasoning_content": None, "tool_calls": None, "tool_call_id": None}
 LLAMA = (
     "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m) %}<|{{ m.role }}|>{{ m.content }}<|end|>"

@@ -73,7 +73,7 @@ class ModelCall:
     unknown: Sequence[str] = ()
     """Names of the parts in no known form, in its messages and its response."""
     unusable: str = ""
-    """Why it cannot be a step; empty where it can."""
+    """The reason why it cannot be a step; empty where it can."""
 
     @property
     def fullness(self) -> int:
@@ -371,7 +371,7 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
 
 
 _NOTHING_BESIDE = Found()
-"""Of calls whose messages are plain texts. Never changed."""
+"""For calls whose messages are plain texts. Never changed."""
 
 
 def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
@@ -400,7 +400,7 @@ def _messages(span: Span, names: _Names, found: Found) -> tuple[list[Message], l
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
-    """Why a call without a response cannot be a step; a form that is not known is named."""
+    """The reason why a call without a response cannot be a step; it names an unknown form."""
     if unknown:
         return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
     others = [
@@ -418,7 +418,7 @@ _LIKE_RESPONSE = re.compile(r"(output|completion|response|generation|result)s?(\
 _LIKE_CONTENT = re.compile(
     r"(input|output|prompt|completion|request|response|message|content|generation|result)s?(\.value)?$", re.IGNORECASE
 )
-"""Names of attributes that may hold what a model read or wrote."""
+"""Names of attributes that may hold prompts or responses."""
 
 
 def _with_thoughts(wrote: Sequence[Raw]) -> Sequence[Raw]:

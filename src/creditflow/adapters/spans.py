@@ -228,7 +228,7 @@ def _each(
 
 _BESIDE_LISTS = frozenset(("resource", "scope", "schemaUrl", "instrumentationLibrary", "resourceMetrics"))
 UNREADABLE = "unreadable"
-"""The id of the span that is made for records of a file that are no spans at all."""
+"""The id of the span that is made for records of a file other than spans."""
 
 
 def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:

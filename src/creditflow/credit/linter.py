@@ -82,7 +82,7 @@ def _never_scored(a: Assignment) -> Found:
 
 
 def idle_gate(a: Assignment) -> Finding | None:
-    """Why gates change no credit on these plays; None where they do, and for rules without a flow.
+    """The reason why gates change no credit on these plays; None where they do, and for rules that move none.
 
     Credit is compared exactly: with that of `none`, which differs by what steps receive, and with that of `discounted`,
     which differs by what gates stop.
@@ -99,7 +99,7 @@ def idle_gate(a: Assignment) -> Finding | None:
 
 
 def _why_idle(a: Assignment) -> str:
-    """Why no step with a parent hands credit to it, with counts."""
+    """Count the steps with a parent by the reason why they hand no credit to it."""
     if a.options.gamma == 0:
         return "algorithm.gamma is 0, so no credit reaches a parent"
     batch, b = a.batch, a.options.sub_reward_origin
@@ -131,7 +131,7 @@ def _why_open(a: Assignment) -> str:
 
 def _nothing_flows(a: Assignment) -> Found:
     found = idle_gate(a)
-    # Gates that are all open are no fault of the plays.
+    # Gates that are all open need no warning.
     return [(found.code, found.message)] if found is not None and found.code == "nothing_flows" else []
 
 

@@ -94,7 +94,7 @@ def summarize(assignment: Assignment) -> dict[str, float]:
 
 
 def _moved(assignment: Assignment, kept_S: Bools) -> float | None:
-    """The received share of credit; None where there is no credit at all."""
+    """The received share of credit; None without any credit."""
     received = float(np.abs(assignment.received_S[kept_S]).sum())
     own = float(np.abs(assignment.own_S[kept_S] + assignment.shared_S[kept_S]).sum())
     return received / (received + own) if received + own > 0 else None

@@ -114,7 +114,7 @@ PROPAGATION_RULES: Registry[Rule] = Registry("algorithm.propagation")
 
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
-"""Options that say which gates are open, and what a closed one does."""
+"""Options that set which gates are open, and the effect of a closed one."""
 _SHARED = "shared_reward"
 
 

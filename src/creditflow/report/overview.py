@@ -46,7 +46,7 @@ def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
 
 
 def notices(ledger: Ledger) -> list[str]:
-    """What a reader of the numbers should see first: idle gates, rollouts and functions that failed."""
+    """Notices for the top of the report: idle gates, rollouts and functions that failed."""
     rows = ledger.metrics()
     found = [*rollout_summary(rows), *failure_summary(rows), *idle_gate_summary(rows)]
     if idle_gate_summary(rows) and ledger.steps:

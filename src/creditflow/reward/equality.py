@@ -66,7 +66,7 @@ def _bits(expression: Any) -> float:
 
 
 def _at_most(number: Any, bits: float) -> float:
-    """An upper limit to the absolute value of a number of so many binary digits."""
+    """An upper limit to the absolute value of a number of at most `bits` binary digits."""
     if isinstance(number, sympy.Rational) and bits < 1000:
         return float(abs(number.p) / number.q)
     return float(2.0 ** min(bits, 1000.0))
@@ -165,7 +165,7 @@ def _has_value(expression: Any) -> bool:
 
 
 def _vanishes(difference: Any) -> bool:
-    """Whether a sum of numbers is nothing beside its terms."""
+    """Whether a sum of numbers is negligible beside its terms."""
     if difference.is_Rational:
         return bool(difference == 0)
     if difference.is_infinite:

@@ -65,7 +65,7 @@ def _scored(found: Answer, wanted: Answer, seconds: float) -> bool:
 
 
 def _prepare_library() -> None:
-    """Import it outside of any time limit: a slow import is no fault of the answer, and must not break off halfway."""
+    """Import it outside of any time limit: a slow import must not count against the answer, nor break off halfway."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("math_verify limits its time by a signal, which works in the main thread only")
     import math_verify  # noqa: F401

@@ -116,7 +116,7 @@ _HINTS = {
     "coroutine": "; an `await` or an `async def` is missing",
     "dict": "; of a dict, the number under 'score' is read",
 }
-"""How to fix what a function returned, by its type."""
+"""Hints for a returned value, by its type."""
 
 
 def _type_name(value: Plain) -> str:

@@ -103,7 +103,7 @@ def without_thoughts(text: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """The last line `#### answer`, or all of the text where there is none; thoughts aside."""
+    """The last line `#### answer`, or else all of the text; thoughts aside."""
     text = without_thoughts(text[-MAX_CHARACTERS:])
     _, marker, rest = text.rpartition("####")
     return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()

@@ -34,7 +34,7 @@ _LONG_PER_TOKEN = 8
 """Characters. A prompt of more, and of more for each token that there is room for, hardly ever fits: it is read beside
 the event loop, which it would hold up. Those that fit are read at once, so that their order is that of the calls."""
 _THOUGHT_TOKENS = 32
-"""At the end of what the policy read: as many as an opening tag of a thought may take."""
+"""Tokens at the end of a prompt that an opening tag of a thought may take."""
 _READING = ThreadPoolExecutor(1, thread_name_prefix="creditflow-long-prompts")
 """One at a time: who sends many waits for them."""
 
@@ -73,7 +73,7 @@ class Sampling:
     timeout_s: float = 600.0
     """Seconds for one rollout; time in the run's own sampler does not count."""
     timeout_outcome: str = "mask"
-    """Of a rollout that takes longer: `mask` makes its trajectory `failed`, `zero` gives it outcome 0."""
+    """Effect on a rollout that takes longer: `mask` makes its trajectory `failed`, `zero` gives it outcome 0."""
 
 
 class Reply(str):
@@ -138,7 +138,7 @@ class Recorder:
         seed: tuple[int, ...],
         clock: RolloutClock | None = None,
     ) -> None:
-        """`clock`: the rollout's time limit; None: there is none."""
+        """`clock`: the rollout's time limit; None: unlimited."""
         self.clock = RolloutClock(math.inf) if clock is None else clock
         self.agents = agents
         self.trajectory = trajectory

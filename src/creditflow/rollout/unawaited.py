@@ -1,4 +1,4 @@
-"""Finds a forgotten `await`: a coroutine that stands where a workflow meant its result, as an object or in a text."""
+"""Finds a forgotten `await`: a coroutine in place of its result, as an object or in a text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEPTH = 8
 
 
 def unawaited(value: object, own: Iterable[object] = ()) -> str | None:
-    """The coroutine (task, future, async generator) that `value` is, holds or spells out; None where there is none.
+    """The coroutine (task, future, async generator) that `value` is, holds or spells out, or None.
 
     `own`: values whose texts may spell one out: the task's, and what models wrote.
     """

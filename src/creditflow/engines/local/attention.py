@@ -225,7 +225,7 @@ _WINDOW_OF = {
     "sliding_attention": ("sliding_window",),
     "chunked_attention": ("attention_chunk_size", "sliding_window"),
 }
-"""By kind of layer: the options of the model's configuration that hold its window; none where it sees a whole row."""
+"""Configuration options that hold the window of each kind of layer; none where it sees a whole row."""
 _BY_TRYING = frozenset({"linear_attention"})
 """Kinds that keep a state in place of keys and values. Rows of MiniMax can be decoded, those of Qwen3-Next cannot."""
 
