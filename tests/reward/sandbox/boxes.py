@@ -154,7 +154,8 @@ open(pid_file + ".new", "w").write(str(os.getpid()))
 os.rename(pid_file + ".new", pid_file)
 words = args[args.index("--entrypoint") + 3:]
 # In namespaces of its own, whatever else: the script kills all processes that it can see.
-box = ["bwrap", "--unshare-all", "--hostname", name, "--die-with-parent", "--as-pid-1", "--clearenv", "--ro-bind", "/usr", "/usr",
+box = ["bwrap", "--unshare-all", "--hostname", name, "--die-with-parent", "--as-pid-1", "--clearenv",
+       "--ro-bind", "/usr", "/usr",
        "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--symlink", "usr/bin", "/bin",
        "--proc", "/proc", "--tmpfs", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--symlink", "/usr/bin/python3",
        "/image/python", "--setenv", "PATH", "/image:/usr/bin:/bin", "--", "/bin/sh", *words]
