@@ -140,7 +140,8 @@ def test_a_relative_module_is_refused(base: Path) -> None:
 @pytest.mark.parametrize("where", ["mine.py", "math"])
 def test_a_missing_name_is_told_with_where_it_was_looked_for(where: str, base: Path) -> None:
     (base / "mine.py").write_text("def solve(): pass")
-    assert refused(f"{where}:slove", base) == f"{where} has no 'slove'"
+    assert refused(f"{where}:xyzzy", base) == f"{where} has no 'xyzzy'"
+    assert refused("mine.py:slove", base) == "mine.py has no 'slove' (did you mean 'solve'?)"
 
 
 def test_a_syntax_error_is_told_with_file_and_line(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
