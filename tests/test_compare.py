@@ -620,6 +620,7 @@ def test_a_folder_in_which_a_comparison_is_running_is_refused(half_done):
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_told_with_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("async def solve(task, team):\n    raise RuntimeError('no such world')\n")

@@ -8,6 +8,7 @@ from creditflow.config import load_recipe
 from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
+from tests.builders import mostly_slow
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 TINY = ("recipe.hidden=16", "recipe.layers=1", "recipe.train_tasks=8", "recipe.val_tasks=2", "data.train_batch_size=2")
@@ -15,7 +16,7 @@ ROUGH = {"booking": "warmup", "tic_tac_toe": "legal", "tool_chain": "warmup"}
 """The setting that says how well the model is to be warmed up."""
 
 
-@pytest.mark.parametrize("recipe", ROUGH)
+@pytest.mark.parametrize("recipe", mostly_slow(ROUGH, {"tool_chain"}))
 def test_a_recipe_makes_its_model_and_updates_those_policies_that_are_to_learn(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path))
     settings = [*TINY, f"recipe.{ROUGH[recipe]}=0.0", f"trainer.default_local_dir={tmp_path}/run"]

@@ -140,6 +140,7 @@ def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(ser
     assert one.steps[0].response_ids != two.steps[0].response_ids
 
 
+@pytest.mark.slow
 def test_plays_of_another_start_have_other_random_numbers(serving):
     for _ in range(2):
         server = serving()
@@ -189,6 +190,7 @@ def test_who_serves_is_told_of_a_model_that_breaks_and_who_calls_it_not_to_try_a
     assert not [line for line in list(said.queue) if "a model broke" in line]
 
 
+@pytest.mark.slow
 def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):
     (tmp_path / "plays").mkdir()
     (tmp_path / "plays" / "plays-000002.parquet").write_text("another's")

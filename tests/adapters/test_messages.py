@@ -230,6 +230,13 @@ def test_tool_calls_and_results_are_read_in_each_form(form: str) -> None:
         assert found.prompt == f"[user]\nWeather?\n\n[assistant]\n{LOOKED}\n\n[tool]\n21 degrees"
 
 
+def test_json_of_a_tool_result_is_read_as_its_value() -> None:
+    result = [{"toolResult": {"toolUseId": "1", "content": [{"json": {"degrees": 21}}]}}]
+    messages = [{"role": "user", "content": "Weather?"}, {"role": "tool", "content": result}]
+    found = step(call(messages, [{"role": "assistant", "content": SAID}]))
+    assert found.prompt == '[user]\nWeather?\n\n[tool]\n{"degrees": 21}'
+
+
 @pytest.mark.parametrize(
     ("request_", "response"),
     [

@@ -7,6 +7,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign, check_groups
 from creditflow.credit.linter import idle_gate
+from creditflow.monitor.notices import idle_gate_summary
 from creditflow.trajectory import Score
 from tests.builders import batch_of, play, step
 
@@ -179,3 +180,17 @@ def test_moved_is_the_received_share_of_credit():
     # Credit without a flow: 0, -0.25 in the first play, 1, 0.75 in the second; each first step receives -0.125.
     assert assigned.metrics()["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
     assert "propagation/moved" not in assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical")).metrics()
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        ([{"propagation/moved": 0.0}, {"propagation/moved": 0.0}], 1),
+        ([{"propagation/moved": 0.0}, {"propagation/moved": 0.1}], 0),
+        ([{"propagation/moved": 0.0, "groups/frozen_steps": 3.0}], 0),
+        ([{"train/pass_at_1": 0.5}], 0),
+    ],
+    ids=["nothing moves", "credit moves", "steps freeze", "no credit"],
+)
+def test_idle_gate_summary_needs_gates_without_any_effect(rows, lines):
+    assert len(idle_gate_summary(rows)) == lines

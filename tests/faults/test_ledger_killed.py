@@ -7,14 +7,15 @@ from dataclasses import replace
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+import pytest
+
 from creditflow.credit import CreditOptions, assign
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import read_events, read_metrics
 from creditflow.ledger.step_files import read_step_file, write_step_file
 from creditflow.trajectory import TrajectoryBatch
+from tests.builders import mostly_slow
 from tests.report.runs import a_batch
-
-KILLS = 100
 
 
 def batch_at(step: int, like: TrajectoryBatch) -> TrajectoryBatch:
@@ -37,9 +38,8 @@ def write(path: str, assigned: str, ready: Event) -> None:
         folder.append_metrics(done, {"loss": 1 / done, "long": 1.0})
 
 
-def test_of_a_writer_that_is_killed_a_hundred_times_every_complete_step_can_be_read_and_none_is_there_twice(
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("kills", mostly_slow((20, 100), {20}))
+def test_killed_writer_leaves_every_finished_step_once(tmp_path: Path, kills: int) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.test_ledger_killed", "pyarrow.parquet", "pandas"])
     rng, path = random.Random(0), RunFolder.create(tmp_path / "run", {}, "").path
@@ -47,7 +47,7 @@ def test_of_a_writer_that_is_killed_a_hundred_times_every_complete_step_can_be_r
     expected = assign(batch, CreditOptions())
     write_step_file(tmp_path / "assigned", 0, batch, expected)
     during = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         ready = context.Event()
         writer = context.Process(target=write, args=(str(path), str(tmp_path / "assigned"), ready), daemon=True)
         writer.start()
@@ -63,7 +63,7 @@ def test_of_a_writer_that_is_killed_a_hundred_times_every_complete_step_can_be_r
         assert of_metrics == list(range(1, len(of_metrics) + 1))
         assert len(of_metrics) <= len(ledger.steps) <= len(of_metrics) + 1
     assert during > 0  # some were killed while a file was being written
-    assert len(ledger.steps) > KILLS / 4
+    assert len(ledger.steps) > kills / 4
     ids = [id for recorded in ledger for id in recorded.batch.step_ids]
     assert len(ids) == len(set(ids)) == batch.n_steps * len(ledger.steps)
     events = [row["step"] for row in read_events(path)]

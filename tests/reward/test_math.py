@@ -121,7 +121,7 @@ def test_the_time_limit_leaves_handler_timer_and_collector_as_they_were():
         signal.signal(signal.SIGALRM, old)
 
 
-@pytest.mark.parametrize("truth", ["", "\\frac{", "9^{9^{9^9}}", "71 = 72", "[" * 30, "\\boxed{}"])
+@pytest.mark.parametrize("truth", ["\\frac{", "9^{9^{9^9}}", "71 = 72", "[" * 30, "\\boxed{}"])
 def test_a_truth_that_cannot_be_read_cannot_be_scored(truth):
     with pytest.raises(ValueError, match="expected a ground truth that can be read as mathematics"):
         math_verify("72", truth)

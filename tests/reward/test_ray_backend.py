@@ -132,6 +132,7 @@ def test_an_async_function_that_does_not_come_back_is_timed_out():
     backend.close()
 
 
+@pytest.mark.slow
 def test_a_call_that_kills_every_actor_it_meets_fails_alone():
     async def kills(step, trajectory):
         await asyncio.sleep(0.2)  # everybody is aboard by then
@@ -169,6 +170,7 @@ def test_an_async_function_that_tries_to_end_its_actor_fails_alone(how):
     backend.close()
 
 
+@pytest.mark.slow
 def test_an_async_function_that_blocks_its_actor_is_found_out(monkeypatch):
     monkeypatch.setattr(ray_backend, "_PULSE_S", 3.0)
 

@@ -120,6 +120,7 @@ MISSING = [
     (),
     np.array([]),
     ["4", None],
+    ["", "4"],
     [math.nan],
     Decimal("nan"),
 ]

@@ -124,7 +124,7 @@ def are_parts(value: Sequence[Any]) -> bool:
 
 
 def _is_untyped(part: Raw) -> bool:
-    return part.keys() <= {"text", "thought"} or any(key in part for key in _WRAPPED)
+    return part.keys() <= {"text", "thought"} or part.keys() == {"json"} or any(key in part for key in _WRAPPED)
 
 
 # ---- reasoning and tools -------------------------------------------------------------------------------------------

@@ -83,12 +83,12 @@ def is_missing(truth: Any) -> bool:
 def truths_of(truth: Any) -> list[Any]:
     """The values that a ground truth lists, or the one that it is.
 
-    Raises ValueError where one of them is missing, so that the score is `failed`. A blank text is left to the caller.
+    Raises ValueError where one of them is missing or blank, so that the score is `failed`.
     """
     plain = truth.tolist() if hasattr(truth, "tolist") else truth
     several = list(plain) if isinstance(plain, list | tuple) else [plain]
     for one in several or [plain]:
-        if is_missing(one) and not isinstance(one, str):
+        if is_missing(one):
             raise ValueError(f"ground_truth: expected a value to compare with, got {truth!r}: the task has none")
         if isinstance(one, list | tuple | Mapping | Set):
             raise ValueError(f"ground_truth: expected a text, a number or a list of them, got {str(truth)[:80]!r}")
@@ -124,10 +124,7 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
         words = " ".join(str(value).split())
         return words.casefold() if ignore_case else words
 
-    wanted = [tidy(one) for one in truths_of(truth)]
-    if not all(wanted):
-        raise ValueError(f"ground_truth: expected a text to compare with, got {truth!r}")
-    return float(tidy(text) in wanted)
+    return float(tidy(text) in [tidy(one) for one in truths_of(truth)])
 
 
 @builtin

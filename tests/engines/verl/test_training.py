@@ -136,6 +136,7 @@ def test_the_saved_model_is_a_folder_that_anyone_can_load(chain: Run):
     assert policy.encode([{"role": "user", "content": "1+1"}])[1]
 
 
+@pytest.mark.slow
 def test_two_policies_are_trained_each_on_its_own_agents_steps(tmp_path: Path):
     made = run(
         TOY,

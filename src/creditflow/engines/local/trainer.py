@@ -182,7 +182,7 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
 
 def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Reporter) -> None:
     """Warn, with the reason, where gates changed no credit in the first training step, by its metrics and step file."""
-    if metrics.get("propagation/moved") != 0.0 and metrics.get("propagation/pass_rate") != 1.0:
+    if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
         return
     assignment = Ledger.open(folder).read(1).assignment
     if assignment is not None and (found := idle_gate(assignment)) is not None:
