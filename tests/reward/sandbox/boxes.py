@@ -124,7 +124,7 @@ def run_python(request: dict[str, Any]) -> tuple[int, bytes]:
 
 
 _DOCKER = """#!{python} -I
-import os, signal, sys, time
+import os, signal, sys
 args = sys.argv[1:]
 open({log!r}, "a").write(repr(args) + chr(10))
 name = args[args.index("--name") + 1] if "--name" in args else args[-1]
@@ -133,22 +133,12 @@ if args[0] == "info":
     sys.exit(0)
 if args[0] == "rm":
     if os.path.exists(pid_file):
-        pid = int(open(pid_file).read())
-        # A box outlives a bwrap that is killed before it has tied the box to itself. So end the box first.
-        os.kill(pid, signal.SIGSTOP)
-        while open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] not in "TZ":
-            time.sleep(0.001)
-        for one in [*open(f"/proc/{{pid}}/task/{{pid}}/children").read().split(), pid]:
-            os.kill(int(one), signal.SIGKILL)
+        # Each process of the box starts in the group of this pid. It misses none, even one that bwrap just forked.
+        try:
+            os.killpg(int(open(pid_file).read()), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         os.unlink(pid_file)
-        # If bwrap was killed before this, its child is nobody's, and waits for it. It has bwrap's command line.
-        for one in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = open(f"/proc/{{one}}/cmdline").read().split(chr(0))
-                if words[0] == "bwrap" and name in words:
-                    os.kill(int(one), signal.SIGKILL)
-            except OSError:
-                pass  # it has ended
     sys.exit(0)
 open(pid_file + ".new", "w").write(str(os.getpid()))
 os.rename(pid_file + ".new", pid_file)
