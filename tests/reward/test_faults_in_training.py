@@ -209,3 +209,18 @@ def test_workflow_that_fails_on_one_task_is_warned_of(train):
     (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert (event["rule"], event["numbers"]) == ("failed_rollouts", {"failed": 4.0, "rollouts": 8.0})
     assert f"line {at}, in fails_on_one_task" in (run / "failures.log").read_text()
+
+
+def test_failed_rollouts_of_a_validation_are_warned_of(train):
+    where = r"KeyError: 'labels' \(functions.py:\d+ in fails_on_one_task\)"
+    of_all = rf"\d of \d rollouts failed and are masked; the first: {where}"
+    settings = ["team.workflow=functions.py:fails_on_one_task", "actor_rollout_ref.rollout.max_failed_frac=0.9"]
+    result, run = train([], *settings, "trainer.val_before_train=true", "trainer.total_training_steps=1")
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"^warning: at training step 0, {of_all}$", result.stderr, re.M)
+    (event, *_) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert (event["rule"], event["step"], event["numbers"]["failed"]) == ("failed_rollouts", 0, 1.0)
+    assert "training step 0, trajectory 1-" in (run / "failures.log").read_text()
+    result = CliRunner().invoke(app, ["eval", "recipe.yaml", *settings])
+    assert result.exit_code == 0, result.output
+    assert re.search(rf"^warning: {of_all}$", result.stderr, re.M)

@@ -38,12 +38,14 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
     ]
 
 
-def rollout_events(batch: TrajectoryBatch, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
+def rollout_events(batch: TrajectoryBatch, step: int | None, past: Iterable[Mapping[str, Any]]) -> list[Event]:
     """One event for the first training step with failed rollouts, and one for the first with rollouts counted as 0.
 
-    The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
+    The latter exceeded their time limit under `timeout_outcome: zero`. `step`: None outside a run. `past`: the lines
+    of the run's `events.jsonl`.
     """
     told = {row.get("metric") for row in past if row.get("rule") == FAILED_ROLLOUTS}
+    at_step = "" if step is None else f"at training step {step}, "
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
     late_N = np.array(["timed_out" in info for info in batch.trajectory_info], dtype=np.bool_) & ~failed_N
     found = (
@@ -52,13 +54,13 @@ def rollout_events(batch: TrajectoryBatch, step: int, past: Iterable[Mapping[str
     )
     return [
         Event(
-            step,
+            step or 0,
             FAILED_ROLLOUTS,
             metric,
             "started",
             WARN,
             {"failed": float(at_N.sum()), "rollouts": float(at_N.size)},
-            f"at training step {step}, {at_N.sum()} of {at_N.size} rollouts {what}; the first: "
+            f"{at_step}{at_N.sum()} of {at_N.size} rollouts {what}; the first: "
             f"{batch.trajectory_info[int(np.argmax(at_N))].get(key, '')}",
         )
         for metric, at_N, what, key in found

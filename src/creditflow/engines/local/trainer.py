@@ -83,7 +83,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
     trainer, guard, crew = parts.recipe.config.trainer, parts.recipe.config.guard, run.crew
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
-        evaluation = await validate(parts, crew, reporter, "before training")
+        evaluation = await validate(parts, crew, reporter, "before training", run)
         warn_of_failures(run, 0, parts, reporter)
         run.record(0, val_metrics(evaluation))
         if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
@@ -103,7 +103,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
             try:
                 if not run.evaluated:
-                    evaluation = await validate(parts, crew, reporter, f"after step {step}")
+                    evaluation = await validate(parts, crew, reporter, f"after step {step}", run)
                     warn_of_failures(run, step, parts, reporter)
                     metrics |= val_metrics(evaluation)
                     run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
@@ -128,7 +128,7 @@ async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> E
     """The evaluation that a run was stopped in before its checkpoint: by an error, or by a kill in the last one."""
     if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
         return None
-    evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}")
+    evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}", run)
     warn_of_failures(run, run.done, parts, reporter)
     if not run.evaluated:  # the step is on record without it
         metrics = val_metrics(evaluation)
@@ -264,13 +264,23 @@ _TABLE_FREQ = 10
 """Training steps from one table of sample trajectories to the next, where a run has no validations."""
 
 
-async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str) -> Evaluation:
-    """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
+async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str, run: Run | None = None) -> Evaluation:
+    """Run the validation tasks as `rollout.val_kwargs` configures, and greedily.
+
+    Warns of failed rollouts: in a run of the first only, and with its traceback in the run folder.
+    """
     kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
     sampled = await evaluation_plays(parts, crew, n, temperature)
     greedy = await evaluation_plays(parts, crew, 1, 0.0) if temperature > 0 else sampled
-    evaluation = Evaluation.of(TrajectoryBatch.from_trajectories(sampled), TrajectoryBatch.from_trajectories(greedy), n)
+    batch = TrajectoryBatch.from_trajectories(sampled)
+    evaluation = Evaluation.of(batch, TrajectoryBatch.from_trajectories(greedy), n)
+    if run is None:
+        for event in rollout_events(batch, None, ()):
+            reporter.say(event.text)
+    else:
+        run.folder.append_failures(run.done, ((one.id, one.info) for one in sampled))
+        warn(run, rollout_events(batch, run.done, run.folder.events()), reporter)
     reporter.say(
         f"{when}: {status_line(val_metrics(evaluation))} on {parts.recipe.validation_words(len(parts.val_tasks))}"
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from creditflow.engines.local.policy import Policy
+from creditflow.errors import CreditflowError
 from creditflow.rollout import GenerationRequest
 
 Example = tuple[str, str]
@@ -47,7 +48,7 @@ def warm_up(
     """Steps of AdamW until `learned(step)`, which is asked after each; it may print what it measures.
 
     `lessons()` are a step's batches, whose losses are added. The learning rate rises to 2e-3 within 50 steps. Raises
-    RuntimeError where `most_steps` were not enough.
+    CreditflowError where `most_steps` were not enough.
     """
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
     for step in range(1, most_steps + 1):
@@ -60,6 +61,7 @@ def warm_up(
         optimizer.step()
         if learned(step):
             return
-    raise RuntimeError(
-        f"the warm-up has not reached in {most_steps} steps what the recipe wants; see what was measured"
+    raise CreditflowError(
+        f"the warm-up of the generated model missed its target after {most_steps} steps; the measurements above "
+        "show by how much. Reduce the task, or enlarge the model"
     )
