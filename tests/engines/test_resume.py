@@ -117,10 +117,10 @@ def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, a
     whole = run(recipe_file, "whole", *settings)
     validate = trainer.validate
 
-    async def fails(parts, crew, reporter, when):
+    async def fails(parts, crew, reporter, when, run):
         if when == f"after step {at}":
             raise Stopped
-        return await validate(parts, crew, reporter, when)
+        return await validate(parts, crew, reporter, when, run)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "validate", fails)

@@ -36,9 +36,9 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 60.0, every: float = 0.01) -> None:
     """Waits for what must come; fails where it does not."""
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not come about"
-        time.sleep(0.01)
+        time.sleep(every)
