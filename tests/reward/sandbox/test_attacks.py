@@ -125,8 +125,12 @@ def leftovers(token="creditflow-canary-"):
 def tried(folder, backend, names):
     """Verdicts on a back end. What the clock ended too soon, as on a busy machine, is tried again alone and longer."""
     verdicts = quietly(folder, opened(backend), names, jobs=4)
-    late = [name for name, verdict in verdicts.items() if verdict.fate == "could not be tried"]
-    return verdicts | (quietly(folder, opened(backend, replace(LIMITS, wall_s=60.0)), late) if late else {})
+    for _ in range(3):
+        late = [name for name, verdict in verdicts.items() if verdict.fate == "could not be tried"]
+        if not late:
+            break
+        verdicts |= quietly(folder, opened(backend, replace(LIMITS, wall_s=resources.LARGEST.wall_s)), late)
+    return verdicts
 
 
 def quietly(folder, sandbox, names, **options):
