@@ -1,4 +1,4 @@
-"""Whole runs on a model of a dozen words: everything is real, only small."""
+"""Whole runs with a model of a dozen words. Everything is real, only small."""
 
 import asyncio
 from pathlib import Path
@@ -13,7 +13,7 @@ from creditflow.engines.local.actor import Actor
 from creditflow.engines.local.crew import Crew
 from creditflow.engines.local.plays import tasks_at, total_steps
 from creditflow.engines.local.policy import Policy
-from creditflow.engines.local.trainer import evaluation_plays, train
+from creditflow.engines.local.trainer import evaluation_batch, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.parts import build_parts
@@ -78,7 +78,7 @@ def run(recipe_file: Path, folder: str, *overrides: str) -> Path:
     return train(load_recipe(recipe_file, [f"trainer.default_local_dir={path}", *overrides]), Reporter()).path
 
 
-def test_a_short_run_learns_what_is_rewarded(recipe_file: Path) -> None:
+def test_short_run_increases_the_reward(recipe_file: Path) -> None:
     rows = read_metrics(run(recipe_file, "run", "trainer.total_training_steps=15"))
     before, after = rows[0], rows[-1]
     assert after["step"] == 15
@@ -86,9 +86,7 @@ def test_a_short_run_learns_what_is_rewarded(recipe_file: Path) -> None:
     assert after["val/pass_at_1"] > before["val/pass_at_1"] + 0.2
 
 
-def test_a_run_folder_holds_config_metrics_steps_and_a_model_that_loads(
-    recipe_file: Path, word_model_folder: Path
-) -> None:
+def test_run_folder_is_complete_and_its_model_loads(recipe_file: Path, word_model_folder: Path) -> None:
     path = run(recipe_file, "run")
     assert {p.name for p in path.iterdir()} >= {"run.json", "config.yaml", "metrics.jsonl", "steps", "checkpoints"}
     assert not [p for p in path.rglob("*") if p.name.endswith(".part")]
@@ -114,7 +112,7 @@ def test_a_run_folder_holds_config_metrics_steps_and_a_model_that_loads(
     assert not torch.equal(trained.model.lm_head.weight, start.model.lm_head.weight)
 
 
-def test_the_same_recipe_and_seed_give_the_same_run_bit_for_bit(recipe_file: Path) -> None:
+def test_same_recipe_and_seed_repeat_bit_for_bit(recipe_file: Path) -> None:
     one, two, other = run(recipe_file, "one"), run(recipe_file, "two"), run(recipe_file, "other", "data.seed=1")
     for step in ("000001", "000002", "000003"):
         file = f"steps/{step}.parquet"
@@ -125,12 +123,12 @@ def test_the_same_recipe_and_seed_give_the_same_run_bit_for_bit(recipe_file: Pat
         assert torch.equal(a, b)
 
 
-def test_when_every_play_fails_the_run_stops_with_the_first_reason(recipe_file: Path) -> None:
+def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
     with pytest.raises(CreditflowError, match=r"8 of 8 plays failed.* the first: ZeroDivisionError: broken"):
         run(recipe_file, "run", "team.workflow=play.py:always_breaks")
 
 
-def test_a_kept_configuration_trains_again_from_its_own_folder(recipe_file: Path) -> None:
+def test_saved_configuration_trains_from_its_own_folder(recipe_file: Path) -> None:
     path = run(recipe_file, "run", "trainer.total_training_steps=1", "algorithm.lam=0.9")
     again = load_recipe(path / "config.yaml")
     assert again.config.algorithm.lam == 0.9
@@ -139,7 +137,7 @@ def test_a_kept_configuration_trains_again_from_its_own_folder(recipe_file: Path
     assert (path / "steps/000001.parquet").read_bytes() == (second / "steps/000001.parquet").read_bytes()
 
 
-def test_an_evaluation_that_fails_loses_neither_the_model_nor_the_step(recipe_file: Path) -> None:
+def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> None:
     play = recipe_file.parent / "play.py"
     play.write_text(
         play.read_text().replace(
@@ -155,7 +153,7 @@ def test_an_evaluation_that_fails_loses_neither_the_model_nor_the_step(recipe_fi
     assert not (path / "evaluation.json").exists()
 
 
-def test_when_too_many_scores_fail_the_plays_are_kept_as_evidence(recipe_file: Path) -> None:
+def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> None:
     play = recipe_file.parent / "play.py"
     play.write_text(play.read_text().replace("words = step.response.split()", "raise KeyError('no such word')"))
     with pytest.raises(TooManyFailedScores, match="no such word"):
@@ -165,7 +163,7 @@ def test_when_too_many_scores_fail_the_plays_are_kept_as_evidence(recipe_file: P
     assert reasons == {"KeyError: 'no such word' (play.py:20 in says_a)"}
 
 
-def test_when_no_prompt_fits_the_run_says_so(recipe_file: Path) -> None:
+def test_run_stops_if_no_prompt_fits(recipe_file: Path) -> None:
     with pytest.raises(CreditflowError, match="none of 8 plays made a step; the first: writer's prompt has 4 tokens"):
         run(
             recipe_file,
@@ -176,13 +174,13 @@ def test_when_no_prompt_fits_the_run_says_so(recipe_file: Path) -> None:
         )
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(recipe_file: Path) -> None:
+def test_existing_run_is_not_overwritten(recipe_file: Path) -> None:
     run(recipe_file, "run", "trainer.total_training_steps=1", "trainer.val_before_train=false")
     with pytest.raises(InputError, match="holds a run already"):
         run(recipe_file, "run", "trainer.resume_mode=disable")
 
 
-def test_a_model_folder_without_tokenizer_is_refused_by_name(recipe_file: Path, word_model_folder: Path) -> None:
+def test_model_folder_without_tokenizer_is_rejected_by_name(recipe_file: Path, word_model_folder: Path) -> None:
     bare = recipe_file.parent / "bare"
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -198,7 +196,7 @@ WITH_KL = (
 )
 
 
-def test_the_policy_is_its_reference_before_the_first_update_and_no_longer_after(recipe_file: Path) -> None:
+def test_policy_equals_its_reference_only_before_training(recipe_file: Path) -> None:
     path = run(recipe_file, "run", WITH_KL, "trainer.total_training_steps=4")
     drift = []
     for step in range(1, 5):
@@ -216,7 +214,7 @@ def test_the_policy_is_its_reference_before_the_first_update_and_no_longer_after
     assert all(row["reward/kl/failed_frac"] == 0 for row in rows[1:])
 
 
-def test_a_measure_of_weight_0_that_needs_the_reference_changes_no_training(recipe_file: Path) -> None:
+def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path) -> None:
     plain, measured = run(recipe_file, "plain"), run(recipe_file, "measured", WITH_KL)
     weights = [Policy.load(p / "checkpoints" / "global_step_3", torch.device("cpu")).model for p in (plain, measured)]
     for a, b in zip(weights[0].parameters(), weights[1].parameters(), strict=True):
@@ -224,17 +222,17 @@ def test_a_measure_of_weight_0_that_needs_the_reference_changes_no_training(reci
     assert not TrajectoryBatch.read_parquet(plain / "steps" / "000003.parquet").ref_logprobs.size
 
 
-def test_where_nothing_is_trained_the_policy_is_its_own_reference(recipe_file: Path) -> None:
+def test_frozen_policy_is_its_own_reference(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, [WITH_KL])
     parts = build_parts(recipe)
-    played = asyncio.run(evaluation_plays(parts, Crew.to_play(recipe), n=2, temperature=1.0))
-    scores = [step.scores["kl"] for trajectory in played for step in trajectory.steps]
+    batch = asyncio.run(evaluation_batch(parts, Crew.to_play(recipe), Reporter(), 2, 1.0, None))
+    scores = [step.scores["kl"] for trajectory in batch.to_trajectories() for step in trajectory.steps]
     assert len(scores) == 8 * 2 * 2
     assert all(score.status == "ok" for score in scores)
     assert max(abs(value) for score in scores for value in score.value) < 1e-5
 
 
-def test_each_epoch_takes_every_task_once_in_an_order_of_its_own(recipe_file: Path) -> None:
+def test_each_epoch_takes_every_task_once_in_its_own_order(recipe_file: Path) -> None:
     config = load_recipe(recipe_file, ["trainer.total_training_steps=null", "trainer.total_epochs=2"]).config
     assert total_steps(8, config) == total_steps(9, config) == 4
     first, second = tasks_at(0, 8, 8, config), tasks_at(8, 8, 8, config)
@@ -256,7 +254,7 @@ def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
 DYNAMIC = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.max_num_gen_batches=40")
 
 
-def test_dynamic_sampling_replaces_tasks_whose_plays_all_come_to_the_same(recipe_file: Path) -> None:
+def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path) -> None:
     plain, filtered = run(recipe_file, "plain"), run(recipe_file, "filtered", *DYNAMIC)
     assert any(len(set(values)) == 1 for values in outcomes_of(plain, 1).values())
     rows = read_metrics(filtered)
@@ -271,7 +269,7 @@ def test_dynamic_sampling_replaces_tasks_whose_plays_all_come_to_the_same(recipe
     assert first != pytest.approx(np.mean([value for values in outcomes_of(filtered, 1).values() for value in values]))
 
 
-def test_dynamic_sampling_gives_up_where_no_task_tells_anything(recipe_file: Path) -> None:
+def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> None:
     play = recipe_file.parent / "play.py"
     play.write_text(play.read_text().replace('return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0"))
     rows = read_metrics(run(recipe_file, "run", *DYNAMIC[:1], "algorithm.filter_groups.max_num_gen_batches=3"))
@@ -279,9 +277,7 @@ def test_dynamic_sampling_gives_up_where_no_task_tells_anything(recipe_file: Pat
     assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
 
 
-def test_plays_that_were_cut_short_in_the_first_step_are_told(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = run(recipe_file, "run", "data.max_prompt_length=4", "trainer.total_training_steps=1")
     told = capsys.readouterr()
     said = " ".join((told.out + told.err).split())
@@ -302,7 +298,7 @@ TOY = Path(__file__).parents[1] / "recipes" / "toy.yaml"
 
 
 def frozen_critic(server: JudgeServer) -> list[str]:
-    """Overrides of the toy recipe: its critic acts through the model of `server`."""
+    """Overrides that let the toy recipe's critic act through the model of `server`."""
     return [
         "policies.default.trainable=true",
         f"policies.big.endpoint={{base_url: '{server.url}', model: m, max_retries: 1}}",
@@ -316,12 +312,12 @@ def train_toy(folder: Path, server: JudgeServer, *overrides: str) -> Path:
 
 
 def verdict(request: Request) -> Answer:
-    """Depends on the question alone."""
+    """An answer that depends on the question alone."""
     return Answer("yes" if len(request.text) % 2 else "no, \u00e9", usage=(20, 2))
 
 
 @pytest.mark.usefixtures("_no_proxy")
-def test_an_agent_behind_an_endpoint_takes_part_in_credit_and_is_not_trained(tmp_path: Path) -> None:
+def test_endpoint_agent_receives_credit_without_training(tmp_path: Path) -> None:
     with JudgeServer(verdict) as server:
         path = train_toy(tmp_path / "run", server)
     assert server.requests[0].body["messages"][0] == {"role": "system", "content": "Judge."}
@@ -347,7 +343,7 @@ def test_an_agent_behind_an_endpoint_takes_part_in_credit_and_is_not_trained(tmp
 
 
 @pytest.mark.usefixtures("_no_proxy")
-def test_a_run_with_a_frozen_agent_repeats_bit_for_bit_where_its_model_does(tmp_path: Path) -> None:
+def test_run_with_a_frozen_agent_repeats_bit_for_bit(tmp_path: Path) -> None:
     with JudgeServer(verdict) as server:
         one, two = (train_toy(tmp_path / name, server, "trainer.val_before_train=false") for name in ("one", "two"))
     for step in ("000001", "000002"):
@@ -378,7 +374,7 @@ def test_an_update_skips_rows_without_tokens(tmp_path: Path, byte_policy: Policy
 
 
 @pytest.mark.usefixtures("_no_proxy")
-def test_where_a_frozen_model_fails_some_plays_the_run_goes_on_and_counts_them(tmp_path: Path) -> None:
+def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> None:
     def shaky(request: Request) -> Answer:
         return Answer(status=404) if "Say 3." in request.text else Answer("yes")
 
@@ -396,7 +392,7 @@ def test_where_a_frozen_model_fails_some_plays_the_run_goes_on_and_counts_them(t
 
 
 @pytest.mark.usefixtures("_no_proxy")
-def test_where_a_frozen_model_is_gone_the_run_stops_with_what_it_said(tmp_path: Path) -> None:
+def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> None:
     with (
         JudgeServer(Answer(hang_up=True)) as server,
         pytest.raises(CreditflowError, match="6 of 6 plays failed") as told,
@@ -408,7 +404,7 @@ def test_where_a_frozen_model_is_gone_the_run_stops_with_what_it_said(tmp_path: 
 
 
 @pytest.mark.usefixtures("_no_proxy")
-def test_a_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_recipe_with_a_frozen_agent_can_be_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from creditflow.commands.check import check
 
     with JudgeServer(verdict) as server:

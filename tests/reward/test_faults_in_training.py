@@ -1,4 +1,4 @@
-"""A whole run, and what goes wrong with its rewards while it trains."""
+"""Tests of a whole run with faults in its rewards."""
 
 import json
 import re
@@ -56,7 +56,10 @@ FAULTS = {
 
 @pytest.fixture
 def train(tmp_path, monkeypatch):
-    """Trains the toy recipe for an epoch of four steps with further reward functions; gives the result and the run."""
+    """Train the toy recipe for an epoch of four steps with more reward functions.
+
+    Returns the result and the run.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CREDITFLOW_TEST_MARK", str(tmp_path / "mark"))
     (tmp_path / "functions.py").write_text(FUNCTIONS)
@@ -98,7 +101,7 @@ def judged(url):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_judge_that_goes_wrong_now_and_then_masks_its_steps_and_the_run_goes_on(train, fault):
+def test_occasional_judge_fault_masks_its_steps(train, fault):
     answer, status, reason = FAULTS[fault]
     with JudgeServer(lambda request: answer if "Say 1." in request.text else Answer("Fine.\nScore: 7")) as server:
         result, run = train([judged(server.url)], max_failed_frac=0.6)
@@ -126,7 +129,7 @@ def test_a_judge_that_goes_wrong_now_and_then_masks_its_steps_and_the_run_goes_o
     assert re.search(r"\(12\.5%\), in 1 training step, the first [1-4]; failed scores are masked", total)
 
 
-def test_a_judge_that_always_goes_wrong_stops_the_run_with_what_it_said(train):
+def test_constant_judge_fault_stops_the_run(train):
     with JudgeServer(Answer("out of order", status=500)) as server:
         result, run = train([judged(server.url)], max_failed_frac=0.2)
     assert result.exit_code == 1
@@ -155,7 +158,7 @@ def test_check_refuses_one_function_that_mostly_fails(train):
     assert "the recipe can be trained, with the warnings above" in result.output
 
 
-def test_a_worker_that_is_killed_costs_nothing(train):
+def test_killed_worker_costs_no_score(train):
     result, run = train([{"fn": "functions.py:kills_its_worker_once"}])
     assert result.exit_code == 0, result.output
     assert (run.parent / "mark").exists()
@@ -163,7 +166,7 @@ def test_a_worker_that_is_killed_costs_nothing(train):
     assert {line["reward/kills_its_worker_once/failed_frac"] for line in metrics} == {0.0}
 
 
-def test_a_function_that_hangs_in_one_play_costs_that_play_its_score(train):
+def test_hanging_call_costs_only_its_score(train):
     result, run = train([{"fn": "functions.py:hangs_in_one_play", "timeout": 0.5}])
     assert result.exit_code == 0, result.output
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -176,7 +179,7 @@ RAISES = LINES.index('    return step.info["labels"]') + 1
 
 @pytest.mark.parametrize("function", ["looks_up", "waits_and_looks_up"])
 @pytest.mark.parametrize("backend", ["process", "inline"])
-def test_an_exception_in_a_reward_is_located(train, function, backend):
+def test_reward_exception_is_located(train, function, backend):
     result, run = train([{"fn": f"functions.py:{function}"}], backend=backend)
     called = [i for i, line in enumerate(LINES, 1) if "return label(step)" in line]
     frames = f"functions.py:{called[function != 'looks_up']} in {function}, functions.py:{RAISES} in label"
@@ -194,7 +197,7 @@ def test_an_exception_in_a_reward_is_located(train, function, backend):
     assert f"KeyError: 'labels' ({frames})" in check.output
 
 
-def test_workflow_that_fails_on_one_task_is_warned_of(train):
+def test_failing_task_makes_a_warning(train):
     result, run = train([], "team.workflow=functions.py:fails_on_one_task")
     assert result.exit_code == 0, result.output
     at = LINES.index(next(line for line in LINES if 'task.extra_info["labels"]' in line)) + 1
@@ -204,20 +207,22 @@ def test_workflow_that_fails_on_one_task_is_warned_of(train):
         rf"KeyError: 'labels' \(functions.py:{at} in fails_on_one_task\)",
         said[0],
     )
-    assert re.search(r"12\.5% of rollouts failed and were masked, in 1 training step, the first", said[1])
-    assert len(said) == 2
-    (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert re.match(r"warning: in the validation at training step 4, 1 of 6 rollouts failed and are masked;", said[1])
+    assert re.search(r"12\.5% of rollouts failed and were masked, in 1 training step, the first", said[2])
+    assert len(said) == 3
+    event, validation = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert (event["rule"], event["numbers"]) == ("failed_rollouts", {"failed": 4.0, "rollouts": 8.0})
+    assert (validation["metric"], validation["numbers"]["failed"]) == ("val/rollout/failed_frac", 1.0)
     assert f"line {at}, in fails_on_one_task" in (run / "failures.log").read_text()
 
 
-def test_failed_rollouts_of_a_validation_are_warned_of(train):
+def test_failed_validation_rollouts_make_a_warning(train):
     where = r"KeyError: 'labels' \(functions.py:\d+ in fails_on_one_task\)"
     of_all = rf"\d of \d rollouts failed and are masked; the first: {where}"
     settings = ["team.workflow=functions.py:fails_on_one_task", "actor_rollout_ref.rollout.max_failed_frac=0.9"]
     result, run = train([], *settings, "trainer.val_before_train=true", "trainer.total_training_steps=1")
     assert result.exit_code == 0, result.output
-    assert re.search(rf"^warning: at training step 0, {of_all}$", result.stderr, re.M)
+    assert re.search(rf"^warning: in the validation at training step 0, {of_all}$", result.stderr, re.M)
     (event, *_) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     assert (event["rule"], event["step"], event["numbers"]["failed"]) == ("failed_rollouts", 0, 1.0)
     assert "training step 0, trajectory 1-" in (run / "failures.log").read_text()

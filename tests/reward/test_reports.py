@@ -1,4 +1,4 @@
-"""Reports of many scorings, in many processes perhaps, as one."""
+"""Tests of merging the reports of many scorings, possibly from several processes, into one."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def merged(*functions):
     return one
 
 
-def test_counts_and_seconds_add_up_and_means_are_weighted_by_what_was_scored():
+def test_merge_adds_counts_and_weights_means():
     one = merged(
         function(matched=4, failed=2, mean=1.0, timeouts=1, calls=3, cached=2),
         function(matched=1, mean=0.25, calls=1),
@@ -33,7 +33,7 @@ def test_counts_and_seconds_add_up_and_means_are_weighted_by_what_was_scored():
     assert math.isnan(merged(function(failed=4), function(failed=4)).mean)
 
 
-def test_functions_are_told_apart_by_name_and_level_in_the_order_in_which_they_came():
+def test_merge_groups_by_name_and_level_in_order():
     reports = [
         ScoringReport((function("f"), function("out", level="outcome")), 1.0),
         ScoringReport((), 0.0),
@@ -48,7 +48,7 @@ def test_functions_are_told_apart_by_name_and_level_in_the_order_in_which_they_c
     assert ScoringReport.merge([report]) == report
 
 
-def test_of_the_distinct_reasons_the_first_are_kept_wherever_they_were_seen():
+def test_merge_keeps_the_first_distinct_reasons():
     seen = [
         "f, step a.0: slow",
         "f, step b.0: slow",
@@ -60,7 +60,7 @@ def test_of_the_distinct_reasons_the_first_are_kept_wherever_they_were_seen():
     assert one.reasons == ("f, step a.0: slow", "f, step b.1: gone: 503", "f, trajectory c: no")
 
 
-def test_what_functions_counted_adds_up_but_for_maxima_and_shares():
+def test_merge_adds_counters_except_maxima_and_shares():
     one = merged(
         function(matched=1, counted={"requests": 2.0, "latency_max_s": 0.5, "clipped": 1.0, "part/cut_prompts": 0.0}),
         function(matched=3, counted={"requests": 3.0, "latency_max_s": 2.0, "clipped": 0.2, "own_frac": 0.5}),
@@ -71,7 +71,7 @@ def test_what_functions_counted_adds_up_but_for_maxima_and_shares():
     )
 
 
-def test_a_merged_report_has_the_metrics_of_one():
+def test_merged_report_has_metrics():
     report = ScoringReport.merge([ScoringReport((function(failed=1, calls=2),), 2.0)] * 2)
     metrics = report.metrics()
     assert metrics["reward/failed_frac"] == 0.25
@@ -79,7 +79,7 @@ def test_a_merged_report_has_the_metrics_of_one():
     assert metrics["timing/reward_s"] == 4.0
 
 
-def test_a_report_travels_as_json():
+def test_report_round_trips_as_json():
     report = ScoringReport((function(failed=4, counted={"requests": 2.0}), function("g")), 0.25)
     text = report.to_json()
     json.loads(text)
@@ -88,7 +88,7 @@ def test_a_report_travels_as_json():
     assert repr(again) == repr(report)  # NaN is not equal to itself
 
 
-def test_too_many_failures_are_refused_with_the_first_reasons():
+def test_too_many_failures_raise_with_the_first_reasons():
     report = ScoringReport((function(matched=10, failed=2), function("out", 10, 1, level="outcome")), 1.0)
     expect_few_failures(report, 0.2)
     with pytest.raises(
@@ -146,6 +146,9 @@ def test_rollout_events_name_the_first_failure_once():
     )
     assert rollout_events(batch_of(*plays), 3, [failed.to_dict(), late.to_dict()]) == []
     assert rollout_events(batch_of(plays[0]), 3, []) == []
+    validation = rollout_events(batch_of(*plays), 3, [failed.to_dict()], validation=True)
+    assert [event.metric for event in validation] == ["val/rollout/failed_frac", "val/rollout/timeout_frac"]
+    assert validation[0].text.startswith("warning: in the validation at training step 3, 2 of 4 rollouts failed")
 
 
 def test_rollout_summary_counts_a_whole_run():

@@ -1,6 +1,6 @@
-"""Warnings of a run: rollouts and reward functions that fail, gates that move nothing, and a summary at the end.
+"""Warnings of a run: failing rollouts and reward functions, gates without effect, and a summary at the end.
 
-Reads reports, assignments and the run's record; stops nothing (`reward.manager.expect_few_failures` does).
+Reads reports, assignments and the run's record. Stopping a run is the task of `reward.manager.expect_few_failures`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
 
 
 def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """One event for each function with failed scores that no earlier event of the run names.
+    """Return one event for each function with failed scores that no earlier event of the run names.
 
     `past`: the lines of the run's `events.jsonl`.
     """
@@ -38,38 +38,52 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
     ]
 
 
-def rollout_events(batch: TrajectoryBatch, step: int | None, past: Iterable[Mapping[str, Any]]) -> list[Event]:
-    """One event for the first training step with failed rollouts, and one for the first with rollouts counted as 0.
+def rollout_events(
+    batch: TrajectoryBatch, step: int, past: Iterable[Mapping[str, Any]], *, validation: bool = False
+) -> list[Event]:
+    """Return events for the first batch with failed rollouts, and the first with rollouts counted as 0.
 
-    The latter exceeded their time limit under `timeout_outcome: zero`. `step`: None outside a run. `past`: the lines
-    of the run's `events.jsonl`.
+    The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
+    Validations have separate events.
     """
     told = {row.get("metric") for row in past if row.get("rule") == FAILED_ROLLOUTS}
-    at_step = "" if step is None else f"at training step {step}, "
+    prefix, when = ("val/", "in the validation at") if validation else ("", "at")
+    return [
+        Event(
+            step,
+            FAILED_ROLLOUTS,
+            prefix + metric,
+            "started",
+            WARN,
+            {"failed": float(failed), "rollouts": float(batch.n_trajectories)},
+            f"{when} training step {step}, {text}",
+        )
+        for metric, (failed, text) in failed_rollouts(batch).items()
+        if prefix + metric not in told
+    ]
+
+
+def failed_rollouts(batch: TrajectoryBatch) -> dict[str, tuple[int, str]]:
+    """Return the number of failed rollouts and a text with the first reason, by metric; likewise for late rollouts."""
     failed_N = batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")
     late_N = np.array(["timed_out" in info for info in batch.trajectory_info], dtype=np.bool_) & ~failed_N
     found = (
         ("rollout/failed_frac", failed_N, "failed and are masked", "error"),
         ("rollout/timeout_frac", late_N, "exceeded their time limit and count as outcome 0", "agent_error"),
     )
-    return [
-        Event(
-            step or 0,
-            FAILED_ROLLOUTS,
-            metric,
-            "started",
-            WARN,
-            {"failed": float(at_N.sum()), "rollouts": float(at_N.size)},
-            f"{at_step}{at_N.sum()} of {at_N.size} rollouts {what}; the first: "
+    return {
+        metric: (
+            int(at_N.sum()),
+            f"{at_N.sum()} of {at_N.size} rollouts {what}; the first: "
             f"{batch.trajectory_info[int(np.argmax(at_N))].get(key, '')}",
         )
         for metric, at_N, what, key in found
-        if at_N.any() and metric not in told
-    ]
+        if at_N.any()
+    }
 
 
 def rollout_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line where rollouts failed or exceeded their time limit. `rows`: the lines of the run's `metrics.jsonl`."""
+    """Return a line if rollouts failed or exceeded their time limit. `rows`: the lines of the run's `metrics.jsonl`."""
     lines = []
     for metric, what in _ROLLOUTS.items():
         shares = [(row["step"], share) for row in rows if (share := row.get(metric)) is not None]
@@ -81,7 +95,7 @@ def rollout_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line where credit moved in no training step. `rows`: the lines of the run's `metrics.jsonl`."""
+    """Return a line if credit moved in no training step. `rows`: the lines of the run's `metrics.jsonl`."""
     moved = [value for row in rows if (value := row.get("propagation/moved")) is not None]
     frozen = any(row.get("groups/frozen_steps") for row in rows)  # a gate that masks steps is at work
     if not moved or any(moved) or frozen:
@@ -90,13 +104,13 @@ def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def failure_text(function: FunctionReport) -> str:
-    """How many scores of a function failed, and the first reason."""
+    """Format the number of failed scores of a function, with the first reason."""
     first = f"; the first: {function.reasons[0]}" if function.reasons else ""
     return f"reward function {function.name} failed on {function.failed} of {function.matched} scores{first}"
 
 
 def failure_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each function with failed scores in training: their number, share and training steps.
+    """Return a line for each function with failed scores in training: their number, share and training steps.
 
     `rows`: the lines of the run's `metrics.jsonl`.
     """

@@ -1,4 +1,4 @@
-"""The embedded engine's control flow: play, score, credit, update, record. It reads like the algorithm."""
+"""The control flow of the embedded engine: sample, score, assign credit, update, record."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ from creditflow.monitor import (
     sub_reward_metrics,
 )
 from creditflow.monitor.guard import STOP, asked_of_engine
-from creditflow.monitor.notices import failure_events, rollout_events
+from creditflow.monitor.notices import failed_rollouts, failure_events, rollout_events
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
 from creditflow.parts import Parts, build_parts
 from creditflow.progress import Reporter
-from creditflow.trajectory import Trajectory, TrajectoryBatch
+from creditflow.trajectory import TrajectoryBatch
 
 _VAL = 1
-"""First part of a play's random key, where training has 0."""
+"""The first part of a validation trajectory's random key; training uses 0."""
 
 
 def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
-    """Train as the recipe says, or go on with it; returns the run's folder.
+    """Train the recipe or resume its run; returns the run's folder.
 
-    Bad input raises before anything is written; a tracker that cannot be set up, when the run's folder is there.
+    Raises on bad input before anything is written. A tracker that cannot start raises after the run's folder
+    exists.
     """
     parts = build_parts(recipe)
     steps = total_steps(len(parts.train_tasks), recipe.config)
@@ -125,7 +126,9 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
 
 
 async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> Evaluation | None:
-    """The evaluation that a run was stopped in before its checkpoint: by an error, or by a kill in the last one."""
+    """Re-run an evaluation that was interrupted before its checkpoint by an error, or by a kill in the last
+    evaluation.
+    """
     if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
         return None
     evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}", run)
@@ -141,7 +144,7 @@ async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> E
 
 
 def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event | None:
-    """Show the guard a step's metrics; what it says is said and recorded. Returns what it asks for beyond that."""
+    """Run the guard on a step's metrics; print and record its events. Returns the event that the engine must act on."""
     events = run.guard.look(run.done, metrics)
     asked = asked_of_engine(events)
     if (of_adapters := run.narrow_or_widen(metrics)) is not None:
@@ -153,19 +156,19 @@ def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event |
 
 
 def warn_of_failures(run: Run, step: int, parts: Parts, reporter: Reporter) -> None:
-    """Report and record each reward function that fails for the first time in the run."""
+    """Report and record the first failure of each reward function in the run."""
     warn(run, failure_events(parts.rewards.take_report(), step, run.folder.events()), reporter)
 
 
 def warn(run: Run, events: Sequence[Event], reporter: Reporter) -> None:
-    """Record events of failures, and print them."""
+    """Record and print events of failures."""
     run.folder.append_events(event.to_dict() for event in events)
     for event in events:
         reporter.say(event.text)
 
 
 def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
-    """Say which agents no signal reached and whether many plays were cut short, by the metrics of the first step."""
+    """Warn of agents without a signal and of many truncated trajectories, from the metrics of the first step."""
     for agent in (agent for agents in parts.trained_policies.values() for agent in agents):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
             reporter.say(
@@ -181,7 +184,7 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
 
 
 def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Reporter) -> None:
-    """Warn, with the reason, where gates changed no credit in the first training step, by its metrics and step file."""
+    """Warn, with the reason, if gates changed no credit in the first training step. Reads its metrics and step file."""
     if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
         return
     assignment = Ledger.open(folder).read(1).assignment
@@ -190,15 +193,15 @@ def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Repo
 
 
 _MANY_TRUNCATED = 0.1
-"""Some plays are cut short in any run."""
+"""The accepted share of truncated trajectories; any run has some."""
 
 
 async def train_step(
     step: int, parts: Parts, run: Run, reporter: Reporter, note: Callable[[str], None]
 ) -> dict[str, float]:
-    """One training step: play tasks, score, assign credit, update, record. `note`: told what is being done."""
+    """Run one training step: sample, score, assign credit, update, record. `note` receives the current activity."""
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
-    parts.endpoint_metrics()  # what an evaluation asked of them is not of this step
+    parts.endpoint_metrics()  # requests of an evaluation do not count in this step
     crew.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
@@ -261,34 +264,29 @@ def _table_freq(trainer: TrainerConfig) -> int:
 
 
 _TABLE_FREQ = 10
-"""Training steps from one table of sample trajectories to the next, where a run has no validations."""
+"""Training steps between tables of sample trajectories in a run without validations."""
 
 
 async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str, run: Run | None = None) -> Evaluation:
-    """Run the validation tasks as `rollout.val_kwargs` configures, and greedily.
-
-    Warns of failed rollouts: in a run of the first only, and with its traceback in the run folder.
-    """
+    """Run the validation tasks as `rollout.val_kwargs` configures, and once greedily."""
     kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
-    sampled = await evaluation_plays(parts, crew, n, temperature)
-    greedy = await evaluation_plays(parts, crew, 1, 0.0) if temperature > 0 else sampled
-    batch = TrajectoryBatch.from_trajectories(sampled)
-    evaluation = Evaluation.of(batch, TrajectoryBatch.from_trajectories(greedy), n)
-    if run is None:
-        for event in rollout_events(batch, None, ()):
-            reporter.say(event.text)
-    else:
-        run.folder.append_failures(run.done, ((one.id, one.info) for one in sampled))
-        warn(run, rollout_events(batch, run.done, run.folder.events()), reporter)
+    sampled = await evaluation_batch(parts, crew, reporter, n, temperature, run)
+    greedy = await evaluation_batch(parts, crew, reporter, 1, 0.0, run) if temperature > 0 else sampled
+    evaluation = Evaluation.of(sampled, greedy, n)
     reporter.say(
         f"{when}: {status_line(val_metrics(evaluation))} on {parts.recipe.validation_words(len(parts.val_tasks))}"
     )
     return evaluation
 
 
-async def evaluation_plays(parts: Parts, crew: Crew, n: int, temperature: float) -> list[Trajectory]:
-    """`n` scored plays of each validation task."""
+async def evaluation_batch(
+    parts: Parts, crew: Crew, reporter: Reporter, n: int, temperature: float, run: Run | None
+) -> TrajectoryBatch:
+    """Sample `n` scored trajectories of each validation task, and warn of failed rollouts.
+
+    A run prints the first warning only, and its folder receives the tracebacks.
+    """
     # The same plays at every evaluation of a run and in every run: differences come from the policy.
     trajectories = await play(parts, crew, parts.val_tasks, n, temperature, (_VAL,))
     try:
@@ -297,16 +295,23 @@ async def evaluation_plays(parts: Parts, crew: Crew, n: int, temperature: float)
         error.trajectories = trajectories
         raise
     parts.label(trajectories)
-    return trajectories
+    batch = TrajectoryBatch.from_trajectories(trajectories)
+    if run is None:
+        for _, text in failed_rollouts(batch).values():
+            reporter.say(f"warning: {text}")
+    else:
+        run.folder.append_failures(run.done, ((one.id, one.info) for one in trajectories))
+        warn(run, rollout_events(batch, run.done, run.folder.events(), validation=True), reporter)
+    return batch
 
 
 def val_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """`val/*`."""
+    """The evaluation's metrics as `val/*`."""
     return {f"val/{key}": value for key, value in evaluation.metrics.items()}
 
 
 def status_line(metrics: Mapping[str, float]) -> str:
-    """How a run stands, in a line: the most telling of a training step's or an evaluation's metrics."""
+    """A one-line summary of the main metrics of a training step or an evaluation."""
     shown = {
         "train/pass_at_1": "train pass@1",
         "reward/step_error_rate": "step errors",

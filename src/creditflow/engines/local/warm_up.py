@@ -1,4 +1,4 @@
-"""Lessons for a tiny model before there is anything to reinforce: what recipes that make their own model share."""
+"""Supervised warm-up of tiny models before reinforcement learning, shared by recipes that generate their model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from creditflow.errors import CreditflowError
 from creditflow.rollout import GenerationRequest
 
 Example = tuple[str, str]
-"""A prompt, and the response to it."""
+"""A prompt and its response."""
 
 
 def supervised_loss(policy: Policy, examples: Sequence[Example]) -> Tensor:
-    """Cross-entropy of the responses, each with the end token; averaged over their tokens.
+    """Cross-entropy of the responses, each with the end token, averaged over their tokens.
 
-    All prompts have as many tokens, and so do all responses. Raises ValueError where they do not.
+    All prompts have the same number of tokens, and so do all responses. Raises ValueError otherwise.
     """
     prompts = [policy.tokenizer(prompt)["input_ids"] for prompt, _ in examples]
     targets = [policy.tokenizer(target)["input_ids"] + [policy.pad_id] for _, target in examples]  # <|end|> is both
@@ -29,7 +29,7 @@ def supervised_loss(policy: Policy, examples: Sequence[Example]) -> Tensor:
 
 
 def sampled_accuracy(policy: Policy, examples: Sequence[Example]) -> float:
-    """The share of the examples whose response the policy gives, sampled at temperature 1; the same at every call."""
+    """The share of examples with a correct response, sampled at temperature 1. The result is the same at every call."""
     requests = [
         GenerationRequest(tuple(policy.tokenizer(prompt)["input_ids"]), len(target.split()) + 1, 1.0, (i,))
         for i, (prompt, target) in enumerate(examples)
@@ -45,10 +45,10 @@ def warm_up(
     *,
     most_steps: int,
 ) -> None:
-    """Steps of AdamW until `learned(step)`, which is asked after each; it may print what it measures.
+    """Run steps of AdamW until `learned(step)` is true. It is called after each step and may print its measurements.
 
-    `lessons()` are a step's batches, whose losses are added. The learning rate rises to 2e-3 within 50 steps. Raises
-    CreditflowError where `most_steps` were not enough.
+    `lessons()` returns a step's batches, whose losses are added. The learning rate rises to 2e-3 within 50 steps.
+    Raises CreditflowError if the model has not learned after `most_steps`.
     """
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=2e-3, weight_decay=0.01)
     for step in range(1, most_steps + 1):

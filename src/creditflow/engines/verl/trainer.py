@@ -1,7 +1,7 @@
-"""The distributed engine's control flow: verl's trainer, with credit where its advantages were.
+"""The control flow of the distributed engine: verl's trainer with our credit in place of its advantages.
 
-verl generates, computes log-probs and values, and updates; workers of ours play and score (`agent_loop`). This module
-says in which order, computes credit from whole plays with the same code as every engine, and records.
+verl generates, computes log-probs and values, and updates. Our workers run and score rollouts (`agent_loop`). This
+module sets the order, computes credit from whole trajectories with the same code as every engine, and records.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ from creditflow.table import batch_of, table_of
 from creditflow.trajectory import Bools, Floats, TrajectoryBatch
 
 _STATE = "creditflow.json"
-"""In a checkpoint, beside verl's files: what the run's own parts go on from."""
+"""The file with the state of the run's own parts, beside verl's files in a checkpoint."""
 _LATEST = "latest_checkpointed_iteration.txt"
-"""Where verl writes which checkpoint is the newest."""
+"""verl's file that names the newest checkpoint."""
 _VAL = "val"
 _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
 _CORES_BESIDE = 2
-"""For the driver, and to start any further actor."""
+"""For the driver and the start of further actors."""
 _MOST_POLL_S = 2.0
 _PLAYS_A_SECOND = 2000.0
-"""Of which TransferQueue can be asked whether they are done without being busy with it."""
+"""Rollouts per second of polling interval, so that polling does not keep TransferQueue busy."""
 
 
 class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """One trained policy: its workers, servers, reference and critic, as verl sets them up."""
+    """One trained policy: its workers, servers, reference and critic, set up by verl."""
 
     def __init__(self, config: Any, policy: str) -> None:
         with open_dict(config):
@@ -100,7 +100,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.resource_pool_manager: ResourcePoolManager = ResourcePoolManager(pools, self.mapping)
 
     def prepare(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float]) -> KVBatchMeta:
-        """`rows`, balanced over the ranks and padded, with log-probs, those of the reference, and a critic's values."""
+        """Balance `rows` over the ranks and pad them; add old and reference log-probs and a critic's values."""
         self._n_rows = len(rows)
         rows = self._balance_batch(rows, metrics=metrics)
         with marked_timer("old_log_prob", timing, color="blue"):
@@ -114,7 +114,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         return rows
 
     def fill_values(self, columns: Rows, rows: KVBatchMeta, values_T: Floats) -> None:
-        """Ask the critic about `rows` that are not trained on."""
+        """Fill `values_T` with the critic's values of `rows` that are not trained."""
         if len(rows):
             self._n_rows = len(rows)
             rows = self._balance_batch(rows, metrics={})
@@ -122,11 +122,11 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
             throw_away(rows, keep=columns.step_of_key)  # what verl padded with
 
     def update(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int) -> None:
-        """Update critic and actor on rows that have advantages."""
+        """Update critic and actor on rows with advantages."""
         if self.use_critic:
             with marked_timer("update_critic", timing, color="pink"):
                 self._update_critic(rows, metrics=metrics)
-        if step > self.config.trainer.critic_warmup:  # so many steps; in verl's own trainers one fewer
+        if step > self.config.trainer.critic_warmup:  # verl's own trainers take one step fewer
             with marked_timer("update_actor", timing, color="red"):
                 self._update_actor(rows, metrics=metrics)
 
@@ -169,7 +169,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def _with_update(self, batch: KVBatchMeta, section: Any, seed: int) -> KVBatchMeta:
-        """`batch` with what a worker needs to know of an update."""
+        """Add the options of an update to `batch`."""
         coefficient = section.get("entropy_coeff", 0.0)
         batch.extra_info.update(
             {
@@ -188,7 +188,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         return batch
 
     def correct_rollout(self, rows: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """verl's measures of what separates its rollout from its actor; weights and rejection where asked for."""
+        """Measure the mismatch between verl's rollout and actor; apply weights and rejection if configured."""
         section = self.config.algorithm.get("rollout_correction", None)
         if not section or section.get("bypass_mode", False):
             return rows
@@ -205,7 +205,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
 
 class Partner(PolicyTrainer):
-    """A further trained policy of a run: verl's workers and servers for it, without data and without a loop."""
+    """A further trained policy of a run: verl's workers and servers, without data and without a loop."""
 
     def __init__(self, config: Any, policy: str, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -224,7 +224,7 @@ class Partner(PolicyTrainer):
             self.config.critic.optim.total_training_steps = self._total_steps
 
     def _load_checkpoint(self) -> None:
-        self.global_steps = 0  # the run says where it goes on from
+        self.global_steps = 0  # the run prints its starting step
 
     def save(self, folder: Path, step: int) -> None:
         """Write model, optimizer and critic into `folder`."""
@@ -234,28 +234,28 @@ class Partner(PolicyTrainer):
             self.critic_wg.save_checkpoint(str(folder / "critic"), None, step, max_ckpt_to_keep=keep)
 
     def load(self, folder: Path) -> None:
-        """The inverse of `save`."""
+        """Load the files of `save`."""
         self.actor_rollout_wg.load_checkpoint(local_path=str(folder / "actor"), del_local_after_load=False)
         if self.use_critic:
             self.critic_wg.load_checkpoint(local_path=str(folder / "critic"), del_local_after_load=False)
 
 
 class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
-    """verl's replay buffer, which says whose plays it chose, and does not wait for workers that died."""
+    """verl's replay buffer, which also records the selected groups and raises if a worker died."""
 
     selected: set[str]
-    """The uids of the groups that were sampled last; a group may have no rows."""
+    """The uids of the last sampled groups; a group may have no rows."""
     expect_workers: Callable[[], None]
 
     @classmethod
     def going_on_with(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> PlayBuffer:
-        """`buffer`, as verl has set it up."""
+        """Take over the state of `buffer`, which verl has set up."""
         made = cls.__new__(cls)
         made.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
         return made
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """As verl's, but where no group has a row it gives none: why there are none is said by the plays."""
+        """Sample as in verl, but return no rows if no group has any. The rollouts' records explain the absence."""
         try:
             rows, said = super().sample(global_steps, partition_id, batch_size)
             return rows, said
@@ -270,7 +270,7 @@ class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
         return selection
 
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
-        # verl filters by what rows say; of a group without rows that is nothing, and it would raise.
+        # verl filters by rows and would raise on a group without rows.
         with_rows = {key.split("_")[0] for key in self.partitions[partition_id]}
         without = self.finished_keys[partition_id] - with_rows
         self.finished_keys[partition_id] -= without
@@ -283,7 +283,7 @@ class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
 
 
 class Collected(NamedTuple):
-    """What a batch of plays came to: verl's rows, and the plays that they are steps of."""
+    """A batch of rollouts: verl's rows and the trajectories with their steps."""
 
     rows: KVBatchMeta
     plays: Plays
@@ -291,7 +291,7 @@ class Collected(NamedTuple):
 
 @register_trainer("creditflow")
 class CreditflowTrainer(PolicyTrainer):
-    """The run: plays, credit, updates of every trained policy, validation, checkpoints, records."""
+    """The run: rollouts, credit, updates of every trained policy, validation, checkpoints, records."""
 
     def __init__(self, config: Any) -> None:
         run = carried(config)
@@ -352,7 +352,7 @@ class CreditflowTrainer(PolicyTrainer):
             self.partners.append(partner)
 
     def get_llm_clients(self) -> dict[str, tuple[Any, Any]]:
-        """For each trained policy its client and verl's section of its model."""
+        """Each trained policy's client and the section of its model in verl's configuration."""
         return {t.policy: (t.get_llm_client(), t.config.actor_rollout_ref.model) for t in self.trainers}
 
     def on_init_end(self) -> None:
@@ -397,7 +397,7 @@ class CreditflowTrainer(PolicyTrainer):
         write_whole(folder / _STATE, lambda path: path.write_text(json.dumps(state) + "\n"))
 
     def _save_state_again(self) -> None:
-        """Where this step's checkpoint was saved a moment ago, before all was known."""
+        """Rewrite the state of this step's checkpoint, which was saved before all results existed."""
         if self.global_steps > 0 and (folder := self._checkpoint()).is_dir():
             self._save_state(folder)
 
@@ -427,7 +427,7 @@ class CreditflowTrainer(PolicyTrainer):
     # One training step.
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
-        """Collect plays, assign credit, update every policy, record. Returns the rows that were trained on."""
+        """Collect rollouts, assign credit, update every policy, record. Returns the trained rows."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
             rows, plays = self._collect(metrics, sample_batch_size)
@@ -463,7 +463,7 @@ class CreditflowTrainer(PolicyTrainer):
             for trainer in updated:
                 part = columns.put(trained[trainer.policy], assignment)
                 trained[trainer.policy] = trainer.correct_rollout(part, metrics)
-        with ThreadPoolExecutor(1, "ledger") as beside:  # what is recorded is known: no device waits for a file
+        with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final; its file is written beside the update
             recording = beside.submit(self._record, plays, assignment)
             for trainer in updated:
                 said = {}
@@ -479,16 +479,16 @@ class CreditflowTrainer(PolicyTrainer):
         return joined(trained[trainer.policy] for trainer in updated)
 
     def _named(self, trainer: PolicyTrainer, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics of one policy's update, under its name where there are several."""
+        """Metrics of one policy's update; with several policies, under the policy's name."""
         return {f"{trainer.policy}/{k}": v for k, v in metrics.items()} if self.partners else dict(metrics)
 
     def _collect(self, metrics: dict[str, Any], n_tasks: int) -> Collected:
-        """The rows and plays of `n_tasks` tasks.
+        """Collect the rows and rollouts of `n_tasks` tasks.
 
-        Where rollout servers were lost, and more plays with them than may fail, the servers get their weights again and
-        the tasks are played once more.
+        If rollout servers failed, and with them more rollouts than may fail, the servers receive their weights
+        again and the tasks run once more.
 
-        Raises CreditflowError where too many plays failed, with the first reason, and TooManyFailedScores.
+        Raises CreditflowError with the first reason if too many rollouts failed, and TooManyFailedScores.
         """
         limits = self.limits.actor_rollout_ref.rollout
         for attempt in (1, 2):
@@ -503,20 +503,20 @@ class CreditflowTrainer(PolicyTrainer):
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
         try:
-            self._expect_few_failures(plays)
+            self._expect_few_failures(plays, validation=False)
         except TooManyFailedScores:
             self.folder.write_steps(self.global_steps, plays.batch)  # the evidence
             raise
         return Collected(rows, plays)
 
-    def _expect_few_failures(self, plays: Plays) -> None:
-        """Raises CreditflowError where too many plays or scores failed; tracebacks go to the run's folder."""
+    def _expect_few_failures(self, plays: Plays, *, validation: bool) -> None:
+        """Raise CreditflowError if too many rollouts or scores failed. Tracebacks go to the run folder."""
         infos = list(zip(plays.batch.trajectory_ids, plays.batch.trajectory_info, strict=True))
         self.folder.append_failures(self.global_steps, infos)
         try:
             plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
             past = self.folder.events()
-            events = rollout_events(plays.batch, self.global_steps, past)
+            events = rollout_events(plays.batch, self.global_steps, past, validation=validation)
             events += failure_events(plays.report, self.global_steps, past)
             self.folder.append_events(event.to_dict() for event in events)
             expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
@@ -538,10 +538,10 @@ class CreditflowTrainer(PolicyTrainer):
             tu.assign_non_tensor_stack(batch, "uid", [uuid.uuid4().hex for _ in range(len(batch))])
             self._submit_batch_to_rollout(batch)
 
-    # What is written down.
+    # Records.
 
     def _record(self, plays: Plays, assignment: Assignment) -> None:
-        """Write the step file, and keep the step's metrics for `_compute_metrics`."""
+        """Write the step file and keep the step's metrics for `_compute_metrics`."""
         self.folder.write_steps(self.global_steps, plays.batch, assignment)
         self._own_metrics = step_metrics(plays, assignment, self.guard.threshold(self.threshold))
 
@@ -565,7 +565,7 @@ class CreditflowTrainer(PolicyTrainer):
             self._heed(asked)
 
     def _watch(self, metrics: Mapping[str, float]) -> Event | None:
-        """Show the guard what was measured; what it says is recorded. Returns what it asks for beyond that."""
+        """Run the guard on the metrics and record its events. Returns the event that the engine must act on."""
         events = self.guard.look(self.global_steps, metrics)
         asked = asked_of_engine(events)
         self.folder.append_events(event.to_dict() for event in events if event is not asked)
@@ -573,9 +573,9 @@ class CreditflowTrainer(PolicyTrainer):
         return asked
 
     def _heed(self, asked: Event) -> None:
-        """Lead the run's folder back to the last good checkpoint and end this attempt, as the guard asks.
+        """Roll the run folder back to the last good checkpoint and end this attempt.
 
-        Raises RolledBack, for who started it to begin again; or GuardStop.
+        Raises RolledBack, after which the launcher starts again; or GuardStop.
         """
         most = self.limits.guard.max_rollbacks
         why = cannot_go_back(self._rollbacks, most) if asked.action == RESTORE else ""
@@ -592,9 +592,9 @@ class CreditflowTrainer(PolicyTrainer):
         raise RolledBack(f"guard: goes on after step {good}; what came after is kept in {self.folder.path}/{aside}")
 
     def _good_checkpoint(self) -> int | None:
-        """The step of the newest one that is whole, and that the guard found nothing wrong with.
+        """The step of the newest complete checkpoint that the guard marked as good.
 
-        What verl removes of an old checkpoint (`max_actor_ckpt_to_keep`) are its models.
+        verl removes the models of old checkpoints (`max_actor_ckpt_to_keep`), so their folders are incomplete.
         """
         latest = self._checkpoint().with_name(_LATEST)
         newest = min(int(latest.read_text()), self.global_steps - 1) if latest.is_file() else 0
@@ -607,13 +607,13 @@ class CreditflowTrainer(PolicyTrainer):
         return None
 
     def _sweep(self, step: int) -> None:
-        """Remove the checkpoints of later steps: the run goes on another way."""
+        """Remove the checkpoints of later steps, because the run continues differently."""
         for later, folder in saved(self._checkpoint().parent).items():
             if later > step:
                 shutil.rmtree(folder)
 
     def _validate(self) -> dict[str, float]:
-        """Plays the validation tasks as `rollout.val_kwargs` says, and greedily."""
+        """Run the validation tasks as `rollout.val_kwargs` configures, and once greedily."""
         kwargs = self.limits.actor_rollout_ref.rollout.val_kwargs
         sampling = kwargs.do_sample and kwargs.temperature > 0
         n = kwargs.n if sampling else 1
@@ -635,7 +635,7 @@ class CreditflowTrainer(PolicyTrainer):
         return metrics
 
     def _evaluation_plays(self, n: int, greedy: bool) -> TrajectoryBatch:
-        """`n` scored plays of each validation task."""
+        """Sample `n` scored rollouts of each validation task."""
         parts = []
         for rows in self.val_dataloader:
             size = len(rows["raw_prompt"])
@@ -659,18 +659,18 @@ class CreditflowTrainer(PolicyTrainer):
                 raise CreditflowError(
                     f"{plays.lost} of {plays.expected} validation plays left no record; Ray's logs say why"
                 )
-            self._expect_few_failures(plays)
+            self._expect_few_failures(plays, validation=True)
             parts.append(plays.batch)
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
 
 _UPDATED = ("critic", "actor")
 _TIMING = {"gen": "rollout", "adv": "advantage"}
-"""What verl's clocks are called on the local engine, where they measure the same."""
+"""The local engine's names for verl's timers of the same measurement."""
 
 
 def step_metrics(plays: Plays, assignment: Assignment, threshold: Threshold) -> dict[str, float]:
-    """The metrics of a training step's plays, rewards and credit."""
+    """The metrics of a training step's rollouts, rewards and credit."""
     batch = plays.batch
     return {
         "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
@@ -696,18 +696,18 @@ def saved(checkpoints: Path) -> dict[int, Path]:
 
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:
-    """[S] the steps that the policy named is trained on."""
+    """[S] the steps on which the policy is trained."""
     return assignment.trained_S & batch_of_policy(policy, assignment.batch)
 
 
 def batch_of_policy(policy: str, batch: TrajectoryBatch) -> Bools:
-    """[S] the steps that the policy named made."""
+    """[S] the steps that the policy generated."""
     made_S: Bools = np.array([name == policy for name in batch.policy_names], dtype=np.bool_)[batch.policy_of_step]
     return made_S
 
 
 def expect_cores(config: Any) -> None:
-    """Raises ConfigError where Ray counts too few cores for verl's worker groups, which would wait for ever."""
+    """Raise ConfigError if Ray has too few cores for verl's worker groups, which would wait forever."""
     devices = config.trainer.n_gpus_per_node * config.trainer.nnodes
     wanted, there = _CORES_A_DEVICE * devices + _CORES_BESIDE, ray.cluster_resources().get("CPU", 0)
     if there < wanted:
@@ -719,7 +719,7 @@ def expect_cores(config: Any) -> None:
 
 @contextmanager
 def servers_named(backend: str, policy: str) -> Iterator[None]:
-    """Rollout servers that are made meanwhile carry the policy in their names: Ray knows them by those."""
+    """Add the policy to the names of rollout servers created inside, because Ray identifies servers by name."""
     plain = RolloutReplicaRegistry.get(backend)
     named = type(plain.__name__, (plain,), {"__init__": partialmethod(plain.__init__, name_suffix=policy)})
     RolloutReplicaRegistry.register(backend, lambda: named)
@@ -731,7 +731,7 @@ def servers_named(backend: str, policy: str) -> Iterator[None]:
 
 @contextmanager
 def servers_there() -> Iterator[None]:
-    """Raises CreditflowError where a rollout server died meanwhile, for good."""
+    """Raise CreditflowError if a rollout server inside died and was not restarted."""
     try:
         yield
     except RayActorError as error:
@@ -742,12 +742,12 @@ def servers_there() -> Iterator[None]:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are one number."""
+    """The metrics with a single number."""
     return {key: float(value) for key, value in metrics.items() if isinstance(value, int | float | np.number)}
 
 
 def _collect(output: Any, name: str, metrics: dict[str, Any]) -> None:
-    """verl's metrics of an update, under `name/`."""
+    """Add verl's metrics of an update under `name/`."""
     said = rename_dict(output["metrics"], f"{name}/")
     said[f"perf/mfu/{name}"] = said.pop(f"{name}/mfu")
     metrics.update(reduce_metrics(said))
