@@ -17,11 +17,18 @@ settings.register_profile(
 settings.load_profile("creditflow")
 
 RAY = ("tests/engines/verl/", "tests/reward/test_ray_backend.py")
+LONGEST = (*RAY, "tests/test_serve.py", "tests/test_compare.py", "tests/rollout/test_server.py", "tests/faults/")
+"""Files that take longest. They run first, so that no process is left alone with one of them at the end."""
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # else xdist starts files with many tests first, and slow ones last
     # A shell that starts this in the background has it ignored, and so would every process that a test interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)

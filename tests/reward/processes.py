@@ -1,5 +1,6 @@
-"""What a test asks the system about processes."""
+"""Helpers that list the processes and file descriptors of the system."""
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 
 def children(pid: int | None = None) -> dict[int, str]:
-    """The processes that a process (default: this one) has started and that are still there, and their states."""
+    """Return the processes that a process (default: this one) has started and that still exist, and their states."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -20,12 +21,12 @@ def children(pid: int | None = None) -> dict[int, str]:
 
 
 def descendants(pid: int | None = None) -> set[int]:
-    """The children of a process (default: this one), theirs, and so on."""
+    """Return the children of a process (default: this one), their children, and so on."""
     return {found for child in children(pid) for found in {child, *descendants(child)}}
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there and is no zombie."""
+    """Whether the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -33,11 +34,13 @@ def alive(pid: int) -> bool:
 
 
 def descriptors() -> int:
+    """The number of open descriptors, without those of objects that other tests left to the collector."""
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0, every: float = 0.01) -> None:
-    """Waits for what must come; fails where it does not."""
+    """Wait until a condition holds; fail if it does not."""
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "it did not come about"

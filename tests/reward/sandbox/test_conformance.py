@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from creditflow.reward.sandbox import Bubblewrap, Sandbox, SandboxError, SandboxOptionError, container
+from tests.reward.processes import descriptors
 from tests.reward.sandbox import boxes
 
 BACKENDS = ["bubblewrap", "unsafe_subprocess", "sandbox_fusion", "container"]
@@ -266,10 +267,6 @@ def children() -> set[str]:
         with contextlib.suppress(OSError):  # a thread that has just ended
             found.update((task / "children").read_text().split())
     return found
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @on_local
