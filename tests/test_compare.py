@@ -1,4 +1,4 @@
-"""Comparisons: which arms, run how, and what may be said of the difference."""
+"""Comparisons: arms, runs, and the statistics of differences."""
 
 import fcntl
 import io
@@ -47,13 +47,13 @@ TOY = Path(__file__).parent / "recipes" / "toy.yaml"
 # Arms
 
 
-def test_a_comma_inside_brackets_separates_no_values():
+def test_comma_inside_brackets_does_not_separate_values():
     assert parse_vary("algorithm.gamma=0.9,1") == ("algorithm.gamma", ["0.9", "1"])
     assert parse_vary("a.b=[1, 2],{c: 3, d: 4}, x") == ("a.b", ["[1, 2]", "{c: 3, d: 4}", "x"])
 
 
 @pytest.mark.parametrize("vary", ["algorithm.gamma", "=1,2", "algorithm.gamma=", "algorithm.gamma=1,,2", "a.b=1,1"])
-def test_what_is_no_key_with_values_is_refused(vary):
+def test_vary_without_key_and_values_is_refused(vary):
     with pytest.raises(ConfigError, match="--vary: expected"):
         parse_vary(vary)
 
@@ -64,7 +64,7 @@ def arms(*values, key="algorithm.propagation", extra=True, only=(), overrides=()
     }
 
 
-def test_each_value_carries_its_own_overrides_and_extra_arms_follow():
+def test_values_carry_their_overrides_and_extra_arms_follow():
     assert arms("identical", "none") == {
         "identical": ("algorithm.propagation=identical",),
         "none": ("actor_rollout_ref.actor.optim.lr=0.002", "algorithm.propagation=none"),
@@ -72,14 +72,14 @@ def test_each_value_carries_its_own_overrides_and_extra_arms_follow():
     }
 
 
-def test_arms_may_be_left_out_and_chosen():
+def test_arms_may_be_left_out_and_selected():
     assert list(arms("identical", "none", extra=False)) == ["identical", "none"]
     assert list(arms("identical", "none", only=["none_answer", "identical"])) == ["identical", "none_answer"]
     with pytest.raises(ConfigError, match=r"--only: no arm 'non_answer' \(did you mean 'none_answer'\?\)"):
         arms("identical", only=["non_answer"])
 
 
-def test_an_override_on_the_command_line_replaces_the_one_that_the_recipe_gives_a_value():
+def test_command_line_overrides_an_entry_of_values():
     overrides = ["compare.values.none.actor_rollout_ref.actor.optim.lr=3e-4"]
 
     assert arms("none", extra=False, overrides=overrides)["none"][0] == "actor_rollout_ref.actor.optim.lr=0.0003"
@@ -88,7 +88,7 @@ def test_an_override_on_the_command_line_replaces_the_one_that_the_recipe_gives_
 @pytest.mark.parametrize(
     ("entry", "value"), [("true", "true"), ("0.50", "0.5"), ("0.5", "0.50"), ("1e-4", "0.0001"), ("'yes'", "true")]
 )
-def test_an_entry_belongs_to_the_value_that_it_is_read_as(tmp_path, entry, value):
+def test_entry_matches_its_value_as_yaml(tmp_path, entry, value):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    {entry}: {{data.max_prompt_length: 64}}\n")
 
@@ -98,7 +98,7 @@ def test_an_entry_belongs_to_the_value_that_it_is_read_as(tmp_path, entry, value
     assert made[1].overrides == ("recipe.x=1",)
 
 
-def test_on_the_command_line_too_an_entry_belongs_to_the_value_that_it_is_read_as(tmp_path):
+def test_command_line_entry_matches_its_value_as_yaml(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"extends: {TOY}\ncompare:\n  values:\n    true: {{data.max_prompt_length: 64}}\n")
     recipe = load_recipe(path, ["compare.values.true.data.max_prompt_length=32"])
@@ -108,7 +108,7 @@ def test_on_the_command_line_too_an_entry_belongs_to_the_value_that_it_is_read_a
     assert made.overrides[-2:] == ("data.max_prompt_length=32", "data.shuffle=true")
 
 
-def test_values_without_an_entry_are_known_where_others_have_one():
+def test_values_without_an_entry_are_listed():
     recipe = load_recipe(TOY)
 
     assert without_entry(recipe, ["identical", "none", "threshold"]) == ["identical", "threshold"]
@@ -126,7 +126,7 @@ def test_values_without_an_entry_are_known_where_others_have_one():
         ("compare.arms.before.x=1", "'before' names its runs' folder 'before', which is taken"),
     ],
 )
-def test_arms_that_make_no_sense_are_refused(override, message):
+def test_invalid_arms_are_refused(override, message):
     with pytest.raises(ConfigError, match=message):
         arms("none", "identical", overrides=[override])
 
@@ -139,7 +139,7 @@ def test_arms_that_make_no_sense_are_refused(override, message):
     | st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1)
     | st.lists(st.integers() | st.text("ab-_. ,"))
 )
-def test_an_override_says_its_value_so_that_it_is_read_as_the_same(value):
+def test_as_yaml_round_trips(value):
     from omegaconf import OmegaConf
 
     if isinstance(value, str) and "${" in value:
@@ -152,7 +152,7 @@ def test_an_override_says_its_value_so_that_it_is_read_as_the_same(value):
 
 
 def slow_interval(a, b, seed, resamples=3000):
-    """The same bootstrap, in the most obvious way. `a`, `b`: [run][task] = (part, whole)."""
+    """Compute the same bootstrap in the most obvious way. `a`, `b`: [run][task] = (part, whole)."""
     rng = random.Random(seed)
     runs, tasks = range(len(a)), range(len(a[0]))
 
@@ -180,7 +180,7 @@ def counts(arm):
 
 
 @pytest.mark.parametrize("runs", [1, 3])
-def test_the_interval_is_that_of_resampling_runs_and_tasks_one_by_one(runs):
+def test_interval_matches_a_slow_bootstrap(runs):
     rng = random.Random(runs)
     a, b = simulated(rng, runs, 60, 0.8), simulated(rng, runs, 60, 0.6)
 
@@ -193,7 +193,7 @@ def test_the_interval_is_that_of_resampling_runs_and_tasks_one_by_one(runs):
     assert found.high == pytest.approx(high, abs=0.08 * width)
 
 
-def test_with_one_run_the_interval_is_the_normal_one_over_tasks():
+def test_interval_of_one_run_is_the_normal_one_over_tasks():
     rng = random.Random(0)
     tasks = 2000
     a, b = ([(float(rng.random() < p), 1.0) for _ in range(tasks)] for p in (0.7, 0.5))
@@ -208,7 +208,7 @@ def test_with_one_run_the_interval_is_the_normal_one_over_tasks():
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
 @settings(max_examples=20)
-def test_swapping_the_arms_changes_the_sign_and_nothing_else(runs, tasks, rng):
+def test_swapping_the_arms_only_changes_the_sign(runs, tasks, rng):
     a, b = counts(simulated(rng, runs, tasks, 0.7)), counts(simulated(rng, runs, tasks, 0.4))
 
     there, back = paired_difference(a, b), paired_difference(b, a)
@@ -219,7 +219,7 @@ def test_swapping_the_arms_changes_the_sign_and_nothing_else(runs, tasks, rng):
     assert there.mean <= there.high + 1e-12 or runs * tasks < 12  # few tasks of unequal weight: skewed
 
 
-def test_an_arm_does_not_differ_from_itself():
+def test_arm_does_not_differ_from_itself():
     arm = counts(simulated(random.Random(1), 3, 20, 0.5))
 
     found = paired_difference(arm, arm)
@@ -227,7 +227,7 @@ def test_an_arm_does_not_differ_from_itself():
     assert (found.mean, found.low, found.high) == (0, 0, 0)
 
 
-def test_where_nothing_was_counted_there_is_no_difference():
+def test_difference_is_nan_without_counts():
     nothing = Counts(np.zeros((2, 3)), np.zeros((2, 3)))
 
     found = paired_difference(nothing, nothing)
@@ -240,10 +240,10 @@ def test_arms_of_different_shape_do_not_pair():
         paired_difference(Counts(np.ones((2, 3)), np.ones((2, 3))), Counts(np.ones((1, 3)), np.ones((1, 3))))
 
 
-# What a comparison found
+# Results of a comparison
 
 
-def test_an_evaluation_keeps_what_each_task_came_to():
+def test_evaluation_keeps_results_by_task():
     plays = [
         play("a0", [step("x", 1.0), step("y", 0.5)], outcome=1.0, task="a"),
         play("a1", [step("x", 1.0), step("y", 1.0)], outcome=0.0, task="a"),
@@ -263,14 +263,17 @@ def test_an_evaluation_keeps_what_each_task_came_to():
     assert Evaluation.from_json(found.to_json(), "here") == found
 
 
-def test_what_is_no_evaluation_is_refused():
+def test_invalid_evaluation_is_refused():
     for text in ("{", "[]", '{"metrics": {}}'):
         with pytest.raises(DataError, match="here: not an evaluation"):
             Evaluation.from_json(text, "here")
 
 
 def evaluation(passed, wrong):
-    """Ten tasks of one play and two scored steps each, the first so many of them passed and wrong in one step."""
+    """Make an evaluation of ten tasks with one rollout and two scored steps each.
+
+    The first `passed` tasks pass, and the first `wrong` have one wrong step.
+    """
     return Evaluation(
         metrics={"pass_at_1": passed / 10, "pass_at_1_greedy": passed / 10, "step_error_rate": wrong / 20},
         sampled=[float(i < passed) for i in range(10)],
@@ -280,12 +283,12 @@ def evaluation(passed, wrong):
 
 
 def arm(name, *after):
-    """`after`: passed and wrong, by seed."""
+    """Make an arm. `after`: (passed, wrong) by seed."""
     runs = [RunResult(evaluation(*one), [0.1, 0.2, one[0] / 10], seconds=2.0) for one in after]
     return ArmResult(name, [evaluation(2, 5) for _ in after], runs)
 
 
-def test_the_comparison_has_this_shape():
+def test_comparison_json_has_this_shape():
     results = [arm("identical", (4, 4), (6, 4)), arm("none", (7, 2), (8, 0)), arm("threshold", (9, 1), (9, 1))]
 
     found = json.loads(json.dumps(summary("algorithm.propagation", results, differences(results)), allow_nan=False))
@@ -311,20 +314,20 @@ def test_the_comparison_has_this_shape():
     assert found["differences"][0]["step_error_rate"]["mean"] == pytest.approx(-0.15)
 
 
-def test_without_identical_the_first_arm_is_the_baseline():
+def test_first_arm_is_the_baseline_without_identical():
     results = [arm("1e-4", (4, 4)), arm("2e-4", (6, 4)), arm("3e-4", (6, 4))]
 
     assert [(d.name, d.against) for d in differences(results)] == [("2e-4", "1e-4"), ("3e-4", "1e-4")]
 
 
-def test_the_spread_of_one_seed_is_not_known():
+def test_spread_of_one_seed_is_unknown():
     results = [arm("identical", (4, 4))]
 
     assert math.isnan(spread([0.4]))
     assert summary("x", results, [])["values"]["identical"]["pass_at_1"]["after"]["std"] is None
 
 
-def test_a_run_is_read_from_its_folder(tmp_path):
+def test_run_result_is_read_from_its_folder(tmp_path):
     (tmp_path / "evaluation.json").write_text(evaluation(4, 4).to_json())
     rows = [{"step": 0, "val/pass_at_1": 0.1}, {"step": 1, "train/pass_at_1": 0.2, "timing/step_s": 1.5}]
     rows += [{"step": 2, "train/pass_at_1": None, "timing/step_s": 2.0}]
@@ -338,7 +341,7 @@ def test_a_run_is_read_from_its_folder(tmp_path):
     assert found.seconds == 3.5
 
 
-def test_tables_print_names_as_they_are(capsys):
+def test_tables_print_names_verbatim(capsys):
     results = [arm("[a, b]", (4, 4)), arm(":x: [bold]", (6, 4))]
 
     show(results_console(), ":x: [bold]", comparison_table(results))
@@ -351,13 +354,13 @@ def test_tables_print_names_as_they_are(capsys):
     assert "+0.200 [" in printed
 
 
-def test_where_arms_train_for_different_lengths_the_title_claims_no_number_of_steps():
+def test_title_omits_steps_if_arms_differ_in_length():
     assert comparison_title("toy", {30}) == "toy, before -> after 30 training steps"
     assert comparison_title("toy", {1}) == "toy, before -> after 1 training step"
     assert comparison_title("toy", {24, 30}) == "toy, before -> after training"
 
 
-def test_an_evaluation_is_shown_with_passing_first_and_nothing_twice(capsys):
+def test_evaluation_table_starts_with_pass_rates(capsys):
     metrics = {"pass_at_2": 0.75, "pass_at_1": 0.5, "step_error_rate": 0.25, "pass_at_1_greedy": 0.125}
 
     results_console().print(evaluation_table(Evaluation(metrics, [], [], [])))
@@ -372,7 +375,7 @@ def test_an_evaluation_is_shown_with_passing_first_and_nothing_twice(capsys):
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_figure_is_drawn(tmp_path, seeds):
+def test_figure_is_drawn(tmp_path, seeds):
     results = [arm(name, *[(4 + i, 3 - i)] * seeds) for i, name in enumerate(["identical", "none", "threshold"])]
 
     draw_comparison(tmp_path / "figure.png", "a title", results)
@@ -383,7 +386,7 @@ def test_the_figure_is_drawn(tmp_path, seeds):
 # Progress
 
 
-def test_what_happens_is_said_as_it_is(capsys):
+def test_reporter_prints_text_verbatim(capsys):
     Reporter().say("[a, b] :x:")
     with Reporter().bar("[a]", 1) as bar:
         bar.advance(1, ":x: [b]")
@@ -391,7 +394,7 @@ def test_what_happens_is_said_as_it_is(capsys):
     assert capsys.readouterr().err == "[a, b] :x:\n[a] 1/1 :x: [b]\n"
 
 
-def test_a_bar_shows_names_as_they_are():
+def test_bar_prints_names_verbatim():
     reporter = Reporter(Console(file=io.StringIO(), force_terminal=True, width=200))
 
     with reporter.bar("[a]", 1) as bar:
@@ -414,7 +417,7 @@ def reporter():
     return Reporter(Console(file=io.StringIO(), record=True, width=200))
 
 
-def test_a_job_that_fails_is_reported_with_the_end_of_its_log_and_stops_no_other(tmp_path, reporter):
+def test_failed_job_is_reported_and_does_not_stop_others(tmp_path, reporter):
     jobs = [
         job(tmp_path, "bad", "print('x\\n' * 50); print('the reason'); raise SystemExit(3)"),
         job(tmp_path, "good", f"open({str(tmp_path / 'done')!r}, 'w')"),
@@ -431,7 +434,7 @@ def test_a_job_that_fails_is_reported_with_the_end_of_its_log_and_stops_no_other
     assert (tmp_path / "done").exists()
 
 
-def test_no_more_jobs_run_at_once_than_asked(tmp_path, reporter):
+def test_at_most_the_given_number_of_jobs_run_at_once(tmp_path, reporter):
     code = (
         "import time, os\n"
         f"folder = {str(tmp_path)!r}\n"
@@ -451,13 +454,13 @@ def test_no_more_jobs_run_at_once_than_asked(tmp_path, reporter):
 
 
 def _heed_signals():
-    """Under nohup, or in the background of a shell, tests inherit that some signals are ignored."""
+    """Reset signal handlers: under nohup, or in the background of a shell, tests inherit ignored signals."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
+def test_interrupted_comparison_leaves_no_process(tmp_path, number):
     child = tmp_path / "child"
     sleeper = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     parent = subprocess.Popen(
@@ -484,7 +487,7 @@ def test_an_interrupted_comparison_leaves_no_process_behind(tmp_path, number):
         os.kill(int(child.read_text()), 0)
 
 
-def test_a_hangup_that_is_ignored_stays_ignored(tmp_path, reporter):
+def test_ignored_hangup_stays_ignored(tmp_path, reporter):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     try:
         failures = run_jobs(
@@ -514,7 +517,7 @@ def compare(*arguments):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A finished comparison of two arms with one seed: its working directory and what was printed."""
+    """Run a comparison of two arms with one seed; return its working directory and its output."""
     folder = tmp_path_factory.mktemp("compared")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -523,7 +526,7 @@ def compared(tmp_path_factory):
     return folder, result
 
 
-def test_a_comparison_prints_a_table_and_writes_numbers_and_a_figure(compared):
+def test_comparison_prints_a_table_and_writes_its_files(compared):
     folder, result = compared
 
     for words in ("identical", "none - identical", "step error rate", "numbers: out/comparison.json", "comparison.png"):
@@ -539,7 +542,7 @@ def test_a_comparison_prints_a_table_and_writes_numbers_and_a_figure(compared):
         assert found["values"][name]["pass_at_1"]["after"]["seeds"] == [after["metrics"]["pass_at_1"]]
 
 
-def test_arms_run_with_their_own_overrides_and_the_same_seed(compared):
+def test_arms_run_with_their_overrides_and_the_same_seed(compared):
     configs = {
         name: json.loads((compared[0] / "out" / name / "seed0" / "run.json").read_text())["config"]
         for name in ("identical", "none")
@@ -554,7 +557,7 @@ def test_arms_run_with_their_own_overrides_and_the_same_seed(compared):
     assert {config["data"]["seed"] for config in configs.values()} == {0}
 
 
-def test_before_training_is_evaluated_once_for_all_arms(compared):
+def test_initial_model_is_evaluated_once_for_all_arms(compared):
     folder = compared[0] / "out"
 
     assert len(list((folder / "before").glob("*.json"))) == 1
@@ -564,7 +567,7 @@ def test_before_training_is_evaluated_once_for_all_arms(compared):
     assert steps == [1, 2]
 
 
-def test_finished_runs_are_not_repeated_and_broken_ones_are(compared, monkeypatch):
+def test_finished_runs_are_kept_and_broken_ones_repeated(compared, monkeypatch):
     monkeypatch.chdir(compared[0])
     kept = Path("out/identical/seed0/run.json").stat().st_mtime_ns
     broken = Path("out/none/seed0")
@@ -579,7 +582,7 @@ def test_finished_runs_are_not_repeated_and_broken_ones_are(compared, monkeypatc
     assert (broken / "evaluation.json").exists()
 
 
-def test_a_folder_with_other_runs_is_refused(compared, monkeypatch):
+def test_folder_with_other_runs_is_refused(compared, monkeypatch):
     monkeypatch.chdir(compared[0])
 
     result = compare("--no-arms", "algorithm.gamma=0.5")
@@ -593,14 +596,14 @@ def test_a_folder_with_other_runs_is_refused(compared, monkeypatch):
 
 @pytest.fixture
 def half_done(compared, tmp_path, monkeypatch):
-    """The folder of a comparison in which the first of two runs is not finished."""
+    """Return the folder of a comparison in which the first of two runs is not finished."""
     shutil.copytree(compared[0] / "out", tmp_path / "out")
     (tmp_path / "out" / "identical" / "seed0" / "evaluation.json").unlink()
     monkeypatch.chdir(tmp_path)
     return Path("out")
 
 
-def test_no_broken_run_is_deleted_where_another_folder_holds_something_else(half_done):
+def test_broken_run_is_kept_if_another_folder_is_foreign(half_done):
     (half_done / "none" / "seed0" / "run.json").unlink()
 
     result = compare("--no-arms")
@@ -610,7 +613,7 @@ def test_no_broken_run_is_deleted_where_another_folder_holds_something_else(half
     assert (half_done / "identical" / "seed0" / "run.json").exists()
 
 
-def test_a_folder_in_which_a_comparison_is_running_is_refused(half_done):
+def test_folder_of_a_running_comparison_is_refused(half_done):
     with (half_done / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = compare("--no-arms")
@@ -621,7 +624,7 @@ def test_a_folder_in_which_a_comparison_is_running_is_refused(half_done):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_told_with_exit_code_1(tmp_path, monkeypatch):
+def test_failed_run_gives_exit_code_1(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("async def solve(task, team):\n    raise RuntimeError('no such world')\n")
 
@@ -649,7 +652,7 @@ def test_a_run_that_fails_is_told_with_exit_code_1(tmp_path, monkeypatch):
         (["--only", "nothing"], "--only: no arm 'nothing'"),
     ],
 )
-def test_bad_input_is_told_before_anything_is_written(tmp_path, monkeypatch, arguments, message):
+def test_bad_input_is_reported_before_anything_is_written(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
 
     result = compare(*arguments)
@@ -664,7 +667,7 @@ def test_bad_input_is_told_before_anything_is_written(tmp_path, monkeypatch, arg
     "vary",
     ["data.seed=1,2", "data={seed: 1},{seed: 2}", "trainer.val_before_train=true", "trainer.default_local_dir=a"],
 )
-def test_what_a_comparison_sets_itself_cannot_be_varied(tmp_path, monkeypatch, vary):
+def test_settings_of_compare_cannot_be_varied(tmp_path, monkeypatch, vary):
     monkeypatch.chdir(tmp_path)
 
     result = CliRunner().invoke(app, ["compare", str(TOY), "--vary", vary, "--no-arms"])
@@ -675,7 +678,7 @@ def test_what_a_comparison_sets_itself_cannot_be_varied(tmp_path, monkeypatch, v
 
 
 @pytest.mark.slow
-def test_more_seeds_and_the_recipes_own_arms_join_a_comparison_that_is_there(tmp_path, monkeypatch):
+def test_more_seeds_and_arms_extend_an_existing_comparison(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     compare("--no-arms")
 

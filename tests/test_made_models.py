@@ -1,4 +1,4 @@
-"""Recipes that make their own model, from the warm-up to a trained policy, on the smallest scale."""
+"""Tests of recipes that build their own model, from the warm-up to a trained policy, on the smallest scale."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from tests.builders import mostly_slow
 RECIPES = Path(__file__).parents[1] / "recipes"
 TINY = ("recipe.hidden=16", "recipe.layers=1", "recipe.train_tasks=8", "recipe.val_tasks=2", "data.train_batch_size=2")
 ROUGH = {"booking": "warmup", "tic_tac_toe": "legal", "tool_chain": "warmup"}
-"""The setting that says how well the model is to be warmed up."""
+"""The setting for the target accuracy of the warm-up."""
 
 
 @pytest.mark.parametrize("recipe", mostly_slow(ROUGH, {"tool_chain"}))
-def test_a_recipe_makes_its_model_and_updates_those_policies_that_are_to_learn(recipe, tmp_path, monkeypatch):
+def test_recipe_builds_its_model_and_updates_trainable_policies(recipe, tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_CACHE", str(tmp_path))
     settings = [*TINY, f"recipe.{ROUGH[recipe]}=0.0", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=2"]

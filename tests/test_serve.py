@@ -1,4 +1,4 @@
-"""`creditflow serve`, as clients elsewhere see it, and what it leaves behind."""
+"""`creditflow serve` from its clients' point of view, and the files that it writes."""
 
 import asyncio
 import os
@@ -63,7 +63,7 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory):
-    """A server for tests that need no options and look at no files; each of them names its own trajectories."""
+    """A server for tests that need no options and no files; each test uses its own rollout names."""
     server = Serving(tmp_path_factory.mktemp("shared") / "plays")
     yield server
     server.process.kill()
@@ -90,7 +90,7 @@ def say(client: openai.OpenAI, agent: str = "writer", **more):
     return client.chat.completions.create(model=agent, messages=HELLO, max_tokens=4, **more)
 
 
-def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(serving):
+def test_rollouts_start_end_and_are_written(serving):
     server = serving()
     first = say(server.client("one"))
     say(server.client("one"), "editor")
@@ -113,7 +113,7 @@ def test_plays_are_begun_by_their_first_call_ended_by_their_client_and_written(s
     assert (two.uid, two.outcome, two.info["ended"]) == ("two", None, "by nobody")
 
 
-def test_what_was_served_becomes_a_run_with_credit(serving, tmp_path):
+def test_served_rollouts_become_a_run_with_credit(serving, tmp_path):
     for name in ("one", "two"):
         server = serving()
         for outcome in (0.0, 1.0):
@@ -128,7 +128,7 @@ def test_what_was_served_becomes_a_run_with_credit(serving, tmp_path):
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
-def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(serving):
+def test_reused_name_starts_a_new_rollout(serving):
     server = serving()
     for _ in range(2):
         say(server.client("one"))
@@ -141,7 +141,7 @@ def test_a_name_that_is_used_again_is_another_play_with_other_random_numbers(ser
 
 
 @pytest.mark.slow
-def test_plays_of_another_start_have_other_random_numbers(serving):
+def test_each_start_has_its_own_random_numbers(serving):
     for _ in range(2):
         server = serving()
         say(server.client("one"))
@@ -158,7 +158,7 @@ class Breaks(Letters):
         raise MemoryError("no room for the cache")
 
 
-def test_who_serves_is_told_of_a_model_that_breaks_and_who_calls_it_not_to_try_again(tmp_path, monkeypatch):
+def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_API_KEY", "a key")
     said: Queue[str] = Queue()
 
@@ -191,7 +191,7 @@ def test_who_serves_is_told_of_a_model_that_breaks_and_who_calls_it_not_to_try_a
 
 
 @pytest.mark.slow
-def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, tmp_path):
+def test_full_files_are_written_and_old_ones_stay(serving, tmp_path):
     (tmp_path / "plays").mkdir()
     (tmp_path / "plays" / "plays-000002.parquet").write_text("another's")
     server = serving("--per-file", "2")
@@ -209,7 +209,7 @@ def test_files_are_written_as_they_fill_and_those_of_another_time_stay(serving, 
     assert len(server.plays()) == 3
 
 
-def test_who_asks_which_models_there_are_begins_no_play(serving):
+def test_listing_models_starts_no_rollout(serving):
     server = serving()
     client = server.client("one")
     assert [model.id for model in client.models.list()] == ["default:writer", "default:editor"]
@@ -233,7 +233,7 @@ def test_who_asks_which_models_there_are_begins_no_play(serving):
         ({"answer_steps": ["x"]}, "answer_steps: no answer of this play has the id 'x'"),
     ],
 )
-def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(shared, said, why):
+def test_invalid_end_is_refused_and_the_rollout_goes_on(shared, said, why):
     say(shared.client("goes-on"))
     answer = shared.end("goes-on", **said)
     assert (answer.status_code, why in answer.json()["error"]["message"]) == (400, True)
@@ -241,14 +241,14 @@ def test_an_end_that_cannot_be_is_refused_and_the_play_goes_on(shared, said, why
     assert shared.end("goes-on").json()["steps"] == 2
 
 
-def test_an_end_that_is_no_json_is_refused_as_any_other_request_is(shared):
+def test_end_without_valid_json_is_refused(shared):
     say(shared.client("no-json"))
     refused = shared.post_end("no-json", content=b'{"outcome"').json()["error"]
     assert refused["message"].startswith("Invalid JSON")
     assert shared.end("no-json", outcome=2).json()["error"]["param"] == "outcome"
 
 
-def test_the_end_of_a_play_is_not_that_of_another_one_that_has_its_name_by_then(serving):
+def test_end_of_a_reused_name_ends_the_right_rollout(serving):
     server = serving()
     first = say(server.client("one")).id
     place, body = urlsplit(server.url), b'{"outcome": 1}'
@@ -268,7 +268,7 @@ def test_the_end_of_a_play_is_not_that_of_another_one_that_has_its_name_by_then(
     assert [(len(play.steps), play.outcome.value) for play in server.plays()] == [(1, 0.25), (2, 0.5)]
 
 
-def test_a_first_call_that_is_refused_begins_no_play(serving):
+def test_refused_first_call_starts_no_rollout(serving):
     server = serving()
     for refused in ({"model": "default:nobody"}, {"extra_headers": {"X-Creditflow-Parents": "x/1"}}):
         with pytest.raises(openai.APIStatusError):
@@ -282,7 +282,7 @@ def play_of(name: str) -> Trajectory:
     return Trajectory(id=name, uid=name, task=Task("served", (), None))
 
 
-def test_plays_that_cannot_be_written_now_are_written_later(tmp_path, monkeypatch, capsys):
+def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
     written = Written(tmp_path, 2, Reporter())
     for name in "abc":
         written.add(play_of(name))
@@ -306,7 +306,7 @@ def test_plays_that_cannot_be_written_now_are_written_later(tmp_path, monkeypatc
     assert sorted(file.name for file in tmp_path.iterdir()) == ["plays-000001.parquet", "plays-000002.parquet"]
 
 
-def test_a_play_that_can_never_be_written_keeps_no_other_from_its_file(tmp_path, capsys):
+def test_unwritable_rollout_blocks_no_other(tmp_path, capsys):
     written = Written(tmp_path, 2, Reporter())
     broken = play_of("b")
     broken.outcome = Score(float("nan"), status="ok", range=(2.0, 1.0))
@@ -319,12 +319,12 @@ def test_a_play_that_can_never_be_written_keeps_no_other_from_its_file(tmp_path,
     assert "b cannot be written: " in capsys.readouterr().err
 
 
-def test_an_end_of_a_play_that_is_not_there_is_told(shared):
+def test_end_of_a_missing_rollout_is_refused(shared):
     say(shared.client("ended"))
     assert [shared.end(name).status_code for name in ("ended", "ended", "never-begun")] == [200, 404, 404]
 
 
-def test_who_asks_for_what_there_is_not_is_told_what_there_is(shared):
+def test_missing_route_lists_the_known_ones(shared):
     url = shared.url
     assert "expected POST /t/NAME/end" in httpx.get(f"{url}/t/one/end").text
     assert (
@@ -335,7 +335,7 @@ def test_who_asks_for_what_there_is_not_is_told_what_there_is(shared):
     assert "expected POST /t/NAME/v1/chat/completions" in httpx.get(f"{url}/v2").text
 
 
-def test_who_has_no_key_begins_no_play(serving):
+def test_request_without_key_starts_no_rollout(serving):
     server = serving()
     with pytest.raises(openai.AuthenticationError):
         say(server.client("one", "another key"))
@@ -349,13 +349,13 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(asked, capture_output=True, text=True, check=False)
 
 
-def test_a_host_that_others_reach_is_not_taken_by_accident():
+def test_remote_host_needs_a_flag():
     done = command(str(RECIPE), "--host", "0.0.0.0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--allow-remote" in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(tmp_path):
+def test_busy_port_is_reported(tmp_path):
     with bound("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         done = command(str(RECIPE), "--port", port, "-o", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Messages in the form of each provider: texts, media, reasoning, calls of tools."""
+"""Tests of messages in each provider's form: texts, media, reasoning, tool calls."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ IMAGES = {
 
 
 def call(read: Any, wrote: Any) -> Converted:
-    """One call by OpenTelemetry's conventions."""
+    """Convert one call in OpenTelemetry's conventions."""
     attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.input.messages": json.dumps(read),
@@ -36,7 +36,7 @@ def call(read: Any, wrote: Any) -> Converted:
 
 
 def spread(prompt: dict[str, Any], response: dict[str, Any], read: str, wrote: str, **more: Any) -> Converted:
-    """One call whose messages are spread over attributes."""
+    """Convert one call with messages that are spread over attributes."""
     attributes = {f"{read}.0.{key}": value for key, value in prompt.items()}
     attributes |= {f"{wrote}.0.{key}": value for key, value in response.items()}
     return convert([Span("t", "a", None, "chat", 1, 2, attributes | more)])
@@ -266,13 +266,13 @@ def test_call_log_of_each_provider_is_read(request_: dict[str, Any], response: d
     assert (found.info["prompt_tokens"], found.info["completion_tokens"]) == (3, 2)
 
 
-def test_blocks_of_one_text_are_joined_as_they_are() -> None:
+def test_blocks_of_one_text_are_joined_unchanged() -> None:
     parts = [{"type": "text", "text": "There are "}, {"type": "text", "text": "seven of them."}]
     assert step(call([USER], [{"role": "assistant", "content": parts}])).response == SAID
 
 
 @pytest.mark.parametrize("text", ['[{"type": "circle", "r": 1}]', '{"text": "hi"}', "[1, 2]", "data: none", "[x]"])
-def test_json_that_a_model_wrote_stays_as_it_is(text: str) -> None:
+def test_json_written_by_a_model_is_unchanged(text: str) -> None:
     assert step(call([USER], [{"role": "assistant", "content": text}])).response == text
 
 

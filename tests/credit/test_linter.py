@@ -1,4 +1,4 @@
-"""What `check_groups` says in words, and when it has nothing to say."""
+"""The findings of `check_groups`, and batches without findings."""
 
 from dataclasses import replace
 
@@ -28,11 +28,11 @@ def said(code, *trajectories, **chosen):
     return str(finding)
 
 
-def test_a_sound_batch_has_no_findings():
+def test_sound_batch_has_no_findings():
     assert check_groups(batch_of(*sound())) == []
 
 
-def test_groups_of_one_play_are_named_with_what_to_do():
+def test_single_trajectories_are_reported_with_a_remedy():
     message = said("singletons", *sound(), play("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task")
     assert "1 groups (group_by task) had a single play" in message
     assert "More plays of each task" in message
@@ -41,41 +41,41 @@ def test_groups_of_one_play_are_named_with_what_to_do():
     )
 
 
-def test_a_step_that_nobody_can_be_compared_with_is_named():
+def test_step_without_baseline_is_reported():
     lone = play("t2", [step("judge", 0.5, prompt="j")], 1.0)
     assert "1 steps have nobody to be compared with at any level" in said("no_baseline", *sound(), lone)
 
 
-def test_a_task_whose_plays_begin_with_different_prompts_is_named():
+def test_task_with_different_first_prompts_is_reported():
     other = play("t2", [step("plan", 0.5, prompt="another question")], 1.0)
     message = said("mixed_prompts", *sound(), other)
     assert "Task q0: 'q' and 'another question'" in message
 
 
-def test_groups_without_variance_are_counted_and_one_is_named():
+def test_groups_without_variance_are_reported():
     tied = [play(f"t{n}", [step("plan", 1.0, prompt="q")], 1.0) for n in range(3)]
     assert "1 of 1 groups have no variance" in said("no_variance", *tied)
     assert "agent=plan turn=0" in said("no_variance", *tied)
 
 
-def test_an_agent_that_is_never_scored_is_named():
+def test_never_scored_agent_is_reported():
     plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n)) for n, r in enumerate((0.5, 1.0))]
     assert said("never_scored", *plays).startswith("plan is never scored")
 
 
-def test_an_agent_that_nothing_reaches_is_named():
+def test_unreached_agent_is_reported():
     plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", 0.25 * n)], float(n)) for n in range(2)]
     assert "no signal reaches plan" in said("unreached", *plays, propagation="none", outcome_to="answer")
     assert "the outcome never reaches plan" in said("no_outcome", *sound(), propagation="none", outcome_to="answer")
 
 
-def test_an_agent_whose_gates_are_all_closed_is_named_with_its_best_score():
+def test_starved_agent_is_reported_with_its_best_score():
     assert "no gate of write is open: its best sub-reward is 1, its threshold 1" in said(
         "starved", *sound(), propagation_threshold={"kind": "fixed", "agents": {"write": 1.0}}
     )
 
 
-def test_plays_and_steps_that_are_left_out_are_counted():
+def test_masked_trajectories_and_failed_scores_are_reported():
     failed = play("t2", [step("plan", "failed", prompt="q")], 1.0)
     assert "1 steps could not be scored" in said("failed_scores", *sound(), failed)
     assert "1 of 3 plays are left out of training" in said(
@@ -84,15 +84,15 @@ def test_plays_and_steps_that_are_left_out_are_counted():
 
 
 @pytest.mark.parametrize("rule", ["identical", "none"])
-def test_rules_that_pass_nothing_on_are_not_reproached_with_it(rule):
+def test_rules_without_flow_have_no_nothing_flows_finding(rule):
     assert "nothing_flows" not in codes(*sound(), propagation=rule)
 
 
-def test_a_recipe_for_a_critic_can_be_checked_without_one():
+def test_critic_recipe_is_checked_without_a_critic():
     assert codes(*sound(), adv_estimator="gae", outcome_to="answer") <= {"no_outcome"}
 
 
-def test_plays_without_an_outcome_beside_plays_with_one_are_counted():
+def test_missing_outcomes_are_reported():
     missing = play("t2", [step("plan", 0.5, prompt="q")], None)
     assert "1 plays have no outcome and others have" in said("missing_outcomes", *sound(), missing)
     assert "missing_outcomes" not in codes(missing, play("t3", [step("plan", 1.0, prompt="q")], None))
@@ -112,7 +112,7 @@ def test_starved_gates_and_failed_steps_agree():
 
 
 def chain(*rewards):
-    """Two plays of a chain of steps with these sub-rewards; the second's first step differs."""
+    """Two trajectories of a chain of steps with these sub-rewards; the second's first step differs."""
     return [
         play(f"t{n}", [step("a", None, prompt="q"), *(step(f"b{i}", r) for i, r in enumerate(rewards))], float(n))
         for n in range(2)
@@ -157,7 +157,7 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
 
 
 @pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
-def test_gates_that_are_all_closed_are_idle(gate_at):
+def test_closed_gates_are_idle(gate_at):
     plays = [play(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
     chosen = CreditOptions(gate_at=gate_at)
     assigned = assign(batch_of(*plays), chosen)

@@ -1,4 +1,4 @@
-"""Runs that are stopped and gone on with, against runs that were not."""
+"""Runs that stop and resume, compared with runs that did not stop."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> tuple[Path, Path]:
-    """A recipe and a finished run of it, which tests leave as it is."""
+    """A recipe and a finished run of it, which tests do not modify."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "play.py").write_text(PLAY)
     (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
-    """A run that breaks in the update that follows step `after`."""
+    """Run until an error in the update after step `after`."""
     from creditflow.engines.local.crew import Crew
 
     update, seen = Crew.update, []
@@ -88,7 +88,7 @@ def expect_the_same(one: Path, two: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, ("one policy", "a critic", "a threshold that moves")))
-def test_a_run_that_is_gone_on_with_is_the_run_that_was_never_stopped(recipe_file, monkeypatch, kind) -> None:
+def test_resumed_run_equals_an_unstopped_run(recipe_file, monkeypatch, kind) -> None:
     settings = (*EVERY_STEP, *KINDS[kind])
     whole = run(recipe_file, "whole", *settings)
     stopped(monkeypatch, recipe_file, "stopped", 2, *settings)
@@ -96,13 +96,13 @@ def test_a_run_that_is_gone_on_with_is_the_run_that_was_never_stopped(recipe_fil
     expect_the_same(whole, run(recipe_file, "stopped", *settings))
 
 
-def test_without_a_checkpoint_a_run_begins_again(recipe_file, monkeypatch) -> None:
+def test_run_without_a_checkpoint_starts_again(recipe_file, monkeypatch) -> None:
     whole = run(recipe_file, "whole", *EVERY_STEP)
     stopped(monkeypatch, recipe_file, "stopped", 0, *EVERY_STEP)
     expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP))
 
 
-def test_a_run_that_was_stopped_in_its_last_evaluation_gets_it(recipe_file) -> None:
+def test_run_stopped_in_its_last_evaluation_repeats_it(recipe_file) -> None:
     whole = run(recipe_file, "whole", *EVERY_STEP)
     shutil.copytree(whole, recipe_file.parent / "stopped")
     (recipe_file.parent / "stopped" / "evaluation.json").unlink()
@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_in_its_last_evaluation_gets_it(recipe_file) -> N
 
 
 @pytest.mark.parametrize("at", [2, 4])
-def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, at) -> None:
+def test_failed_evaluation_is_repeated_on_resume(recipe_file, monkeypatch, at) -> None:
     # Of the clock, which the guard remembers, no two runs are the same.
     clocked = "guard.rules.propagation_s=null"
     settings = (*EVERY_STEP, "algorithm.propagation_threshold={kind: tuned, patience_epochs: 1}", clocked)
@@ -138,9 +138,7 @@ def test_a_run_whose_evaluation_failed_makes_it_good(recipe_file, monkeypatch, a
     ("written", "damaged"),
     [(r'"tasks_taken": 8', '"tasks_taken": 4'), ('"threshold"', '"thresholf"'), (r"(?s).*", "[]"), (r"(?s).*", "{}")],
 )
-def test_a_checkpoints_own_record_is_not_believed_where_it_was_changed(
-    recipe_file, monkeypatch, capsys, written, damaged
-) -> None:
+def test_changed_checkpoint_manifest_is_not_loaded(recipe_file, monkeypatch, capsys, written, damaged) -> None:
     stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
     record = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / "state" / "trainer.json"
     text = record.read_text()
@@ -163,9 +161,7 @@ FAST_DAMAGES = {("torn", "model.safetensors"), ("gone", "state/trainer.json"), (
 
 
 @pytest.mark.parametrize("damaged_file", mostly_slow(DAMAGES, FAST_DAMAGES), ids=" ".join)
-def test_from_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
-    recipe_file, monkeypatch, capsys, damaged_file
-) -> None:
+def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file, monkeypatch, capsys, damaged_file) -> None:
     damage, file = damaged_file
     stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
     damaged = recipe_file.parent / "run" / "checkpoints" / "global_step_2" / file
@@ -188,7 +184,7 @@ def test_from_a_damaged_checkpoint_the_one_before_is_taken_and_that_is_said(
     checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written anew
 
 
-def test_where_no_checkpoint_is_whole_none_is_thrown_away(recipe_file, monkeypatch) -> None:
+def test_incomplete_checkpoints_are_kept_if_none_is_complete(recipe_file, monkeypatch) -> None:
     stopped(monkeypatch, recipe_file, "run", 2, *EVERY_STEP)
     path = recipe_file.parent / "run"
     for manifest in path.glob("checkpoints/*/state/trainer.json"):
@@ -199,12 +195,12 @@ def test_where_no_checkpoint_is_whole_none_is_thrown_away(recipe_file, monkeypat
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2]
 
 
-def test_only_so_many_checkpoints_are_kept(recipe_file) -> None:
+def test_checkpoints_are_limited_to_the_configured_number(recipe_file) -> None:
     path = run(recipe_file, "run", *EVERY_STEP, "trainer.max_actor_ckpt_to_keep=2")
     assert checkpoint.saved_steps(path) == [4, 3]
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(recipe_file, monkeypatch) -> None:
+def test_failed_checkpoint_write_keeps_earlier_checkpoints(recipe_file, monkeypatch) -> None:
     from creditflow.engines.local.policy import Policy
 
     save = Policy.save
@@ -224,7 +220,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_those_before_it(recipe_file,
     expect_the_same(run(recipe_file, "whole", *EVERY_STEP), run(recipe_file, "run", *EVERY_STEP))
 
 
-def test_a_checkpoint_is_a_hugging_face_folder_of_each_policy(recipe_file) -> None:
+def test_checkpoint_is_a_hugging_face_folder_of_each_policy(recipe_file) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -236,7 +232,7 @@ def test_a_checkpoint_is_a_hugging_face_folder_of_each_policy(recipe_file) -> No
     assert not torch.equal(full(ids).logits, adapted(ids).logits)
 
 
-def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
+def test_policies_learn_only_from_their_own_steps(recipe_file) -> None:
     rows = read_metrics(run(recipe_file, "run", *KINDS["two policies, one with an adapter"]))
     for row in rows[1:]:
         assert row["one/actor/grad_norm"] > 0
@@ -281,7 +277,7 @@ def test_policies_learn_apart_each_from_its_own_steps(recipe_file) -> None:
         ),
     ],
 )
-def test_what_a_run_cannot_go_on_from_is_refused(finished, overrides, message) -> None:
+def test_run_that_cannot_resume_is_rejected(finished, overrides, message) -> None:
     recipe_file, path = finished
     there = f"{path}/checkpoints/global_step_3"
     with pytest.raises((InputError, ConfigError), match=message.replace("CHECKPOINT", there)):
@@ -290,7 +286,7 @@ def test_what_a_run_cannot_go_on_from_is_refused(finished, overrides, message) -
     assert len(read_metrics(path)) == 5
 
 
-def test_a_run_goes_on_from_the_checkpoint_that_is_named_with_other_options(recipe_file) -> None:
+def test_run_resumes_from_a_named_checkpoint_with_new_options(recipe_file) -> None:
     path = run(recipe_file, "run", *EVERY_STEP)
     named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}/checkpoints/global_step_2")
     run(recipe_file, "run", *EVERY_STEP, *named, "actor_rollout_ref.actor.optim.lr=0.001")
@@ -299,7 +295,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_named_with_other_options(reci
     assert json.loads((path / "run.json").read_text())["seed"] == 0
 
 
-def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file, monkeypatch) -> None:
+def test_longer_run_resumes_from_a_finished_one(recipe_file, monkeypatch) -> None:
     run(recipe_file, "run", *EVERY_STEP[:2], "trainer.total_training_steps=2")
     stopped(monkeypatch, recipe_file, "run", 1, *EVERY_STEP)
     assert not (recipe_file.parent / "run" / "evaluation.json").exists()  # it would be of the shorter run
@@ -310,7 +306,7 @@ def test_a_longer_run_goes_on_where_a_finished_one_ended(recipe_file, monkeypatc
         assert (longer / file).read_bytes() == (whole / file).read_bytes()
 
 
-def test_an_optimizer_that_had_no_gradient_yet_is_gone_on_with(recipe_file, monkeypatch) -> None:
+def test_optimizer_without_gradients_resumes(recipe_file, monkeypatch) -> None:
     nothing_to_learn = ("algorithm.propagation=identical", "reward.functions=[{fn: 'play.py:never'}]")
     (recipe_file.parent / "play.py").write_text(PLAY + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
     whole = run(recipe_file, "whole", *EVERY_STEP, *nothing_to_learn)
@@ -318,7 +314,7 @@ def test_an_optimizer_that_had_no_gradient_yet_is_gone_on_with(recipe_file, monk
     expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP, *nothing_to_learn))
 
 
-def test_going_on_from_an_earlier_checkpoint_leaves_none_of_the_way_not_taken(recipe_file, monkeypatch) -> None:
+def test_resume_from_an_earlier_checkpoint_removes_later_ones(recipe_file, monkeypatch) -> None:
     path = run(recipe_file, "run", *EVERY_STEP)
     named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}/checkpoints/global_step_2")
     stopped(monkeypatch, recipe_file, "run", 0, *EVERY_STEP, *named)
@@ -328,7 +324,7 @@ def test_going_on_from_an_earlier_checkpoint_leaves_none_of_the_way_not_taken(re
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
 
 
-def test_a_mixture_of_experts_is_gone_on_with(recipe_file, monkeypatch, word_model_folder) -> None:
+def test_mixture_of_experts_resumes(recipe_file, monkeypatch, word_model_folder) -> None:
     from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     folder = recipe_file.parent / "experts"

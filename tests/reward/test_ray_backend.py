@@ -22,7 +22,7 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module", autouse=True)
 def _a_ray():
-    """One Ray for all tests here: starting it takes seconds."""
+    """Start one Ray for all tests here, because the start takes seconds."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -36,7 +36,7 @@ def pids_of(backend) -> list[list[int]]:
     return [ray.get(actor.handle.pids.remote()) for actor in backend._actors]
 
 
-def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_no_actor_dies_of_it():
+def test_misbehaving_function_fails_one_score_only():
     functions = bad_functions()
     backend = backend_of(functions)
     manager = RewardManager(functions, 1.0, backend=backend)
@@ -49,7 +49,7 @@ def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_no_actor
     until(lambda: not any(alive(pid) for pid in pids))  # neither an actor nor a worker of one
 
 
-def test_a_call_that_was_given_up_and_comes_back_all_the_same_has_its_first_answer():
+def test_first_answer_of_a_call_counts():
     told = []
     run = ray_backend._Run([None, None], lambda: told.append(1), {True: deque(), False: deque()})
     run.answer(0, Returned(0.5))
@@ -59,7 +59,7 @@ def test_a_call_that_was_given_up_and_comes_back_all_the_same_has_its_first_answ
     assert len(told) == 2
 
 
-def test_an_actor_killed_in_the_middle_costs_no_score(tmp_path):
+def test_killed_actor_costs_no_score(tmp_path):
     log = tmp_path / "calls"
 
     def logged(step, trajectory):
@@ -93,7 +93,7 @@ def test_an_actor_killed_in_the_middle_costs_no_score(tmp_path):
     backend.close()
 
 
-def test_async_functions_wait_together_in_the_actors_and_plain_ones_beside_them():
+def test_async_and_plain_functions_run_together():
     in_flight = most = 0
 
     async def where(step, trajectory):
@@ -119,7 +119,7 @@ def test_async_functions_wait_together_in_the_actors_and_plain_ones_beside_them(
     backend.close()
 
 
-def test_an_async_function_that_does_not_come_back_is_timed_out():
+def test_hanging_async_function_is_timed_out():
     async def sleeps(step, trajectory):
         await asyncio.sleep(1000 if step.index == 1 else 0)
         return 1.0
@@ -133,7 +133,7 @@ def test_an_async_function_that_does_not_come_back_is_timed_out():
 
 
 @pytest.mark.slow
-def test_a_call_that_kills_every_actor_it_meets_fails_alone():
+def test_call_that_kills_its_actors_fails_alone():
     async def kills(step, trajectory):
         await asyncio.sleep(0.2)  # everybody is aboard by then
         if (trajectory.id, step.index) == ("5", 2):
@@ -152,7 +152,7 @@ def test_a_call_that_kills_every_actor_it_meets_fails_alone():
 
 
 @pytest.mark.parametrize("how", ["sys.exit", "a panic"])
-def test_an_async_function_that_tries_to_end_its_actor_fails_alone(how):
+def test_async_function_that_raises_exit_fails_alone(how):
     class Panic(BaseException):
         pass
 
@@ -171,7 +171,7 @@ def test_an_async_function_that_tries_to_end_its_actor_fails_alone(how):
 
 
 @pytest.mark.slow
-def test_an_async_function_that_blocks_its_actor_is_found_out(monkeypatch):
+def test_blocking_async_function_is_detected(monkeypatch):
     monkeypatch.setattr(ray_backend, "_PULSE_S", 3.0)
 
     async def blocks(step, trajectory):
@@ -195,7 +195,7 @@ def test_an_async_function_that_blocks_its_actor_is_found_out(monkeypatch):
         (OfMain(), "the play cannot be read in another process: unknown here"),
     ],
 )
-def test_a_play_that_cannot_travel_fails_alone(info, reason):
+def test_unpicklable_trajectory_fails_alone(info, reason):
     functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
     backend = backend_of(functions, n_actors=1)
     plays = [a_play(str(i)) for i in range(5)]
@@ -207,7 +207,7 @@ def test_a_play_that_cannot_travel_fails_alone(info, reason):
     backend.close()
 
 
-def test_actors_that_cannot_start_fail_every_call_with_what_they_said():
+def test_failed_actor_start_fails_every_call():
     functions = [RewardFunction("f", "step", BreaksOnArrival())]
     backend = backend_of(functions, n_actors=2)
     play = a_play("t", "p" * 30)
@@ -217,7 +217,7 @@ def test_actors_that_cannot_start_fail_every_call_with_what_they_said():
     backend.close()
 
 
-def test_a_scoring_that_is_cancelled_leaves_no_actor_at_work(tmp_path):
+def test_cancelled_scoring_ends_the_actors(tmp_path):
     def sleeps(step, trajectory):
         (tmp_path / "begun").write_text(str(os.getpid()))
         time.sleep(1000)
@@ -240,7 +240,7 @@ def test_a_scoring_that_is_cancelled_leaves_no_actor_at_work(tmp_path):
 
 @reward(name="counting")
 class Counting:
-    """Counts its calls; an instance lives in every actor."""
+    """Counts its calls; each actor has an instance."""
 
     def __init__(self):
         self.calls = 0
@@ -254,7 +254,7 @@ class Counting:
         return {"requests": float(calls), "index_max": float(calls)}
 
 
-def test_what_functions_count_in_the_actors_is_summed(tmp_path):
+def test_counters_of_actors_are_summed(tmp_path):
     (function,) = load_reward_functions([RewardFunctionConfig(fn=f"{__name__}:Counting")], tmp_path, ())
     backend = backend_of([function])
     manager = RewardManager([function], backend=backend)
@@ -266,7 +266,7 @@ def test_what_functions_count_in_the_actors_is_summed(tmp_path):
     backend.close()
 
 
-def test_options_that_ray_does_not_take_are_told_with_their_key():
+def test_ray_option_error_names_its_key():
     ray.shutdown()
     try:
         with pytest.raises(ConfigError, match=r"ray_kwargs\.ray_init: .*nonsense"):
@@ -275,7 +275,7 @@ def test_options_that_ray_does_not_take_are_told_with_their_key():
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 
 
-def test_a_traceback_travels_from_an_actor():
+def test_traceback_comes_back_from_an_actor():
     def looks_up(step, trajectory):
         return step.info["labels"]
 

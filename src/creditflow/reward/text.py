@@ -1,7 +1,7 @@
-"""Ready-made comparisons of an answer's text with the truth, and how truths, answers and numbers are read.
+"""Ready-made comparisons of a text with the truth, and parsers of answers and numbers.
 
-Text and truth in, a number out; trajectories are not used here. The text comes from a model, so every expression here
-takes time linear in it.
+They take text and truth, and return a number; trajectories are not used here. The text comes from a model, so every
+regular expression here takes time linear in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from creditflow.reward.registry import answer, builtin
 
 MAX_CHARACTERS = 20_000
-"""No answer is longer; of a longer text only the end is read."""
+"""No answer is longer; only the end of a longer text is read."""
 
 NUMBER = re.compile(
     r"(?:(?<![\w.)])-)?"  # a minus after a digit or a bracket is an operation, not a sign
@@ -28,11 +28,11 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number as it stands in a text."""
+    """A number in a text."""
 
     value: float
     percent: bool = False
-    """Whether a % follows; `value` is what stands before it."""
+    """Whether a % follows; `value` is the number before it."""
 
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
@@ -45,7 +45,7 @@ _SAME_IN_ASCII = {
 
 
 def as_ascii(text: str) -> str:
-    """The text with full-width characters, and signs and spaces of other kinds, written in ASCII."""
+    """Write full-width characters, and variants of signs and spaces, in ASCII."""
 
     def same(match: re.Match[str]) -> str:
         character = match.group()
@@ -56,7 +56,7 @@ def as_ascii(text: str) -> str:
 
 
 def numbers_in(text: str) -> list[Number]:
-    """Every finite number in the text, in order: `-3`, `1,080`, `$0.5`, `.25`, `50%`, `1e-3`."""
+    """Return every finite number in the text, in order: `-3`, `1,080`, `$0.5`, `.25`, `50%`, `1e-3`."""
     found = []
     for match in NUMBER.finditer(as_ascii(text[-MAX_CHARACTERS:])):
         plain = re.sub(r"[^0-9.eE+-]", "", match.group())
@@ -67,7 +67,7 @@ def numbers_in(text: str) -> list[Number]:
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether a ground truth is no value: None, NaN, pandas' NA or NaT, an empty container, a blank text."""
+    """Whether a ground truth has no value: None, NaN, pandas' NA or NaT, an empty container, a blank text."""
     if truth is None or isinstance(truth, str):
         return truth is None or not truth.strip()
     if isinstance(truth, Sequence | Mapping | Set):
@@ -81,9 +81,9 @@ def is_missing(truth: Any) -> bool:
 
 
 def truths_of(truth: Any) -> list[Any]:
-    """The values that a ground truth lists, or the one that it is.
+    """Return the values that a ground truth lists, or its single value.
 
-    Raises ValueError where one of them is missing or blank, so that the score is `failed`.
+    Raises ValueError if one of them is missing or blank, so that the score is `failed`.
     """
     plain = truth.tolist() if hasattr(truth, "tolist") else truth
     several = list(plain) if isinstance(plain, list | tuple) else [plain]
@@ -96,14 +96,17 @@ def truths_of(truth: Any) -> list[Any]:
 
 
 def without_thoughts(text: str) -> str:
-    """The text after a reasoning model's thoughts: after the last `</think>`; nothing where `<think>` never closes."""
+    """Return the text after the last `</think>` of a reasoning model.
+
+    Returns an empty text if `<think>` never closes.
+    """
     *_, rest = text.rpartition("</think>")
     before, opened, _ = rest.partition("<think>")
     return before if opened and not before.strip() else rest
 
 
 def final_answer(text: str) -> str:
-    """The last line `#### answer`, or else all of the text; thoughts aside."""
+    """Return the last line `#### answer`, or else the whole text, without thoughts."""
     text = without_thoughts(text[-MAX_CHARACTERS:])
     _, marker, rest = text.rpartition("####")
     return rest.strip().split("\n", 1)[0].strip() if marker else text.strip()
@@ -112,12 +115,12 @@ def final_answer(text: str) -> str:
 @builtin
 @answer
 def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
-    """1 where the text is the truth, or one of a list of truths; surrounding and repeated white space does not count.
+    """1 if the text equals the truth, or one of a list of truths; surrounding and repeated white space is ignored.
 
-    All of the text is compared, not only a final answer in it. `ignore_case` compares casefolded (`Straße`, `STRASSE`).
+    The whole text is compared, not only a final answer in it. `ignore_case` compares casefolded (`Straße`, `STRASSE`).
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: exact match as in SQuAD (arXiv 1606.05250), without
-    its removal of articles and punctuation. Raises ValueError where the truth is missing.
+    its removal of articles and punctuation. Raises ValueError if the truth is missing.
     """
 
     def tidy(value: object) -> str:
@@ -130,14 +133,15 @@ def exact_match(text: str, truth: Any, ignore_case: bool = False) -> float:
 @builtin
 @answer
 def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
-    """1 where the last number of the text is the last one of the truth, or of a listed truth, within `rel_tol`.
+    """1 if the last number of the text equals the last number of the truth, or of a listed truth, within `rel_tol`.
 
-    Of a text with a line `#### answer`, only what follows the last #### is read. Thousands separators and currency
-    signs do not count; what else stands there (units, words, a slash: the last number of 1/2 is 2) does not either: for
-    fractions, units and formulas use math_verify. A per cent sign on one side only may mean either: 50% is 50 and 0.5.
+    If the text has a line `#### answer`, only the text after the last #### is read. Thousands separators and currency
+    signs are ignored, and so is everything else around the number (units, words, a slash: the last number of 1/2 is 2).
+    For fractions, units and formulas use math_verify. A per cent sign on one side only is ambiguous: 50% equals both 50
+    and 0.5.
 
     Range: 0 or 1. Cost: microseconds, linear in the text. Source: the usual reading of GSM8K answers (arXiv
-    2110.14168), with tolerance. Raises ValueError where the truth is missing or holds no number, or rel_tol is not in
+    2110.14168), with tolerance. Raises ValueError if the truth is missing or holds no number, or if rel_tol is not in
     [0, 1).
     """
     if not 0 <= rel_tol < 1:
@@ -150,7 +154,7 @@ def numeric_match(text: str, truth: Any, rel_tol: float = 1e-6) -> float:
 
 
 def same_number(one: Number, other: Number, rel_tol: float = 1e-6) -> bool:
-    """Whether two numbers are equal within `rel_tol`; where only one has a per cent sign, 50% is both 50 and 0.5."""
+    """Whether two numbers are equal within `rel_tol`; if only one has a per cent sign, 50% equals both 50 and 0.5."""
 
     def close(a: float, b: float) -> bool:
         return math.isclose(a, b, rel_tol=rel_tol, abs_tol=1e-12)

@@ -1,4 +1,4 @@
-"""Back ends for the tests: those that work here, and stand-ins for the services that the others need."""
+"""Back ends for the tests: the local ones, and stand-ins for the services of the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOW = "apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedo
 
 
 def bubblewrap(**options: Any) -> Sandbox:
-    """A bubblewrap box; skips the test where there can be none, but not where a failure would be ours."""
+    """Open a bubblewrap box; skip the test if this machine allows none, but fail it for faults of our code."""
     if shutil.which("bwrap") is None:
         pytest.skip(f"bwrap is not installed: {HOW}")
     try:
@@ -39,7 +39,7 @@ def bubblewrap(**options: Any) -> Sandbox:
 
 @contextlib.contextmanager
 def opened(backend: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Sandbox]:
-    """A box of a back end, or of a stand-in for its service."""
+    """Open a box of a back end, with a stand-in for its service if it needs one."""
     if backend == "bubblewrap":
         yield bubblewrap(**options)
     elif backend == "unsafe_subprocess":
@@ -59,7 +59,7 @@ def opened(backend: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **option
 
 @contextlib.contextmanager
 def fusion_service(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Iterator[str]:
-    """A Sandbox Fusion service on this machine, whose answers (status and body) the function gives; its address."""
+    """Serve a Sandbox Fusion service with the function's answers (status and body); yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -88,7 +88,7 @@ def fusion_service(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Ite
 
 
 def run_python(request: dict[str, Any]) -> tuple[int, bytes]:
-    """What a Sandbox Fusion service answers: see its API's RunCodeRequest and RunCodeResponse."""
+    """Answer a request like a Sandbox Fusion service: see RunCodeRequest and RunCodeResponse of its API."""
     with tempfile.TemporaryDirectory() as name:
         for path, content in request["files"].items():
             (Path(name) / path).parent.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ if args[0] == "info":
     sys.exit(0)
 if args[0] == "rm":
     if os.path.exists(pid_file):
-        # Each process of the box starts in the group of this pid. It misses none, even one that bwrap just forked.
+        # The box inherits the process group of this pid, so one signal reaches all of it, even a process just forked.
         try:
             os.killpg(int(open(pid_file).read()), signal.SIGKILL)
         except ProcessLookupError:
@@ -154,7 +154,7 @@ os.execvp("bwrap", box)
 
 
 def fake_docker(folder: Path) -> Path:
-    """A `docker` in the folder that runs containers by bwrap; the file to which it writes its command lines."""
+    """Make a `docker` in the folder that runs containers by bwrap; return the file with its command lines."""
     log = folder / "docker.log"
     log.touch()
     program = folder / "docker"

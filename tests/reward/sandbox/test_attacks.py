@@ -1,4 +1,4 @@
-"""The attacks bite where nothing contains them, a box contains them, and a broken box does not pass."""
+"""Attacks succeed without a box, bubblewrap contains them, and a broken box does not pass the check."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ HELD_BY_CARE = {
     "deep_folders",
     "wrecked_folder",
 }
-"""What a back end may contain without a box, by care alone; a careless one shows that these bite."""
+"""Attacks that a back end may contain without a box. `CarelessBox` shows that they can succeed."""
 
 # fmt: off
 NAMED = {
@@ -61,8 +61,8 @@ NAMED = {
 
 
 class CarelessBox:
-    """A back end with the faults that one makes when one does not think of attacks: one folder for all runs, no clock,
-    no cap, links followed, open files passed on, and the result unpickled."""
+    """A back end with the typical faults of a careless author: one folder for all runs, no clock, no cap, links
+    followed, open files passed on, and the result unpickled."""
 
     def __init__(self, folder, limits=LIMITS):
         self.folder, self.limits = Path(folder), limits
@@ -85,7 +85,7 @@ class CarelessBox:
 
 
 class StubBox:
-    """Answers every run with what a function gives."""
+    """A back end that returns a function's result from every run."""
 
     def __init__(self, answer, limits=LIMITS):
         self.answer, self.limits = answer, limits
@@ -107,7 +107,7 @@ def opened(backend, limits=LIMITS):
 
 
 def free_to_do_anything():
-    """Whether this process is root with every capability and no filter, as it may not be in a container."""
+    """Whether this process is root with CAP_SYS_ADMIN and without a filter; in a container it may not be."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     may_admin = int(status["CapEff"], 16) & (1 << 21)  # CAP_SYS_ADMIN
     return os.geteuid() == 0 and may_admin and status["Seccomp"].strip() == "0"
@@ -123,7 +123,10 @@ def leftovers(token="creditflow-canary-"):
 
 
 def tried(folder, backend, names):
-    """Verdicts on a back end. What the clock ended too soon, as on a busy machine, is tried again alone and longer."""
+    """Return the verdicts on a back end.
+
+    Attacks that could not be tried, because a busy machine's clock ended them too soon, are repeated with more time.
+    """
     verdicts = quietly(folder, opened(backend), names, jobs=4)
     for _ in range(3):
         late = [name for name, verdict in verdicts.items() if verdict.fate == "could not be tried"]
@@ -140,7 +143,7 @@ def quietly(folder, sandbox, names, **options):
 
 @pytest.fixture(scope="module")
 def unprotected(tmp_path_factory):
-    """What becomes of every harmless attack without a box, in one check."""
+    """Verdicts on every harmless attack without a box, from one check."""
     names = [name for name, attack in ATTACKS.items() if attack.harmless and name not in HELD_BY_CARE]
     before = leftovers()
     verdicts = tried(tmp_path_factory.mktemp("unprotected"), "unsafe_subprocess", names)
@@ -155,7 +158,7 @@ def boxed(tmp_path_factory):
     except SandboxUnavailable as error:
         pytest.skip(str(error))
     verdicts = tried(tmp_path_factory.mktemp("boxed"), "bubblewrap", ())
-    if memory_bound(box)[0] > LIMITS.memory_mb << 20:  # no cgroup can be had here; the check must then say so
+    if memory_bound(box)[0] > LIMITS.memory_mb << 20:  # this machine gives no cgroup; the check must report that
         assert verdicts.pop("memory_over_processes").fate == "NOT CONTAINED"
     return verdicts
 
@@ -163,29 +166,29 @@ def boxed(tmp_path_factory):
 # They bite
 
 
-def test_the_suite_has_every_attack_that_the_documentation_names():
+def test_attacks_include_every_named_attack():
     assert set(ATTACKS) >= NAMED
 
 
-def test_every_attack_says_what_it_tries_in_a_sentence():
+def test_every_attack_has_a_description():
     assert [name for name, attack in ATTACKS.items() if not attack.about.endswith(".") or len(attack.about) < 15] == []
 
 
-def test_an_attack_that_is_not_harmless_says_why():
+def test_every_harmful_attack_gives_a_reason():
     assert {name for name, attack in ATTACKS.items() if not attack.harmless and not attack.why} == set()
 
 
 @pytest.mark.parametrize(
     "name", [name for name, attack in ATTACKS.items() if attack.harmless and name not in HELD_BY_CARE]
 )
-def test_without_a_box_the_attack_succeeds(unprotected, name):
+def test_attack_succeeds_without_a_box(unprotected, name):
     if ATTACKS[name].host_may_refuse and unprotected[name].contained and not free_to_do_anything():
         pytest.skip(f"this machine refuses it by itself: {unprotected[name].seen}")
 
     assert unprotected[name].fate == "NOT CONTAINED", unprotected[name].seen
 
 
-def test_a_careless_back_end_fails_what_care_alone_contains(tmp_path, monkeypatch):
+def test_careless_back_end_fails_the_harness_attacks(tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "SLACK_S", 1.0)
     monkeypatch.setattr(checking, "PATIENCE_S", 4.0)
 
@@ -207,17 +210,17 @@ def test_a_careless_back_end_fails_what_care_alone_contains(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["control", *ATTACKS])
-def test_in_bubblewrap_the_attack_is_contained(boxed, name):
+def test_bubblewrap_contains_the_attack(boxed, name):
     if name not in boxed:
         pytest.skip("no cgroup can be had here")
 
     assert boxed[name].fate == "contained", boxed[name].seen
 
 
-# What is broken does not pass
+# Broken attacks do not pass
 
 
-def test_a_back_end_that_fails_by_itself_contains_nothing():
+def test_failing_back_end_contains_nothing():
     def fail(command):
         raise SandboxError("the box is broken")
 
@@ -228,14 +231,14 @@ def test_a_back_end_that_fails_by_itself_contains_nothing():
     assert verdicts[1].seen == "the control did not succeed"
 
 
-def test_a_back_end_that_runs_nothing_contains_nothing():
+def test_back_end_that_runs_nothing_contains_nothing():
     verdicts = check_sandbox(StubBox(lambda command: Result(0, b"all is well\n")), ["mount"])
 
     assert verdicts[0].fate == "could not be tried"
     assert verdicts[0].seen.startswith("the program did not start (exit code 0")
 
 
-def test_a_program_that_does_not_start_is_no_containment_even_where_the_control_ran(tmp_path):
+def test_program_that_does_not_start_is_not_contained(tmp_path):
     class Box(CarelessBox):
         def run(self, command, *, stdin=b"", keep=()):
             if "c.mount" in command[-1]:
@@ -249,7 +252,7 @@ def test_a_program_that_does_not_start_is_no_containment_even_where_the_control_
     assert verdicts["mount"].seen.endswith("python: not found)")
 
 
-def test_a_program_that_fails_by_itself_is_no_containment(tmp_path):
+def test_program_that_fails_by_itself_is_not_contained(tmp_path):
     class Box(CarelessBox):
         def run(self, command, *, stdin=b"", keep=()):
             broken = command[-1].replace("ctypes, c = libc()", "import no_such_module")
@@ -261,7 +264,7 @@ def test_a_program_that_fails_by_itself_is_no_containment(tmp_path):
     assert "ModuleNotFoundError" in verdicts["mount"].seen
 
 
-def test_an_error_that_no_back_end_may_raise_is_no_containment(tmp_path):
+def test_undocumented_error_of_a_back_end_is_not_contained(tmp_path):
     class Box(CarelessBox):
         def run(self, command, *, stdin=b"", keep=()):
             if "c.mount" in command[-1]:
@@ -276,7 +279,7 @@ def test_an_error_that_no_back_end_may_raise_is_no_containment(tmp_path):
     )
 
 
-def test_a_back_end_that_hangs_does_not_hang_the_check(monkeypatch):
+def test_hanging_back_end_does_not_hang_the_check(monkeypatch):
     monkeypatch.setattr(checking, "PATIENCE_S", 0.2)
 
     verdicts = check_sandbox(StubBox(lambda command: time.sleep(3), replace(LIMITS, wall_s=0.1)), ["mount"])
@@ -284,7 +287,7 @@ def test_a_back_end_that_hangs_does_not_hang_the_check(monkeypatch):
     assert (verdicts[0].fate, verdicts[0].seen) == ("NOT CONTAINED", "the back end did not return within 0 s")
 
 
-def test_a_control_whose_exit_code_is_lost_fails(tmp_path):
+def test_control_without_its_exit_code_fails(tmp_path):
     class Box(CarelessBox):
         def run(self, command, *, stdin=b"", keep=()):
             return replace(super().run(command, stdin=stdin, keep=keep), exit_code=0)
@@ -295,7 +298,7 @@ def test_a_control_whose_exit_code_is_lost_fails(tmp_path):
     assert verdicts["control"].seen == "its exit code was 0 instead of 7"
 
 
-def test_an_unavailable_back_end_is_an_error_and_no_verdict():
+def test_unavailable_back_end_raises():
     def refuse(command):
         raise SandboxUnavailable("install it first")
 
@@ -318,7 +321,7 @@ def scene(**changes):
         ((32 * (256 << 20), "256 MB per process times 32 processes"), False),
     ],
 )
-def test_memory_over_processes_passes_only_where_the_stated_bound_is_within_the_limit(bound, contained):
+def test_memory_over_processes_needs_a_bound_within_the_limit(bound, contained):
     outcome = Outcome([Result(0)], told={"bytes": 250_000_000, "done": True})
 
     finding = ATTACKS["memory_over_processes"].judge(scene(memory_bound=bound), outcome)
@@ -328,13 +331,13 @@ def test_memory_over_processes_passes_only_where_the_stated_bound_is_within_the_
 
 
 @pytest.mark.parametrize(("held", "contained"), [(256 << 20, True), ((256 << 20) + 1, False)])
-def test_a_memory_limit_is_kept_to_the_byte(held, contained):
+def test_memory_limit_is_exact_to_the_byte(held, contained):
     outcome = Outcome([Result(0)], told={"bytes": held, "done": True})
 
     assert ATTACKS["memory_bomb"].judge(scene(), outcome).contained is contained
 
 
-def test_many_files_in_memory_pass_only_where_a_cgroup_bounds_them():
+def test_many_files_in_memory_need_a_cgroup_bound():
     outcome = Outcome([Result(0)], told={"files": 50_000, "done": True})
 
     def judged(bound, taken=0):
@@ -346,7 +349,7 @@ def test_many_files_in_memory_pass_only_where_a_cgroup_bounds_them():
     assert not judged(None).contained
 
 
-def test_a_uid_is_judged_by_its_meaning_outside_where_the_host_does_not_see_the_process():
+def test_unseen_process_is_judged_by_its_uid_map():
     def judged(maps):
         told = {"uid": 1000, "maps": maps, "status": {}}
         return ATTACKS["host_uid"].judge(scene(), Outcome([Result(0)], told=told))
@@ -355,10 +358,10 @@ def test_a_uid_is_judged_by_its_meaning_outside_where_the_host_does_not_see_the_
     assert judged([[1000, 65534, 1]]).contained
 
 
-# What it leaves
+# Leftovers
 
 
-def test_a_check_leaves_nothing_on_the_host(tmp_path, monkeypatch):
+def test_check_leaves_nothing_on_the_host(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_CANARY", "mine")
     before = leftovers(), set(tmp_path.iterdir())
 
@@ -383,14 +386,14 @@ def creditflow(*arguments):
 
 
 def refused(*arguments):
-    """What a refused command says: exit code 2, one line on standard error, nothing else."""
+    """Run a refused command: exit code 2, nothing on stdout; return its line on stderr."""
     result = creditflow(*arguments)
     assert result.exit_code == 2, result.output
     assert (result.stdout, result.stderr.count("\n")) == ("", 1)
     return result.stderr.removeprefix("error: ").rstrip()
 
 
-def test_one_line_per_attack_a_summary_and_exit_code_1_where_something_got_out(here):
+def test_command_prints_verdicts_and_exits_1_on_a_breach(here):
     result = creditflow(
         "--backend",
         "unsafe_subprocess",
@@ -414,14 +417,14 @@ def test_one_line_per_attack_a_summary_and_exit_code_1_where_something_got_out(h
     assert (report["contained"], report["limits"]["memory_mb"]) == (False, CHECK_LIMITS.memory_mb)
 
 
-def test_exit_code_0_where_all_is_contained(here):
+def test_command_exits_0_if_all_is_contained(here):
     result = creditflow("--backend", "unsafe_subprocess", "--only", "hostile_pickle", "--option", "wall_s=2")
 
     assert (result.exit_code, list(here.iterdir())) == (0, [])
     assert result.stdout.splitlines()[-1] == "unsafe_subprocess: 2 of 2 contained"
 
 
-def test_what_could_not_be_tried_is_exit_code_1(here, monkeypatch):
+def test_command_exits_1_if_an_attack_could_not_be_tried(here, monkeypatch):
     def fail(command):
         raise SandboxError("the service is away")
 
@@ -454,16 +457,16 @@ def test_what_could_not_be_tried_is_exit_code_1(here, monkeypatch):
         (["--json", "nowhere/out.json"], "--json nowhere/out.json: there is no folder nowhere"),
     ],
 )
-def test_bad_input_is_refused(here, arguments, said):
+def test_command_refuses_bad_input(here, arguments, said):
     assert said in refused("--backend", "unsafe_subprocess", *arguments)
     assert list(here.iterdir()) == []
 
 
-def test_an_unknown_back_end_is_refused_with_the_nearest(here):
+def test_command_suggests_the_nearest_back_end(here):
     assert "did you mean 'unsafe_subprocess'?" in refused("--backend", "unsafe_subproces")
 
 
-def test_an_unavailable_back_end_is_exit_code_2(here, monkeypatch):
+def test_command_exits_2_if_the_back_end_is_unavailable(here, monkeypatch):
     def unavailable(limits=None):
         raise SandboxUnavailable("nowhere: not on this machine; install it")
 
@@ -472,12 +475,12 @@ def test_an_unavailable_back_end_is_exit_code_2(here, monkeypatch):
     assert refused("--backend", "nowhere") == "nowhere: not on this machine; install it"
 
 
-def test_limits_that_the_attacks_cannot_reach_are_refused():
+def test_check_refuses_limits_above_the_largest():
     with pytest.raises(InputError, match="disk_mb=1000"):
         check_sandbox(StubBox(lambda command: Result(0), replace(LIMITS, disk_mb=1000)))
 
 
-def test_the_real_command_in_a_process_of_its_own(here):
+def test_command_runs_in_a_new_process(here):
     command = Path(sys.executable).with_name("creditflow")
     line = [command, "sandbox", "check", "--backend", "unsafe_subprocess", "--only", "network_loopback"]
 

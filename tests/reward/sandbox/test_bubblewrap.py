@@ -1,4 +1,4 @@
-"""What the bubblewrap back end holds, and how it tells its own failures from a program's end."""
+"""Tests of the bubblewrap back end: its isolation, its limits, and its own failures."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def box():
 
 @pytest.fixture
 def public():
-    """A folder that other users can enter, which pytest's own are not."""
+    """A folder that other users can enter, unlike pytest's temporary folders."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -48,16 +48,16 @@ def lines(box, code):
     return result.stdout.decode().splitlines()
 
 
-def test_bubblewrap_is_there_where_make_test_installs_it():
+def test_bubblewrap_is_installed_by_make_test():
     if os.geteuid() == 0 and shutil.which("apt-get"):
         assert shutil.which("bwrap"), f"root on Debian without bwrap: make test installs it ({boxes.HOW})"
 
 
-def test_auto_is_bubblewrap(box):
+def test_auto_opens_bubblewrap(box):
     assert type(open_sandbox()) is type(box)
 
 
-def test_a_program_sees_the_system_read_only_its_folder_and_nothing_else(box):
+def test_program_sees_only_the_system_and_its_folder(box):
     code = (
         "import os; print(*sorted(os.listdir('/'))); print(os.getcwd());"
         "print(os.path.exists('/etc'), os.path.exists('/sys'))"
@@ -68,7 +68,7 @@ def test_a_program_sees_the_system_read_only_its_folder_and_nothing_else(box):
 
 
 @pytest.mark.parametrize("path", ["/x", "/usr/x", "/dev/x", "/proc/x", "/usr/bin/python3"])
-def test_nothing_outside_of_tmp_can_be_written(box, path):
+def test_only_tmp_is_writable(box, path):
     assert python(box, f"open({path!r}, 'w')").stderr.splitlines()[-1].split(b":")[0] in (
         b"OSError",
         b"PermissionError",
@@ -76,7 +76,7 @@ def test_nothing_outside_of_tmp_can_be_written(box, path):
     )
 
 
-def test_a_program_is_pid_1_of_nobody_with_three_descriptors_and_no_capability(box):
+def test_program_is_pid_1_of_an_unprivileged_user(box):
     code = (
         "import os\nprint(os.getpid(), os.getuid(), os.getgid(), os.getgroups())\n"
         "print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])\n"
@@ -90,13 +90,13 @@ def test_a_program_is_pid_1_of_nobody_with_three_descriptors_and_no_capability(b
     assert filtered == "2 box"
 
 
-def test_the_parents_environment_is_nowhere(box, monkeypatch):
+def test_parent_environment_is_hidden(box, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_SECRET", "sesame")
     code = "import glob\nfor p in glob.glob('/proc/[0-9]*/environ'): print(p, open(p).read().count('sesame'))"
     assert lines(box, code) == ["/proc/1/environ 0"]
 
 
-def test_there_is_no_network_not_even_loopback(box):
+def test_network_and_loopback_are_refused(box):
     code = (
         "import socket\nfor family in 'INET', 'INET6', 'NETLINK', 'PACKET', 'VSOCK':\n"
         "    try: socket.socket(getattr(socket, 'AF_' + family), socket.SOCK_STREAM)\n"
@@ -106,7 +106,7 @@ def test_there_is_no_network_not_even_loopback(box):
     assert lines(box, code) == ["refused"] * 5 + ["b'x'"]
 
 
-def test_system_calls_that_widen_the_kernel_are_refused(box):
+def test_dangerous_system_calls_are_refused(box):
     # Numbers of x86_64 from <asm/unistd_64.h>; those from 424 are the same everywhere.
     calls = {"memfd_create": 319, "unshare": 272, "ptrace": 101, "bpf": 321, "keyctl": 250, "userfaultfd": 323,
              "perf_event_open": 298, "process_vm_readv": 310, "mount": 165, "setns": 308, "shmget": 29,
@@ -123,7 +123,7 @@ def test_system_calls_that_widen_the_kernel_are_refused(box):
     assert lines(box, code) == [f"{name} -1 1" for name in calls] + ["clone3 -1 38", "newest -1 38"]
 
 
-def test_a_new_user_namespace_is_refused_through_clone_too(box):
+def test_clone_of_a_user_namespace_is_refused(box):
     assert box.run(["unshare", "--user", "true"]).exit_code not in (0, None)
     if os.uname().machine == "x86_64":
         code = (
@@ -151,7 +151,7 @@ def test_processes_are_bounded(box):
     assert lines(box, code) == ["12"]
 
 
-def test_processes_of_one_box_do_not_count_in_another(box):
+def test_processes_are_counted_per_box(box):
     code = "import os, time\nfor _ in range(8):\n    if os.fork() == 0: time.sleep(9)\ntime.sleep(0.3); print('all')"
     from concurrent.futures import ThreadPoolExecutor
 
@@ -159,7 +159,7 @@ def test_processes_of_one_box_do_not_count_in_another(box):
         assert [result.stdout for result in pool.map(lambda _: python(box, code), range(3))] == [b"all\n"] * 3
 
 
-def test_cpu_time_is_bounded_and_told():
+def test_cpu_time_is_bounded_and_reported():
     box = boxes.bubblewrap(wall_s=60, cpu_s=1)  # on a busy machine a second of the processor takes long
     for keep in ([], ["a"]):
         result = python(box, "while True: pass", keep=keep)
@@ -171,7 +171,7 @@ def test_memory_of_one_process_is_bounded(box):
     assert python(box, "len(b'x' * (150 << 20))").ok
 
 
-def test_memory_of_all_processes_together_is_bounded_where_a_cgroup_is_and_told(box):
+def test_cgroup_bounds_the_memory_of_all_processes(box):
     if not box.memory_bound()[1].startswith("cgroup"):
         pytest.skip(box.memory_bound()[1])
     code = (
@@ -182,7 +182,7 @@ def test_memory_of_all_processes_together_is_bounded_where_a_cgroup_is_and_told(
     assert box.memory_bound()[0] == 256 * MB
 
 
-def test_without_a_cgroup_the_bound_is_the_product_and_says_so():
+def test_memory_bound_without_a_cgroup_is_the_product():
     box = boxes.bubblewrap(cgroup="none", memory_mb=100, processes=3, disk_mb=7)
     assert box.memory_bound()[0] == (3 * 100 + 7) * MB
     assert "no cgroup" in box.memory_bound()[1]
@@ -201,14 +201,14 @@ def test_file_size_disk_and_open_files_are_bounded(box):
     assert lines(box, code) == ["27", "28", "True", "24"]  # EFBIG, ENOSPC, EMFILE
 
 
-def test_the_number_of_files_is_bounded_where_that_can_be(box):
+def test_number_of_files_is_bounded_if_possible(box):
     if box.files_bound()[0] is None:
         pytest.skip(box.files_bound()[1])
     code = "n = 0\ntry:\n    while True: open(str(n), 'w'); n += 1\nexcept OSError as e: print(n, e.errno)"
     assert lines(box, code) == ["48 28"]  # and the folders /tmp and /tmp/work
 
 
-def test_a_pipe_put_in_the_place_of_a_kept_file_hangs_nothing(box):
+def test_pipe_in_place_of_a_kept_file_does_not_hang(box):
     code = (
         "import os, time\nopen('a', 'w').write('x')\n"
         "if os.fork() == 0:\n    while True:\n"
@@ -219,7 +219,7 @@ def test_a_pipe_put_in_the_place_of_a_kept_file_hangs_nothing(box):
         assert (result.exit_code, result.limit) == (0, None)
 
 
-def test_what_a_program_writes_to_the_shells_pipe_confuses_no_other_file(box):
+def test_writes_to_the_shell_pipe_do_not_change_kept_files(box):
     code = (
         "import os\ntry: open('/proc/1/fd/9', 'w').write('+eHg=\\n')\nexcept OSError: pass\n"
         "open('b', 'w').write('mine')"
@@ -228,7 +228,7 @@ def test_what_a_program_writes_to_the_shells_pipe_confuses_no_other_file(box):
     assert box.read("b") == b"mine"
 
 
-def test_bubblewraps_own_failure_is_an_error_and_a_program_that_plays_one_is_not(box, tmp_path, monkeypatch):
+def test_only_failures_of_bwrap_itself_raise(box, tmp_path, monkeypatch):
     code = 'import sys; print("bwrap: Can\'t mount proc: Operation not permitted", file=sys.stderr); sys.exit(1)'
     assert python(box, code).exit_code == 1
     with monkeypatch.context() as patch:
@@ -247,7 +247,7 @@ def test_bubblewraps_own_failure_is_an_error_and_a_program_that_plays_one_is_not
 
 
 @pytest.mark.parametrize("said", ["echo '{ \"exit-code\": 0 }'", "kill -9 $$", "true"])
-def test_a_bwrap_that_does_not_work_is_unavailable_when_the_box_is_opened(said, public, monkeypatch):
+def test_broken_bwrap_raises_when_the_box_is_opened(said, public, monkeypatch):
     boxes.bubblewrap()
     fake = public / "bwrap"
     fake.write_text(f"#!/bin/sh\n{said}\n")
@@ -257,19 +257,19 @@ def test_a_bwrap_that_does_not_work_is_unavailable_when_the_box_is_opened(said, 
         open_sandbox("bubblewrap")
 
 
-def test_a_machine_without_bwrap_says_how_to_get_it(monkeypatch):
+def test_missing_bwrap_error_names_the_package(monkeypatch):
     monkeypatch.setattr(found.shutil, "which", lambda *args, **options: None)
     with pytest.raises(SandboxUnavailable, match="apt-get install bubblewrap"):
         open_sandbox()
 
 
-def test_a_machine_that_is_not_linux_says_what_to_use(monkeypatch):
+def test_error_on_other_systems_names_the_alternative(monkeypatch):
     monkeypatch.setattr(found.sys, "platform", "darwin")
     with pytest.raises(SandboxUnavailable, match="needs Linux"):
         open_sandbox()
 
 
-def test_what_restricts_namespaces_is_found_and_the_remedy_named(tmp_path):
+def test_namespace_restrictions_are_found_with_remedies(tmp_path):
     assert found.restrictions(tmp_path) == []
     for name, value in (("apparmor_restrict_unprivileged_userns", "1"), ("unprivileged_userns_clone", "1")):
         (tmp_path / "kernel").mkdir(exist_ok=True)
@@ -280,13 +280,13 @@ def test_what_restricts_namespaces_is_found_and_the_remedy_named(tmp_path):
     assert len(found.restrictions(tmp_path)) == 2
 
 
-def test_limits_under_which_python_cannot_start_are_refused_when_the_box_is_opened():
+def test_limits_too_small_for_python_are_refused_on_opening():
     boxes.bubblewrap()
     with pytest.raises(SandboxUnavailable, match="python3"):
         open_sandbox("bubblewrap", memory_mb=4)
 
 
-def test_an_interpreter_of_ones_own_and_further_folders_can_be_named(public):
+def test_options_set_the_interpreter_and_more_folders(public):
     (public / "data.txt").write_text("read me")
     box = boxes.bubblewrap(python="/usr/bin/python3", ro_bind=[str(public)])
     assert lines(box, f"import sys; print(open({str(public / 'data.txt')!r}).read(), sys.executable)") == [
@@ -295,7 +295,7 @@ def test_an_interpreter_of_ones_own_and_further_folders_can_be_named(public):
     assert python(box, f"open({str(public / 'new')!r}, 'w')").exit_code == 1
 
 
-def test_site_packages_are_there_only_if_asked_for_and_exit_always(box):
+def test_site_packages_need_the_option_but_exit_does_not(box):
     code = "import os, site; print(sum(len(os.listdir(p)) for p in site.getsitepackages() if os.path.isdir(p))); exit()"
     assert lines(box, code) == ["0"]
     outside = subprocess.run([box.python, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
@@ -305,7 +305,7 @@ def test_site_packages_are_there_only_if_asked_for_and_exit_always(box):
 
 
 @pytest.mark.parametrize("options", [{"ro_bind": ["relative"]}, {"ro_bind": ["/no/such"]}, {"python": "python3"}])
-def test_options_with_no_absolute_path_are_refused(options):
+def test_relative_paths_in_options_are_refused(options):
     boxes.bubblewrap()
     with pytest.raises(SandboxOptionError, match="absolute path"):
         open_sandbox("bubblewrap", **options)
@@ -319,7 +319,7 @@ def groups(box) -> list[Path]:
 
 
 def running(marker: str) -> list[str]:
-    """Processes that have the marker in their command lines."""
+    """Return the processes with the marker in their command lines."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -330,7 +330,7 @@ def running(marker: str) -> list[str]:
     return found
 
 
-def test_when_the_parent_is_killed_everything_dies_and_the_next_box_removes_its_cgroup(box):
+def test_killed_parent_leaves_no_process_or_cgroup(box):
     marker = f"61.{os.getpid()}"
     program = (
         "from creditflow.reward.sandbox import open_sandbox\nbox = open_sandbox('bubblewrap', wall_s=60)\n"
@@ -354,7 +354,7 @@ def places() -> set[str]:
     return {(task / "cgroup").read_text() for task in Path("/proc/self/task").iterdir()}
 
 
-def test_no_cgroup_is_left_by_runs_and_no_thread_of_ours_stays_in_one(box, monkeypatch):
+def test_runs_leave_no_cgroup_and_no_thread_in_one(box, monkeypatch):
     before, ours = groups(box), places()
     python(box, "pass", keep=["a"])
     python(box, "while True: print('x' * 100000)")
@@ -365,7 +365,7 @@ def test_no_cgroup_is_left_by_runs_and_no_thread_of_ours_stays_in_one(box, monke
     assert (groups(box), places()) == (before, ours)
 
 
-def test_an_ordinary_user_has_boxes_too():
+def test_ordinary_user_can_open_a_box():
     if os.geteuid() != 0:
         pytest.skip("the other tests are run by one")
     boxes.bubblewrap()
