@@ -1,5 +1,5 @@
 # make demo         install what the demo needs, train the arithmetic team three ways, print the comparison
-# make test         install what tests need, then lint, types and all tests but the slow ones, in two processes (WORKERS=2)
+# make test         install what tests need, then lint, types and all tests but the slow ones, in three processes (WORKERS=3)
 # make test-all     all tests, then every benchmark with --quick; a missed target is reported, an error fails
 # make lint         ruff and mypy
 # make sandbox      install bubblewrap, where that can be done from here
@@ -19,7 +19,8 @@
 .SUFFIXES:
 
 VENV := .venv
-WORKERS := 2
+# Three processes on two cores: some tests wait for a process, a clock or a browser.
+WORKERS := 3
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 UV := uv==0.13.8

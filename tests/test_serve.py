@@ -14,8 +14,11 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from creditflow import TrajectoryBatch
+from creditflow.cli import app
 from creditflow.commands.serve import Written, _serve
 from creditflow.config import load_recipe
 from creditflow.errors import BatchError, InputError
@@ -25,6 +28,7 @@ from creditflow.parts import build_parts
 from creditflow.progress import Reporter
 from creditflow.trajectory import Score, Task, Trajectory
 from tests.builders import Letters
+from tests.reward.processes import until
 
 RECIPE = Path(__file__).parents[1] / "examples" / "frameworks" / "recipe.yaml"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -52,9 +56,16 @@ class Serving:
     def post_end(self, name: str, **body) -> httpx.Response:
         return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=60, **body)
 
-    def plays(self) -> list[Trajectory]:
-        files = sorted(self.folder.glob("*.parquet"))
-        return [play for file in files for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
+    def plays(self, name: str = "") -> list[Trajectory]:
+        """The trajectories in the files, or those of the rollouts of one name."""
+        files = [file for file in sorted(self.folder.glob("*.parquet")) if file.stat().st_size]
+        read = [play for file in files for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
+        return [play for play in read if not name or play.id.split("#")[0] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> list[Trajectory]:
+        """The trajectories of the rollouts of one name, as soon as the files have `count` of them."""
+        until(lambda: len(self.plays(name)) >= count, every=0.1)
+        return self.plays(name)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
@@ -63,8 +74,8 @@ class Serving:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory):
-    """A server for tests that need no options and no files; each test uses its own rollout names."""
-    server = Serving(tmp_path_factory.mktemp("shared") / "plays")
+    """A server that writes each trajectory into a file of its own; each test uses its own rollout names."""
+    server = Serving(tmp_path_factory.mktemp("shared") / "plays", "--per-file", "1")
     yield server
     server.process.kill()
     server.process.wait()
@@ -114,29 +125,27 @@ def test_rollouts_start_end_and_are_written(serving):
 
 
 def test_served_rollouts_become_a_run_with_credit(serving, tmp_path):
+    server = serving("--per-file", "2")
     for name in ("one", "two"):
-        server = serving()
         for outcome in (0.0, 1.0):
             say(server.client(name))
             server.end(name, outcome=outcome, uid="task")
-        server.stop()
+    assert server.stop(signal.SIGTERM) == 0
     files = [str(file) for file in sorted(server.folder.glob("*.parquet"))]
-    asked = [sys.executable, "-m", "creditflow", "convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit"]
-    done = subprocess.run([*asked, f"{tmp_path}/run"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert len(files) == 2
+    done = command("convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit", f"{tmp_path}/run")
+    assert done.exit_code == 0, done.stderr
     assert "4 plays of 1 task, 4 steps" in done.stdout
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
-def test_reused_name_starts_a_new_rollout(serving):
-    server = serving()
+def test_reused_name_starts_a_new_rollout(shared):
     for _ in range(2):
-        say(server.client("one"))
-        server.end("one")
-    assert server.stop(signal.SIGTERM) == 0
-    one, two = server.plays()
+        say(shared.client("reused"))
+        shared.end("reused")
+    one, two = shared.wait_for("reused", 2)
     assert one.id != two.id
-    assert (one.uid, two.uid) == ("one", "one")
+    assert (one.uid, two.uid) == ("reused", "reused")
     assert one.steps[0].response_ids != two.steps[0].response_ids
 
 
@@ -209,18 +218,17 @@ def test_full_files_are_written_and_old_ones_stay(serving, tmp_path):
     assert len(server.plays()) == 3
 
 
-def test_listing_models_starts_no_rollout(serving):
-    server = serving()
-    client = server.client("one")
+def test_listing_models_starts_no_rollout(shared):
+    client = shared.client("lists")
     assert [model.id for model in client.models.list()] == ["default:writer", "default:editor"]
     with pytest.raises(openai.BadRequestError):
         client.chat.completions.create(model="writer", messages=[])
-    assert (server.end("one").status_code, server.end("one").json()["error"]["code"]) == (404, "trajectory_not_found")
+    for _ in range(2):
+        answer = shared.end("lists")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "trajectory_not_found")
     say(client)
     assert [model.id for model in client.models.list()] == ["default:writer", "default:editor"]
-    server.end("one")
-    server.stop()
-    assert [len(play.steps) for play in server.plays()] == [1]
+    assert shared.end("lists").json()["steps"] == 1
 
 
 @pytest.mark.parametrize(
@@ -248,34 +256,32 @@ def test_end_without_valid_json_is_refused(shared):
     assert shared.end("no-json", outcome=2).json()["error"]["param"] == "outcome"
 
 
-def test_end_of_a_reused_name_ends_the_right_rollout(serving):
-    server = serving()
-    first = say(server.client("one")).id
-    place, body = urlsplit(server.url), b'{"outcome": 1}'
+def test_end_of_a_reused_name_ends_the_right_rollout(shared):
+    first = say(shared.client("late")).id
+    place, body = urlsplit(shared.url), b'{"outcome": 1}'
     with socket.create_connection((place.hostname, place.port), timeout=30) as late:
         head = (
-            f"POST /t/one/end HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer a key\r\nConnection: close\r\n"
+            f"POST /t/late/end HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer a key\r\nConnection: close\r\n"
         )
         late.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
         assert b"100 Continue" in late.recv(4096)  # it waits for the body: it has found its play
-        server.end("one", outcome=0.25)
-        other = say(server.client("one")).id
+        shared.end("late", outcome=0.25)
+        other = say(shared.client("late")).id
         late.sendall(body)
         assert b" 410 " in late.makefile("rb").read()
-    assert say(server.client("one")).id.split("/")[0] == other.split("/")[0] != first.split("/")[0]
-    server.end("one", outcome=0.5)
-    assert server.stop() == 0
-    assert [(len(play.steps), play.outcome.value) for play in server.plays()] == [(1, 0.25), (2, 0.5)]
+    assert say(shared.client("late")).id.split("/")[0] == other.split("/")[0] != first.split("/")[0]
+    shared.end("late", outcome=0.5)
+    plays = shared.wait_for("late", 2)
+    assert [(len(play.steps), play.outcome.value) for play in plays] == [(1, 0.25), (2, 0.5)]
 
 
-def test_refused_first_call_starts_no_rollout(serving):
-    server = serving()
+def test_refused_first_call_starts_no_rollout(shared):
     for refused in ({"model": "default:nobody"}, {"extra_headers": {"X-Creditflow-Parents": "x/1"}}):
         with pytest.raises(openai.APIStatusError):
-            server.client("one").chat.completions.create(**{"model": "writer", "messages": HELLO, **refused})
-        assert server.end("one").status_code == 404
+            shared.client("refused").chat.completions.create(**{"model": "writer", "messages": HELLO, **refused})
+        assert shared.end("refused").status_code == 404
     with pytest.raises(openai.BadRequestError, match="printable"):
-        say(server.client("%FF"))
+        say(shared.client("%FF"))
 
 
 def play_of(name: str) -> Trajectory:
@@ -335,31 +341,28 @@ def test_missing_route_lists_the_known_ones(shared):
     assert "expected POST /t/NAME/v1/chat/completions" in httpx.get(f"{url}/v2").text
 
 
-def test_request_without_key_starts_no_rollout(serving):
-    server = serving()
+def test_request_without_key_starts_no_rollout(shared):
     with pytest.raises(openai.AuthenticationError):
-        say(server.client("one", "another key"))
-    assert httpx.post(f"{server.url}/t/one/end").status_code == 401
-    server.stop()
-    assert server.plays() == []
+        say(shared.client("keyless", "another key"))
+    assert httpx.post(f"{shared.url}/t/keyless/end").status_code == 401
+    assert shared.end("keyless").status_code == 404
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    asked = [sys.executable, "-m", "creditflow", "serve", *arguments]
-    return subprocess.run(asked, capture_output=True, text=True, check=False)
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 def test_remote_host_needs_a_flag():
-    done = command(str(RECIPE), "--host", "0.0.0.0")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = command("serve", str(RECIPE), "--host", "0.0.0.0")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "--allow-remote" in done.stderr
 
 
 def test_busy_port_is_reported(tmp_path):
     with bound("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        done = command(str(RECIPE), "--port", port, "-o", str(tmp_path))
+        done = command("serve", str(RECIPE), "--port", port, "-o", str(tmp_path))
         with pytest.raises(InputError, match="cannot be had"):
             bound("127.0.0.1", int(port))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert f"127.0.0.1:{port} cannot be had" in done.stderr

@@ -21,19 +21,26 @@ ray = pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _a_ray():
-    """Start one Ray for all tests here, because the start takes seconds."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+def _no_ray_is_left():
     yield
     ray.shutdown()
 
 
 def backend_of(functions, n_actors=2, **kwargs) -> RayBackend:
+    """Make a backend on the Ray of this module, which starts once because that takes seconds."""
+    if not ray.is_initialized():
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     return make_backend("ray", functions, BackendOptions(num_workers=n_actors, **kwargs))
 
 
 def pids_of(backend) -> list[list[int]]:
     return [ray.get(actor.handle.pids.remote()) for actor in backend._actors]
+
+
+def test_ray_option_error_names_its_key():
+    ray.shutdown()  # options count where a Ray starts
+    with pytest.raises(ConfigError, match=r"ray_kwargs\.ray_init: .*nonsense"):
+        RayBackend([], 1, 1.0, 1, {"nonsense": 1}).start()
 
 
 def test_misbehaving_function_fails_one_score_only():
@@ -264,15 +271,6 @@ def test_counters_of_actors_are_summed(tmp_path):
     assert 23 <= first["reward/counting/index_max"] < 46  # of the two actors
     assert second["reward/counting/requests"] == 0  # every answer was known
     backend.close()
-
-
-def test_ray_option_error_names_its_key():
-    ray.shutdown()
-    try:
-        with pytest.raises(ConfigError, match=r"ray_kwargs\.ray_init: .*nonsense"):
-            RayBackend([], 1, 1.0, 1, {"nonsense": 1}).start()
-    finally:
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 
 
 def test_traceback_comes_back_from_an_actor():

@@ -8,12 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 pytest.importorskip("verl_cpu")
 
 from creditflow.errors import ConfigError, CreditflowError
+from creditflow.ledger.run_folder import read_events
 from tests.engines.verl.runs import REPOSITORY, Run, options, run
 from tests.reward.processes import alive, descendants, until
 
@@ -75,6 +77,7 @@ def kills_its_worker_once(step, trajectory):
 def cannot_score(step, trajectory):
     raise ValueError("nothing to see")
 """
+ALWAYS = "guard.rules.always={metric: rollout/tokens, above: 1, window: 1, action: fallback_identical}"
 QUICK = ("trainer.total_training_steps=3", "trainer.val_before_train=false", "data.val_max_samples=1")
 
 
@@ -103,10 +106,10 @@ def recipe(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def faulty(verl_ray, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run in which every tenth play raises, and a reward worker is killed."""
+    """A run in which every tenth rollout raises, a reward worker is killed, and a guard rule fires after each step."""
     folder = tmp_path_factory.mktemp("faulty")
     recipe = recipes_in(folder)("faults.py:solve_nine_of_ten", reward="kills_its_worker_once")
-    made = run(recipe, folder / "run", *QUICK, "actor_rollout_ref.rollout.n=10")
+    made = run(recipe, folder / "run", *QUICK, "actor_rollout_ref.rollout.n=10", ALWAYS)
     assert (folder / "worker").exists()
     return made
 
@@ -127,6 +130,17 @@ def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(faulty
     assert sum("error" in info for info in batch.trajectory_info) == 2
     log = (faulty.folder / "failures.log").read_text()
     assert log.count("\nRuntimeError: the tenth play\n") == log.count("workflow\nTraceback") == 1
+
+
+def test_guard_falls_back_to_the_outcome_after_the_first_step(faulty: Run):
+    event = next(event for event in read_events(faulty.folder) if event["rule"] == "always")
+    assert (event["step"], event["action"]) == (1, "fallback_identical")
+    assert faulty.series("guard/fallback").tolist() == [1, 1, 1]
+    equal = []
+    for path in faulty.steps:
+        steps = pq.read_table(path, columns=["credit", "outcome"]).drop_null().to_pydict()
+        equal.append(steps["credit"] == steps["outcome"])
+    assert equal == [False, True, True]
 
 
 @pytest.mark.slow

@@ -16,9 +16,9 @@ from tests.engines.verl.runs import CHAIN, REPOSITORY, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
-TASKS, PLAYS, STEPS, BEFORE = 8, 3, 6, 5
+TASKS, PLAYS, STEPS, BEFORE = 8, 3, 4, 3
 EPOCH = 2
-"""Training steps of an epoch, which has every task once. The third epoch contains the resume."""
+"""Training steps of an epoch, which has every task once. The second epoch contains the resume."""
 SMALL = (
     f"recipe.train_tasks={EPOCH * TASKS}",
     "recipe.val_tasks=8",
@@ -34,7 +34,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Six steps of the arithmetic team on two ranks, the last one after a resume."""
+    """Four steps of the arithmetic team on two ranks, the last one after a resume."""
     folder = tmp_path_factory.mktemp("chain") / "run"
     run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={BEFORE}", n_ranks=2)
     return run(CHAIN, folder, *SMALL, f"trainer.total_training_steps={STEPS}", n_ranks=2)
@@ -72,7 +72,7 @@ def test_every_step_has_a_gradient(chain: Run):
 
 @pytest.mark.slow
 def test_the_reward_rises(tmp_path: Path):
-    epoch = 4  # six steps of training are too few to tell the rise from noise
+    epoch = 4  # four steps of training are too few to tell the rise from noise
     settings = (*SMALL, f"recipe.train_tasks={epoch * TASKS}", f"trainer.total_training_steps={3 * epoch}")
     errors = run(CHAIN, tmp_path / "run", *settings, n_ranks=2).series("reward/step_error_rate")
     # An epoch has some 500 agent steps on the same tasks.
