@@ -1,8 +1,8 @@
-"""Chat messages to tokens, a response's tokens to text, and the calls of tools in it: the same for every engine.
+"""Convert chat messages to tokens, and response tokens to text and tool calls, for every engine.
 
-Tools are told and called as Hermes' models do it (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), which is
-verl's default format and that of Qwen's models. A chat template that knows tools spells them itself; for others it is
-done here, in the system prompt. This module holds no model, runs no tool, and imports nothing heavy.
+Tool schemas and calls have the Hermes format (`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`), the default
+of verl and of Qwen's models. A chat template with tool support writes them itself; for other templates this module
+writes them into the system prompt. It holds no model, runs no tool, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ _THOUGHTS = {
     "<|start_thinking|>": "<|end_thinking|>",
     "<|begin_of_thought|>": "<|end_of_thought|>",
 }
-"""The tags around a model's thoughts, in lower case: opening tag -> closing tag."""
+"""Tags around a model's thoughts, in lower case: opening tag -> closing tag."""
 _THOUGHT_TAGS = "|".join(map(re.escape, (*_THOUGHTS, *_THOUGHTS.values())))
 _TAG = re.compile(f"<tool_call>|{_THOUGHT_TAGS}", re.IGNORECASE)
 _CALL_TAG = re.compile(r"</?tool_call>")
 _BLANK = re.compile(r"\s*")
 _EXTENT = json.JSONDecoder(strict=False, parse_int=len, parse_float=len, parse_constant=len)
-"""Finds where a JSON value ends. It refuses no number, so that each error has a position."""
+"""Finds the end of a JSON value. It accepts any number, so that each error has a position."""
 _DEPTH = 64
-"""Of a call's JSON: what is read here is written down again, by calls within calls."""
+"""Maximum nesting of a call's JSON: the parsed value is written again by recursive functions."""
 _BEFORE = 8
-"""Tokens: of so many a character has none more, and no decoder looks farther back."""
+"""Maximum number of tokens of one character; no decoder depends on earlier tokens."""
 _MARK = "\u241fresponse\u241f"
-"""Stands for what a message says where a template is asked what it writes around that."""
+"""Placeholder for a message's content, to find the text that a chat template writes around it."""
 _NAME = "look_up"
-"""The name of the tool in a call that a template writes for the same purpose."""
+"""Placeholder for the name of the tool in a call, for the same purpose."""
 _CONTROL = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
-"""How a token looks that nobody writes by chance; a word, a line break or a full stop may be an added token too."""
+"""A token that is unlikely in ordinary text. Words, line breaks and full stops may be added tokens, too."""
 _READ_BACK = re.compile(
     rf"\W+(?:think(?:ing)?|thought|reasoning)\W+|</?(?:answer|tool_calls?|tool_responses?|tools)>|{_THOUGHT_TAGS}",
     re.IGNORECASE,
 )
-"""What models write within a turn, and programs read again as text: it ends no turn, and messages keep it, even where
-the tokenizer calls it special."""
+"""Tags that models write within a turn and that programs parse from the text. They end no turn and stay in messages,
+even if the tokenizer marks them as special."""
 
 
 class PromptIds(tuple[int, ...]):
-    """A prompt that is tokens already."""
+    """A prompt that is already tokens."""
 
 
 Prompt = str | Sequence[Message] | PromptIds
-"""What a policy is asked: a text is what the model reads, chat messages become that."""
+"""A prompt for a policy: verbatim text, chat messages to be rendered, or tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool, as an agent wrote it."""
+    """A tool call written by an agent."""
 
     name: str
-    """Empty where it named none."""
+    """Empty if the call has no name."""
     arguments: Mapping[str, Any] | None
-    """None where what stands there is no call."""
+    """None if the call is malformed."""
     error: str = ""
-    """Why it is none; empty where it is one."""
+    """The reason why the call is malformed; empty if it is valid."""
 
     def to_message(self, id: str) -> Message:
-        """As OpenAI's chat completions have it."""
+        """Return the call in the format of OpenAI's chat completions."""
         spelled = json.dumps(dict(self.arguments or {}), ensure_ascii=False)
         return {"id": id, "type": "function", "function": {"name": self.name, "arguments": spelled}}
 
@@ -81,9 +81,9 @@ class ToolCall:
 def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[ToolCall]]:
     """Split a response into its text and its tool calls, in order; malformed calls are included.
 
-    A call ends where its JSON ends. Calls inside thoughts (`<think>...</think>` and its kin) are text: a thought ends
-    at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt has opened a
-    thought (`opens_thought`). Without it, what precedes a lone closing tag is a thought too.
+    A call ends at the end of its JSON. Calls inside thoughts (`<think>...</think>` and similar tags) are text: a
+    thought ends at its closing tag, and a leading thought without one is the whole response. `in_thought`: the prompt
+    has opened a thought (`opens_thought`). Without it, the text before a lone closing tag is a thought, too.
 
     Takes time linear in the length of the text.
     """
@@ -96,7 +96,7 @@ def parse_tool_calls(text: str, *, in_thought: bool = False) -> tuple[str, list[
     while (tag := _TAG.search(text, at)) is not None:
         if tag[0] != "<tool_call>":
             at = thoughts.skip(tag)
-            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # all of it was a thought
+            if thoughts.end == at and tag[0].lower() not in _THOUGHTS:  # everything before was a thought
                 begin, calls, kept = 0, [], []
             continue
         found, at = _calls_at(text, tag.end())
@@ -113,7 +113,7 @@ def opens_thought(prompt: str) -> bool:
 
 
 _THOUGHT_END = 64
-"""Characters: an opening tag, and the blanks that a chat template may write after it."""
+"""Characters: an opening tag, and the white space that a chat template may write after it."""
 
 
 class _Thoughts:
@@ -122,7 +122,7 @@ class _Thoughts:
     def __init__(self, text: str, in_thought: bool) -> None:
         self._text = text
         self._unclosed: set[str] = set()
-        """Closing tags that do not occur any more: they are searched for once."""
+        """Closing tags that do not occur any more; each is searched for once."""
         self._over = False
         """Whether a thought has been closed already; a lone closing tag is then plain text."""
         self._leading = True
@@ -133,7 +133,7 @@ class _Thoughts:
             self._close(len(text) if closing is None else closing.end())
 
     def skip(self, tag: re.Match[str]) -> int:
-        """The position behind a tag of thoughts, or behind the thought that it opens."""
+        """Return the position after a thought's tag, or after the thought that it opens."""
         name = tag[0].lower()
         self._leading = self._leading and not self._text[self.end : tag.start()].strip()
         if name not in _THOUGHTS:
@@ -142,7 +142,7 @@ class _Thoughts:
             return tag.end()
         closing = self._closing(_THOUGHTS[name], tag.end())
         if closing is None and not self._leading:
-            return tag.end()  # a mention
+            return tag.end()  # only a mention of the tag
         self._close(len(self._text) if closing is None else closing)
         return self.end
 
@@ -160,7 +160,7 @@ class _Thoughts:
 
 
 def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """The calls behind an opening tag at `at`, and where they end; none where the tag is only mentioned."""
+    """Return the calls after an opening tag at `at`, and their end; no calls if the tag is only mentioned."""
     found: list[ToolCall] = []
     while text.startswith(("{", "["), body := _end_of_blank(text, at)) and not (found and text[body] == "["):
         try:
@@ -177,8 +177,10 @@ def _calls_at(text: str, at: int) -> tuple[list[ToolCall], int]:
 
 
 def _malformed(text: str, body: int, scanned: int) -> tuple[list[ToolCall], int]:
-    """A call that is no JSON ends at the next tag behind what was `scanned`. Without an object it is none at all where
-    another call begins before its closing tag: the text mentions the tag.
+    """Return the malformed call that begins at `body`, and its end.
+
+    It ends at the next tag after `scanned`. If no JSON begins at `body` and another call opens before the closing tag,
+    the text only mentions the tag, and there is no call.
     """
     tag = _CALL_TAG.search(text, scanned)
     end = len(text) if tag is None else tag.start()
@@ -203,8 +205,8 @@ def _call_of(body: str) -> ToolCall:
         return ToolCall("", None, 'expected {"name": ..., "arguments": {...}}')
     arguments = call.get("arguments")
     if arguments is None:
-        arguments = call.get("parameters")  # as Llama 3 writes it
-    if isinstance(arguments, str):  # spelled twice, as in OpenAI's messages
+        arguments = call.get("parameters")  # Llama 3's name for it
+    if isinstance(arguments, str):  # JSON within JSON, as in OpenAI's messages
         try:
             arguments = _plain(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
@@ -217,10 +219,10 @@ def _call_of(body: str) -> ToolCall:
 
 
 def _plain(text: str) -> Any:
-    """JSON that can be written down again: no NaN, no number beyond all floats (1e999 is read as infinity), and no
-    halves of surrogate pairs, which JSON can spell out.
+    """Parse JSON that can be written again.
 
-    Raises ValueError or RecursionError for what is none.
+    Excludes NaN and numbers beyond the range of floats (1e999 is read as infinity); halves of surrogate pairs, which
+    JSON can spell out, are replaced. Raises ValueError or RecursionError for anything else.
     """
     value = json.loads(text, parse_constant=_no_number)
     layer, depth = [value], 0
@@ -242,10 +244,10 @@ def _no_number(word: str) -> None:
 
 
 def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:
-    """What each of a response's tokens adds to its text; joined, they are that text.
+    """Return the text that each token of a response adds; joined, the pieces are the response's text.
 
-    A character of several tokens is the last one's. Decoded alone, a token may be told otherwise than behind another (a
-    space before it is left out, say), so each is decoded behind those before it, as many as may matter.
+    A character of several tokens belongs to the last of them. A token may decode differently alone than after others
+    (for example, without its leading space), so each is decoded after the preceding tokens that can matter.
     """
     text, found, at, length = decode(ids), [], 0, 0
     first, before = 0, ""
@@ -255,7 +257,7 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
             before = decode(ids[first:index])
         now = decode(ids[first : index + 1])
         length += len(now) - len(before)
-        whole = length - len(now) + len(now.rstrip("\ufffd"))  # what is half a character yet is not told yet
+        whole = length - len(now) + len(now.rstrip("\ufffd"))  # an incomplete character is held back
         end = len(text) if index + 1 == len(ids) else min(max(at, whole), len(text))
         found.append(text[at:end])
         at, before = end, now
@@ -263,11 +265,11 @@ def pieces(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[s
 
 
 def without_nulls(message: Message, *, in_arguments: bool = False) -> Message:
-    """`message` without the keys that are null and without an empty list of tool calls; `content` may be null.
+    """Return `message` without null keys and without an empty list of tool calls; `content` may be null.
 
-    Chat templates test whether a key is there. OpenAI's client writes every key of its types (`model_dump()`), and
-    Parquet every key that any row has. `in_arguments`: remove nulls from the calls' arguments too, where Parquet has
-    written them; elsewhere they are values.
+    Chat templates test whether a key is present. OpenAI's client writes every key of its types (`model_dump()`), and
+    Parquet every key that any row has. `in_arguments`: also remove nulls from the calls' arguments, for messages from
+    Parquet; elsewhere nulls in arguments are values.
     """
     kept = {key: value for key, value in message.items() if value is not None or key == "content"}
     depth = _DEPTH if in_arguments else _CALL_LEVELS
@@ -280,11 +282,11 @@ def without_nulls(message: Message, *, in_arguments: bool = False) -> Message:
 
 
 _CALL_LEVELS = 2
-"""Objects in each other: a call, and its function; what is farther down are arguments."""
+"""Nested objects: a call, and its function. Deeper objects are arguments."""
 
 
 def _bare(value: Any, depth: int) -> Any:
-    """`value` without null keys, down to `depth` levels of objects."""
+    """Return `value` without null keys, down to `depth` levels of objects."""
     if isinstance(value, list | tuple):
         return [_bare(one, depth) for one in value]
     if isinstance(value, Mapping) and depth > 0:
@@ -293,23 +295,23 @@ def _bare(value: Any, depth: int) -> Any:
 
 
 def content_text(content: object) -> str:
-    """The text of a message's content: a text, nothing, or OpenAI's list of parts, of which those of text count."""
+    """Return the text of a message's content: a text, null, or OpenAI's list of parts, of which text parts count."""
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     return "" if content is None else str(content)
 
 
 def message_text(message: Message) -> str:
-    """What a message says: its content, and its calls of tools spelled out. Raises ModelError for what is no call."""
+    """Return a message's content with its tool calls written out. Raises ModelError for malformed calls."""
     content = message.get("content")
-    if isinstance(content, str) and not message.keys() & _CALL_KEYS:  # as most are; traces have many
+    if isinstance(content, str) and not message.keys() & _CALL_KEYS:  # most messages; traces have many
         return content
     calls = [_call_spelled(call) for call in _calls_in(message)]
     return "\n".join(filter(None, (content_text(content), *calls)))
 
 
 def _for_template(message: Message) -> Message:
-    """A message as chat templates read it: its content is a text, and its calls have today's form."""
+    """Return a message in the form that chat templates read: text as content, and calls in the current format."""
     plain = without_nulls(message)
     plain["content"] = content_text(plain.get("content"))
     if plain.get("role") == "function":
@@ -321,11 +323,11 @@ def _for_template(message: Message) -> Message:
 
 
 def _spelled_out(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages for a template that knows no tools: all that is about them in the contents."""
+    """Rewrite messages for a template without tool support: schemas, calls and results become contents."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":
-            # Results of one response's calls make one message: most templates want turns to alternate.
+            # Results of one response's calls make one message: most templates require alternating turns.
             content = f"<tool_response>\n{message['content']}\n</tool_response>"
             if plain and plain[-1].get("of_tools"):
                 plain[-1]["content"] += f"\n{content}"
@@ -343,10 +345,10 @@ _CALL_KEYS = frozenset(("tool_calls", "function_call"))
 
 
 def _calls_in(message: Message) -> list[dict[str, Any]]:
-    """A message's tool calls, with arguments as chat templates want them: OpenAI's messages have them as a text, of
-    which a template that writes JSON would write the quotation marks. Raises ModelError for what is no call.
+    """Return a message's tool calls with arguments as objects, as chat templates expect.
 
-    A `function_call`, the form that OpenAI had before, counts as one.
+    OpenAI's messages hold arguments as a text, which a template that writes JSON would put in quotation marks. A
+    `function_call`, OpenAI's former format, counts as a call. Raises ModelError for malformed calls.
     """
     before = message.get("function_call")
     calls = message.get("tool_calls") or ([] if before is None else [{"type": "function", "function": before}])
@@ -379,17 +381,17 @@ def _told(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 class _Remover:
-    """Takes tokens out of texts, in time linear in a text's length, whatever stands in it.
+    """Removes tokens from texts, in time linear in a text's length for any content.
 
-    Aho and Corasick, "Efficient string matching" (1975). A state stands for the longest end of a text that begins a
-    token; 0 is that of none.
+    Aho and Corasick, "Efficient string matching" (1975). A state is the longest suffix of the text that begins a token;
+    state 0 is the empty suffix.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        """By state: the state behind a letter, 0 where none is named."""
+        """Per state: the next state for each letter; a missing letter leads to 0."""
         self._whole = [0]
-        """By state: the length of the shortest token that ends there, 0 where none does."""
+        """Per state: the length of the shortest token that ends there, or 0."""
         for token in tokens:
             state = 0
             for letter in token:
@@ -399,7 +401,7 @@ class _Remover:
                     self._whole.append(0)
                 state = self._next[state][letter]
             self._whole[state] = len(token)
-        # Shorter ones first: what a state takes over from that of its longest proper end must be complete.
+        # Shorter prefixes first: a state inherits from its longest proper suffix, which must be complete.
         found = [(state, 0) for state in self._next[0].values()]
         for state, end in found:
             found += [(after, self._next[end].get(letter, 0)) for letter, after in self._next[state].items()]
@@ -407,8 +409,11 @@ class _Remover:
             self._whole[state] = self._whole[end] or self._whole[state]
 
     def __call__(self, text: str) -> str:
-        """`text` without them. Each is taken out as soon as it is whole, so of halves that meet then none is left."""
-        if not any(letter in text for letter in self._next[0]):  # as most are, and it is hundreds of times as quick
+        """Return `text` without the tokens.
+
+        Each is removed as soon as it is complete, so a token whose halves meet after a removal is removed, too.
+        """
+        if not any(letter in text for letter in self._next[0]):  # true for most texts, and hundreds of times as fast
             return text
         following, wholes, state = self._next, self._whole, 0
         kept, states = [""], [0]
@@ -423,10 +428,10 @@ class _Remover:
 
 
 class ChatTokenizer:
-    """Messages to prompt text and tokens, and a response's tokens to text.
+    """Converts messages to prompt text and tokens, and a response's tokens to text.
 
-    `tokenizer`: as transformers has it. `end_ids`: the `eos_token_id` of the model's generation configuration.
-    `n_tokens`: token ids that the model has, where its vocabulary is padded; default: those of the tokenizer.
+    `tokenizer`: a tokenizer of transformers. `end_ids`: the `eos_token_id` of the model's generation configuration.
+    `n_tokens`: the model's number of token ids, if its vocabulary is padded; default: the tokenizer's.
     """
 
     def __init__(self, tokenizer: Any, end_ids: int | Iterable[int] | None = None, n_tokens: int | None = None) -> None:
@@ -435,42 +440,44 @@ class ChatTokenizer:
         given = [] if end_ids is None else [end_ids] if isinstance(end_ids, int) else sorted(end_ids)
         padding = (tokenizer.pad_token_id, *given, tokenizer.eos_token_id, 0)
         self.pad_id = int(next(token for token in padding if token is not None))
-        """Stands where there is no token; the prompt's only one where the messages have none."""
+        """The padding token; also the whole prompt if the messages have no tokens."""
         ends = (*given, tokenizer.eos_token_id, self._end_of_turn())
         self.end_ids = frozenset(int(token) for token in ends if token is not None)
-        """Tokens that end a response: those of the model, of the tokenizer and of the chat template."""
+        """Tokens that end a response: those of the model, the tokenizer and the chat template."""
         special = {id: token.content for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         ending = {id: text for id, text in special.items() if not _READ_BACK.fullmatch(text)}
         self._left_out = frozenset(ending) if len(ending) < len(special) else None
-        """Tokens that no text shows, where the tokenizer's own choice of them would hide thoughts or calls."""
+        """Tokens that `decode` leaves out; None: the tokenizer's special tokens, if they hide no thoughts or calls."""
         self.special_tokens = [token for token in (*ending.values(), *self._turn_tokens()) if token]
-        """What no message may spell: those that the tokenizer calls special, and those of turns that it does not."""
+        """Tokens that no message may spell: the tokenizer's special tokens, and turn tokens that it does not mark as
+        such."""
         self._without_special_tokens = _Remover(self.special_tokens)
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """Prompt text and tokens; with the tokenizer's chat template where it has one, else the contents in lines.
+        """Return prompt text and tokens.
 
-        `tools`: JSON schemas of functions, as OpenAI has them. Special tokens that are spelled out in a message are
-        taken out of it, and so are the tokens that the template writes around turns: what one agent writes must not be
-        able to close the next one's turn. `prompt` as a text is what the model reads, special tokens included, and none
-        is added: who gives one answers for what stands in it. Raises ModelError for messages that the chat template
-        refuses or trips over, and for tokens that there are not.
+        Messages are rendered by the tokenizer's chat template; without one, their contents are joined by line breaks.
+        `tools`: JSON schemas of functions in OpenAI's format. Special tokens, and the tokens that the template writes
+        around turns, are removed from messages, so that one agent's text cannot close the next one's turn. A `prompt`
+        given as text is used verbatim, special tokens included, and no token is added: its caller is responsible for
+        its content. Raises ModelError for messages that the chat template rejects or fails on, and for token ids out of
+        range.
         """
         if isinstance(prompt, PromptIds):
             if unknown := [token for token in prompt if not 0 <= token < self._n_tokens]:
                 raise ModelError(f"prompt: expected tokens from 0 to {self._n_tokens - 1}, got {unknown[0]}")
             return str(self.tokenizer.decode(list(prompt))), tuple(prompt)
         text = prompt if isinstance(prompt, str) else self._text(prompt, tools)
-        bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes them itself
+        bare = not isinstance(prompt, str) and not self.tokenizer.chat_template  # a template writes these tokens itself
         ids = self._begun(text) if bare else self._ids(text)
-        return text, tuple(ids) or (self.pad_id,)  # there must be a position to predict from
+        return text, tuple(ids) or (self.pad_id,)  # the model needs a position to predict from
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """The tokens between a response and the next one of the same agent: the end of its turn, `messages` by others
-        (the results of its calls), and the beginning of its next turn.
+        """Return the tokens between a response and the next one of the same agent.
 
-        The end-of-sequence token is left out, which the response has already. Raises ModelError where the tokenizer's
-        chat template leaves responses out.
+        These are the end of its turn, `messages` by others (the results of its calls), and the beginning of its next
+        turn. The end-of-sequence token is left out, since the response already has it. Raises ModelError if the
+        tokenizer's chat template leaves responses out.
         """
         spoken: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": _MARK}]
         _, mark, text = self._text((*spoken, *messages), ()).partition(_MARK)
@@ -482,7 +489,7 @@ class ChatTokenizer:
         return ids[1:] if ids and ids[0] in self.end_ids else ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens; the tags of thoughts and tool calls are kept."""
+        """Return the text of a response without special tokens; the tags of thoughts and tool calls are kept."""
         if self._left_out is not None:
             return str(self.tokenizer.decode([id for id in ids if id not in self._left_out]))
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -491,7 +498,7 @@ class ChatTokenizer:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _begun(self, text: str) -> list[int]:
-        """The tokens of `text` behind those that the tokenizer begins a text with.
+        """Return the tokens of `text`, after those that the tokenizer adds at the beginning of a text.
 
         Tokens that it adds at the end are left out: an end-of-sequence token would end the prompt before the response.
         """
@@ -503,7 +510,8 @@ class ChatTokenizer:
         return plain if begin is None else whole[: begin + len(plain)]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        # Cleaned as the template gets it: what is still a list of parts, or JSON's escapes, may hide a special token.
+        # Clean the messages in the form that the template gets: a list of parts, or JSON's escapes, may hide a special
+        # token.
         plain = [_for_template(message) for message in messages]
         plain, tools = self._clean(plain), self._clean(tools)
         template = self.tokenizer.chat_template
@@ -516,9 +524,9 @@ class ChatTokenizer:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, answering: bool = True
     ) -> str:
-        """The chat template's text for messages. Raises ModelError for those that it refuses or trips over.
+        """Render messages with the chat template. Raises ModelError if the template rejects them or fails.
 
-        `answering`: whether the beginning of a response follows.
+        `answering`: whether to append the beginning of a response.
         """
         asked: dict[str, Any] = {"tools": list(tools)} if tools else {}
         from jinja2 import TemplateError
@@ -529,16 +537,16 @@ class ChatTokenizer:
             )
         except TemplateError as error:
             raise ModelError(f"the chat template refuses these messages: {first_line(error)}") from error
-        # A template computes with whatever a client sent under whatever name.
+        # A template may compute with any field that a client sent.
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
             raise ModelError(f"the chat template cannot read these messages: {why}") from error
         return str(made)
 
     def _end_of_turn(self) -> int | None:
-        """The token that the chat template writes behind a response; None where it writes none.
+        """Return the token that the chat template writes after a response, or None.
 
-        A token that it also writes inside a response ends none: gpt-oss closes its analysis with `<|end|>`.
+        A token that it also writes inside a response does not count: gpt-oss closes its analysis with `<|end|>`.
         """
         if not self.tokenizer.chat_template:
             return None
@@ -548,7 +556,7 @@ class ChatTokenizer:
         behind = called = ""
         with suppress(ModelError, ImportError):  # as in `_turn_tokens`
             behind = self._rendered([user, said], answering=False).rpartition(_MARK)[2].lstrip()
-        with suppress(ModelError, ImportError):  # not every template takes calls
+        with suppress(ModelError, ImportError):  # some templates take no calls
             called = self._rendered([user, {**said, "tool_calls": [call]}], answering=False).rpartition(_MARK)[2]
         token = next(iter(self._ids(behind)), None)
         if token is None or (added := self.tokenizer.added_tokens_decoder.get(token)) is None:
@@ -558,9 +566,10 @@ class ChatTokenizer:
         return token if ends and not (name and added.content in inside) else None
 
     def _turn_tokens(self) -> list[str]:
-        """Added tokens that the tokenizer does not call special, but that the chat template writes around turns.
+        """Return added tokens that the chat template writes around turns, but that the tokenizer does not mark as
+        special.
 
-        None where it renders no exchange.
+        Returns an empty list if the template renders no exchange.
         """
         added = {
             id: token.content
@@ -570,14 +579,18 @@ class ChatTokenizer:
         if not added or not self.tokenizer.chat_template:
             return []
         exchange = [{"role": role, "content": _MARK} for role in ("system", "user", "assistant", "user")]
-        for messages in (exchange, exchange[1:], exchange[-1:]):  # not every template takes a system prompt, or turns
-            with suppress(ModelError, ImportError):  # without jinja2 no messages are read later either
+        for messages in (
+            exchange,
+            exchange[1:],
+            exchange[-1:],
+        ):  # some templates take no system prompt, or turns
+            with suppress(ModelError, ImportError):  # without jinja2, messages cannot be rendered later either
                 ids = set(self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"])
                 return [token for id, token in added.items() if id in ids]
         return []
 
     def _clean(self, value: Any) -> Any:
-        """`value` without special tokens, in whatever depth, names among them."""
+        """Return `value` without special tokens, at any depth, keys included."""
         if isinstance(value, str):
             return self._without_special_tokens(value)
         if isinstance(value, list | tuple):

@@ -9,11 +9,12 @@
     team: {workflow: my_game.py:solve, agents: {player_1: {}, player_2: {}}}
     reward: {functions: [{fn: "creditflow.environments:Returns", args: {low: -1, high: 1}}]}
 
-A seat's observation and legal actions become a prompt (`show`), the reply an action (`read`). What the environment pays
-a seat between one of its actions and its next is that step's `info["reward"]`, which `StepReward` makes a sub-reward;
-what the seats earned in all is the answer, which `Returns` makes the outcome. A step's parent is the step before of the
-same seat: what others did it learns from the environment. A play that `max_turns` or the environment cuts short is
-`truncated`. Knows environments and how a team is asked; no model, no credit. `pip install 'creditflow[environments]'`.
+A seat's observation and legal actions become a prompt (`show`), and the reply becomes an action (`read`). The
+environment's reward for a seat between one of its actions and its next is that step's `info["reward"]`, which
+`StepReward` turns into a sub-reward. The total returns of the seats are the answer, which `Returns` turns into the
+outcome. A step's parent is the previous step of the same seat: a seat observes the others' actions through the
+environment. A trajectory that `max_turns` or the environment cuts short is `truncated`. This module uses no model and
+no credit. Requires `pip install 'creditflow[environments]'`.
 """
 
 from __future__ import annotations
@@ -35,38 +36,38 @@ from creditflow.rollout import Reply, Team, Workflow
 from creditflow.trajectory import Message, Step, Task, Trajectory, all_digits, into_range
 
 Make = Callable[[Task], Any]
-"""A fresh environment for a task; `task.extra_info["seed"]` is what it is reset with, if there is one."""
+"""Makes a fresh environment for a task; `task.extra_info["seed"]`, if present, is the seed of its reset."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a seat sees when it is its turn."""
+    """A seat's view of the environment at its turn."""
 
     env: Any
-    """The environment, for what an observation leaves out."""
+    """The environment, for details that an observation leaves out."""
     seat: str
     observation: Any
-    """Without its action mask."""
+    """The observation without its action mask."""
     legal: tuple[int, ...] | None
-    """Actions that are allowed now: those of the mask, without one all of a discrete space; None where it is none, or
-    has more than 256."""
+    """Actions allowed now: those of the mask, or without a mask all actions of a discrete space. None if the space is
+    not discrete or has more than 256 actions."""
     turn: int
-    """How often this seat has acted."""
+    """Number of earlier actions of this seat."""
 
 
 Show = Callable[[View], str | Sequence[Message]]
-"""What the seat is asked: a text, or chat messages."""
+"""Makes the seat's prompt: a text, or chat messages."""
 Read = Callable[[str, View], Any]
-"""The action that a reply means; ValueError (or AgentError) where it means none. Whatever else it raises is its own
-mistake, and fails the play."""
+"""Returns the action that a reply means; raises ValueError (or AgentError) if it means none. Any other exception is a
+mistake in the function, and fails the trajectory."""
 Illegal = Literal["error", "random"]
-"""What an illegal action leads to: the end of the play with the worst outcome of its range (AgentError), or a legal
-action by chance."""
+"""Effect of an illegal action. `error`: AgentError ends the rollout with the worst outcome of its range. `random`: a
+legal action is drawn at random."""
 _MOST_TOLD = 256
 
 
 def plain(view: View) -> str:
-    """The observation as text (arrays row by row), and the legal actions by number."""
+    """Return the observation as text (arrays row by row), and the legal actions by number."""
     told = _as_text(view.observation)
     if view.legal is None:
         return told
@@ -74,7 +75,7 @@ def plain(view: View) -> str:
 
 
 def last_number(text: str, view: View) -> int:
-    """The last whole number of a reply."""
+    """Return the last whole number of a reply."""
     numbers = re.findall(r"-?\b\d{1,18}\b", text)
     if not numbers:
         raise ValueError("the reply has no number")
@@ -90,10 +91,10 @@ def aec(
     illegal: Illegal = "error",
     max_turns: int = 1000,
 ) -> Workflow:
-    """A workflow of a PettingZoo environment in which seats act in turn (`AECEnv`).
+    """Make a workflow of a PettingZoo environment in which seats act in turn (`AECEnv`).
 
-    `agents`: the team's agent for each seat; default: that of the seat's own name. `max_turns`: actions of a play,
-    after which it is cut short, each seat paid what it has earned by then.
+    `agents`: the team's agent for each seat; default: the agent with the seat's name. `max_turns`: actions of all
+    seats, after which the rollout is cut short and each seat receives the rewards earned so far.
     """
     _expect("aec", make, agents, show, read, illegal, max_turns)
 
@@ -103,8 +104,8 @@ def aec(
         try:
             env.reset(seed=_seed(task))
             table.sit(env.possible_agents)
-            # `last` tells only of the seat whose turn it is. What others were not paid yet is the sum of `rewards`,
-            # as PettingZoo's `api_test` demands; `_cumulative_rewards` may still hold what was paid before.
+            # `last` covers only the current seat. The other seats' unpaid rewards are the sums of `rewards`, as
+            # PettingZoo's `api_test` requires; `_cumulative_rewards` may still contain rewards that were paid before.
             unpaid = dict.fromkeys(env.possible_agents, 0.0)
             cut: list[bool] = []
             while env.agents:
@@ -117,7 +118,7 @@ def aec(
                 unpaid[seat] = 0.0
                 if over:
                     cut.append(truncated and not terminated)
-                    if len(cut) > len(env.possible_agents):  # it would hold up all plays for ever
+                    if len(cut) > len(env.possible_agents):  # an endless loop would block all rollouts
                         raise RuntimeError(f"{seat} has ended, and is not taken from the environment's agents")
                     env.step(None)
                     continue
@@ -144,9 +145,9 @@ def parallel(
     illegal: Illegal = "error",
     max_turns: int = 1000,
 ) -> Workflow:
-    """A workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`).
+    """Make a workflow of a PettingZoo environment in which seats act at once (`ParallelEnv`).
 
-    `max_turns`: rounds, after which a play is cut short.
+    `max_turns`: rounds, after which the rollout is cut short.
     """
     _expect("parallel", make, agents, show, read, illegal, max_turns)
 
@@ -188,9 +189,9 @@ def gymnasium(
     illegal: Illegal = "error",
     max_turns: int = 1000,
 ) -> Workflow:
-    """A workflow of a Gymnasium environment, which `agent` acts in; an `action_mask` is looked for in its `info`.
+    """Make a workflow of a Gymnasium environment in which `agent` acts. An `action_mask` is read from its `info`.
 
-    `max_turns`: actions, after which a play is cut short.
+    `max_turns`: actions, after which the rollout is cut short.
     """
     if not isinstance(agent, str):
         raise ConfigError(f"gymnasium: agent: expected an agent's name, got {_told(agent)}")
@@ -217,34 +218,34 @@ def gymnasium(
 
 @reward
 class StepReward:
-    """What the environment paid for a step, as a sub-reward.
+    """The environment's reward for a step, as a sub-reward.
 
-    `low`, `high`: the least and the most that it pays; beyond, the score fails. A step that was not paid has earned 0,
-    or what is nearest to it in the range.
+    `low`, `high`: its smallest and largest value; a score outside this range fails. A step without a reward scores 0,
+    clipped to the range.
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0) -> None:
         self.range = _range(low, high)
 
     def __call__(self, step: Step, trajectory: Trajectory) -> float:
-        """In [low, high]; raises ValueError for what is beyond."""
+        """Return the reward, in [low, high]. Raises ValueError if it is outside."""
         paid = step.info.get("reward")
         return float(np.clip(0.0, *self.range)) if paid is None else _within(paid, self.range)
 
 
 @outcome
 class Returns:
-    """What the seats earned in all, as the outcome: the mean over seats, or that of one.
+    """The returns of the seats as the outcome: the mean over seats, or one seat's return.
 
-    `low`, `high`: the least and the most that a seat can earn; beyond, the score fails. `seat`: whose return it is.
-    Where two compete, name the one that is trained: the mean of a zero-sum game is always 0.
+    `low`, `high`: the smallest and largest return of a seat; a score outside this range fails. `seat`: the seat that
+    counts. In a competition, name the trained seat: the mean of a zero-sum game is always 0.
     """
 
     def __init__(self, low: float = 0.0, high: float = 1.0, seat: str | None = None) -> None:
         self.range, self.seat = _range(low, high), seat
 
     def __call__(self, trajectory: Trajectory) -> float:
-        """In [low, high]; raises ValueError for what is beyond."""
+        """Compute the outcome, in [low, high]. Raises ValueError if it is outside."""
         earned: dict[str, float] = json.loads(trajectory.answer or "{}")
         if self.seat is not None and self.seat not in earned:
             raise ValueError(f"no seat {self.seat!r} in this play; there is {', '.join(earned)}")
@@ -253,7 +254,7 @@ class Returns:
 
 
 class _Table:
-    """One play: who sits where, what they did last, what they earned."""
+    """The state of one rollout: its seats, their last replies, and their returns."""
 
     def __init__(
         self, env: Any, team: Team, agents: Mapping[str, str], show: Show, read: Read, illegal: Illegal
@@ -266,21 +267,23 @@ class _Table:
         self._earned: dict[str, float] = {}
 
     def sit(self, seats: Sequence[str]) -> None:
-        """Nobody has acted or earned anything."""
+        """Register the seats, with returns of 0. Raises ConfigError if `agents` has an unknown seat."""
         if unknown := sorted(set(self.agents) - set(seats)):
             raise ConfigError(f"agents: the environment has no seat {unknown[0]!r}; there is {', '.join(seats)}")
         self._earned = dict.fromkeys(seats, 0.0)
 
     def pay(self, seat: str, paid: Any) -> None:
-        """What a seat gets for what it did last; before its first action only its return counts it."""
+        """Add a reward to the seat's return and to its last step; before its first action, to the return alone."""
         self._earned[seat] += float(paid)
         if seat in self._last:
             info = self._last[seat].step.info
             info["reward"] = info.get("reward", 0.0) + float(paid)
 
     def end(self, cut: Sequence[bool], max_turns: int | None) -> None:
-        """Nobody acts any more. `cut`: of each seat that was there to the last, whether the environment truncated it;
-        those that it did not let go at all were stopped after `max_turns`.
+        """End the rollout.
+
+        `cut`: for each seat that stayed to the end, whether the environment truncated it. `max_turns`: the limit that
+        stopped the rollout, or None.
         """
         if max_turns is not None:
             self.team.cut_short(f"cut short after max_turns={max_turns}")
@@ -288,7 +291,7 @@ class _Table:
             self.team.cut_short("cut short by the environment")
 
     async def ask(self, seat: str, observation: Any, info: Mapping[str, Any]) -> Any:
-        """The seat's next action. Raises AgentError where it chose none that is legal, and that is to end the play."""
+        """Return the seat's next action. Raises AgentError if it is illegal and `illegal` is `error`."""
         observation, mask = _without_mask(observation, info)
         view = View(self.env, seat, observation, self._legal(seat, mask), self._turns.get(seat, 0))
         parents = [self._last[seat]] if seat in self._last else []
@@ -313,7 +316,7 @@ class _Table:
         from gymnasium.spaces import Discrete
 
         space = self._space(seat)
-        start = int(space.start) if isinstance(space, Discrete) else 0  # a mask is of places, as in Discrete.sample
+        start = int(space.start) if isinstance(space, Discrete) else 0  # a mask counts from 0, as in Discrete.sample
         if mask is not None:
             return tuple((start + np.flatnonzero(mask)).tolist())
         if not isinstance(space, Discrete) or space.n > _MOST_TOLD:
@@ -340,7 +343,7 @@ class _Table:
         return action
 
     def _read(self, reply: Reply, view: View) -> Any:
-        """The action that a reply means; RuntimeError where `read` has a mistake of its own."""
+        """Return the action that a reply means. Raises RuntimeError for a mistake in `read`."""
         try:
             return self.read(reply.text, view)
         except (ValueError, AgentError):
@@ -352,13 +355,13 @@ class _Table:
             ) from error
 
     def answer(self) -> str:
-        """What every seat earned, as JSON; it came from what each did last."""
+        """Return every seat's return as JSON, and mark each seat's last step as a source of the answer."""
         self.team.answer_from(*self._last.values())
         return json.dumps(self._earned)
 
 
 def _without_mask(observation: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The observation, and the mask of legal actions that it or the info holds."""
+    """Return the observation and the mask of legal actions, from the observation or the info."""
     mask = info.get("action_mask")
     if isinstance(observation, Mapping) and "action_mask" in observation:
         mask = observation["action_mask"]
@@ -387,7 +390,7 @@ def _range(low: float, high: float) -> tuple[float, float]:
 
 
 def _within(earned: float, allowed: tuple[float, float]) -> float:
-    """`earned`, clipped where rounding alone puts it beyond; raises ValueError for a value further out."""
+    """Return `earned`, clipped if rounding alone puts it outside. Raises ValueError for values further out."""
     try:
         return into_range(float(earned), allowed)
     except ScoreRangeError as error:
@@ -397,7 +400,7 @@ def _within(earned: float, allowed: tuple[float, float]) -> float:
 def _expect(
     called: str, make: object, agents: object, show: object, read: object, illegal: object, max_turns: object
 ) -> None:
-    """Refuse what cannot be played, where the workflow is made."""
+    """Raise ConfigError for invalid arguments when the workflow is made."""
     for name, function in (("make", make), ("show", show), ("read", read)):
         if not callable(function):
             hint = "; an environment is made anew for each play: `lambda task: ...`" if name == "make" else ""
@@ -413,7 +416,7 @@ def _expect(
 
 
 def _made(make: Make, task: Task, called: str) -> Any:
-    """A fresh environment; raises ConfigError for one that another function of this module plays."""
+    """Make a fresh environment. Raises ConfigError if another function of this module handles its kind."""
     env = make(task)
     if (kind := _kind(env)) not in (called, None):
         raise ConfigError(
@@ -425,14 +428,14 @@ def _made(make: Make, task: Task, called: str) -> Any:
 
 
 def _kind(env: object) -> str | None:
-    """Which function plays an environment; None for one that is of no library's class."""
+    """Return the name of the function that handles an environment; None for a class of no library."""
     kinds = (
         ("aec", "pettingzoo.utils.env", "AECEnv"),
         ("parallel", "pettingzoo.utils.env", "ParallelEnv"),
         ("gymnasium", "gymnasium", "Env"),
     )
     for kind, module, name in kinds:
-        # Whose library nobody has imported, of whose class nothing is: it need not be there.
+        # If a library was not imported, no object is of its class. So the library need not be installed.
         if (library := sys.modules.get(module)) is not None and isinstance(env, getattr(library, name)):
             return kind
     return None

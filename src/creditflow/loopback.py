@@ -1,4 +1,4 @@
-"""Sockets of this machine's own servers, and who may reach them. Knows nothing of what is served."""
+"""Sockets of local servers, and the rules for who may reach them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def expect_loopback(host: str, danger: str, *, remote: bool) -> None:
-    """Raises InputError for a host that others can reach, unless `remote`; `danger`: what they could do."""
+    """Raise InputError for a host that others can reach, unless `remote`; `danger`: what they could do there."""
     if host not in LOOPBACK and not remote:
         raise InputError(
             f"--host: {host} can be reached from other machines, and whoever reaches it {danger}: expected "
@@ -21,16 +21,16 @@ def expect_loopback(host: str, danger: str, *, remote: bool) -> None:
 
 
 def hosts_of(host: str) -> tuple[str, ...] | None:
-    """Whose names may stand in Host, for a server that listens on `host`; None: any.
+    """Return the names allowed in the Host header of a server on `host`; None: any name.
 
-    A page elsewhere whose name is made to point here (DNS rebinding) comes with its own.
+    A page elsewhere whose name resolves to this machine (DNS rebinding) sends that name.
     """
     return LOOPBACK if host in LOOPBACK else None
 
 
 def host_name(host: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
-    if "@" in host:  # a user's name belongs to addresses, not to hosts
+    """Return the name in a Host header, without its port; None if the header is invalid."""
+    if "@" in host:  # user names belong to URLs, not to hosts
         return None
     try:
         return urlsplit(f"//{host}").hostname
@@ -39,12 +39,15 @@ def host_name(host: str) -> str | None:
 
 
 def is_proxied(host: str) -> bool:
-    """Whether most clients would ask a proxy for `host`, by what the environment says."""
+    """Whether most clients would use a proxy for `host`, according to the environment."""
     return not getproxies().keys().isdisjoint(("http", "all")) and not proxy_bypass(host)
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens: who comes before its server is ready waits. Raises InputError where it cannot be had."""
+    """Return a listening socket. Clients that connect before the server is ready wait.
+
+    Raises InputError if the address is not available.
+    """
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -57,6 +60,6 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listening: socket.socket) -> str:
-    """`http://...`, without a slash at its end."""
+    """Return `http://...` without a slash at the end."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listening.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""Ready topologies: each a short function that makes a workflow, with parents as the texts really flow.
+"""Ready-made topologies: short functions that make workflows.
 
     # my_team.py
     from creditflow import teams
@@ -6,8 +6,8 @@
 
     # the recipe: team: {workflow: my_team.py:solve, agents: {ann: {}, bob: {}, judge: {}}}
 
-It knows how a team is asked, and nothing of models, rewards or training. What an agent is told is a `Prompt`; without
-one it reads the task, and what it is handed, agent by agent.
+A step's parents are the replies that its agent reads. A `Prompt` function makes an agent's prompt; the default gives
+the task, and each reply under its agent's name. This module uses no models, rewards or training.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from creditflow.rollout import Reply, Team, Workflow
 from creditflow.trajectory import Message, Task
 
 Prompt = Callable[[Task, str, Sequence[Reply]], str | Sequence[Message]]
-"""What an agent is asked, a text or chat messages, from the task, its name and the replies that it is handed: these are
-the step's parents."""
+"""Makes an agent's prompt, a text or chat messages, from the task, the agent's name and the replies that it reads.
+These replies are the step's parents."""
 
 
 def plain(task: Task, agent: str, read: Sequence[Reply]) -> str:
-    """The task, and under it each reply that is handed on, with its agent's name before it."""
+    """Return the task and, below it, each reply under its agent's name."""
     return "\n\n".join([task.text, *(f"{reply.step.agent}:\n{reply.text}" for reply in read)])
 
 
 def chain(*agents: str, prompt: Prompt = plain) -> Workflow:
-    """One after the other; each reads what the one before it wrote, and the last one answers."""
+    """Make a workflow in which each agent reads the reply of the one before it; the last one answers."""
     _expect("chain", agents=(agents, _NAMES), prompt=(prompt, _PROMPT))
 
     async def solve(task: Task, team: Team) -> str:
@@ -54,10 +54,10 @@ def debate(
     prompt: Prompt = plain,
     key: Callable[[str], str] = str.strip,
 ) -> Workflow:
-    """All answer alone, then `rounds` times having read all the others; a judge who reads the last round answers.
+    """Make a workflow in which all agents answer alone, then read all replies for `rounds` rounds.
 
-    Without a judge the answer is what most of them said last, compared by `key` (of equals the first agent's), and it
-    came from the steps that said so.
+    A judge reads the last round and answers. Without a judge the answer is the majority's last reply, compared by `key`
+    (in a tie the first agent's), and it comes from the steps of that majority.
     """
     _expect("debate", agents=(agents, _NAMES), rounds=(rounds, _at_least(0)), judge=(judge, _NAME_OR_NONE))
     _expect("debate", prompt=(prompt, _PROMPT), key=(key, _function("text")))
@@ -77,8 +77,9 @@ def debate(
 
 
 def mixture(*proposers: str, judge: str, layers: int = 1, prompt: Prompt = plain) -> Workflow:
-    """All propose, each alone; in each further layer having read what the layer before proposed; a judge who reads the
-    last layer answers (a mixture of agents, arXiv 2406.04692).
+    """Make a workflow in which each layer of proposers reads the layer before; a judge reads the last one and answers.
+
+    A mixture of agents (arXiv 2406.04692). The first layer reads the task alone.
     """
     _expect("mixture", proposers=(proposers, _NAMES), judge=(judge, _NAME), layers=(layers, _at_least(1)))
     _expect("mixture", prompt=(prompt, _PROMPT))
@@ -87,20 +88,20 @@ def mixture(*proposers: str, judge: str, layers: int = 1, prompt: Prompt = plain
 
 @dataclass(frozen=True)
 class Boss:
-    """An agent of a tree, and those who work for it."""
+    """An agent of a tree, and its workers."""
 
     agent: str
     workers: tuple[str | Boss, ...]
 
 
 def boss(agent: str, *workers: str | Boss) -> Boss:
-    """An agent of a tree, with its workers; a worker may be a boss, too."""
+    """Return an agent of a tree with its workers; a worker may be a boss, too."""
     _expect("boss", agent=(agent, _NAME), workers=(workers, _WORKERS))
     return Boss(agent, workers)
 
 
 def tree(root: Boss, prompt: Prompt = plain) -> Workflow:
-    """Leaves work on the task, each alone; every boss reads what its own workers wrote; the root answers."""
+    """Make a workflow in which leaves work on the task alone, each boss reads its workers, and the root answers."""
     _expect("tree", root=(root, ("a boss(...) or an agent's name", _works)), prompt=(prompt, _PROMPT))
 
     async def work(task: Task, team: Team, node: str | Boss) -> Reply:
@@ -116,7 +117,7 @@ def tree(root: Boss, prompt: Prompt = plain) -> Workflow:
 
 
 def numbered_lines(plan: str) -> list[str]:
-    """The items of a plan: the lines that begin with a number or a dash, without it; all lines if none does."""
+    """Return the lines of a plan that begin with a number or a dash, without it; all lines if none does."""
     items = re.findall(r"(?m)^\s*(?:\d+[.):]|[-*])\s+(\S.*)$", plan)
     return items or [line.strip() for line in plan.splitlines() if line.strip()]
 
@@ -137,11 +138,11 @@ def planner_executor_verifier(
     most_parts: int = 8,
     tries: int = 2,
 ) -> Workflow:
-    """A plan, then its `parts` one after the other; a verifier reads each result, and where it does not accept it, the
-    executor tries again, having read why. The last result is the answer.
+    """Make a workflow that plans, executes the `parts` of the plan in order, and verifies each result.
 
-    At most `most_parts` parts and `tries` tries of each. The executor reads the plan, the newest result, and the
-    verdict on its last try; the verifier reads what it judges.
+    If the verifier rejects a result, the executor tries again with the verdict in its prompt. The last result is the
+    answer. At most `most_parts` parts, and `tries` tries for each. The executor reads the plan, the newest result, and
+    the verdict on its last try; the verifier reads the result that it judges.
     """
     called = "planner_executor_verifier"
     _expect(called, planner=(planner, _NAME), executor=(executor, _NAME), verifier=(verifier, _NAME_OR_NONE))
@@ -183,12 +184,13 @@ def dialogue(
     goal: Callable[[Task], str] = _goal,
     until: str | None = None,
 ) -> Workflow:
-    """`user` begins, `agent` answers, and so on, `turns` times at most; the last reply of `agent` is the answer.
+    """Make a workflow in which `user` begins, `agent` answers, and so on, for at most `turns` turns.
 
-    Each sees it from its own side, as chat messages: what it said itself as the assistant, the other as the user. The
-    simulated user is told the `goal` of the task first (default: `extra_info["goal"]`, else to ask for the task); the
-    agent knows only what the user says. Where the user says `until`, it has what it wanted. Its policy is usually
-    another, which is not trained.
+    The answer is the last reply of `agent`. Each agent reads the conversation from its side, as chat messages: its own
+    replies as the assistant's, the other agent's as the user's. The prompt of the simulated user begins with the `goal`
+    of the task (default: `extra_info["goal"]`, else an instruction to ask for the task); `agent` reads only the user's
+    replies. A reply of the user that contains `until` ends the conversation. The user's policy is usually a different
+    one, which is not trained.
     """
     _expect("dialogue", agent=(agent, _NAME), user=(user, _NAME), turns=(turns, _at_least(1)))
     _expect("dialogue", goal=(goal, _function("task")), until=(until, _TEXT_OR_NONE))
@@ -209,7 +211,7 @@ def dialogue(
 
 
 def _seen_by(agent: str, said: Sequence[Reply]) -> list[Message]:
-    """A conversation from one side."""
+    """Return a conversation from one agent's side."""
     return [{"role": "assistant" if reply.step.agent == agent else "user", "content": reply.text} for reply in said]
 
 
@@ -225,11 +227,11 @@ async def _each(team: Team, agents: Sequence[str], task: Task, read: Sequence[Re
 
 
 _Kind = tuple[str, Callable[[Any], bool]]
-"""What an argument must be, in words, and whether one is."""
+"""Description of an argument, and a test for it."""
 
 
 def _expect(called: str, **arguments: tuple[object, _Kind]) -> None:
-    """Refuse what `called` cannot play, where the workflow is made."""
+    """Raise ConfigError for invalid arguments when the workflow is made."""
     for name, (given, (expected, fits)) in arguments.items():
         if not fits(given):
             raise ConfigError(f"{called}: {name}: expected {expected}, got {given!r:.80}")
@@ -248,7 +250,7 @@ def _at_least(least: int) -> _Kind:
 
 
 def _function(*takes: str) -> _Kind:
-    """A plain function that can be called with so many arguments."""
+    """A plain function that takes these arguments."""
 
     def fits(given: Any) -> bool:
         if not callable(given) or inspect.iscoroutinefunction(given):
@@ -257,7 +259,7 @@ def _function(*takes: str) -> _Kind:
             inspect.signature(given).bind(*takes)
         except TypeError:
             return False
-        except ValueError:  # a built-in one may tell no signature
+        except ValueError:  # a built-in function may have no signature
             return True
         return True
 

@@ -1,8 +1,8 @@
-"""Ready-made tools, and how a recipe names tools: `calculator`, `python`, `store`, `recall`, `search`.
+"""Ready-made tools, and the loader of a recipe's tools: `calculator`, `python`, `store`, `recall`, `search`.
 
     agents: {solver: {tools: [calculator, {fn: search, args: {folder: notes}}, "tools.py:weather"]}}
 
-It knows libraries that do the work, and the sandbox; of plays, models and credit nothing.
+This module uses libraries and the sandbox, but no rollouts, models or credit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _KEYS = ("fn", "name", "args", "timeout")
 
 
 def load_tools(entries: Sequence[Any], base: Path, key: str, offered: Mapping[str, Any]) -> tuple[Tool, ...]:
-    """The tools that a recipe names; raises ConfigError that says which entry is wrong.
+    """Load the tools that a recipe names. Raises ConfigError that names the wrong entry.
 
-    `base`: the folder that files and folders are looked up in. `offered`: arguments for those classes that take them
-    and are not told otherwise (`sandbox`).
+    `base`: the folder of relative files and folders. `offered`: default arguments for classes that take them
+    (`sandbox`).
     """
     made = [_load(entry, base, f"{key}[{i}]", offered) for i, entry in enumerate(entries)]
     names = [tool.name for tool in made]
@@ -72,7 +72,7 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a tool as quick: it is called at once, without a thread, so that plays are batched as if without it."""
+    """Mark a tool as quick: it is called on the event loop, without a thread, and does not change batching."""
     function.inline = True  # type: ignore[attr-defined]
     return function
 
@@ -109,7 +109,7 @@ def calculator(expression: str) -> str:
 
 
 def _spelled(number: float) -> str:
-    """15 digits, as many as every decimal keeps in a float and back; 17 where only they say what is exactly so."""
+    """Format with 15 digits, which any decimal keeps in a round trip; with 17 if only these are exact."""
     short, long = f"{number:.15g}", f"{number:.17g}"
     return long if float(short) != number and Decimal(long) == Decimal(number) else short
 
@@ -125,7 +125,7 @@ def _worth(node: ast.AST) -> int | float:
             if isinstance(op, ast.Pow) and (abs(b) > _EXPONENT or abs(a) > 10**_EXPONENT):
                 raise ValueError(f"expected exponents of at most {_EXPONENT}")
             if isinstance(op, ast.Pow) and isinstance(a, int) and isinstance(b, int):
-                _expect_bits((a.bit_length() - 1) * b)  # at least; to work it out would take long
+                _expect_bits((a.bit_length() - 1) * b)  # a lower bound; computing the power would take long
             return _bounded(_OPERATORS[type(op)](a, b))
     raise ValueError("only numbers, + - * / // % ** and parentheses are known")
 
@@ -177,9 +177,9 @@ _ENTRIES, _VALUE = 1000, 20_000
 
 
 class Python:
-    """Runs a Python program in a sandbox and gives what it prints.
+    """Runs a Python program in a sandbox and returns its output.
 
-    `sandbox`: `backend` and its options, as in `reward.sandbox`. Raises SandboxUnavailable where there is none.
+    `sandbox`: `backend` and its options, as in `reward.sandbox`. Raises SandboxUnavailable if it cannot be opened.
     """
 
     def __init__(self, sandbox: Mapping[str, Any] | None = None) -> None:
@@ -205,7 +205,8 @@ class Python:
 class Search:
     """Finds passages in the text files of a folder, by BM25 (Robertson and Zaragoza 2009), as bm25s computes it.
 
-    Files are cut into passages at empty lines, longer ones every `words` words. `k`: passages that are given.
+    Files are split into passages at empty lines, and longer passages after every `words` words. `k`: number of passages
+    to return.
     """
 
     def __init__(self, folder: str, k: int = 3, words: int = 200, suffixes: Sequence[str] = (".txt", ".md")) -> None:
