@@ -1,6 +1,6 @@
-"""How a team plays: workflows run as coroutines, their calls are batched per policy, every call becomes a step.
+"""Rollouts: workflows run as coroutines, their calls are batched per policy, and every call becomes a step.
 
-This room knows nothing of rewards or training, and of models only what the protocols of `client` say.
+This package has no rewards or training, and uses models only through the protocols of `client`.
 """
 
 from typing import TYPE_CHECKING

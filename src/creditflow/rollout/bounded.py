@@ -1,6 +1,6 @@
-"""Bounds what a server may answer: a few bytes that unfold into gigabytes, or a body without end, must fill no memory.
+"""Limits on a server's answers, against a few bytes that decompress to gigabytes and against endless bodies.
 
-It must not know who asks, nor what an answer says. It works on the responses of an async client of httpx or httpx2.
+It works on the responses of an async client of httpx or httpx2, for any caller and any content.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 
 
 class AnswerRefused(Exception):
-    """An answer that was not read, or not to its end; the message says why."""
+    """An answer that was not read, or not to its end; the message gives the reason."""
 
 
 def bounded_to(most: int, library: Any) -> Callable[[Any], Awaitable[None]]:
-    """A hook on responses (`event_hooks={"response": [...]}`), called before anything of the body is read.
+    """Return a hook for responses (`event_hooks={"response": [...]}`), which runs before the body is read.
 
-    Reading a response then raises AnswerRefused where it is compressed (so send `Accept-Encoding: identity`), and as
-    soon as more than `most` bytes of it have come. `library`: the module httpx or httpx2. A hook rather than a
-    transport: a client that is given a transport no longer heeds the proxies of the environment.
+    Reading a response then raises AnswerRefused if it is compressed (so send `Accept-Encoding: identity`), or as soon
+    as it exceeds `most` bytes. `library`: the module httpx or httpx2. A hook rather than a transport: a client with a
+    custom transport ignores the proxies of the environment.
     """
     stream_class = type("BoundedStream", (_Bounded, library.AsyncByteStream), {})
 
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise AnswerRefused("answered with a compressed body, which was not asked for")
-        response.encoding = "utf-8"  # JSON's own; the server's word for it may be none that decodes text
+        response.encoding = "utf-8"  # JSON's encoding; the server may name one that decodes no text
         response.stream = stream_class(response.stream, most)
 
     return bound

@@ -12,10 +12,10 @@ from creditflow.errors import RolloutTimedOut
 
 
 class RolloutClock:
-    """Counts the seconds of a rollout by its event loop's clock. Used on that loop alone.
+    """Counts the seconds of a rollout by its event loop's clock. Use it on that loop only.
 
-    It stops while at least one call of the rollout waits in `stopped`, so a busy sampler fails no trajectory.
-    The limit holds inside of `started`.
+    It stops while at least one call of the rollout waits in `stopped`, so a busy sampler fails no trajectory. The limit
+    applies inside of `started`.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -24,13 +24,13 @@ class RolloutClock:
         self._waiting = 0
         """Calls inside of `stopped`."""
         self._since = 0.0
-        """Time of the loop at which the clock went on."""
+        """Time of the loop at which the clock resumed."""
         self._over: asyncio.Future[None] | None = None
-        """Done when the limit is reached. None: the rollout has not begun, or it has ended."""
+        """Done when the limit is reached. None before the rollout begins and after it ends."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def within_limit(self, running: asyncio.Task[Any]) -> bool:
-        """Wait for `running`, whose work is `started`. Return False if it took longer; nothing is cancelled here."""
+        """Wait for `running`, whose work is `started`. Return False if it took longer; nothing is cancelled."""
         self._over = over = asyncio.get_running_loop().create_future()
         try:
             await asyncio.wait((running, over), return_when=asyncio.FIRST_COMPLETED)
@@ -40,7 +40,7 @@ class RolloutClock:
 
     @contextmanager
     def started(self) -> Iterator[None]:
-        """Run the clock in the task that it measures. The work of other rollouts before and after does not count."""
+        """Run the clock in the task that it measures, without the work of other rollouts before and after it."""
         self._go_on()
         try:
             yield
@@ -50,7 +50,7 @@ class RolloutClock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Stop the clock for a wait that is not the rollout's own doing. Raises RolloutTimedOut if no time is left."""
+        """Stop the clock for a wait that the rollout does not cause. Raises RolloutTimedOut if no time is left."""
         if not self._waiting:
             self._halt()
         if self._expired:
@@ -65,7 +65,7 @@ class RolloutClock:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this the clock that `stopped_clock` stops, in calls made inside."""
+        """Make this the clock that `stopped_clock` stops for calls in this context."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -85,7 +85,7 @@ class RolloutClock:
         self._timer = None
         if self._over is not None:
             self._left -= self._over.get_loop().time() - self._since
-            if self._left <= 0:  # the workflow held the loop up, so the timer could not fire
+            if self._left <= 0:  # the workflow blocked the loop, so the timer could not fire
                 self._expire()
 
     def _expire(self) -> None:
@@ -99,7 +99,7 @@ _CURRENT: ContextVar[RolloutClock | None] = ContextVar("creditflow_rollout_clock
 
 @contextmanager
 def stopped_clock() -> Iterator[None]:
-    """Stop the clock of the rollout that makes the call, if there is one: the wait is in a queue of this process."""
+    """Stop the clock of the calling rollout, if there is one, during a wait in a queue of this process."""
     clock = _CURRENT.get()
     if clock is None:
         yield

@@ -1,7 +1,7 @@
-"""Connections of the server: how many there may be, for how long one may stay without a request, and how they end.
+"""Limits on the server's connections: their number, their time without a request, and their end.
 
-Whoever can reach the port can open connections, whether a key is theirs or not, and each holds a file descriptor of the
-process that trains. It knows uvicorn's protocol and nothing of what is asked. Imports uvicorn.
+Any client that can reach the port can open connections, with or without a key, and each holds a file descriptor of the
+training process. This module uses uvicorn's protocol and does not interpret requests. Imports uvicorn.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _BASE: Any = AutoHTTPProtocol
 
 
 def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
-    """uvicorn's HTTP protocol, for `Config(http=...)` of one server.
+    """Return a subclass of uvicorn's HTTP protocol, for `Config(http=...)` of one server.
 
-    A connection on which no whole request head comes within `seconds` is ended, and so is one whose client does not
-    read what it was answered. Of more than `most`, that one is which has been without a request for longest: who comes
-    with a request finds room. (Between two requests, and behind one that was sent ahead, uvicorn's keep-alive ends it.)
-    When the server stops, a request that is under way ends as if its client had gone away.
+    A connection is closed if no complete request head arrives within `seconds`, or if its client does not read the
+    response. Beyond `most` connections, the one that has been without a request for longest is closed, so that a client
+    with a request finds room. (Between two requests, and after a pipelined one, uvicorn's keep-alive closes it.) When
+    the server stops, a running request ends as if its client had disconnected.
     """
     opened: dict[Connection, None] = {}
 
@@ -32,7 +32,7 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            self.access_log = False  # its logger is the whole process's: Config's option would take its handlers away
+            self.access_log = False  # the logger is the whole process's: Config's option would remove its handlers
             opened[self] = None
             self._expect_head()
             if len(opened) > most:
@@ -96,15 +96,16 @@ def bounded_connections(most: int, seconds: float) -> type[asyncio.Protocol]:
 
 
 def make_room(connections: int) -> int:
-    """How many connections there may be: `connections`, or half of the file descriptors that this process may have.
+    """Return the allowed number of connections: `connections`, or half of this process's limit of file descriptors.
 
-    Where both ends are in this process, one takes two. The soft limit is raised for them, as far as the system allows.
+    If both ends are in this process, one connection takes two descriptors. The soft limit is raised as far as the
+    system allows.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:
         most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        with suppress(ValueError, OSError):  # a container may forbid it: there are fewer connections then
+        with suppress(ValueError, OSError):  # a container may forbid it; then there are fewer connections
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return connections if soft == resource.RLIM_INFINITY else min(connections, soft // 2)

@@ -1,8 +1,7 @@
-"""Puts messages to an OpenAI-compatible endpoint, with patience and with bounds: retries, time limits, answers of
-limited length, redirects refused, keys from environment variables alone.
+"""Client for an OpenAI-compatible endpoint, with retries, time limits and bounded answers.
 
-It must not know who asks (an agent that acts through a frozen model, a judge), nor what a reply is for. The openai
-client and tenacity are imported at the first call.
+Redirects are refused, and keys come from environment variables alone. The client serves any caller (an agent that acts
+through a frozen model, a judge) and any use of a reply. The openai client and tenacity are imported at the first call.
 """
 
 from __future__ import annotations
@@ -32,35 +31,35 @@ from creditflow.trajectory import Message
 INSTALL = "an OpenAI-compatible endpoint needs openai and tenacity: pip install creditflow[judge]"
 
 _CALLS_PER_CLIENT = 16
-"""The connection pool under the openai client looks at each of its connections twice per request, and asks the system
-about the idle ones: at 256 in flight, one pool made 417 calls/s where eight made 625. (Its aiohttp transport is faster
-still, but takes a connection that was refused for one that timed out.)"""
+"""The connection pool under the openai client checks each of its connections twice per request, with a system call for
+idle ones: at 256 requests in flight, one pool made 417 calls/s and eight made 625. (Its aiohttp transport is faster
+still, but reports refused connections as timed out.)"""
 _NO_KEY = "none"
-"""Sent where no key is named: the client insists on one."""
+"""Sent if no key is configured: the client requires one."""
 _KEY, _NO_SUCH_KEY = re.compile(r"[\x21-\x7e]+"), "holds what no key has: a space, a line's end or another alphabet"
 MAX_ANSWER_BYTES = 2_000_000
-"""A longer answer is not read to its end. The longest reply that a judge reads for a verdict takes at most 600,000 (six
-for each of 100,000 characters, as JSON may write them)."""
+"""Longer answers are not read to their end. The longest reply that a judge reads for a verdict takes at most 600,000
+bytes (100,000 characters, up to six bytes each in JSON)."""
 MAX_BACKOFF = 20.0
 """Seconds; see `Endpoint.backoff`."""
 _SHOWN_CHARACTERS = 80
-"""Of what a server says where it refuses."""
+"""Of an error message, in our own error messages."""
 _READ_CHARACTERS = 4000
-"""Of that, looked at."""
+"""Of an error message, searched for known phrases."""
 _SECRET_CHARACTERS = 8
-"""So many of a key, one after the other, are not shown."""
+"""Sequences of this many characters of a key are masked."""
 _DRAW = random.SystemRandom()
-"""For waits. Drawn from the shared random numbers, a slow endpoint would change what else a run draws; and processes
-that were forked together must not wait alike."""
+"""For waits. With the shared random numbers, a slow endpoint would change the run's other random draws; and processes
+that were forked together must draw different waits."""
 _TOO_LONG_CODES = ("context_length_exceeded", "exceed_context_size_error")
 _TOO_LONG = re.compile(
     r"(?i)context (?:length|size|window|limit)|prompt is too long|input is too long|too many (?:input )?tokens"
     r"|must have less than \d+ tokens|exceeds? the maximum number of tokens|input tokens? exceeds?"
 )
-"""How servers (OpenAI, vLLM, SGLang, llama.cpp, TGI and those behind gateways) say that there is no room for a prompt:
-some by a code, all of them in words."""
+"""Messages of servers (OpenAI, vLLM, SGLang, llama.cpp, TGI and those behind gateways) for a prompt that has no room:
+some send a code, all send a text."""
 _OUR_FIELDS = ("messages", "model", "stream", "n")
-"""Of a request; a reply is read from one whole answer."""
+"""Request fields that cannot be configured; a reply is read from one complete answer."""
 _OUR_HEADERS = ("accept-encoding", "content-length", "content-type", "host")
 _SECRET_HEADERS = ("auth", "key", "token", "secret", "cookie")
 _HEADER, _HEADER_VALUE = re.compile(r"[-A-Za-z0-9_]{1,64}"), re.compile(r"[\x20-\x7e]{0,1000}")
@@ -71,7 +70,7 @@ Read = TypeVar("Read")
 
 
 class FailedTry(Exception):
-    """One request that brought no usable reply."""
+    """One request without a usable reply."""
 
     def __init__(
         self,
@@ -85,9 +84,9 @@ class FailedTry(Exception):
     ) -> None:
         super().__init__(message)
         self.again = again
-        """Another try may bring one."""
+        """Whether a retry may succeed."""
         self.rate_limited = rate_limited
-        """The server is well, and only wants to be asked later."""
+        """Whether the server only limits the rate."""
         self.retry_after = retry_after
         self.timed_out = timed_out
         self.prompt_too_long = prompt_too_long
@@ -95,22 +94,22 @@ class FailedTry(Exception):
 
 @dataclass(slots=True)
 class Counts:
-    """What an endpoint cost since it was last asked."""
+    """Requests, tokens and seconds of an endpoint since the last report."""
 
     requests: int = 0
-    """Sent, each try of a retried call included."""
+    """Sent requests, including each try of a retried call."""
     retries: int = 0
     answered: int = 0
     without_usage: int = 0
-    """Replies that did not say how many tokens they took."""
+    """Replies without token counts."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-    """Sum over the answered requests, each from sending to reply; waiting for a slot and back-off are not in it."""
+    """Sum over the answered requests, each from sending to reply, without waits for a slot and back-off."""
     longest: float = 0.0
 
     def answer(self, seconds: float, usage: tuple[int, int] | None) -> None:
-        """One more reply."""
+        """Count one reply."""
         self.answered += 1
         self.seconds += seconds
         self.longest = max(self.longest, seconds)
@@ -121,9 +120,9 @@ class Counts:
             self.completion_tokens += usage[1]
 
     def metrics(self, prices: Mapping[str, float] | None) -> dict[str, float]:
-        """Numbers by name: counts and sums, which those of other processes can be added to, and a maximum.
+        """Return numbers by name: counts and sums, which add up over processes, and a maximum.
 
-        `prices` per million prompt and completion tokens; without, no cost is reported.
+        `prices` per million prompt and completion tokens; without them, no cost is reported.
         """
         found: dict[str, float] = {"requests": self.requests, "retries": self.retries, "answered": self.answered}
         if self.answered:
@@ -140,7 +139,7 @@ class Counts:
 
 @dataclass
 class _Line:
-    """The connections of one event loop, and how many requests there may be at a time."""
+    """The connections of one event loop, and its slots for concurrent requests."""
 
     slots: asyncio.Semaphore
     make_client: Callable[[], Any]
@@ -149,7 +148,7 @@ class _Line:
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """The first client with a connection to spare."""
+        """Yield the first client with a spare connection."""
         place = next((i for i, n in enumerate(self.busy) if n < _CALLS_PER_CLIENT), len(self.busy))
         if place == len(self.clients):
             self.clients.append(self.make_client())
@@ -163,27 +162,27 @@ class _Line:
 
 @dataclass
 class Endpoint:
-    """An OpenAI-compatible endpoint. Travels between processes without its connections."""
+    """An OpenAI-compatible endpoint. Pickles without its connections."""
 
     url: str
     model: str
     api_key_env: str | None
     body: Mapping[str, Any]
-    """Fields of every request beside model and messages; None takes one out that a call gives."""
+    """Fields of every request besides model and messages; None removes a field of the call."""
     max_concurrency: int
-    """Requests at a time, in each process."""
+    """Concurrent requests in each process."""
     request_timeout: float
     """Seconds for one try."""
     retries: int
     backoff: float
-    """Seconds; the n-th wait before a retry is drawn from 0 to backoff x 2^(n-1), at most `MAX_BACKOFF`, and comes on
-    top of what the server asked for (Retry-After)."""
+    """Seconds. The n-th wait before a retry is drawn from 0 to backoff x 2^(n-1), at most `MAX_BACKOFF`, and added to
+    the server's Retry-After."""
     give_up_after: float
-    """Seconds since the call after which no other try is begun."""
+    """Seconds since the call, after which no try begins."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Sent with every request; never a key."""
+    """Sent with every request; never contains a key."""
     patient: bool = False
-    """Rate limits (429) are no retries: they are waited for until `give_up_after`."""
+    """Whether rate limits (429) do not count as retries: they are waited out until `give_up_after`."""
     counts: Counts = field(default_factory=Counts)
     _lines: dict[asyncio.AbstractEventLoop, _Line] = field(default_factory=dict, repr=False)
 
@@ -196,11 +195,11 @@ class Endpoint:
         read: Callable[[Any], Read],
         fields: Mapping[str, Any] | None = None,
     ) -> Read:
-        """What `read` makes of the answer (decoded JSON; it raises FailedTry where that is no reply).
+        """Send messages and return the result of `read` on the answer.
 
-        Retried on 429, 5xx, broken connections and time-outs, not on a redirect or any other 4xx. `fields` of this
-        request go before those of `body`. Raises EndpointError where no try brought a reply: it says why, and how many
-        there were.
+        `read` takes decoded JSON and raises FailedTry if it is not a reply. Retries on 429, 5xx, broken connections and
+        time-outs, not on a redirect or any other 4xx. `fields` of this request; those of `body` take precedence. Raises
+        EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
         line = self._line()
         body = {**(fields or {}), **self.body}
@@ -224,7 +223,7 @@ class Endpoint:
         return found
 
     async def aclose(self) -> None:
-        """Closes the connections of this event loop; the next call makes new ones."""
+        """Close the connections of this event loop; the next call opens new ones."""
         if line := self._lines.pop(asyncio.get_running_loop(), None):
             for client in line.clients:
                 await client.close()
@@ -242,13 +241,13 @@ class Endpoint:
         except ImportError as error:
             raise EndpointError(INSTALL) from error
         key = self._key()
-        # All that the client would else take from OPENAI_* variables is said outright: another's endpoint must not be
-        # sent a key, an organization or a project that was meant for OpenAI.
+        # Everything that the client would otherwise take from OPENAI_* variables is set explicitly: no other endpoint
+        # may receive a key, an organization or a project that was meant for OpenAI.
         headers: dict[str, Any] = {"OpenAI-Organization": Omit(), "OpenAI-Project": Omit()}
         headers |= {**self.headers, "Authorization": f"Bearer {key}", "Accept-Encoding": "identity"}
         # httpx2 since openai 3, httpx before.
         library = importlib.import_module(DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
-        # What is asked goes to the address of the recipe, and the reply comes from there: no redirects.
+        # Requests go only to the recipe's address, and the reply must come from there: no redirects.
         http = DefaultAsyncHttpxClient(
             follow_redirects=False,
             timeout=self.request_timeout,
@@ -270,7 +269,7 @@ class Endpoint:
             raise EndpointError(
                 f"the environment variable {self.api_key_env} is not set where {self.url[:80]} is called"
             )
-        if not _KEY.fullmatch(key):  # never shown, not even in the error of a library that would refuse it
+        if not _KEY.fullmatch(key):  # the key is never shown, not even in the error of a library that would reject it
             raise EndpointError(f"the environment variable {self.api_key_env} {_NO_SUCH_KEY}")
         return key
 
@@ -291,16 +290,16 @@ class Endpoint:
         import openai
 
         try:
-            # The client's own limit is on the silence between two bytes: an answer that drips would never end.
+            # The client's limit covers only the silence between two bytes: a slowly dripping answer would never end.
             async with asyncio.timeout(self.request_timeout):
-                # Plain JSON: the typed call takes another 1 ms, and lets through what is no completion.
+                # Plain JSON: the typed call takes 1 ms more, and accepts answers that are not completions.
                 return await client.post("/chat/completions", cast_to=object, body=body)
         except (TimeoutError, openai.APITimeoutError) as error:
             raise FailedTry(f"no answer within {self.request_timeout:g} s", again=True, timed_out=True) from error
         except AnswerRefused as error:
             raise FailedTry(str(error)) from error
         except openai.APIConnectionError as error:
-            if isinstance(error.__cause__, AnswerRefused):  # openai 2 wraps all that it does not know
+            if isinstance(error.__cause__, AnswerRefused):  # openai 2 wraps all unknown errors
                 raise FailedTry(str(error.__cause__)) from error
             cause = f" ({type(error.__cause__).__name__})" if error.__cause__ else ""
             raise FailedTry(f"the connection failed{cause}", again=True) from error
@@ -325,9 +324,9 @@ class Endpoint:
         )
 
     def _without_key(self, text: str) -> str:
-        """The beginning of a text in one line, without any part of the key that is long enough to be of use."""
+        """Return the beginning of a text in one line, with every usable part of the key masked."""
         plain = " ".join(text[: 8 * _SHOWN_CHARACTERS].split())
-        plain = "".join(char if char.isprintable() else "?" for char in plain)  # it may reach a terminal
+        plain = "".join(char if char.isprintable() else "?" for char in plain)  # the text may reach a terminal
         if self.api_key_env is None:
             return plain
         key = self._key()
@@ -345,12 +344,11 @@ def retries_of(
     *,
     patient: bool = False,
 ) -> Any:
-    """The schedule of one call's tries, as tenacity's AsyncRetrying.
+    """Return the schedule of one call's tries, as tenacity's AsyncRetrying.
 
-    The n-th wait: what the server asked for, and drawn from 0 to backoff x 2^(n-1) seconds (at most MAX_BACKOFF) on top
-    of it, so that calls that were refused together do not come back together ("full jitter", Brooker, Exponential
-    Backoff and Jitter, AWS 2015). Where the next try would begin after `give_up_after` seconds, there is none.
-    `patient`: rate limits do not count among the `retries`.
+    The n-th wait is the server's Retry-After, plus a draw from 0 to backoff x 2^(n-1) seconds (at most MAX_BACKOFF), so
+    that calls that were refused together do not return together ("full jitter", Brooker, Exponential Backoff and
+    Jitter, AWS 2015). No try begins after `give_up_after` seconds. `patient`: rate limits do not count as `retries`.
     """
     try:
         from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay
@@ -380,7 +378,7 @@ def retries_of(
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that a server asks to wait: Retry-After, as a number or a date, or retry-after-ms; 0 without."""
+    """Return the seconds of a server's Retry-After (a number or a date) or retry-after-ms; 0 without either."""
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(headers.get(name, "")) * unit
@@ -394,7 +392,7 @@ def retry_after(headers: Mapping[str, str]) -> float:
 
 
 def usage_of(answer: Any) -> tuple[int, int] | None:
-    """Prompt and completion tokens of an answer; None where it does not say, or says nonsense."""
+    """Return the prompt and completion tokens of an answer; None if they are missing or invalid."""
     usage = answer.get("usage") if isinstance(answer, dict) else None
     if not isinstance(usage, dict):
         return None
@@ -403,18 +401,18 @@ def usage_of(answer: Any) -> tuple[int, int] | None:
 
 
 def _says_too_long(message: str, body: object) -> bool:
-    """Whether a refusal says that there is no room for the prompt."""
+    """Whether a refusal reports that the prompt has no room."""
     said = body.get("error", body) if isinstance(body, dict) else None
     if isinstance(said, dict) and any(said.get(name) in _TOO_LONG_CODES for name in ("code", "type")):
         return True
     return _TOO_LONG.search(message[:_READ_CHARACTERS]) is not None
 
 
-# ---- what a recipe may say of one; each raises ValueError, which names what it is about
+# ---- validation of a recipe's endpoint options; each raises ValueError that names the option
 
 
 def address_of(endpoint: object, key: str = "endpoint") -> str:
-    """The address, which is shown in reasons and metrics; so it may hold no credentials."""
+    """Return the address. It appears in reasons and metrics, so it may hold no credentials."""
     try:
         parts = urlsplit(endpoint if isinstance(endpoint, str) else "")
     except ValueError:
@@ -427,13 +425,13 @@ def address_of(endpoint: object, key: str = "endpoint") -> str:
 
 
 def expect_packages() -> None:
-    """The packages that a call imports are there."""
+    """Raise ValueError if a package that calls import is missing."""
     if any(importlib.util.find_spec(module) is None for module in ("openai", "tenacity")):
         raise ValueError(INSTALL)
 
 
 def variable_name(name: object, key: str = "api_key_env") -> str | None:
-    """The name of an environment variable. It is not repeated in the message: it may be the key itself."""
+    """Return the name of an environment variable. Errors do not repeat it: it may be the key itself."""
     if name is None:
         return None
     if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
@@ -442,7 +440,7 @@ def variable_name(name: object, key: str = "api_key_env") -> str | None:
 
 
 def expect_set(name: str | None, key: str = "api_key_env") -> None:
-    """The variable is set."""
+    """Raise ValueError if the variable is not set, or holds no valid key."""
     if name is not None and not os.environ.get(name):
         raise ValueError(f"{key}: the environment variable {name} is not set")
     if name is not None and not _KEY.fullmatch(os.environ[name]):
@@ -450,7 +448,7 @@ def expect_set(name: str | None, key: str = "api_key_env") -> None:
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Headers of every request: none that holds a key, or that is ours."""
+    """Check the headers of every request: none may hold a key, or be one that the client sets."""
     refuse_secrets({f"headers.{name}": value for name, value in headers.items()})
     for name, value in headers.items():
         if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
@@ -460,13 +458,13 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def check_body(body: Mapping[str, Any]) -> None:
-    """Fields of every request: none that is ours or a secret, all fit for JSON."""
+    """Check the fields of every request: none may hold a secret, or be one that the client sets; all must fit JSON."""
     refuse_secrets({f"extra_body.{name}": value for name, value in body.items()})
     check_fields("extra_body", body)
 
 
 def check_fields(key: str, fields: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming it under `key`, for a field of a request that is ours or not fit for JSON."""
+    """Raise ValueError, with the field's name under `key`, for a reserved field or one that does not fit JSON."""
     for name, value in fields.items():
         if name in _OUR_FIELDS:
             raise ValueError(f"{key}.{name}: is not to be changed here")
@@ -477,7 +475,10 @@ def check_fields(key: str, fields: Mapping[str, Any]) -> None:
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
-    """A recipe is copied into the folder of every run: a key in it would be too. The message does not repeat it."""
+    """Raise ValueError for values that look like keys.
+
+    A recipe is copied into the folder of every run, and a key in it would be, too. The message does not repeat it.
+    """
     for name, value in values.items():
         if _SECRET.search(str(value)):
             raise ValueError(

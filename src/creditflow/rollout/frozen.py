@@ -1,7 +1,7 @@
-"""A frozen policy: a model behind an OpenAI-compatible endpoint that an agent acts through.
+"""A frozen policy: an agent's model behind an OpenAI-compatible endpoint.
 
-What it writes is another's text, so it is bounded and made fit to be kept before anything else sees it. How an endpoint
-is reached, `endpoint` knows.
+Its replies come from outside, so they are bounded and made safe to store before any other use. `endpoint` holds the
+connection.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from creditflow.rollout.endpoint import Counts, Endpoint, FailedTry, usage_of
 from creditflow.trajectory import Message
 
 CHARACTERS_PER_TOKEN = 64
-"""A reply of more characters than so many for each token that it may have is cut off there: the server did not heed
-`max_tokens`."""
+"""Maximum characters of a reply for each token that it may have; a longer reply is cut off there, since the server
+ignored `max_tokens`."""
 
 
 class FrozenModel(ChatClient):
-    """A model that is asked over HTTP. May be called from any event loop; `aclose` in each that it was called from."""
+    """A model that is called over HTTP, from any event loop. Call `aclose` in each loop that called it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -30,7 +30,7 @@ class FrozenModel(ChatClient):
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
     ) -> ChatReply:
-        """The reply to `messages`; `seed` is sent as a number, for servers that heed one."""
+        """Return the reply to `messages`. `seed` is sent as a number, for servers that support one."""
         digest = hashlib.sha256(json.dumps(seed).encode()).digest()
         fields = {"max_tokens": max_tokens, "temperature": temperature, "seed": int.from_bytes(digest[:4]) >> 1}
         most = CHARACTERS_PER_TOKEN * max_tokens
@@ -42,7 +42,7 @@ class FrozenModel(ChatClient):
             raise
 
     def metrics(self) -> dict[str, float]:
-        """Since last asked: requests, retries, answered, tokens as the server counts them, latencies of its answers."""
+        """Return and reset the counts: requests, retries, answers, tokens as the server counts them, and latencies."""
         counts, self.endpoint.counts = self.endpoint.counts, Counts()
         return counts.metrics(None)
 
@@ -60,10 +60,10 @@ def _reply(answer: Any, most_characters: int) -> ChatReply:
     if end == "content_filter":
         raise FailedTry("the reply was withheld by a content filter")
     if text is None and end == "length":
-        text = ""  # all of it was thought, nothing said
+        text = ""  # the whole response was a thought
     if not isinstance(text, str):
         raise FailedTry("answered with a chat completion without text")
-    # Halves of surrogate pairs, which JSON may spell out, can be written to no file.
+    # JSON can spell out halves of surrogate pairs, which no file can store.
     text = text[: most_characters + 1].encode("utf-8", "replace").decode()
     cut_off = end == "length" or len(text) > most_characters
     prompt_tokens, completion_tokens = usage_of(answer) or (None, None)

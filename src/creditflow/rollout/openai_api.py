@@ -1,7 +1,8 @@
-"""OpenAI's wire format, as far as a policy that is being trained can speak it: what a client may ask, and what it gets.
+"""OpenAI's wire format for a policy in training: requests of clients, and their answers.
 
-What cannot be had from such a policy is refused, unless the recipe lets it be ignored; nothing is ignored in silence:
-what a client believes was sampled must be what is trained on. It knows no play and no server. Imports pydantic.
+Options that such a policy cannot support are refused, unless the recipe allows ignoring them. Nothing is ignored
+silently: a client's idea of the sample must match the trained tokens. This module has no rollouts and no server.
+Imports pydantic.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from creditflow.trajectory import Message, Step
 MOST_CHOICES = 64
 MOST_MESSAGES = 4096
 _COOLEST = 0.01
-"""Lower temperatures that are not 0 leave log-probs that no number holds."""
+"""Lower temperatures above 0 give log-probs beyond the range of floats."""
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_p": (None, 1),
     "top_k": (None, -1, 0),
@@ -43,7 +44,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]),
     "prediction": (None,),
     "web_search_options": (None,),
-    # Those of vLLM and SGLang
+    # Fields of vLLM and SGLang
     "min_tokens": (None, 0),
     "min_new_tokens": (None, 0),
     "max_new_tokens": (None,),
@@ -90,7 +91,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (None, False),
     "no_stop_trim": (None, False),
     "include_stop_str_in_output": (None, False),
-    # Those of llama.cpp and its kin, and of TGI; what only says how (`mirostat_tau`) does nothing alone
+    # Fields of llama.cpp, similar servers, and TGI; fields that only refine another one (`mirostat_tau`) do nothing
+    # alone
     "n_predict": (None, -1),
     "typical_p": (None, 1),
     "typical": (None, 1),
@@ -122,15 +124,15 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_full_text": (None, False),
     "adapter_id": (None,),
 }
-"""Fields that would change what is sampled, or what is told of it, and the values at which they do not."""
+"""Fields that would change the sample or its report, and the values that have no effect."""
 REFUSED_FIELDS = frozenset(_NEUTRAL)
-"""What `team.ignored_fields` may name."""
+"""Allowed names in `team.ignored_fields`."""
 
 
 class Refused(Exception):
-    """A request that is not carried out; `status` as HTTP has it, `code` as OpenAI's errors have it.
+    """A request that is refused; `status` as in HTTP, `code` as in OpenAI's errors.
 
-    `again`: whether OpenAI's client is to try it again; None: as it likes to.
+    `again`: whether OpenAI's client should retry; None: the client decides.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class Refused(Exception):
         self.status, self.code, self.param, self.again = status, code, param, again
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """Return the error in OpenAI's format."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
@@ -156,7 +158,7 @@ class _Asked(BaseModel):
 
 
 class StreamOptions(_Asked):
-    """What a stream says besides."""
+    """Options of a stream."""
 
     include_usage: bool | None = False
 
@@ -169,7 +171,7 @@ Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class Request(_Asked):
-    """What requests of both kinds may say."""
+    """Fields of both kinds of requests."""
 
     model: str = Field(max_length=256)
     max_tokens: int | None = Field(None, ge=1, le=2**31)
@@ -182,11 +184,12 @@ class Request(_Asked):
     metadata: dict[str, Any] | None = None
     """Kept with the step, for reward functions."""
     return_token_ids: bool | None = False
-    """As vLLM has it: the tokens of prompt and response, as they are trained on."""
+    """As in vLLM: return the tokens of prompt and response, as used in training."""
 
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
-        """Names of the fields that nothing comes of. Raises Refused for one that would change what is sampled, where it
-        is not `allowed` to be ignored.
+        """Return the names of ignored fields.
+
+        Raises Refused for a field that would change the sample, unless `allowed` contains it.
         """
         if self.temperature is not None and 0 < self.temperature < _COOLEST:
             raise Refused(400, f"temperature: expected 0, or {_COOLEST:g} and more", param="temperature")
@@ -206,24 +209,24 @@ class Request(_Asked):
 
 
 class FunctionOf(_Asked):
-    """A function that a tool is."""
+    """The function of a tool."""
 
     name: str = Field(max_length=256)
 
 
 class ToolOf(_Asked):
-    """One of a request's tools."""
+    """One tool of a request."""
 
     type: Literal["function"]
     function: FunctionOf
 
 
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
-"""Of a message's content that is a list: its kinds of parts, and where the text of each is."""
+"""Kinds of parts of a message's content, and the key of each part's text."""
 
 
 class ChatMessage(_Asked):
-    """One of a conversation."""
+    """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[dict[str, Any]] | None = None
@@ -252,26 +255,26 @@ class ChatRequest(Request):
     logprobs: bool | None = False
 
     def ignored(self, allowed: Collection[str] = ()) -> tuple[str, ...]:
-        # Of several calls one is told, but they were sampled, and are trained on.
+        # Only one of several calls is reported, but all were sampled, and are trained on.
         several = ("parallel_tool_calls",) if self.parallel_tool_calls is False else ()
         return tuple(sorted((*super().ignored(allowed), *several)))
 
     @property
     def conversation(self) -> list[Message]:
-        """As chat templates know it."""
+        """The messages in the form that chat templates read."""
         plain = [message.model_dump(exclude_unset=True) for message in self.messages]
         return [without_nulls({**one, "role": _ROLES.get(one["role"], one["role"])}) for one in plain]
 
     @property
     def schemas(self) -> list[dict[str, Any]] | None:
-        """Of the functions that may be called; None where the request says nothing of them, and the agent's own are."""
+        """Schemas of the functions that may be called; None if the request has none, and the agent's tools apply."""
         if (self.model_extra or {}).get("tool_choice") == "none":
             return []
         return None if self.tools is None else [tool.model_dump() for tool in self.tools]
 
     @property
     def most_tokens(self) -> int | None:
-        """By its new name or its old one."""
+        """The limit under its new name or its old one."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -294,7 +297,7 @@ class TextRequest(Request):
 
     @property
     def prompts(self) -> list[str | PromptIds]:
-        """Each as the model reads it."""
+        """The prompts as the model reads them."""
         return [one if isinstance(one, str) else PromptIds(one) for one in self.prompt]
 
 
@@ -302,7 +305,7 @@ _Body = TypeVar("_Body", bound=BaseModel)
 
 
 def parsed(kind: type[_Body], body: bytes) -> _Body:
-    """What a body says. Raises Refused where it says nothing of that kind."""
+    """Parse a request body. Raises Refused if it is invalid."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -321,25 +324,28 @@ def _call_id(step: Step, number: int) -> str:
 
 
 def _play_of(trajectory_id: str) -> str:
-    """Stands for a play in the ids of its calls of tools: a conversation of another play may be in a prompt of this."""
+    """Return a short hash of a trajectory's id, for the ids of its tool calls.
+
+    A prompt may contain a conversation of another trajectory.
+    """
     return hashlib.blake2b(trajectory_id.encode(errors="replace"), digest_size=4).hexdigest()
 
 
 def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
-    """Indices of the steps of a play whose calls of tools are answered in a conversation."""
+    """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
     ids = [message.get("tool_call_id") for message in messages]
     found = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
     return [int(one[2]) for one in found if one and one[1] == _play_of(trajectory_id)]
 
 
 TokensOf = Callable[[Reply], list[dict[str, Any]]]
-"""Of a reply, its tokens as chat completions have them."""
+"""Returns a reply's tokens in the format of chat completions."""
 
 
 def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
-    """`chat.completion`."""
+    """Return a `chat.completion`."""
     choices = [_chat_choice(asked, index, reply, tokens) for index, reply in enumerate(replies)]
-    prompt = _prompt_ids(asked, replies[0])  # vLLM tells it once of a chat, with each choice of a completion
+    prompt = _prompt_ids(asked, replies[0])  # vLLM sends it once for a chat, and with each choice of a completion
     return {
         **_envelope("chat.completion", asked, replies),
         **prompt,
@@ -349,7 +355,7 @@ def chat_answer(asked: ChatRequest, replies: Sequence[Reply], tokens: TokensOf) 
 
 
 def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: TokensOf) -> dict[str, Any]:
-    """`text_completion`."""
+    """Return a `text_completion`."""
     choices = []
     for index, reply in enumerate(replies):
         said = tokens(reply) if asked.logprobs is not None else []
@@ -376,7 +382,7 @@ def text_answer(asked: TextRequest, replies: Sequence[Reply], tokens: TokensOf) 
 
 
 def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
-    """An answer as server-sent events: of each choice the role, what it says, and how it ended."""
+    """Return an answer as server-sent events: for each choice its role, its content, and its finish reason."""
     kind = str(answer["object"])
     head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "prompt_token_ids")}
     chunks: list[dict[str, Any]] = []
@@ -402,7 +408,7 @@ def streamed(answer: Mapping[str, Any], *, usage: bool) -> bytes:
         chunks[0]["prompt_token_ids"] = answer["prompt_token_ids"]
     if usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
-    lines = [json.dumps(chunk) for chunk in chunks]  # in ASCII: to many clients U+2028 ends a line
+    lines = [json.dumps(chunk) for chunk in chunks]  # in ASCII: for many clients U+2028 ends a line
     return "".join(f"data: {line}\n\n" for line in (*lines, "[DONE]")).encode()
 
 
@@ -412,7 +418,7 @@ def _chat_choice(asked: ChatRequest, index: int, reply: Reply, tokens: TokensOf)
     if asked.schemas and finish == "stop":
         said, calls = parse_tool_calls(reply.text, in_thought=opens_thought(reply.step.prompt))
         meant = [call for call in calls if call.arguments is not None]
-        if meant and len(meant) == len(calls):  # what is no call stays text, for the client to see
+        if meant and len(meant) == len(calls):  # malformed calls stay text, visible to the client
             finish = "tool_calls"
             kept = meant if asked.parallel_tool_calls in (None, True) else meant[:1]
             named = [call.to_message(_call_id(reply.step, i)) for i, call in enumerate(kept)]
@@ -449,7 +455,7 @@ def _usage(replies: Sequence[Reply], asked: Request) -> dict[str, Any]:
 
 
 def _counts(reply: Reply) -> tuple[int, int]:
-    """Tokens of its prompt and response; of a policy behind an endpoint as that has told them."""
+    """Return the tokens of prompt and response; for a policy behind an endpoint, the server's counts."""
     told, step = reply.step.info, reply.step
     read, said = told.get("prompt_tokens"), told.get("completion_tokens")
     return (

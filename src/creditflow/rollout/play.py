@@ -1,4 +1,4 @@
-"""Plays tasks: one coroutine per trajectory, one generator for all."""
+"""Run rollouts: one coroutine per trajectory, one generator for all."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Workflow = Callable[[Task, Team], object]
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One trajectory to be played."""
+    """One rollout to run."""
 
     task: Task
     uid: str
-    """Shared by the plays of one task."""
+    """Group key, shared by the rollouts of one task."""
     id: str
     seed: tuple[int, ...]
     """Key of the trajectory's random numbers."""
@@ -35,14 +35,16 @@ class Play:
 async def play_one(
     play: Play, workflow: Workflow, agents: Mapping[str, AgentSpec], generator: Generator, sampling: Sampling
 ) -> Trajectory:
-    """One trajectory, whatever became of it.
+    """Run one rollout and return its trajectory, even after an error.
 
     A workflow that raises fails its trajectory: `status` failed, the error in `info["error"]`. AgentError keeps it
-    (`info["agent_error"]`; the reward room gives it outcome 0), PromptTooLong ends it as `truncated`. One that takes
-    longer than `sampling.timeout_s` fails it too, or is kept as with AgentError (`sampling.timeout_outcome`);
-    `info["timed_out"]` has the limit. Raises ConfigError for a mistake in the recipe (a call of an agent that the team
-    does not have), and nothing else but cancellation. When this returns or raises, nothing of the play is under way
-    any more, but a thread, or a task that swallows its cancellation: their calls raise from now on.
+    (`info["agent_error"]`; the rewards give it the worst outcome of its range), and PromptTooLong ends it as
+    `truncated`. A rollout that takes longer than `sampling.timeout_s` also fails, or is kept as with AgentError
+    (`sampling.timeout_outcome`); `info["timed_out"]` has the limit.
+
+    Raises ConfigError for a mistake in the recipe (a call of an agent that the team does not have), and nothing else
+    except cancellation. When this returns or raises, no part of the rollout is running any more, except a thread or a
+    task that swallows its cancellation: their later calls raise.
     """
     trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
     clock = RolloutClock(sampling.timeout_s)
@@ -57,7 +59,7 @@ async def play_one(
     finally:
         await team.close(str(error) if isinstance(error, RolloutTimedOut) else "")
         await end([running])
-    if team.mistake is not None:  # over HTTP it is an error of the client, and a workflow may catch it
+    if team.mistake is not None:  # over HTTP it is the client's error, which a workflow may catch
         raise at_users_line(team.mistake, error)
     match error:
         case None:
@@ -69,9 +71,9 @@ async def play_one(
         case RolloutTimedOut():
             trajectory.info["timed_out"] = clock.limit_s
             _close_timed_out(trajectory, error, sampling)
-        case PromptTooLong():  # the team has marked the trajectory as truncated
+        case PromptTooLong():  # the recorder has marked the trajectory as truncated
             trajectory.info["ended_early"] = str(error)
-        case _ if team.refused_prompt is not None:  # over HTTP, it comes as an error of whatever client was told so
+        case _ if team.refused_prompt is not None:  # over HTTP, it arrives as an error of some client library
             trajectory.info["ended_early"] = str(team.refused_prompt)
         case _:
             trajectory.status = "failed"
@@ -83,7 +85,7 @@ async def play_one(
 
 
 def _close_timed_out(trajectory: Trajectory, error: RolloutTimedOut, sampling: Sampling) -> None:
-    """Mask the trajectory, or leave it to be scored as the agents' own doing."""
+    """Mask the trajectory, or leave it to be scored as the agents' fault."""
     if sampling.timeout_outcome == "zero":
         trajectory.info["agent_error"] = f"the rollout {error}"
     else:
@@ -92,20 +94,20 @@ def _close_timed_out(trajectory: Trajectory, error: RolloutTimedOut, sampling: S
 
 
 async def _run(workflow: Workflow, task: Task, team: Team, clock: RolloutClock) -> tuple[str | None, Exception | None]:
-    """The workflow's answer, or its error. Raises only to end the current task."""
+    """Return the workflow's answer, or its error. Raises only to end the current task."""
     try:
         with clock.started():
             answer = await _answer(workflow, task, team)
         team.expect_awaited("the workflow's answer", answer, place=of_function(workflow))
         return None if answer is None else str(answer), None
-    except BaseException as raised:  # any error of a user's workflow ends its trajectory alone
+    except BaseException as raised:  # any error of a user's workflow ends only its trajectory
         if is_callers_end(raised):
             raise
         return None, _weightiest(raised)
 
 
 def _ended(running: asyncio.Task[tuple[str | None, Exception | None]]) -> tuple[str | None, Exception | None]:
-    """The result of a workflow's task; one that cancelled its own task has raised."""
+    """Return the result of a workflow's task; a workflow that cancelled its task counts as an error."""
     return (None, RuntimeError("raised CancelledError")) if running.cancelled() else running.result()
 
 
@@ -124,22 +126,22 @@ async def play_all(
     generator: Generator,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """The trajectories of `plays` (see `play_one`), in order, all live at the same time.
+    """Run all `plays` at the same time (see `play_one`), and return their trajectories in order.
 
-    What is no play's fault is raised when all have ended: the generator's fault, or the first ConfigError. When this
-    returns, nothing is generated any more.
+    Errors that are not a rollout's fault are raised when all rollouts have ended: the generator's fault, or the first
+    ConfigError. When this returns, no generation is running.
     """
     return await together([play_one(play, workflow, agents, generator, sampling) for play in plays], generator)
 
 
 async def together(playing: Sequence[Awaitable[Trajectory]], generator: Generator) -> list[Trajectory]:
-    """What plays on one generator come to; see `play_all`."""
+    """Run rollouts on one generator and return their trajectories; see `play_all`."""
     mistakes: list[ConfigError] = []
 
     async def one(play: Awaitable[Trajectory]) -> Trajectory | None:
         try:
             return await play
-        except ConfigError as mistake:  # the other plays end first
+        except ConfigError as mistake:  # the other rollouts end first
             mistakes.append(mistake)
             return None
 
@@ -152,10 +154,10 @@ async def together(playing: Sequence[Awaitable[Trajectory]], generator: Generato
 
 
 def _weightiest(error: BaseException) -> Exception:
-    """The error to go by where branches of a workflow raised several (`asyncio.TaskGroup`).
+    """Return the error to report if branches of a workflow raised several (`asyncio.TaskGroup`).
 
-    A mistake in the recipe before a fault of the workflow, that before the agents' own, and a long prompt last. What is
-    no Exception comes as one, as from a thread.
+    The order is: a mistake in the recipe, an error of the workflow, an agents' error, a long prompt. A BaseException
+    becomes an Exception, as from a thread.
     """
     if not isinstance(error, BaseExceptionGroup):
         if isinstance(error, Exception):
