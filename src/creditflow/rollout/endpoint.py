@@ -198,8 +198,8 @@ class Endpoint:
         """Send messages and return the result of `read` on the answer.
 
         `read` takes decoded JSON and raises FailedTry if it is not a reply. Retries on 429, 5xx, broken connections and
-        time-outs, not on a redirect or any other 4xx. `fields` of this request; those of `body` take precedence. Raises
-        EndpointError, with the reason and the number of tries, if no try brought a reply.
+        time-outs, not on a redirect or any other 4xx. `fields`: of this request; those of `body` take precedence.
+        Raises EndpointError, with the reason and the number of tries, if no try brought a reply.
         """
         line = self._line()
         body = {**(fields or {}), **self.body}

@@ -1,4 +1,4 @@
-"""Asks the agents of one play, and records every call as a step; a workflow makes them, or a client of the server."""
+"""Calls of the agents of one rollout, made by a workflow or by a client of the server; each is recorded as a step."""
 
 from __future__ import annotations
 
@@ -24,67 +24,72 @@ from creditflow.rollout.unawaited import unawaited
 from creditflow.trajectory import Message, Step, Trajectory
 
 _LOOKED_BACK = 64
-"""Of the steps before, the responses of so many are looked for in a prompt."""
+"""Number of preceding steps whose responses are searched for in a prompt."""
 _OWN = frozenset(("finish_reason", "tool_calls", "turns", "prompt_tokens", "completion_tokens", "ignored"))
-"""Of a step's `info`: told by whoever answered, and read by metrics and replay."""
+"""Keys of a step's `info` that the recorder sets, for metrics and replay."""
 _SEEDED = 1 << 31
-"""Stands before a seed that a caller chose: in a play's key it must not meet the number of a call."""
+"""Precedes a caller's seed in the rollout's key, so that it differs from the number of any call."""
 _LONG = 1 << 16
 _LONG_PER_TOKEN = 8
-"""Characters. A prompt of more, and of more for each token that there is room for, hardly ever fits: it is read beside
-the event loop, which it would hold up. Those that fit are read at once, so that their order is that of the calls."""
+"""Characters. A prompt longer than `_LONG`, and than this for each free token, hardly ever fits. It is tokenised in a
+thread, since it would block the event loop. Shorter prompts are tokenised at once, so that their order is that of the
+calls."""
 _THOUGHT_TOKENS = 32
-"""Tokens at the end of a prompt that an opening tag of a thought may take."""
+"""Tokens at the end of a prompt that may contain the opening tag of a thought."""
 _READING = ThreadPoolExecutor(1, thread_name_prefix="creditflow-long-prompts")
-"""One at a time: who sends many waits for them."""
+"""One thread: a client that sends many long prompts waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSpec:
-    """Who an agent is: its system prompt, and the policy through which it acts."""
+    """An agent's system prompt, the policy through which it acts, and its tools."""
 
     system: str = ""
     policy: str = "default"
     tools: tuple[Tool, ...] = ()
-    """What it may call, before it answers."""
+    """Tools that the agent may call before it answers."""
     match: str = ""
-    """Regular expression: a call over HTTP that names no agent is this one's where its system prompt matches."""
+    """Regular expression: a call over HTTP without an agent's name belongs to the agent whose `match` finds its system
+    prompt."""
     ignored_fields: frozenset[str] = frozenset()
-    """Of a call over HTTP: fields that would change what is sampled, and are ignored instead of refused."""
+    """For calls over HTTP: fields that would change the sample, and are ignored instead of refused."""
 
     def introduced(self, messages: Sequence[Message]) -> list[Message]:
-        """`messages` after the agent's system prompt."""
+        """Return `messages` after the agent's system prompt."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *messages]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How an agent samples unless the call says otherwise, and how long a rollout may take."""
+    """Defaults for the sampling of an agent's calls, and the limits of a rollout."""
 
     max_tokens: int = 512
     max_prompt_tokens: int = 1024
     temperature: float = 1.0
     max_assistant_turns: int = 8
-    """Of one step by an agent with tools: how often it may speak."""
+    """Turns of an agent with tools in one step."""
     max_parallel_calls: int = 4
-    """Calls of tools in one turn; further ones are refused."""
+    """Tool calls in one turn; further ones are refused."""
     max_tool_response_length: int = 2048
-    """Characters of a tool's result; of a longer one, beginning and end."""
+    """Characters of a tool's result; a longer one is cut in its middle."""
     timeout_s: float = 600.0
     """Seconds for one rollout; time in the run's own sampler does not count."""
     timeout_outcome: str = "mask"
-    """Effect on a rollout that takes longer: `mask` makes its trajectory `failed`, `zero` gives it outcome 0."""
+    """Effect on a rollout that takes longer: `mask` makes its trajectory `failed`, `zero` gives it the worst outcome of
+    its range (by default 0)."""
 
 
 class Reply(str):
-    """An agent's response: the text itself, and the step that it is recorded as.
+    """An agent's response: its text, and the step that records it.
 
-    Of an agent that called tools, what it said last; the whole, with calls and results, is `step.response`.
+    For an agent that called tools, the text after the last results; `step.response` holds the whole response, with
+    calls and results.
     """
 
     step: Step
     logprobs: tuple[float, ...]
-    """Of the step's response tokens; unlike the step's, which are for training, of greedy ones too."""
+    """Of the step's response tokens, greedy ones included; the step's own log-probs, which are for training, are 0
+    there."""
 
     def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = ()) -> Reply:
         reply = super().__new__(cls, text)
@@ -99,35 +104,37 @@ class Reply(str):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one agent, as a workflow or a client of the server makes it."""
+    """One call of one agent, made by a workflow or by a client of the server."""
 
     agent: str
     prompt: Prompt
-    """Chat messages, system prompt included; a text, or tokens: as the model reads it, special tokens included."""
+    """Chat messages, system prompt included; or a text or tokens, used verbatim, special tokens included."""
     parents: tuple[int, ...] | None = None
-    """Indices of the steps that the prompt uses; None: those that `reads` and `answers` say, or the step before (all of
-    them, where one call made several)."""
+    """Indices of the steps that the prompt uses. None: those that `reads`, `spoken` and `answers` show, or else the
+    step before (all steps of the last call, if it made several)."""
     reads: Sequence[str] = ()
-    """Texts of the prompt in which responses of the steps before are looked for."""
+    """Texts of the prompt that are searched for responses of earlier steps."""
     spoken: Sequence[str] = ()
-    """Those that the prompt itself calls an agent's: of a response as a whole, whatever its own step had read."""
+    """Texts that the prompt attributes to an agent. They are compared with whole responses, even those that a step's
+    own prompt contained."""
     answers: Sequence[int] = ()
-    """Indices of steps whose calls of tools the prompt answers."""
+    """Indices of steps whose tool calls the prompt answers."""
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
-    """The same seed and call within a play: the same response. None: a new one each time."""
+    """Within a rollout, the same seed and call give the same response. None: a new seed for each call."""
     stop: tuple[str, ...] = ()
-    """Texts at which the response ends; what was sampled up to the end of one is trained on, it is not in the reply."""
+    """Texts at which the response ends. The sample up to the end of such a text is trained on; the reply ends before
+    it."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """JSON schemas of functions that the caller itself runs, in place of the agent's own tools."""
+    """JSON schemas of functions that the caller runs; they replace the agent's tools."""
     info: Mapping[str, Any] | None = None
     ignored: Sequence[str] = ()
-    """What the caller asked for besides and nothing comes of, by name; the step's `info["ignored"]`."""
+    """Names of ignored request fields; the step's `info["ignored"]`."""
 
 
 class Recorder:
-    """One play: its agents, and the trajectory that their calls make."""
+    """One rollout: its agents, and the trajectory of their calls."""
 
     def __init__(
         self,
@@ -144,32 +151,33 @@ class Recorder:
         self.trajectory = trajectory
         self.sampling = sampling
         self._too_long: dict[str, PromptTooLong] = {}
-        """By agent the last prompt that had no room, until another one of that agent is answered."""
+        """The last prompt of each agent that had no room, until a later call of that agent is answered."""
         self.generator = generator
         self._seed = seed
         self._calls = 0
         self._latest: tuple[int, ...] = ()
-        """What the call made that ended last."""
+        """Indices of the steps that the last completed call recorded."""
         self._examples: dict[int, int] = {}
-        """Of a step, how often its prompt had its response already as an agent's words: an example, it may be."""
+        """For each step, how often its prompt already contained its response as an agent's message, perhaps as an
+        example."""
         self._callers: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._ended_by = ""
         """The reason in the refusal of later calls, if the rollout did not end by itself."""
         self.of_workflow = False
-        """Whether a workflow writes the prompts, and not a client that is served without one."""
+        """Whether a workflow writes the prompts, rather than a client that is served without one."""
         self.mistake: ConfigError | None = None
         """The first mistake of the workflow that ends the run."""
         self._state: dict[str, Any] = {}
-        """What the tools of this play share."""
+        """The dict that the tools of this rollout share."""
 
     @property
     def too_long(self) -> PromptTooLong | None:
-        """The last prompt that had no room, of an agent that was not answered since."""
+        """The last prompt that had no room, of an agent without a later answer."""
         return next(reversed(self._too_long.values()), None)
 
     def expect_awaited(self, what: str, value: object, place: str = "") -> None:
-        """Raises ConfigError where a value is, holds or spells out a coroutine, which the workflow did not await.
+        """Raise ConfigError if a value is, contains or spells out a coroutine, which the workflow did not await.
 
         Texts of the task, of system prompts and of responses may spell one out.
         """
@@ -185,29 +193,29 @@ class Recorder:
             raise self.mistake
 
     async def close(self, why: str = "") -> None:
-        """End the calls that are still on their way (parallel branches of a workflow that raised), and refuse others.
+        """End the pending calls (parallel branches of a workflow that raised), and refuse later ones.
 
-        Nothing may change the trajectory, or use the model, while it is scored and trained on.
-        `why`: the reason for later callers; empty if the rollout ended by itself.
+        Nothing may change the trajectory, or use the model, while it is scored and trained on. `why`: the reason for
+        later callers; empty if the rollout ended by itself.
         """
         self._closed, self._ended_by = True, f": it {why}" if why else ""
         await end(set(self._callers))
 
     async def ask(self, call: Call) -> Reply:
-        """The response to one call, recorded as a step. Raises as `Agent.__call__` does."""
+        """Return the response to one call, recorded as a step. Raises like `Agent.__call__`."""
         answer = await self._answer(call, self._latest)
         return self._record([answer])[0]
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Reply]:
-        """The responses to calls that are made together; those that do not say it use the step before, all the same.
+        """Return the responses to calls that are made together. Without named parents, all use the step before.
 
-        Who calls next has read one of them, and of which that is nothing is known: it uses them all.
+        The next caller has read one of these responses, and it is unknown which: its step uses them all.
         """
         before = self._latest
         try:
             async with asyncio.TaskGroup() as together:
                 answers = [together.create_task(self._answer(call, before)) for call in calls]
-        except BaseExceptionGroup as failed:  # the others were ended with the first: who asked gets none of them
+        except BaseExceptionGroup as failed:  # the first error cancelled the others: the caller gets no response
             raise failed.exceptions[0] from None
         return self._record([answer.result() for answer in answers])
 
@@ -220,7 +228,7 @@ class Recorder:
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
         client = self.generator.clients[self.agents[agent].policy]
         asked, parents = self._resolved(call), self._parents(call) or before if call.parents is None else call.parents
-        json.dumps(call.info)  # what cannot be written with the step is told where it was given
+        json.dumps(call.info)  # raises here, in the call that gave it, rather than when the step is written
         if own := _OWN.intersection(call.info or ()):
             raise ValueError(
                 f"{agent}: info {', '.join(sorted(own))}: what a step keeps by these names is not the caller's"
@@ -239,7 +247,7 @@ class Recorder:
         return _Answer(asked, parents, said)
 
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
-        """What was asked together becomes steps together: where one of it failed, none of it was asked."""
+        """Record the steps of one request together; after an error in one of its calls, none is recorded."""
         if self._closed:
             raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the play had ended")
         replies = [self._step(answer) for answer in answers]
@@ -278,20 +286,20 @@ class Recorder:
         return Reply(said.response if said.last is None else said.last, step, said.logprobs)
 
     def _parents(self, call: Call) -> tuple[int, ...]:
-        """What the prompt itself shows to have been used."""
+        """Return the steps that the prompt shows to have been used."""
         steps = self.trajectory.steps
         used = {index for index in call.answers if 0 <= index < len(steps)}
         recent = steps[-_LOOKED_BACK:]
         spoken = Counter(text.strip() for text in call.spoken)
         source = {}
-        for step in sorted(recent, key=lambda step: step.agent == call.agent):  # one's own words before another's
+        for step in sorted(recent, key=lambda step: step.agent == call.agent):  # the caller's own responses win
             text = step.response.strip()
             if text and spoken[text] > self._examples.get(step.index, 0):
                 source[text] = step.index
         used |= set(source.values())
         reads = [*call.reads, *(text for text in call.spoken if text.strip() not in source)]
         if reads and recent:
-            # What a step was told already, it may have been told by the task: to read it again proves nothing.
+            # A response that its step's own prompt contains may come from the task: reading it again proves nothing.
             said = ["" if step.response.strip() in step.prompt else step.response for step in recent]
             used |= {recent[at].index for at in read_in(reads, said)}
         return tuple(sorted(used))
@@ -312,7 +320,7 @@ class Recorder:
         return _Resolved(call, limit, temperature, seed)
 
     async def _generate(self, client: PolicyView, asked: _Resolved) -> _Said:
-        """Asks a policy of the run; runs the agent's tools that it calls, and asks again, until it calls none."""
+        """Sample from a policy of the run, call the requested tools and continue, until the response has no calls."""
         call, spec, sampling, version = asked.call, self.agents[asked.call.agent], self.sampling, client.version
         tools = {tool.name: tool for tool in spec.tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
@@ -338,7 +346,7 @@ class Recorder:
                     thinking = opens_thought(client.decode(read_last) if turn else prompt)
                     calls = parse_tool_calls(last, in_thought=thinking)[1]
                 if not calls or turn + 1 == sampling.max_assistant_turns:
-                    break  # after the last turn nobody would read what a tool says, so none is called
+                    break  # the results of the last turn's calls would not be read, so none is called
                 results = await self._call_tools(tools, calls, spoken)
                 told = client.follow([{"role": "tool", "content": result.text} for result in results])
                 read_last = told[-_THOUGHT_TOKENS:]
@@ -362,7 +370,7 @@ class Recorder:
     async def _read(
         self, client: PolicyView, prompt: Prompt, schemas: Sequence[Mapping[str, Any]], room: int
     ) -> tuple[str, tuple[int, ...]]:
-        """The prompt as the model reads it. Raises PromptTooLong."""
+        """Return the prompt as the model reads it. Raises PromptTooLong."""
         asked = (prompt, schemas) if schemas else (prompt,)
         if len(repr(asked)) > max(_LONG, _LONG_PER_TOKEN * room):
             read = await asyncio.get_running_loop().run_in_executor(_READING, client.encode, *asked)
@@ -373,7 +381,7 @@ class Recorder:
         return read
 
     async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _Spoken) -> list[ToolResult]:
-        """What the calls of one turn come to, made together."""
+        """Run the calls of one turn concurrently, and return their results."""
         sampling, state = self.sampling, self._state
         most = sampling.max_parallel_calls
         made = await asyncio.gather(*(call_tool(tools, call, state) for call in calls[:most]))
@@ -388,7 +396,7 @@ class Recorder:
         return results
 
     async def _chat(self, client: ChatClient, asked: _Resolved) -> _Said:
-        """Asks a frozen model behind an endpoint: its tokens are not ours, so the step has none."""
+        """Call a frozen model behind an endpoint: its tokens are unknown, so the step has none."""
         call = asked.call
         if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
             raise ConfigError(f"{call.agent}: a policy behind an endpoint takes chat messages; no tools, no stop texts")
@@ -408,7 +416,7 @@ class Recorder:
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        """Knows the current task as one that waits for a model; a task waits for one at a time."""
+        """Mark the current task as waiting for a model; a task waits for one model at a time."""
         task = asyncio.current_task()
         assert task is not None  # coroutines run in tasks
         self._callers.add(task)
@@ -419,15 +427,15 @@ class Recorder:
 
 
 def spelled(messages: Sequence[Message]) -> str:
-    """What a step has as its prompt where the model's own spelling is not known."""
+    """Return the prompt of a step when the model's own rendering is unknown."""
     return "\n\n".join([f"[{message.get('role')}]\n{message_text(message)}" for message in messages])
 
 
 def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple[str, int, bool]:
-    """A response's text up to the first of the texts `stop`, the tokens that it takes to write that, and whether there
-    was one.
+    """Cut a response at the first of the texts `stop`: its text, its number of tokens, and whether a stop was found.
 
-    As sampling goes from left to right, what stands before is distributed as if it had been ended there.
+    Sampling goes from left to right, so the part before the stop has the same distribution as if sampling had ended
+    there.
     """
     text = client.decode(ids)
 
@@ -440,13 +448,14 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if place(client.decode(ids[:middle])) is not None else (middle + 1, high)
-    text = client.decode(ids[:low])  # what stands behind was never sampled, and ends nothing
+    # a stop text after this token was never sampled, and ends nothing
+    text = client.decode(ids[:low])
     return text[: place(text)], low, True
 
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """A call with what it left open."""
+    """A call with its defaults filled in."""
 
     call: Call
     max_tokens: int
@@ -454,8 +463,10 @@ class _Resolved:
     seed: tuple[int, ...]
 
     def key(self, read: str | Sequence[int]) -> tuple[int, ...]:
-        """Of its random numbers. A seed that the caller chose may be that of all its calls: were they to draw the same
-        numbers, what one prompt is answered would depend on what another one was. So what was `read` is in it.
+        """Return the key of the call's random numbers.
+
+        A caller may choose the same seed for all its calls. With the same random numbers, the response to one prompt
+        would depend on the response to another. So the key includes the prompt `read`.
         """
         if self.call.seed is None:
             return self.seed
@@ -465,7 +476,7 @@ class _Resolved:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """A call that was answered, and is no step yet."""
+    """An answered call that is not recorded as a step yet."""
 
     asked: _Resolved
     parents: tuple[int, ...]
@@ -474,43 +485,43 @@ class _Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What a step is made of, whoever answered."""
+    """The contents of a step, from either kind of client."""
 
     prompt: str
     response: str
     last: str | None = None
-    """Of a response with calls of tools, what was said after the last of them."""
+    """The text after the last tool results of a response."""
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     sampled: tuple[int, ...] = ()
-    """1 for each response token that the policy wrote, 0 for what its tools did."""
+    """1 for each response token that the policy sampled, 0 for those of its tools."""
     logprobs: tuple[float, ...] = ()
     version: int = 0
     cut_off: str | None = None
-    """At what the response ended, where it did not end by itself."""
+    """The limit that cut the response off, or None."""
     info: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Spoken:
-    """A response as it grows: what the policy said, and what its tools did."""
+    """A growing response: the policy's turns, and the tools' results."""
 
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[list[int]] = field(default_factory=list)
-    """Begin and end of what the policy said, as positions in `ids`."""
+    """Begin and end of the policy's turns, as positions in `ids`."""
     calls: list[dict[str, Any]] = field(default_factory=list)
 
     def say(self, ids: Sequence[int], logprobs: Sequence[float]) -> None:
-        """The policy's own."""
+        """Append a turn of the policy."""
         self.turns.append([len(self.ids), len(self.ids) + len(ids)])
         self.ids += ids
         self.mask += [1] * len(ids)
         self.logprobs += logprobs
 
     def hear(self, ids: Sequence[int]) -> None:
-        """What was told in between."""
+        """Append the tokens between two turns."""
         self.ids += ids
         self.mask += [0] * len(ids)
         self.logprobs += [0.0] * len(ids)

@@ -1,8 +1,8 @@
-"""Plays a recorded trajectory again with some of its agents replaced.
+"""Replay a recorded trajectory with some of its agents replaced.
 
-An agent that stays answers as it did where it is asked what it was asked then, and through its policy where it is
-asked anything else; so up to the first answer of a replaced agent the play is the recorded one, and after it only what
-depends on that answer is played anew. Knows who answers, not what the play was worth.
+A kept agent gives its recorded response to a recorded prompt, and samples from its policy for any other. So the replay
+equals the record up to the first response of a replaced agent, and only the steps that depend on it are sampled again.
+This module replays responses and computes no rewards.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ async def play_again(
     generator: Generator,
     sampling: Sampling,
 ) -> Trajectory:
-    """`recorded` again, as `play` (its seed is that of whatever is answered anew), without the agents `replaced`.
+    """Replay `recorded` as `play`, with the agents `replaced`; new responses use the seed of `play`.
 
-    `baselines`: for each policy of a replaced agent the policy of `generator` that answers for it. For the rest see
-    `play_one`.
+    `baselines`: for each policy of a replaced agent, the policy of `generator` that replaces it. For the other
+    arguments see `play_one`.
     """
     stand_ins = {name: replace(agents[name], policy=baselines[agents[name].policy]) for name in replaced}
     asked = {**agents, **stand_ins}
-    # Each agent has a client of its own name: what was said is remembered agent by agent.
+    # Each agent has a separate client of its name, so that recorded responses are found by agent.
     named = {name: replace(spec, policy=name) for name, spec in asked.items()}
     memory = _Memory(generator, {name: spec.policy for name, spec in asked.items()}, recorded.steps, replaced)
     played = await play_one(play, workflow, named, memory, sampling)
@@ -53,23 +53,23 @@ async def play_again(
 
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a call after which nobody calls who could come before."""
+"""Turns of the event loop without a call, after which no earlier call can follow."""
 
 
 class _Turns:
-    """Lets remembered answers out in the order in which they were given, so that branches meet as they met.
+    """Releases recorded responses in their recorded order, so that branches meet as in the record.
 
-    One that should come first and is not asked for any more is not waited for.
+    An earlier response that is no longer requested is not waited for.
     """
 
     def __init__(self, indices: Iterable[int]) -> None:
         self._left, self._waiting, self._calls = set(indices), set[int](), 0
 
     async def wait_for(self, step: Step) -> None:
-        """Returns when it is the turn of `step`."""
+        """Return when it is the turn of `step`."""
         self._calls += 1
         self._waiting.add(step.index)
-        await asyncio.sleep(0)  # branches that call together do so before the first is answered
+        await asyncio.sleep(0)  # parallel branches call before the first of them is answered
         quiet, seen = 0, self._calls
         while min(self._left) < step.index and not (quiet >= _QUIET_TURNS and min(self._waiting) == step.index):
             await asyncio.sleep(0)
@@ -79,7 +79,7 @@ class _Turns:
 
 
 class _Memory:
-    """The generator of one play: by agent, first what is recorded, else the policy of the agent."""
+    """The generator of one replay: per agent, recorded responses first, then the agent's policy."""
 
     def __init__(
         self, generator: Generator, policy_of: Mapping[str, str], steps: Sequence[Step], replaced: Collection[str]
@@ -107,7 +107,7 @@ class _Memory:
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
         if said := self._tokens.get((policy, request.prompt_ids)):
             step, begin, end = said.popleft()
-            if begin == 0:  # after a tool's answer it is still the same step's turn
+            if begin == 0:  # after a tool's result, the step's turn continues
                 await self._turns.wait_for(step)
             reason = _finish_reason(step) if end == len(step.response_ids) else "stop"
             return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
@@ -121,7 +121,7 @@ class _Memory:
 
 
 class _Chat(ChatClient):
-    """A frozen model behind an endpoint, which is asked only what it has not answered."""
+    """A frozen model behind an endpoint that is called only for unrecorded prompts."""
 
     def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]], turns: _Turns) -> None:
         self._client, self._said, self._turns = client, said, turns

@@ -1,6 +1,7 @@
-"""Whose response stands in whose prompt.
+"""Find the responses that later prompts contain.
 
-It knows texts and times; not spans, nor what becomes of what it finds. ahocorasick_rs is imported at the first call.
+It works on texts and times, without spans, and leaves the use of its results to the caller. ahocorasick_rs is imported
+at the first call.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from typing import Any
 from creditflow.errors import InputError
 
 SHORTEST = 8
-"""Characters of a response that is looked for inside of messages. A shorter one counts only where it is a message of
-its own: `yes` stands in many prompts that nobody's `yes` went into."""
+"""Minimum length, in characters, of a response that is searched for inside messages. A shorter one counts only as a
+whole message: `yes` occurs in many prompts that used no agent's `yes`."""
 _LOOKED_BACK = 64
-"""Of steps that gave the same response, so many are asked whether they had ended."""
+"""Maximum number of steps with the same response whose end is compared with the reader's start."""
 _FEW = 64
-"""Texts: so many are sooner looked for one by one than made into an automaton."""
+"""Texts. Up to this number, a search for each text is faster than an automaton."""
 _TRIES = 16
-"""So often a prompt is searched again from behind the start of a response that is only given later."""
+"""Maximum number of searches of one prompt; each restarts after the start of a response that is given only later."""
 
 
 def reused(
     messages: Sequence[Sequence[str]], responses: Sequence[str], start: Sequence[int], end: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """[S] for each of S steps the earlier ones whose whole response stands in one of its messages, ascending.
+    """Return, [S], for each of S steps the earlier steps whose whole response is in one of its messages, ascending.
 
-    `messages`: [S] what each step read, message by message; `start`, `end`: [S], `start` rising. White space around a
-    response does not count. A response that its own step had read already (one of the answers that the task offers)
-    counts only as a message of its own: inside of others it proves nothing. Of texts that overlap the one that begins
-    first counts, and of those the longest: who reads a summary with a quotation has used the summary. Of several steps
-    with the same response, it is the last that had ended when the prompt was made, else the last that had begun before.
+    `messages`: [S] the messages that each step read; `start`, `end`: [S] times, `start` ascending. White space around a
+    response is ignored. A response that its own step had already read (for example, one of the task's options) counts
+    only as a whole message: inside other text it proves nothing. Among overlapping texts the one that begins first
+    counts, then the longest: the reader of a summary with a quotation has used the summary. Among steps with the same
+    response, the last one that had ended when the prompt was made counts, else the last one that had begun.
     """
     steps_of: dict[str, list[int]] = {}
     inside_of: dict[str, list[int]] = {}
-    """The same, of those that are looked for inside of messages."""
+    """The same for responses that are searched for inside messages."""
     for step, response in enumerate(responses):
         if text := response.strip():
             steps_of.setdefault(text, []).append(step)
@@ -45,7 +46,7 @@ def reused(
                 inside_of.setdefault(text, []).append(step)
     search = _Search(list(inside_of))
     n_before = 0
-    """The number of texts that a step before `step` has said; `inside_of` has texts in the order of first steps."""
+    """Number of texts that a step before `step` has given; `inside_of` is ordered by first steps."""
     texts = search.texts
     found: list[tuple[int, ...]] = []
     for step, parts in enumerate(messages):
@@ -66,23 +67,23 @@ def reused(
 
 
 def read_in(messages: Sequence[str], responses: Sequence[str]) -> tuple[int, ...]:
-    """Which of `responses`, all of them there when `messages` were made, were read in these; see `reused`."""
+    """Return the indices of `responses` that `messages` contain, if all were given before; see `reused`."""
     n = len(responses)
     return reused([*([()] * n), messages], [*responses, ""], range(n + 1), range(n + 1))[n]
 
 
 class _Search:
-    """Finds which of many texts stand in a prompt, all at once."""
+    """Searches a prompt for many texts at once."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
         self._shortest = min(map(len, texts), default=0)
         self._automaton = _automaton(texts) if len(texts) > _FEW else None
         self._known: dict[str, tuple[int, list[str]]] = {}
-        """For each prompt the number of texts looked for, and those found: every step repeats the system prompt."""
+        """For each prompt, the number of texts searched for, and those found: every step repeats the system prompt."""
 
     def texts_in(self, prompt: str, n: int) -> Iterable[str]:
-        """Those of the first `n` texts that occur in `prompt` and do not overlap one before them."""
+        """Return those of the first `n` texts that occur in `prompt` and do not overlap an earlier one."""
         if len(prompt) < self._shortest:
             return ()
         if self._automaton is not None:
@@ -92,7 +93,7 @@ class _Search:
             more = [text for text in self.texts[n_known:n] if text in prompt]
             there = there + more if more else there
             self._known[prompt] = n, there
-        if len(there) > 1:  # one alone overlaps no other
+        if len(there) > 1:  # a single text overlaps no other
             return _texts_in(prompt, there, _automaton(there), n)
         return there
 
@@ -109,8 +110,10 @@ def _automaton(texts: Sequence[str]) -> Any:
 
 
 def _texts_in(prompt: str, texts: Sequence[str], automaton: Any, n: int) -> Iterator[str]:
-    """As `_Search.texts_in`. Where the automaton finds a text that is not among the first `n`, the search goes on from
-    behind that text's first character: one of the first may begin inside of it.
+    """Search like `_Search.texts_in`, with an automaton of all texts.
+
+    If the automaton finds a text that is not among the first `n`, the search restarts after that text's first
+    character: one of the first `n` may begin inside it.
     """
     begin: int | None = 0
     for left in range(_TRIES)[::-1]:
@@ -127,7 +130,7 @@ def _texts_in(prompt: str, texts: Sequence[str], automaton: Any, n: int) -> Iter
 
 
 def _source(steps: Sequence[int], reader: int, start: Sequence[int], end: Sequence[int]) -> int | None:
-    """Of `steps`, rising, the one that `reader` has read; None: none came before it."""
+    """Return the one of the ascending `steps` that `reader` has read; None if none came before it."""
     stop = bisect_left(steps, reader)
     if not stop:
         return None

@@ -1,4 +1,4 @@
-"""Gathers the calls of all live trajectories and hands them, policy by policy, to the model together."""
+"""Collect the calls of all running rollouts and batch them per policy."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from creditflow.rollout.client import ChatClient, Generation, GenerationRequest,
 _Pending = dict["asyncio.Future[Generation]", GenerationRequest]
 
 _QUIET_TURNS = 3
-"""Turns of the event loop without a new call after which all that can call has called. No clock: the same seed gives
-the same batches."""
+"""Turns of the event loop without a new call, after which every task that can call has called. No clock: the same seed
+gives the same batches."""
 _PATIENCE = 0.25
-"""Seconds without a new call after which plays that think outside of the event loop are not waited for any longer."""
+"""Seconds without a new call, after which a batch no longer waits for rollouts outside the event loop."""
 _LONGEST_WAIT = 10.0
-"""Seconds after which they are not, though calls keep coming."""
+"""Seconds after which it stops waiting for them even while calls keep coming."""
 _LOOK = 0.001
-"""Seconds between two looks for them."""
+"""Seconds between two checks for their calls."""
 _MODELS = ThreadPoolExecutor(thread_name_prefix="creditflow-model")
-"""Of their own: in the event loop's, a workflow's threads that wait for a response could keep it from being made."""
+"""Separate threads: in the event loop's pool, a workflow's threads that wait for a response could prevent its
+generation."""
 
 
 class Scheduler:
     """Batches the pending calls of each policy into one generation.
 
-    A generation starts when the event loop has gone quiet, that is, when every trajectory waits for a model or for the
-    world outside (a tool, a judge, an endpoint); calls that arrive while one runs join the next. The loop stays free
-    meanwhile. Plays whose agents call over HTTP think outside of the loop: they are waited for while calls keep coming,
-    and never for longer than `_LONGEST_WAIT`.
-    A batch has its calls in the order of their seeds, in whatever order they came.
+    A generation starts when the event loop is quiet, that is, when every rollout waits for a model or for the outside
+    world (a tool, a judge, an endpoint). Calls that arrive during a generation join the next one; the loop stays free
+    meanwhile. Rollouts whose agents call over HTTP run outside the loop: a batch waits for them while calls keep
+    coming, and for at most `_LONGEST_WAIT`. The calls of a batch are ordered by their seeds, not by arrival.
     """
 
     def __init__(self, clients: Mapping[str, ModelClient | ChatClient], max_num_seqs: int = 1024) -> None:
@@ -40,16 +40,16 @@ class Scheduler:
         self._models = {name: client for name, client in clients.items() if not isinstance(client, ChatClient)}
         self.max_num_seqs = max_num_seqs
         self.fault: Exception | None = None
-        """The first error of a model itself. It is nobody's play that failed: the caller must raise it."""
+        """The first error of a model itself. It is not a rollout's fault: the caller must raise it."""
         self.batch_sizes: list[int] = []
-        """How many calls each generation served."""
+        """Number of calls of each generation."""
         self._pending: dict[str, _Pending] = {name: {} for name in self._models}
-        """Calls that wait for a generation to begin, in the order in which they came."""
+        """Calls that wait for a generation, in order of arrival."""
         self._dispatcher: asyncio.Task[None] | None = None
         self._expected = 0
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        """The policy's response to `request`; returns when its batch is done."""
+        """Return the policy's response to `request`, when its batch is done."""
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         pending = self._pending[policy]
         pending[future] = request
@@ -58,14 +58,14 @@ class Scheduler:
         try:
             return await future
         finally:
-            pending.pop(future, None)  # who has gone away is not waited for, nor generated for
+            pending.pop(future, None)  # a cancelled call is neither waited for nor generated
 
     def expect(self, plays: int) -> None:
-        """So many more plays (fewer, where negative) think outside of the event loop, and are about to call."""
+        """Add to the number of rollouts that run outside the event loop and are about to call (negative: subtract)."""
         self._expected += plays
 
     async def idle(self) -> None:
-        """Returns when nothing is generated any more."""
+        """Return when no generation is running."""
         if self._dispatcher is not None:
             await self._dispatcher
 
@@ -104,12 +104,12 @@ class Scheduler:
                 raise CreditflowError(
                     f"policy {policy}: {len(batch)} requests, but {len(generations)} generations came"
                 )
-        except Exception as error:  # handed to every caller, and to the owner of the scheduler
+        except Exception as error:  # given to every caller, and to the owner of the scheduler
             self.fault = self.fault or error
             for future in batch:
                 if not future.done():
                     future.set_exception(error)
             return
         for future, generation in zip(batch, generations, strict=True):
-            if not future.done():  # its trajectory may have been cancelled meanwhile
+            if not future.done():  # its rollout may have been cancelled meanwhile
                 future.set_result(generation)

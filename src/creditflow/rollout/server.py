@@ -1,9 +1,8 @@
-"""An OpenAI-compatible server in front of the policies that plays are made with: every call that a client makes becomes
-a step of its play, with the tokens, log-probs and policy version that were sampled.
+"""An OpenAI-compatible server for the policies of a run: every call of a client becomes a step of its rollout.
 
-One server in a process, in a thread of its own, so that whatever a play does it answers, if only to say that the play's
-event loop is blocked. Each play has a URL and a key of its own. It knows neither rewards nor training. Imports
-starlette, uvicorn and pydantic.
+The step has the tokens, log-probs and policy version that were sampled. Each process has one server, in a separate
+thread, so that it responds even if a rollout blocks its event loop, if only to report that. Each rollout has a separate
+URL and key. This module has no rewards and no training. Imports starlette, uvicorn and pydantic.
 """
 
 from __future__ import annotations
@@ -54,57 +53,58 @@ AGENT_HEADER = "x-creditflow-agent"
 PARENTS_HEADER = "x-creditflow-parents"
 _HOST = "127.0.0.1"
 _TOLD = 4096
-"""Timed-out rollouts whose refusal is kept for calls of their threads; the oldest are dropped first."""
+"""Maximum number of timed-out rollouts whose refusal is kept for calls of their threads; the oldest are dropped first.
+"""
 LONGEST_NAME = 200
-"""Characters of a play's, which is a segment of its URL."""
+"""Characters of a rollout's name, which is a segment of its URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What clients may take."""
+    """Limits for clients."""
 
     connections: int = 4096
-    """Of all clients together; fewer where the process may not have as many file descriptors."""
+    """Of all clients together; fewer if the process may not have enough file descriptors."""
     connection_seconds: float = 20.0
-    """Until a request's head is there; and for how long what is answered may stay unread."""
+    """For the head of a request, and for a client that does not read its response."""
     body_bytes: int = 4 << 20
-    """Of a longer one the prompt would take seconds to be made into tokens."""
+    """The prompt of a longer body would take seconds to tokenise."""
     body_seconds: float = 60.0
-    """Until a request's body is there."""
+    """For the body of a request."""
     answer_seconds: float = 3600.0
-    """Until its response is."""
+    """For the response to a request."""
     blocked_seconds: float = 60.0
-    """Until the play's event loop takes the call up; a quarter of it after each time that it did not, to a sixteenth,
-    and twice as long again after each that it did."""
+    """For the rollout's event loop to take a call up. A quarter after each call that it did not take up, down to a
+    sixteenth, and doubled after each call that it did."""
     steps: int = 10_000
-    """Of one play."""
+    """Steps of one rollout."""
     waiting: int = 256
-    """Calls of one play at a time."""
+    """Concurrent calls of one rollout."""
 
 
 class Lobby(Protocol):
-    """Who lets plays begin by a client's first call, under a name of its own choice, and end when it says so.
+    """Lets clients begin a rollout by their first call, under a name that they choose, and end it by a request.
 
-    Called in the server's thread; what `end` gives runs on the play's event loop.
+    Its methods are called in the server's thread; the coroutine that `end` returns runs on the rollout's event loop.
     """
 
     api_key: str
-    """Of every client."""
+    """The key of every client."""
     agents: Mapping[str, AgentSpec]
-    """Of every play."""
+    """The agents of every rollout."""
 
     def enter(self, name: str) -> Door:
-        """A new play. Raises Refused."""
+        """Begin a rollout. Raises Refused."""
         ...
 
     def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
-        """Ends it; what the client is told. Raises Refused."""
+        """End the rollout and return the answer for the client. Raises Refused."""
         ...
 
 
 @dataclass(slots=True)
 class Door:
-    """A play, open to clients."""
+    """A rollout that clients can call."""
 
     server: OpenAIServer = field(repr=False)
     name: str
@@ -112,24 +112,24 @@ class Door:
     loop: asyncio.AbstractEventLoop = field(repr=False)
     api_key: str = field(repr=False)
     expected: bool = True
-    """Whether generation waits for this play's next call, that it may be batched with others."""
+    """Whether generation waits for this rollout's next call, to batch it with others."""
     waiting: int = 0
-    """Calls under way; counted on the play's event loop."""
+    """Pending calls; counted on the rollout's event loop."""
     last_call: float = field(default_factory=time.monotonic)
-    """When one began or ended."""
+    """Time at which a call last began or ended."""
     closed: bool = False
     ended: str = ""
     """The refusal of calls after the end, once `closed`."""
     _counted: bool = False
-    """Whether its generator knows it as a play that is about to call."""
+    """Whether its generator counts it as a rollout that is about to call."""
 
     @property
     def base_url(self) -> str:
-        """What OpenAI's clients call so."""
+        """The `base_url` of OpenAI's clients."""
         return f"{self.server.url}/t/{quote(self.name, safe='')}/v1"
 
     def close(self, why: str = "") -> None:
-        """Take no more calls: the rollout has ended. On its event loop.
+        """Refuse further calls: the rollout has ended. Call this on its event loop.
 
         `why`: the reason for later callers, if the rollout did not end by itself. They get 410 with it instead of 401.
         """
@@ -140,9 +140,9 @@ class Door:
             self.server.forget(self, told=bool(why))
 
     async def ask(self, calls: Sequence[Call], taken_up: Future[None]) -> list[Reply]:
-        """The responses to one request. On the play's event loop; `taken_up` is set as soon as it runs there.
+        """Return the responses to one request. Runs on the rollout's event loop; sets `taken_up` as soon as it starts.
 
-        Who has cancelled that by then has given the request up: nothing is asked.
+        If `taken_up` is already cancelled, the client has given up: generate nothing.
         """
         if not taken_up.set_running_or_notify_cancel():
             return []
@@ -174,13 +174,13 @@ class Door:
             self.tell()
 
     def refusal(self) -> Refused:
-        """The answer to calls after the rollout's end."""
+        """Return the refusal of calls after the rollout's end."""
         return Refused(410, self.ended or f"trajectory {self.name} has ended", code="trajectory_ended")
 
     def tell(self) -> None:
-        """Its generator, whether this play is about to call, which it is when it waits for nothing.
+        """Report to the generator whether this rollout is about to call, that is, has no pending call.
 
-        On the play's event loop.
+        Call this on the rollout's event loop.
         """
         about_to_call = self.expected and not self.closed and self.waiting == 0
         if about_to_call != self._counted:
@@ -189,7 +189,7 @@ class Door:
 
 
 class OpenAIServer:
-    """The server, its socket, and the plays that are open."""
+    """The server, its socket, and the open rollouts."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class OpenAIServer:
     ) -> None:
         """`port`: 0 takes a free one.
 
-        `lobby`: whose plays begin with their first call; without, all are opened here.
+        `lobby`: its rollouts begin with their first call; without it, each rollout is opened by `open`.
         """
         self.limits = limits or Limits()
         self._lobby = lobby
@@ -217,9 +217,9 @@ class OpenAIServer:
             http=bounded_connections(make_room(self.limits.connections), self.limits.connection_seconds),
             ws="none",
             lifespan="off",
-            timeout_keep_alive=75,  # OpenAI's client gives its up sooner: no call meets the end of one
-            timeout_graceful_shutdown=5,  # where a play's event loop is blocked, and its end waits for that
-            log_config=None,  # the process has its own
+            timeout_keep_alive=75,  # longer than that of OpenAI's client: no call meets a closing connection
+            timeout_graceful_shutdown=5,  # a blocked event loop may delay a rollout's end
+            log_config=None,  # the process configures its logging
             log_level=None,
             server_header=False,
         )
@@ -229,12 +229,12 @@ class OpenAIServer:
         )
 
     def start(self) -> OpenAIServer:
-        """Answers from now on; a client that comes before the thread is ready waits."""
+        """Start to serve; clients that connect before the thread is ready wait."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Ends the thread, the connections, and the calls that are under way, where they have begun and not ended."""
+        """End the thread, the connections, and the pending calls."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -249,12 +249,12 @@ class OpenAIServer:
         api_key: str | None = None,
         expected: bool = True,
     ) -> Door:
-        """Let clients in to a play, until the door is closed.
+        """Let clients call a rollout until the door is closed. Callable from any thread.
 
-        `loop`: where the play runs; by default the one that runs here. `name`: by default one that no other play ever
-        had, for there are libraries that keep connections by URL, and with them the event loop of a play that is over.
-        From any thread. Raises InputError for a name that no URL has as one segment, or that a play has which is open;
-        CreditflowError where the loop has ended.
+        `loop`: the rollout's event loop; default: the running one. `name`: default: a name that no other rollout ever
+        had, because some libraries keep connections by URL, and with them the event loop of an ended rollout. Raises
+        InputError for a name that is not one segment of a URL, or that belongs to an open rollout; CreditflowError if
+        the loop has ended.
         """
         if name is None:
             name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"
@@ -282,7 +282,7 @@ class OpenAIServer:
         if self._doors.get(door.name) is door:
             del self._doors[door.name]
 
-    # What follows runs in the server's thread.
+    # The methods below run in the server's thread.
 
     def _application(self) -> Starlette:
         base = "/t/{name}/v1"
@@ -301,7 +301,7 @@ class OpenAIServer:
             return _refusal(Refused(status, f"{request.method} {path[:200]}: {expected}"))
 
         application = Starlette(routes=routes, exception_handlers={404: refused, 405: refused})
-        application.router.redirect_slashes = False  # who is sent elsewhere has shown no key yet
+        application.router.redirect_slashes = False  # a redirected client has shown no key yet
         return application
 
     def _answered(
@@ -312,17 +312,17 @@ class OpenAIServer:
                 return await make(request, self._door(request))
             except ClientDisconnect:
                 return Response(status_code=499)
-            except Exception as error:  # told to the client; a model that broke is kept by its generator besides
+            except Exception as error:  # sent to the client; the generator also keeps a model's error
                 return _refusal(_as_refusal(error))
 
         return answer
 
     async def _health(self, request: Request) -> Response:
-        # Who needs no key gets no connection to keep.
+        # Clients without a key do not keep a connection.
         return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
     def _door(self, request: Request) -> Door | None:
-        """The play that is meant; None: one that clients may begin, and nobody has. Raises Refused."""
+        """Return the rollout of a request; None for one that clients may begin and have not begun. Raises Refused."""
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
@@ -330,7 +330,7 @@ class OpenAIServer:
         key, told = self._ended.get(name, ("", "")) if door is None else (door.api_key, "")
         expected = key if self._lobby is None else self._lobby.api_key
         _, _, given = request.headers.get("authorization", "").partition(" ")
-        # Of a play that is not there as of one whose key is another: who may not know, is not told.
+        # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
         if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
         if told and self._lobby is None:
@@ -340,15 +340,15 @@ class OpenAIServer:
     def _agents(self, door: Door | None) -> Mapping[str, AgentSpec]:
         if door is not None:
             return door.recorder.agents
-        assert self._lobby is not None  # without one, no key opens what is not there
+        assert self._lobby is not None  # without a lobby, no key opens a rollout that does not exist
         return self._lobby.agents
 
     def _begun(self, request: Request, door: Door | None, choices: int) -> Door:
-        """The play of a request for so many choices. Raises Refused where it can never have them."""
+        """Return the rollout of a request for `choices` choices. Raises Refused if it can never have as many."""
         if choices > self.limits.waiting:
             raise Refused(400, f"expected at most {self.limits.waiting} choices of all prompts together, got {choices}")
         name = request.path_params["name"]
-        door = door or self._doors.get(name)  # another call may have come first while this one's body was read
+        door = door or self._doors.get(name)  # another call may have begun it during this one's upload
         if door is None:
             assert self._lobby is not None
             door = self._lobby.enter(name)
@@ -407,14 +407,14 @@ class OpenAIServer:
         return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))
 
     async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
-        """The responses, made on the play's event loop. What a client that has gone away asked for is not made."""
+        """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""
         seconds, taking = self._patience.of(door.loop), Future[None]()
         taken_up = asyncio.wrap_future(taking)
         made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, taking)))
         gone = asyncio.create_task(_disconnected(request))
         try:
             first = await _first(made, taken_up, gone, within=seconds)
-            if first is None and taking.cancel():  # unless it was taken up just now: it is refused or made, never both
+            if first is None and taking.cancel():  # it is refused or answered, never both
                 raise self._blocked(door, seconds)
             if taking.done():
                 self._patience.was_kept(door.loop, seconds)
@@ -431,13 +431,13 @@ class OpenAIServer:
                 one.cancel()
 
     def _blocked(self, door: Door, seconds: float) -> Refused:
-        """The refusal of a call that was not taken up."""
+        """Return the refusal of a call that was not taken up."""
         self._patience.was_lost(door.loop, seconds)
         said = (
             f"the event loop of trajectory {door.name} did not take the call up within {seconds:.3g} s: "
             "call what blocks by `await asyncio.to_thread(...)`"
         )
-        # The first time it may have been another play's doing, which is over.
+        # The first time, another rollout may have blocked the loop, and may have finished.
         return Refused(503, said, again=None if seconds == self.limits.blocked_seconds else False)
 
     async def _end(self, request: Request, door: Door | None) -> Response:
@@ -468,11 +468,11 @@ class OpenAIServer:
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
-"""Of a play's id, what its URL is to do without, whoever reads and rewrites it on its way."""
+"""Characters of a trajectory's id that its URL leaves out, so that no client or proxy rewrites it."""
 
 
 def _is_segment(name: str) -> bool:
-    """Whether a URL can have it as one segment, that is read as it was meant; \ufffd is what could not be read."""
+    """Whether a name is one segment of a URL and reads back unchanged; \ufffd marks unreadable characters."""
     fits = 0 < len(name) <= LONGEST_NAME and name not in (".", "..")
     return fits and name.isprintable() and not {"/", "\ufffd"}.intersection(name)
 
@@ -482,7 +482,7 @@ def _model(name: str) -> dict[str, Any]:
 
 
 def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system: str) -> str:
-    """Whose call it is: by the header, by the model's name, by the system prompt; or there is but one."""
+    """Return the agent of a call: by the header, the model's name, or the system prompt; or the only agent."""
     names = ", ".join(agents)
     if (named := request.headers.get(AGENT_HEADER)) is not None:
         if named not in agents:
@@ -516,7 +516,10 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
 
 
 def _parents(request: Request, door: Door | None) -> tuple[int, ...] | None:
-    """From the ids of answers; what cannot stand in a header, or has a comma, is percent-encoded. None: none named."""
+    """Return the parents from the ids of answers; None if the header is missing.
+
+    Ids with a comma, or with characters that no header can have, are percent-encoded.
+    """
     if (given := request.headers.get(PARENTS_HEADER)) is None:
         return None
     known = {} if door is None else {step.id: step.index for step in list(door.recorder.trajectory.steps)}
@@ -527,7 +530,7 @@ def _parents(request: Request, door: Door | None) -> tuple[int, ...] | None:
 
 
 def _calls(door: Door, asked: api.Request, call: Call, most_tokens: int | None) -> list[Call]:
-    """One for each choice."""
+    """Return one call for each choice."""
     n = asked.n or 1
     base = replace(
         call,
@@ -541,16 +544,16 @@ def _calls(door: Door, asked: api.Request, call: Call, most_tokens: int | None) 
 
 
 def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
-    """Tokens and log-probs of a reply, as chat completions have them."""
+    """Return tokens and log-probs of a reply, in the format of chat completions."""
     step = reply.step
     client = door.recorder.generator.clients[step.policy]
     if isinstance(client, ChatClient):
         return []
     said = list(zip(pieces(client.decode, step.response_ids), reply.logprobs, strict=True))
     listed = []
-    for begin, end in step.info.get("turns", [(0, len(said))]):  # what stands between was a tool's
+    for begin, end in step.info.get("turns", [(0, len(said))]):  # the tokens between turns are the tools'
         for text, logprob in said[begin:end]:
-            told = None if "\ufffd" in text else list(text.encode())  # bytes that are no text are not known
+            told = None if "\ufffd" in text else list(text.encode())  # the bytes of an incomplete character are unknown
             listed.append({"token": text, "logprob": logprob, "bytes": told, "top_logprobs": []})
     return listed
 
@@ -571,7 +574,7 @@ def _as_refusal(error: Exception) -> Refused:
         case InputError() | ValueError():
             refused = Refused(400, first_line(error))
         case EndpointError():
-            refused = Refused(502, first_line(error), again=False)  # it was tried again, for as long as it may be
+            refused = Refused(502, first_line(error), again=False)  # the endpoint's retries are used up
         case _:
             refused = Refused(500, f"{type(error).__name__}: {first_line(error)}", again=False)
     return refused
@@ -583,13 +586,13 @@ _NOT_HERE = {
     "/responses": f"there is no Responses API here; {_HERE}",
     "/embeddings": f"a policy has no embeddings; {_HERE}",
 }
-"""By the path's end, what is told who asks for what there is not."""
+"""Expected requests, by the end of the path of an unknown one."""
 _UNREAD = (401, 404, 405, 408, 413, 421, 429)
-"""How requests are refused before their body has been read to its end."""
+"""Statuses of refusals that come before the body has been read to its end."""
 
 
 def _refusal(refused: Refused) -> Response:
-    # What is left of a request that was not read must not be taken for the next one.
+    # The rest of an unread request must not be parsed as the next one.
     headers = {"connection": "close"} if refused.status in _UNREAD else {}
     if refused.again is not None:
         headers["x-should-retry"] = json.dumps(refused.again)
@@ -597,10 +600,10 @@ def _refusal(refused: Refused) -> Response:
 
 
 class _Patience:
-    """For how many seconds event loops are waited for until they take a call up.
+    """Seconds to wait for each event loop to take a call up.
 
-    A quarter as long after each call that one did not take up, to a sixteenth (where one play blocks its loop, the next
-    ones will), and twice as long again after each that it did: it was blocked for once, and not for good.
+    A quarter after each call that the loop did not take up, down to a sixteenth: a rollout that blocks its loop once
+    will do so again. Doubled after each call that it did take up: the loop was blocked only for a time.
     """
 
     def __init__(self, longest: float) -> None:
@@ -619,13 +622,13 @@ class _Patience:
 
 
 async def _first(*awaited: asyncio.Future[Any], within: float) -> asyncio.Future[Any] | None:
-    """Which of them is done within so many seconds, the one that is named first where several are; None: none is."""
+    """Return the one that is done within `within` seconds, the first named if several are; None if none is."""
     await asyncio.wait(awaited, timeout=within, return_when=asyncio.FIRST_COMPLETED)
     return next((one for one in awaited if one.done()), None)
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client has gone; its body has been read."""
+    """Return when the client has disconnected; its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -633,7 +636,7 @@ async def _disconnected(request: Request) -> None:
 def _run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
-    except RuntimeError:  # the loop is closed, and the play with it
+    except RuntimeError:  # the loop is closed, and its rollout has ended
         coroutine.close()
         raise Refused(410, "the trajectory has ended", code="trajectory_ended") from None
 
@@ -643,7 +646,7 @@ _STARTING = threading.Lock()
 
 
 def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Door:
-    """Let clients in to a play of this process; the server starts with the first, and stays until the process ends."""
+    """Let clients call a rollout of this process. The first call starts the server, which runs until the process ends."""
     with _STARTING:
         if not _PROCESS_SERVER:
             _PROCESS_SERVER.append(OpenAIServer().start())

@@ -1,4 +1,4 @@
-"""A team as a workflow sees it: named agents that one awaits, or calls over HTTP."""
+"""A workflow's team: named agents to await, or to call over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Team:
     """The agents of one trajectory: `await team.planner(prompt)`, or `team["planner"]`.
 
-    `base_url` and `api_key` are for agents that call their model over HTTP, whatever they are made with.
+    `base_url` and `api_key` are for agents of any framework that call their model over HTTP.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -28,7 +28,7 @@ class Team:
         self._loop = asyncio.get_running_loop()
         self._door: Door | None = None
         self._opening = threading.Lock()
-        """Agents in several threads may ask for the URL, and some of them outlive the play."""
+        """Agents in several threads may read the URL, and some of them outlive the rollout."""
         self._ended = False
         self._ended_by = ""
         """See `Recorder.close`."""
@@ -48,26 +48,26 @@ class Team:
 
     @property
     def base_url(self) -> str:
-        """Where an OpenAI client, or whatever is built on one, makes the calls of this play; each becomes a step.
+        """The URL for OpenAI clients, and libraries built on one; each call there becomes a step of this rollout.
 
-        Which agent it is, is told by the header `X-Creditflow-Agent`, by the model's name (`planner` or
-        `default:planner`), or by the system prompt (`team.agents.<name>.match`, or its `system`). Needs
-        `creditflow[serve]`; the server listens on loopback.
+        The agent is set by the header `X-Creditflow-Agent`, by the model's name (`planner` or `default:planner`), or by
+        the system prompt (`team.agents.<name>.match`, or its `system`). Needs `creditflow[serve]`; the server listens
+        on loopback.
         """
         return self.open().base_url
 
     @property
     def api_key(self) -> str:
-        """What a client must show at `base_url`. Of this play alone, and ends with it."""
+        """The key for `base_url`. It is valid for this rollout alone, until its end."""
         return self.open().api_key
 
     @property
     def refused_prompt(self) -> PromptTooLong | None:
-        """The last prompt of a client, where it had no room."""
+        """The last prompt of a client, if it had no room."""
         return self._recorder.too_long if self._door is not None else None
 
     def open(self) -> Door:
-        """Let clients in. Raises CreditflowError where the play has ended."""
+        """Let clients call the rollout. Raises CreditflowError if it has ended."""
         with self._opening:
             if self._ended and (self._door is None or self._ended_by):
                 why = f": it {self._ended_by}" if self._ended_by else ""
@@ -81,18 +81,18 @@ class Team:
 
     @property
     def mistake(self) -> ConfigError | None:
-        """The first mistake of the workflow that ends the run, though the workflow may have caught it."""
+        """The first mistake of the workflow that ends the run, even if the workflow has caught it."""
         return self._recorder.mistake
 
     def expect_awaited(self, what: str, value: object, place: str = "") -> None:
-        """Raises ConfigError where a value is, holds or spells out a coroutine, which the workflow did not await."""
+        """Raise ConfigError if a value is, contains or spells out a coroutine, which the workflow did not await."""
         self._recorder.expect_awaited(what, value, place)
 
     def answer_from(self, *answers: Reply | str) -> None:
-        """Say which steps the answer came from; without it, the last step.
+        """Set the steps that the answer came from; default: the last step.
 
-        Each is a reply, or its id as clients over HTTP have it (`step_id` of a choice). Raises CreditflowError for what
-        is no answer of this play.
+        Each is a reply, or its id as clients over HTTP have it (`step_id` of a choice). Raises CreditflowError for ids
+        that are not in this trajectory.
         """
         trajectory = self._recorder.trajectory
         ids = [answer.step.id if isinstance(answer, Reply) else answer for answer in answers]
@@ -104,7 +104,7 @@ class Team:
         trajectory.answer_steps = tuple(sorted({known.index(id) for id in ids}))
 
     def cut_short(self, why: str) -> None:
-        """Say that the play ends before its own end (a limit of turns): it is `truncated`, and its answer is scored."""
+        """Mark the rollout as cut short (a limit of turns): it is `truncated`, and its answer is scored."""
         trajectory = self._recorder.trajectory
         trajectory.status = "truncated"
         trajectory.info.setdefault("truncated", why)
@@ -120,7 +120,7 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent of a team; awaiting a call of it makes one step."""
+    """One agent of a team; each awaited call makes one step."""
 
     team: Team = field(repr=False)
     name: str
@@ -134,12 +134,12 @@ class Agent:
         temperature: float | None = None,
         info: dict[str, Any] | None = None,
     ) -> Reply:
-        """Ask the agent, and record its step.
+        """Call the agent, and record its step.
 
-        `prompt`: text (one user message) or chat messages; the agent's system prompt goes before it.
-        `parents`: the replies that this prompt uses; default: the step before, as the trajectory stands now.
-        `temperature`: 0 is greedy; such a step is credited, but not trained on: nothing was sampled.
-        `info`: kept with the step, for reward functions (anything that JSON can hold).
+        `prompt`: text (one user message) or chat messages; the agent's system prompt precedes it.
+        `parents`: the replies that this prompt uses; default: the step before, when the call is made.
+        `temperature`: 0 is greedy; such a step is credited, but not trained on, because nothing was sampled.
+        `info`: kept with the step, for reward functions (any JSON value).
         Raises PromptTooLong, which ends the trajectory as `truncated`.
         """
         recorder = self.team._recorder

@@ -10,10 +10,10 @@ from typing import Any
 
 
 def is_callers_end(raised: BaseException) -> bool:
-    """Whether what a call raised on the event loop ends the current task, and not the call alone.
+    """Whether an error that a call raised on the event loop ends the current task, and not the call alone.
 
-    A call may raise CancelledError though nobody cancelled this task: it has awaited something that was. SystemExit,
-    and what libraries derive from BaseException, are no end of whoever called either.
+    A call may raise CancelledError although this task was not cancelled: it awaited a task that was. SystemExit, and
+    exceptions that libraries derive from BaseException, do not end the caller either.
     """
     if isinstance(raised, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -22,7 +22,7 @@ def is_callers_end(raised: BaseException) -> bool:
 
 
 _GRACE_S = 10.0
-"""Seconds that a cancelled task has to end; one that swallows its cancellation is left behind."""
+"""Seconds that a cancelled task has to end; a task that swallows its cancellation is abandoned."""
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
@@ -36,7 +36,9 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """Run `call` in a separate daemon thread. If it never returns, neither other calls nor the process's end wait."""
+    """Run `call` in a separate daemon thread. If it never returns, other calls and the process's end do not wait for
+    it.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -51,9 +53,9 @@ async def in_thread(call: Callable[[], Any]) -> Any:
             result = call()
         except StopIteration as raised:  # no future can carry it
             error = RuntimeError("raised StopIteration").with_traceback(raised.__traceback__)
-        except Exception as raised:  # handed over
+        except Exception as raised:  # given to the caller
             error = raised
-        except BaseException as raised:  # it would end more than this call, were it handed over as it is
+        except BaseException as raised:  # unwrapped, it would end more than this call
             error = RuntimeError(f"raised {type(raised).__name__}").with_traceback(raised.__traceback__)
         try:
             loop.call_soon_threadsafe(settle, result, error)

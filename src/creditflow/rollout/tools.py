@@ -1,15 +1,13 @@
-"""Tools: functions of Python that an agent may call, by the JSON schema of their signature.
+"""Tools: Python functions that an agent may call, by the JSON schema of their signature.
 
     def weather(city: str, days: int = 1) -> str:
         '''The weather to come.
 
-Args:
-            city: Its name, in English.
+        :param city: Its name, in English.
         '''
 
-It knows what a tool is and how one call of it ends, whatever happens: with a text for the agent. How calls are written,
-`creditflow.chat` knows; when they are made, `team`. pydantic and docstring_parser (`pip install 'creditflow[tools]'`)
-are imported when a tool is made.
+Every call of a tool ends with a text for the agent, even after an error. `creditflow.chat` parses calls, and `recorder`
+makes them. pydantic and docstring_parser (`pip install 'creditflow[tools]'`) are imported when a tool is made.
 """
 
 from __future__ import annotations
@@ -30,19 +28,19 @@ from creditflow.errors import ConfigError, did_you_mean, first_line
 from creditflow.rollout.threads import in_thread, is_callers_end
 
 STATE = "state"
-"""A parameter of this name is given the play's own dict, which all its tools share; agents know nothing of it."""
+"""A parameter of this name receives the rollout's dict, which all its tools share; agents do not see it."""
 TIMEOUT = 30.0
 ToolStatus = Literal["ok", "error", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """How a call ended."""
+    """The result of a call."""
 
     name: str
     status: ToolStatus
     text: str
-    """What the agent is told: the result, or what went wrong."""
+    """Text for the agent: the result, or the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +53,13 @@ class Tool:
     """JSON schema of its arguments."""
     function: Callable[..., Any] = field(repr=False)
     check: Callable[[Mapping[str, Any]], dict[str, Any]] = field(repr=False)
-    """Arguments as the function takes them; raises ValueError, which says what is wrong with them, or whatever their
-    types raise."""
+    """Converts arguments to the function's types. Raises ValueError that names the error, or any exception of their
+    types."""
     timeout: float = TIMEOUT
-    """Seconds of one call."""
+    """Time limit of one call, in seconds."""
     inline: bool = False
-    """Whether it is called on the event loop itself: it must be quick, and only what it awaits has a timeout.
-    What is called in a thread of its own ends sooner or later, and the models' calls are batched accordingly."""
+    """Whether the function is called on the event loop: it must be quick, and the timeout covers only what it awaits.
+    Other functions run in a thread; their calls end later, and the models' calls are batched accordingly."""
 
     @classmethod
     def of(
@@ -72,12 +70,11 @@ class Tool:
         args: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Tool:
-        """`function` as a tool: `async def` or not, or an object that can be called.
+        """Make a tool of `function`: a function, `async` or not, or a callable object.
 
-        Arguments that its signature does not allow, or of another type than it says, are refused before it is called.
-        Description and parameters are told from the docstring (Google's, numpy's or Sphinx's form). `args`: arguments
-        that agents do not see; nor do they see what a `functools.partial` has bound. Raises ConfigError for what cannot
-        be a tool.
+        Arguments that do not fit its signature or types are refused before the call. The description and those of the
+        parameters come from the docstring (Google's, numpy's or Sphinx's form). `args`: arguments that agents do not
+        see, like those that a `functools.partial` has bound. Raises ConfigError for a function that cannot be a tool.
         """
         whole = _whole(function)
         called = whole if inspect.isroutine(whole) else type(whole).__call__
@@ -100,17 +97,17 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """As OpenAI's chat completions, and chat templates, have it."""
+        """The schema in the format of OpenAI's chat completions and of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
     async def __call__(self, arguments: Mapping[str, Any], state: dict[str, Any]) -> ToolResult:
-        """One call, however it ends; cancelled with its caller."""
+        """Make one call and return its result, even after an error. It is cancelled with its caller."""
         try:
             checked = self.check(arguments)
         except ValueError as error:
             return ToolResult(self.name, "error", f"error: {error}")
-        except BaseException as error:  # a type may raise anything for what the agent wrote
+        except BaseException as error:  # a type may raise any exception for an agent's arguments
             if is_callers_end(error):
                 raise
             return self._raised(error)
@@ -121,10 +118,10 @@ class Tool:
         try:
             made: Any = call() if self.inline or self._is_async else in_thread(call)
             async with limit:
-                while inspect.isawaitable(made):  # a plain function may hand on what an async one makes
+                while inspect.isawaitable(made):  # a plain function may return an awaitable
                     made = await made
             return ToolResult(self.name, "ok", as_text(made))
-        except BaseException as error:  # whatever a tool may raise is told to the agent, and the play goes on
+        except BaseException as error:  # the agent receives any error of a tool, and the rollout continues
             if is_callers_end(error):
                 raise
             if limit.expired():
@@ -145,7 +142,7 @@ class Tool:
 
 
 async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, Any]) -> ToolResult:
-    """What a call that an agent wrote comes to; an error for it where there is no such tool, or it wrote none."""
+    """Run a call that an agent wrote. An unknown tool or a malformed call gives an error result."""
     if call.arguments is None:
         return ToolResult(call.name, "error", f"error: {call.error}")
     if call.name not in tools:
@@ -155,19 +152,19 @@ async def call_tool(tools: Mapping[str, Tool], call: ToolCall, state: dict[str, 
 
 
 def as_text(result: object) -> str:
-    """A tool's result for an agent: a text as it is, all else as JSON.
+    """Return a tool's result as text for an agent: a text unchanged, any other value as JSON.
 
-    Bytes are text in UTF-8, and of other objects it is their `str`. Raises TypeError for what has no text: an iterator,
-    or an object whose `str` is where it lies in memory.
+    Bytes are read as UTF-8; other objects give their `str`. Raises TypeError for a result without a text: an iterator,
+    or an object whose `str` is its address in memory.
     """
     if isinstance(result, bytes | bytearray):
         result = _as_json(result)
     text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=_as_json)
-    return text.encode("utf-8", "replace").decode()  # halves of surrogate pairs can be written to no file
+    return text.encode("utf-8", "replace").decode()  # no file can store halves of surrogate pairs
 
 
 def _as_json(result: object) -> str:
-    """What JSON has no form for, as text."""
+    """Return the text of an object that JSON cannot represent."""
     if isinstance(result, bytes | bytearray):
         return result.decode("utf-8", "replace")
     bare = type(result).__str__ is object.__str__ and type(result).__repr__ is object.__repr__
@@ -177,7 +174,7 @@ def _as_json(result: object) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most `most` characters; of a longer one, beginning and end."""
+    """Return `text` in at most `most` characters; a longer one is cut in its middle."""
     if len(text) <= most:
         return text
     left_out = "\n...\n"
@@ -186,12 +183,12 @@ def shortened(text: str, most: int) -> str:
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a `functools.partial` calls; a partial itself says nothing of types."""
+    """Return the function of a `functools.partial`, which itself has no types."""
     return function.func if isinstance(function, functools.partial) else function
 
 
 def _bound(function: Callable[..., Any]) -> set[str]:
-    """Parameters that stand in the signature of a `functools.partial`, though it has set them."""
+    """Return the parameters that a `functools.partial` has bound but keeps in its signature."""
     return set(function.keywords) if isinstance(function, functools.partial) else set()
 
 
@@ -202,7 +199,7 @@ def _snake(name: str) -> str:
 def _read(
     function: Callable[..., Any], called: Callable[..., Any], name: str, bound: set[str]
 ) -> tuple[str, dict[str, Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """Description, JSON schema and check of a function's arguments."""
+    """Return description, JSON schema and check of a function's arguments."""
     try:
         import docstring_parser
         import pydantic
@@ -211,12 +208,12 @@ def _read(
         raise ConfigError("tools need more packages: pip install 'creditflow[tools]'") from None
 
     class Bare(GenerateJsonSchema):
-        """Without titles, which only say the names again."""
+        """A schema without titles, which only repeat the names."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
-    # Of an object, how it is called is what a model is told; its class's docstring is for who makes one.
+    # For an object, the docstring of `__call__` is for the model; that of its class is for its author.
     said = called.__doc__ if inspect.isfunction(called) else None
     doc = docstring_parser.parse(inspect.cleandoc(said or inspect.getdoc(_whole(function)) or ""))
     told = {one.arg_name: one.description for one in doc.params}
@@ -233,7 +230,7 @@ def _read(
             raise ConfigError(f"tool {name}: expected parameters that have names, got {parameter}")
         default = ... if parameter.default is parameter.empty else parameter.default
         described = pydantic.Field(default, description=told.get(parameter.name), alias=parameter.name)
-        place = f"p{len(fields)}"  # a parameter may be called `schema`, or begin with an underscore; a field may not
+        place = f"p{len(fields)}"  # a parameter may be named `schema` or `_x`; a field may not
         places[parameter.name] = place
         fields[place] = (hints.get(parameter.name, Any), described)
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=False)
@@ -245,7 +242,7 @@ def _read(
     try:
         model, schema = modelled(fields)
     except pydantic.errors.PydanticUserError:
-        for own, place in places.items():  # pydantic does not always say which it was
+        for own, place in places.items():  # pydantic does not always name the parameter
             try:
                 modelled({place: fields[place]})
             except pydantic.errors.PydanticUserError as error:
@@ -266,7 +263,7 @@ def _read(
 
 
 def _hints(called: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's signature; raises ValueError that names the one that there is not."""
+    """Return the types of a function's signature. Raises ValueError that names an unknown one."""
     try:
         return typing.get_type_hints(called, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError):

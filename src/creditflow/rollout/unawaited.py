@@ -1,4 +1,4 @@
-"""Finds a forgotten `await`: a coroutine in place of its result, as an object or in a text."""
+"""Detect a forgotten `await`: a coroutine in place of its result, as an object or in a text."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _WRITTEN = re.compile(
     r"|<(?:_Gathering)?Future (?:pending|finished|cancelled)[ >]"
     r"|<Future at 0x[0-9a-fA-F]+ state="
 )
-"""As an f-string writes such an object."""
+"""Such an object in an f-string."""
 _MARKS = ("<coroutine object ", "<async_generator object ", "<Task ", "Future ")
 _DEPTH = 8
 
 
 def unawaited(value: object, own: Iterable[object] = ()) -> str | None:
-    """The coroutine (task, future, async generator) that `value` is, holds or spells out, or None.
+    """Return the coroutine (task, future, async generator) that `value` is, contains or spells out, or None.
 
-    `own`: values whose texts may spell one out: the task's, and what models wrote.
+    `own`: values whose texts may spell one out: the task's, and those that models wrote.
     """
     for found, is_text in _found(value):
         if not is_text or not any(found in text for text in _texts(own)):
@@ -29,7 +29,7 @@ def unawaited(value: object, own: Iterable[object] = ()) -> str | None:
 
 
 def _found(value: object, depth: int = _DEPTH) -> Iterator[tuple[str, bool]]:
-    """Each such object, and whether it is only spelled out."""
+    """Yield each such object, and whether it is only spelled out."""
     if isinstance(value, str):
         if any(mark in value for mark in _MARKS):
             yield from ((match[0], True) for match in _WRITTEN.finditer(value))
