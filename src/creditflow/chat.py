@@ -180,7 +180,7 @@ def _malformed(text: str, body: int, scanned: int) -> tuple[list[ToolCall], int]
     """Return the malformed call that begins at `body`, and its end.
 
     It ends at the next tag after `scanned`. If no JSON begins at `body` and another call opens before the closing tag,
-    the text only mentions the tag, and there is no call.
+    the text only mentions the tag, and no call is returned.
     """
     tag = _CALL_TAG.search(text, scanned)
     end = len(text) if tag is None else tag.start()

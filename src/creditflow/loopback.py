@@ -12,7 +12,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def expect_loopback(host: str, danger: str, *, remote: bool) -> None:
-    """Raise InputError for a host that others can reach, unless `remote`; `danger`: what they could do there."""
+    """Raise InputError for a host that others can reach, unless `remote`; `danger`: the harm that they could do."""
     if host not in LOOPBACK and not remote:
         raise InputError(
             f"--host: {host} can be reached from other machines, and whoever reaches it {danger}: expected "

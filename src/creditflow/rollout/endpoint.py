@@ -43,9 +43,9 @@ bytes (100,000 characters, up to six bytes each in JSON)."""
 MAX_BACKOFF = 20.0
 """Seconds; see `Endpoint.backoff`."""
 _SHOWN_CHARACTERS = 80
-"""Of an error message, in our own error messages."""
+"""The part of a server's error message that our error shows."""
 _READ_CHARACTERS = 4000
-"""Of an error message, searched for known phrases."""
+"""The part of a server's error message that is searched for known phrases."""
 _SECRET_CHARACTERS = 8
 """Sequences of this many characters of a key are masked."""
 _DRAW = random.SystemRandom()

@@ -88,8 +88,7 @@ class Reply(str):
 
     step: Step
     logprobs: tuple[float, ...]
-    """Of the step's response tokens, greedy ones included; the step's own log-probs, which are for training, are 0
-    there."""
+    """Log-probs of the step's response tokens, greedy ones included; `step.logprobs`, for training, are 0 for those."""
 
     def __new__(cls, text: str, step: Step, logprobs: tuple[float, ...] = ()) -> Reply:
         reply = super().__new__(cls, text)

@@ -64,7 +64,7 @@ class Limits:
     """Limits for clients."""
 
     connections: int = 4096
-    """Of all clients together; fewer if the process may not have enough file descriptors."""
+    """Total over all clients; fewer if the process may not have enough file descriptors."""
     connection_seconds: float = 20.0
     """For the head of a request, and for a client that does not read its response."""
     body_bytes: int = 4 << 20
@@ -646,7 +646,7 @@ _STARTING = threading.Lock()
 
 
 def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Door:
-    """Let clients call a rollout of this process. The first call starts the server, which runs until the process ends."""
+    """Let clients call a rollout of this process. The first call starts the server, which then stays."""
     with _STARTING:
         if not _PROCESS_SERVER:
             _PROCESS_SERVER.append(OpenAIServer().start())

@@ -58,7 +58,7 @@ class Tool:
     timeout: float = TIMEOUT
     """Time limit of one call, in seconds."""
     inline: bool = False
-    """Whether the function is called on the event loop: it must be quick, and the timeout covers only what it awaits.
+    """Whether the function is called on the event loop: it must be quick, and the timeout covers only its awaits.
     Other functions run in a thread; their calls end later, and the models' calls are batched accordingly."""
 
     @classmethod
