@@ -59,7 +59,7 @@ def tictactoe(task):
     return tictactoe_v3.env()
 
 
-def test_a_game_in_turns_pays_the_last_actions_of_those_who_won_and_lost():
+def test_turn_based_game_rewards_the_last_actions():
     # The first player takes the column 0, 1, 2.
     made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     assert [(s.agent, s.info["action"], s.parents) for s in made.steps] == [
@@ -81,7 +81,7 @@ def test_a_game_in_turns_pays_the_last_actions_of_those_who_won_and_lost():
         Returns(-1, 1, "player_3")(made)
 
 
-def test_a_seat_is_told_what_it_sees_and_what_it_may_do():
+def test_prompt_has_observation_and_legal_actions():
     client = Plays(first_legal)
     played(environments.aec(tictactoe), client)
     assert "Legal actions: 0, 1, 2, 3, 4, 5, 6, 7, 8. Answer with one of them." in client.prompts[0]
@@ -90,7 +90,7 @@ def test_a_seat_is_told_what_it_sees_and_what_it_may_do():
     assert "[[[" in client.prompts[0]
 
 
-def test_seats_may_be_played_by_one_agent_and_shown_as_one_likes():
+def test_seats_may_share_an_agent_and_a_custom_prompt():
     def show(view):
         return f"{view.seat} {view.turn} {len(view.legal)}"
 
@@ -104,7 +104,7 @@ def test_seats_may_be_played_by_one_agent_and_shown_as_one_likes():
 
 
 @pytest.mark.parametrize(("said", "why"), [("no idea", "no number"), ("9", "not legal"), ("0", "not legal")])
-def test_an_action_that_is_none_ends_the_play_at_the_agents_expense(said, why):
+def test_illegal_action_ends_the_rollout_with_an_agent_error(said, why):
     seats = {"player_1": "cross", "player_2": "nought"}
     made = played(environments.aec(tictactoe, agents=seats), scripted("0", said), seats=seats.values())
     assert made.status == "ok"
@@ -114,7 +114,7 @@ def test_an_action_that_is_none_ends_the_play_at_the_agents_expense(said, why):
     assert why in made.steps[1].info["illegal"]
 
 
-def test_or_a_legal_one_is_drawn_the_same_in_every_run():
+def test_illegal_random_draws_the_same_legal_actions_each_run():
     workflow = environments.aec(tictactoe, illegal="random")
     games = [played(workflow, Plays(lambda prompt: "none")) for _ in range(2)]
     for made in games:
@@ -126,7 +126,7 @@ def test_or_a_legal_one_is_drawn_the_same_in_every_run():
 
 
 @pytest.mark.parametrize("illegal", ["error", "random"])
-def test_a_read_with_a_mistake_of_its_own_is_no_illegal_move(illegal):
+def test_mistake_in_read_fails_the_trajectory(illegal):
     made = played(environments.aec(tictactoe, read=lambda text, view: {}[text], illegal=illegal), scripted("up"))
     assert made.status == "failed"
     assert made.info["error"].startswith("RuntimeError: read raised KeyError: 'up'; expected an action, or ValueError")
@@ -137,14 +137,14 @@ def no_action(text, view):
     raise AgentError("no action in it")
 
 
-def test_a_read_may_say_with_either_error_that_a_reply_means_no_action():
+def test_read_may_raise_agent_error_for_an_illegal_action():
     ended = played(environments.aec(tictactoe, read=no_action), scripted("up"))
     assert ended.info["agent_error"] == "seat player_1, agent player_1, turn 0: no action in it"
     made = played(environments.aec(tictactoe, read=no_action, illegal="random", max_turns=2), scripted("up", "up"))
     assert [step.info["illegal"] for step in made.steps] == ["no action in it"] * 2
 
 
-def test_what_is_shown_is_a_text_or_messages():
+def test_show_returns_a_text_or_messages():
     shown = environments.aec(tictactoe, show=lambda view: [{"role": "user", "content": "hello"}], max_turns=1)
     assert played(shown, scripted("0")).steps[0].prompt == "hello"
     with pytest.raises(ConfigError, match=r"show: expected a text or a list of chat messages, got 5 \(int\)"):
@@ -155,19 +155,19 @@ def test_what_is_shown_is_a_text_or_messages():
     ("score", "message"),
     [(StepReward(0, 0.5), r"in \[0, 0.5\], got 1; the arguments low and high"), (StepReward(0, 0.5), "got -1; ")],
 )
-def test_a_reward_beyond_its_range_is_no_score(score, message):
+def test_reward_outside_its_range_raises(score, message):
     made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     with pytest.raises(ValueError, match=message):
         score(made.steps[3 if "-1" in message else 4], made)
 
 
-def test_a_return_beyond_its_range_is_no_outcome():
+def test_return_outside_its_range_raises():
     made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     with pytest.raises(ValueError, match=r"expected a value in \[0, 1\], got -1; the arguments low and high"):
         Returns(seat="player_2")(made)
 
 
-def test_what_only_rounding_puts_beyond_a_range_is_its_end():
+def test_rounding_beyond_the_range_is_clipped():
     made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     made.steps[0].info["reward"] = float(np.float32(0.1))
     made.answer = json.dumps({"a": 0.1 + 0.2})
@@ -175,7 +175,7 @@ def test_what_only_rounding_puts_beyond_a_range_is_its_end():
     assert Returns(0, 0.3)(made) == 0.3
 
 
-def test_a_step_that_was_not_paid_earned_nothing_or_what_is_nearest():
+def test_step_without_reward_scores_zero_clipped_to_the_range():
     made = played(environments.aec(tictactoe), scripted("0", "9"))
     assert "reward" not in made.steps[1].info
     assert [StepReward(*allowed)(made.steps[1], made) for allowed in [(-1, 1), (1, 2), (-2, -1)]] == [0, 1, -1]
@@ -205,7 +205,7 @@ solve = environments.gymnasium(lake, "walker", read=nowhere, illegal="random")
 """
 
 
-def test_check_says_how_many_actions_were_drawn_in_the_place_of_illegal_ones(tmp_path):
+def test_check_reports_replaced_illegal_actions(tmp_path):
     (tmp_path / "walk.yaml").write_text(RECIPE)
     (tmp_path / "walk.py").write_text(WALK)
     result = CliRunner().invoke(app, ["check", str(tmp_path / "walk.yaml")])
@@ -294,7 +294,7 @@ def pays(action, k):
 
 @pytest.mark.parametrize("max_turns", range(1, 8))
 @pytest.mark.parametrize("seats", [1, 2, 3])
-def test_a_play_that_is_cut_short_pays_each_seat_once_whatever_it_has_earned(seats, max_turns):
+def test_cut_short_rollout_pays_each_seat_once(seats, max_turns):
     workflow = environments.aec(lambda task: OrderEnforcingWrapper(Paying(seats)), max_turns=max_turns)
     made = played(workflow, Plays(first_legal), seats=[f"seat_{k}" for k in range(seats)])
     assert len(made.steps) == max_turns
@@ -306,7 +306,7 @@ def test_a_play_that_is_cut_short_pays_each_seat_once_whatever_it_has_earned(sea
 
 
 @pytest.mark.parametrize(("length", "status"), [(4, "ok"), (5, "ok"), (6, "truncated")])
-def test_a_game_that_ends_by_itself_with_its_last_turn_is_not_cut_short(length, status):
+def test_game_that_ends_on_its_last_turn_is_not_truncated(length, status):
     made = played(
         environments.aec(lambda task: Paying(2, length), max_turns=5), Plays(first_legal), ("seat_0", "seat_1")
     )
@@ -321,13 +321,13 @@ class NeverOver(Paying):
         pass
 
 
-def test_an_environment_that_lets_no_seat_go_does_not_hold_the_play_for_ever():
+def test_environment_that_keeps_ended_seats_fails():
     made = played(environments.aec(lambda task: NeverOver(2, 3)), Plays(first_legal), ("seat_0", "seat_1"))
     assert made.status == "failed"
     assert "seat_0 has ended, and is not taken from the environment's agents" in made.info["error"]
 
 
-def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
+def test_parallel_seats_act_together_and_are_paid_each_round():
     tables = []
 
     def make(task):
@@ -349,7 +349,7 @@ def test_seats_that_act_at_once_are_asked_at_once_and_paid_for_each_round():
     assert tables[0].closed
 
 
-def test_a_round_that_is_cut_short_pays_nobody_again_for_the_round_before():
+def test_cut_short_round_does_not_repeat_rewards():
     # The converted environment keeps what it paid for a round until the next one is over.
     workflow = environments.aec(lambda task: parallel_to_aec(Together()), max_turns=3)
     made = played(workflow, Plays(lambda prompt: "1"), seats=["left", "right"], seed=7)
@@ -380,14 +380,14 @@ THROWN, TOLD = {"player_0": "player", "player_1": "player"}, "cut short after ma
         (environments.gymnasium(lake, max_turns=2), ["agent"], "0", "truncated", "by the environment"),
     ],
 )
-def test_a_play_that_does_not_end_by_itself_is_truncated_and_has_its_answer(workflow, seats, answer, status, why):
+def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, status, why):
     made = played(workflow, Plays(lambda prompt: answer), seats=seats, seed=0)
     assert made.status == status
     assert json.loads(made.answer)
     assert why in made.info["truncated"] if why else "truncated" not in made.info
 
 
-def test_an_end_at_the_environments_limit_is_an_end_all_the_same():
+def test_termination_at_the_limit_is_not_truncation():
     made = played(environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0)  # drowns in its last turn
     assert made.status == "ok"
 
@@ -405,14 +405,14 @@ class Numbered(gymnasium.Env):
 
 
 @pytest.mark.parametrize(("said", "earned"), [("1", 1.0), ("3", 3.0), ("2", None), ("0", None)])
-def test_a_mask_is_of_an_action_spaces_places_wherever_it_starts(said, earned):
+def test_mask_follows_the_action_spaces_start(said, earned):
     client = Plays(lambda prompt: said)
     made = played(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
     assert "Legal actions: 1, 3. Answer" in client.prompts[0]
     assert made.answer == (None if earned is None else json.dumps({"agent": earned}))
 
 
-def test_one_agent_walks_over_the_frozen_lake():
+def test_gymnasium_agent_crosses_the_frozen_lake():
     def make(task):
         return gymnasium.make("FrozenLake-v1", is_slippery=False)
 
@@ -425,7 +425,7 @@ def test_one_agent_walks_over_the_frozen_lake():
     assert json.loads(drowned.answer) == {"walker": 0.0}
 
 
-def test_two_seats_that_are_one_agents_show_their_hands_at_once():
+def test_parallel_seats_of_one_agent_act_together():
     def make(task):
         return rps_v2.parallel_env(num_actions=3, max_cycles=2)
 
@@ -440,14 +440,14 @@ def test_two_seats_that_are_one_agents_show_their_hands_at_once():
     ]
 
 
-def test_many_games_are_played_together_and_none_disturbs_another():
+def test_concurrent_games_are_independent():
     client = Plays(first_legal)
     games = played(environments.aec(tictactoe), client, n=20)
     assert {made.answer for made in games} == {games[0].answer}
     assert len({len(made.steps) for made in games}) == 1
 
 
-def test_mistakes_of_a_recipe_are_told():
+def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="illegal: expected error or random, got 'skip'"):
         environments.aec(tictactoe, illegal="skip")
     with pytest.raises(ConfigError, match="max_turns: expected a whole number, 1 or more"):
@@ -459,7 +459,7 @@ def test_mistakes_of_a_recipe_are_told():
 
 
 @pytest.mark.parametrize("max_turns", ["9", 1.5, True])
-def test_a_limit_of_turns_is_a_whole_number(max_turns):
+def test_max_turns_must_be_a_whole_number(max_turns):
     with pytest.raises(ConfigError, match="gymnasium: max_turns: expected a whole number, 1 or more, got "):
         environments.gymnasium(lake, max_turns=max_turns)
 
@@ -481,7 +481,7 @@ def test_a_limit_of_turns_is_a_whole_number(max_turns):
         (lambda: environments.aec(tictactoe, agents={"player_1": 5}), r"agents by their names, got \{'player_1': 5\}"),
     ],
 )
-def test_what_cannot_be_played_is_refused_where_the_workflow_is_made(make, message):
+def test_invalid_arguments_are_refused_when_the_workflow_is_made(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 
@@ -503,12 +503,12 @@ def test_what_cannot_be_played_is_refused_where_the_workflow_is_made(make, messa
         (environments.aec(lambda task: None), r"aec: make: expected PettingZoo's AECEnv, .*got None \(NoneType\)"),
     ],
 )
-def test_an_environment_of_another_kind_is_told_with_the_function_that_plays_it(workflow, message):
+def test_wrong_kind_of_environment_names_the_right_function(workflow, message):
     with pytest.raises(ConfigError, match=message):
         played(workflow, scripted())
 
 
-def test_an_environment_of_one_library_is_played_where_the_other_is_not_installed(monkeypatch):
+def test_gymnasium_works_without_pettingzoo(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo.utils.env", None)  # to import it raises ModuleNotFoundError
     made = played(environments.gymnasium(lake, max_turns=1), scripted("1"), seats=["agent"])
     assert made.status == "truncated"

@@ -15,7 +15,7 @@ from creditflow.loopback import is_proxied
         ({"https_proxy": "http://10.0.0.1:3128"}, False),
     ],
 )
-def test_whether_clients_here_would_ask_a_proxy_is_what_the_environment_says(
+def test_is_proxied_follows_the_environment(
     environment: dict[str, str], proxied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http", "https", "all", "no"):

@@ -50,33 +50,33 @@ def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
     return [(step.agent, step.parents) for step in trajectory.steps]
 
 
-def test_a_chain_hands_each_reply_to_the_next() -> None:
+def test_chain_passes_each_reply_to_the_next() -> None:
     trajectory = played(teams.chain("ann", "bob", "carl"))
     assert graph(trajectory) == [("ann", ()), ("bob", (0,)), ("carl", (1,))]
     assert trajectory.answer == "carl says"
     assert trajectory.steps[1].prompt.endswith("What is it?\n\nann:\nann says")
 
 
-def test_in_a_debate_all_read_all_and_a_judge_reads_the_last_round() -> None:
+def test_debate_judge_reads_the_last_round() -> None:
     trajectory = played(teams.debate("ann", "bob", rounds=1, judge="judge"))
     assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
     assert trajectory.answer_steps == (4,)
 
 
-def test_without_a_judge_the_majority_answers_and_the_answer_came_from_it() -> None:
+def test_debate_without_judge_answers_by_majority() -> None:
     trajectory = played(teams.debate("ann", "bob", "carl", rounds=0), ("I am ann", "3"), ("I am", " 4"))
     assert (trajectory.answer, trajectory.answer_steps) == (" 4", (1, 2))
     tied = played(teams.debate("ann", "bob", rounds=0), ("I am ann", "3"), ("I am", "4"))
     assert (tied.answer, tied.answer_steps) == ("3", (0,))
 
 
-def test_a_mixture_has_layers_and_a_judge() -> None:
+def test_mixture_has_layers_and_a_judge() -> None:
     trajectory = played(teams.mixture("ann", "bob", judge="judge", layers=2))
     assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
     assert graph(played(teams.mixture("ann", "bob", judge="judge"))) == [("ann", ()), ("bob", ()), ("judge", (0, 1))]
 
 
-def test_in_a_tree_every_boss_reads_its_own_workers() -> None:
+def test_tree_bosses_read_their_workers() -> None:
     trajectory = played(teams.tree(teams.boss("judge", teams.boss("lead", "ann", "bob"), "carl")))
     found = graph(trajectory)
     assert sorted(agent for agent, parents in found if not parents) == ["ann", "bob", "carl"]
@@ -85,7 +85,7 @@ def test_in_a_tree_every_boss_reads_its_own_workers() -> None:
     assert trajectory.answer == "judge says"
 
 
-def test_a_plan_is_executed_part_by_part_and_a_result_that_is_refused_is_tried_again() -> None:
+def test_plan_parts_are_retried_after_a_rejection() -> None:
     rules = (
         ("I am planner", "1. add\n2. halve"),
         ("no, it is 8", "8"),
@@ -107,7 +107,7 @@ def test_a_plan_is_executed_part_by_part_and_a_result_that_is_refused_is_tried_a
     assert (trajectory.answer, trajectory.answer_steps) == ("4", (5,))
 
 
-def test_without_a_verifier_each_part_is_tried_once() -> None:
+def test_plan_without_verifier_tries_each_part_once() -> None:
     trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round"))
     assert graph(trajectory) == [("planner", ()), ("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]
 
@@ -121,21 +121,21 @@ def test_without_a_verifier_each_part_is_tried_once() -> None:
         ("", []),
     ],
 )
-def test_the_items_of_a_plan(plan: str, items: list[str]) -> None:
+def test_numbered_lines_finds_the_items_of_a_plan(plan: str, items: list[str]) -> None:
     assert teams.numbered_lines(plan) == items
 
 
-def test_an_empty_plan_is_the_task_itself() -> None:
+def test_empty_plan_executes_the_task() -> None:
     trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", " "))
     assert len(trajectory.steps) == 2
 
 
 @pytest.mark.parametrize(("verdict", "yes"), [("Yes.", True), ("**Correct**", True), ("No: yes", False), ("", False)])
-def test_a_verdict_is_its_first_word(verdict: str, yes: bool) -> None:
+def test_says_yes_reads_the_first_word(verdict: str, yes: bool) -> None:
     assert teams.says_yes(verdict) is yes
 
 
-def test_a_team_of_nobody_is_refused() -> None:
+def test_empty_team_is_refused() -> None:
     for make in (teams.chain, teams.debate, lambda: teams.boss("ann"), lambda: teams.mixture(judge="b")):
         with pytest.raises(ConfigError, match="expected at least one"):
             make()
@@ -175,24 +175,24 @@ PLAIN = r"prompt: expected a plain function of \(task, agent, replies\)"
         (lambda: teams.dialogue("ann", "bob", goal="x"), r"dialogue: goal: expected a plain function of \(task\)"),
     ],
 )
-def test_what_cannot_be_played_is_refused_where_the_team_is_made(make, message) -> None:
+def test_invalid_arguments_are_refused_when_the_team_is_made(make, message) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 
 
-def test_any_function_that_can_be_called_so_will_do() -> None:
+def test_functions_with_compatible_signatures_are_accepted() -> None:
     assert played(teams.debate("ann", "bob", rounds=0, key=int), ("I am", "4")).answer == "4"
     assert played(teams.chain("ann", prompt=lambda *told: told[1])).steps[0].prompt == "I am ann.\nann"
 
 
-def test_a_prompt_is_a_text_or_messages() -> None:
+def test_prompt_is_a_text_or_messages() -> None:
     made = played(teams.chain("ann", prompt=lambda task, agent, read: [{"role": "user", "content": "hello"}]))
     assert made.steps[0].prompt == "I am ann.\nhello"
     with pytest.raises(ConfigError, match=f"{PLAIN}, which gives a text or messages, got None from it"):
         played(teams.chain("ann", prompt=lambda task, agent, read: None))
 
 
-def test_in_a_dialogue_each_reads_all_of_it_from_its_own_side() -> None:
+def test_dialogue_agents_read_it_from_their_sides() -> None:
     made = played(teams.dialogue("ann", "bob", turns=2))
     assert graph(made) == [("bob", ()), ("ann", (0,)), ("bob", (0, 1)), ("ann", (0, 1, 2))]
     assert (made.answer, made.answer_steps) == ("ann says", (3,))
@@ -202,13 +202,13 @@ def test_in_a_dialogue_each_reads_all_of_it_from_its_own_side() -> None:
     assert made.steps[2].prompt == f"I am bob.\n{goal}\nbob says\nann says"
 
 
-def test_a_dialogue_ends_where_the_user_has_what_it_wanted() -> None:
+def test_dialogue_ends_at_the_until_text() -> None:
     made = played(teams.dialogue("ann", "bob", until="THANKS"), ("ann says", "THANKS"))
     assert [step.agent for step in made.steps] == ["bob", "ann", "bob"]
     assert (made.answer, made.answer_steps) == ("ann says", (1,))
 
 
-def test_the_sides_of_a_dialogue_are_the_roles_of_its_messages() -> None:
+def test_dialogue_roles_depend_on_the_reader() -> None:
     class Roles(Scripted):
         def encode(self, messages, tools=()):
             text = "|".join(message["role"] for message in messages)

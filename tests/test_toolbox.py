@@ -47,7 +47,7 @@ def said(made, **arguments) -> str:
         ("1e308 * 10 * 0", "nan"),
     ],
 )
-def test_the_calculator_works_out_arithmetic(expression, result):
+def test_calculator_computes_arithmetic(expression, result):
     assert calculator(expression) == result
 
 
@@ -67,20 +67,20 @@ def test_the_calculator_works_out_arithmetic(expression, result):
         "'a' * 9",
     ],
 )
-def test_the_calculator_refuses_all_else(expression):
+def test_calculator_refuses_other_expressions(expression):
     with pytest.raises((ValueError, ArithmeticError)):
         calculator(expression)
     assert said(tool("calculator"), expression=expression).startswith("error: ")
 
 
 @given(st.integers(0, 10**15 - 1), st.integers(-20, 20))
-def test_no_decimal_is_rounded_that_a_float_can_keep(digits, exponent):
+def test_calculator_keeps_decimals_of_15_digits(digits, exponent):
     number = f"{digits}e{exponent}"
     assert Decimal(calculator(f"{number} * 1")) == Decimal(number)
 
 
 @given(st.integers(-(2**53), 2**53), st.integers(0, 10))
-def test_no_quotient_is_rounded_that_a_float_is_exactly(numerator, power):
+def test_calculator_keeps_exact_quotients(numerator, power):
     exact = Fraction(numerator, 2**power)
     said = calculator(f"({numerator}) / 2 ** {power}")
     if len(Decimal(numerator / 2**power).as_tuple().digits) <= 17:
@@ -89,12 +89,12 @@ def test_no_quotient_is_rounded_that_a_float_is_exactly(numerator, power):
 
 
 @given(st.text(alphabet="0123456789+-*/%(). e", max_size=60))
-def test_no_expression_takes_long_or_does_anything_else(expression):
+def test_calculator_bounds_any_expression(expression):
     with contextlib.suppress(ValueError, ArithmeticError):
         assert len(calculator(expression)) < 2000
 
 
-def test_a_program_runs_in_the_sandbox_and_says_what_it_printed():
+def test_python_runs_in_the_sandbox_and_returns_its_output():
     python = tool("python", offered={"sandbox": {"wall_s": 5.0}})
     assert said(python, code="print(6 * 7)") == "42\n"
     assert "ZeroDivisionError" in said(python, code="print('first')\n1 / 0")
@@ -104,7 +104,7 @@ def test_a_program_runs_in_the_sandbox_and_says_what_it_printed():
     assert said(quick, code="while True: pass").startswith("error: the program was stopped")
 
 
-def test_a_folder_is_searched_for_the_passage_that_fits_best(tmp_path):
+def test_search_returns_the_best_passage(tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes/metals.md").write_text("Copper conducts heat well.\n\nTungsten melts at 3422 degrees.\n")
     (tmp_path / "notes/birds.txt").write_text("Swifts sleep while they fly.")
@@ -131,7 +131,7 @@ def test_a_folder_is_searched_for_the_passage_that_fits_best(tmp_path):
         ({"fn": "python", "args": {"sandbox": {"wall": 1}}}, "unknown option 'wall'"),
     ],
 )
-def test_a_tool_that_makes_no_sense_is_refused_with_its_place(entry, message):
+def test_invalid_tool_entry_is_refused_by_its_place(entry, message):
     with pytest.raises(ConfigError, match=message):
         tool(entry)
 
@@ -143,7 +143,7 @@ def test_two_tools_of_one_name_are_refused():
     assert [one.name for one in named] == ["calculator", "sums"]
 
 
-def test_a_recipe_names_tools_by_agent_and_bounds_their_turns(tmp_path):
+def test_recipe_sets_tools_per_agent_and_their_turns(tmp_path):
     (tmp_path / "mine.py").write_text("def shout(text: str) -> str:\n    'Louder.'\n    return text.upper()\n")
     options = [
         "team.agents.verifier.tools=[calculator, {fn: 'mine.py:shout', timeout: 2}]",
@@ -160,7 +160,7 @@ def test_a_recipe_names_tools_by_agent_and_bounds_their_turns(tmp_path):
     assert parts.sampling.max_assistant_turns == 3
 
 
-def test_agents_of_an_endpoint_and_other_formats_are_refused():
+def test_tools_of_endpoint_agents_and_other_formats_are_refused():
     recipe = ROOT / "recipes/arithmetic_chain.yaml"
     with pytest.raises(ConfigError, match=r"multi_turn.format: expected one of hermes, got .*llama"):
         load_recipe(recipe, ["actor_rollout_ref.rollout.multi_turn.format=llama"])

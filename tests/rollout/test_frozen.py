@@ -64,7 +64,7 @@ def completion(**more: Any) -> Answer:
 # ---- one call
 
 
-def test_a_call_sends_the_conversation_and_brings_text_and_the_servers_counts() -> None:
+def test_call_sends_messages_and_returns_text_and_counts() -> None:
     reply, server = ask(Answer("Yes.", usage=(21, 3)))
     assert reply == ChatReply("Yes.", "stop", 21, 3)
     (request,) = server.requests
@@ -74,7 +74,7 @@ def test_a_call_sends_the_conversation_and_brings_text_and_the_servers_counts() 
     assert request.body == {"model": "big", "messages": HELLO, "max_tokens": 8, "temperature": 0.7}
 
 
-def test_the_same_call_sends_the_same_seed_and_another_one_another() -> None:
+def test_seed_depends_on_the_call() -> None:
     async def three(client: FrozenModel) -> None:
         for key in ((1, 2), (1, 2), (1, 3)):
             await client.chat(HELLO, max_tokens=8, temperature=1.0, seed=key)
@@ -86,7 +86,7 @@ def test_the_same_call_sends_the_same_seed_and_another_one_another() -> None:
     assert first == again != other
 
 
-def test_the_recipes_own_fields_go_before_ours_and_null_takes_one_out() -> None:
+def test_extra_body_overrides_fields_and_null_removes_one() -> None:
     body = {"top_p": 0.9, "seed": None, "max_tokens": None, "max_completion_tokens": 50}
     _, server = ask(Answer(), body=body, headers={"X-Title": "mine"})
     sent = server.requests[0]
@@ -96,7 +96,7 @@ def test_the_recipes_own_fields_go_before_ours_and_null_takes_one_out() -> None:
     assert sent.headers["x-title"] == "mine"
 
 
-def test_a_key_comes_from_its_variable_and_is_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_comes_from_its_variable_and_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "a-very-secret-key")
     echo: Callable[[Request], Answer] = lambda request: Answer(request.headers["authorization"], status=401)  # noqa: E731
     error, server = refused(echo, api_key_env="MY_KEY")
@@ -106,7 +106,7 @@ def test_a_key_comes_from_its_variable_and_is_shown_nowhere(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("key", ["a-very-secret-key\n", "a very-secret-key", "a-very-secret-\u2026key"])
-def test_what_cannot_be_a_key_is_sent_nowhere_and_shown_nowhere(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+def test_invalid_key_is_neither_sent_nor_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("MY_KEY", key)
     error, server = refused(Answer(), api_key_env="MY_KEY")
     assert "MY_KEY holds what no key has" in str(error)
@@ -118,27 +118,27 @@ def test_what_cannot_be_a_key_is_sent_nowhere_and_shown_nowhere(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("charset", ["hex", "zlib", "bz2", "base64", "rot13", "no-such", "utf-16"])
-def test_a_servers_word_for_its_alphabet_is_not_believed(charset: str) -> None:
+def test_answer_is_utf8_whatever_charset_the_server_names(charset: str) -> None:
     reply, _ = ask(Answer("Yes.", headers={"Content-Type": f"application/json; charset={charset}"}))
     assert reply.text == "Yes."
     error, _ = refused(Answer("no", status=400, headers={"Content-Type": f"text/plain; charset={charset}"}))
     assert "status 400" in str(error)
 
 
-def test_a_key_that_is_gone_where_the_agent_plays_is_that_plays_failure() -> None:
+def test_missing_key_fails_the_call() -> None:
     error, server = refused(Answer(), api_key_env="NO_SUCH_VARIABLE_HERE")
     assert "NO_SUCH_VARIABLE_HERE is not set" in str(error)
     assert not server.requests
 
 
-def test_a_reply_that_was_cut_off_says_so() -> None:
+def test_truncated_reply_has_finish_reason_length() -> None:
     reply, _ = ask(Answer("and then", finish_reason="length"))
     assert reply.finish_reason == "length"
     thought, _ = ask(completion(message={"content": None}, finish_reason="length"))
     assert (thought.text, thought.finish_reason) == ("", "length")
 
 
-def test_a_server_that_counts_nothing_leaves_no_counts() -> None:
+def test_reply_without_usage_has_no_counts() -> None:
     reply, _ = ask(Answer("hi", usage=None))
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
 
@@ -147,7 +147,7 @@ def test_a_server_that_counts_nothing_leaves_no_counts() -> None:
 
 
 @pytest.mark.parametrize("failure", [Answer(status=500), Answer(status=503), Answer(hang_up=True)])
-def test_a_failure_of_the_moment_is_tried_again_and_then_told(failure: Answer) -> None:
+def test_temporary_failure_is_retried_then_raised(failure: Answer) -> None:
     reply, _ = ask([failure, failure, Answer("at last")])
     assert reply.text == "at last"
     error, server = refused(failure)
@@ -156,27 +156,27 @@ def test_a_failure_of_the_moment_is_tried_again_and_then_told(failure: Answer) -
     assert len(server.requests) == 3
 
 
-def test_rate_limits_are_waited_for_as_long_as_the_server_says_and_are_no_retries() -> None:
+def test_rate_limits_are_waited_out_without_using_retries() -> None:
     limited = Answer(status=429, headers={"Retry-After": "0.05"})
     reply, server = ask([*[limited] * 8, Answer("at last")], retries=0)
     assert reply.text == "at last"
     assert len(server.requests) == 9
 
 
-def test_a_wait_beyond_the_bound_is_not_begun() -> None:
+def test_wait_beyond_give_up_after_does_not_begin() -> None:
     error, server = refused(Answer(status=429, headers={"Retry-After": "3600"}))
     assert "status 429 (1 try)" in str(error)
     assert len(server.requests) == 1
 
 
-def test_a_model_that_does_not_answer_in_time_is_told_as_such() -> None:
+def test_slow_answer_raises_timed_out() -> None:
     for slow in (Answer(delay=float("inf")), Answer(drip=0.05)):
         error, _ = refused(slow, request_timeout=0.15, retries=1)
         assert error.timed_out
         assert "no answer within 0.15 s (2 tries)" in str(error)
 
 
-def test_an_endless_answer_is_left() -> None:
+def test_endless_answer_is_cut_off() -> None:
     error, server = refused(Answer(body=b" " * 100_000, endless=True))
     assert "more than 2000000 bytes" in str(error)
     assert server.hung_up.wait(60)
@@ -199,24 +199,24 @@ def test_an_endless_answer_is_left() -> None:
         (Answer("no such model", status=404), "status 404"),
     ],
 )
-def test_what_is_no_reply_is_never_taken_for_one(answer: Answer, why: str) -> None:
+def test_invalid_reply_raises_without_retry(answer: Answer, why: str) -> None:
     error, server = refused(answer)
     assert why in str(error)
     assert len(server.requests) == 1
 
 
-def test_a_text_beyond_what_was_asked_for_is_cut_off() -> None:
+def test_reply_beyond_max_tokens_is_cut_off() -> None:
     reply, _ = ask(Answer("x" * 100_000))
     assert len(reply.text) == 8 * CHARACTERS_PER_TOKEN
     assert reply.finish_reason == "length"
 
 
-def test_halves_of_surrogate_pairs_do_not_reach_a_file() -> None:
+def test_surrogate_halves_are_replaced_in_a_reply() -> None:
     reply, _ = ask(Answer(body=b'{"choices": [{"message": {"content": "a\\ud800b"}}]}'))
     assert reply.text == "a?b"
 
 
-def test_what_a_server_says_where_it_refuses_is_shown_in_short_and_cannot_write_to_a_terminal() -> None:
+def test_server_error_message_is_short_and_printable() -> None:
     error, _ = refused(Answer("bad\x1b[31m request\n" + "x" * 5000, status=400))
     assert str(error).isprintable()
     assert len(str(error)) < 300
@@ -232,13 +232,13 @@ TOO_LONG = [
 
 
 @pytest.mark.parametrize("words", TOO_LONG)
-def test_no_room_for_the_prompt_is_no_failure_of_the_endpoint(words: str) -> None:
+def test_refusal_of_a_long_prompt_raises_prompt_too_long(words: str) -> None:
     with JudgeServer(Answer(words, status=400)) as server, pytest.raises(PromptTooLong, match="does not fit: http://"):
         asyncio.run(said(model(server.url)))
     assert len(server.requests) == 1
 
 
-def test_no_room_for_the_prompt_may_be_told_by_a_code_alone() -> None:
+def test_context_length_code_raises_prompt_too_long() -> None:
     body = json.dumps({"error": {"message": "no", "code": "context_length_exceeded"}}).encode()
     with JudgeServer(Answer(body=body, status=400)) as server, pytest.raises(PromptTooLong):
         asyncio.run(said(model(server.url)))
@@ -247,7 +247,7 @@ def test_no_room_for_the_prompt_may_be_told_by_a_code_alone() -> None:
 # ---- many calls
 
 
-def test_no_more_requests_are_in_flight_than_allowed() -> None:
+def test_max_concurrency_bounds_requests_in_flight() -> None:
     async def many(client: FrozenModel) -> None:
         await asyncio.gather(*(client.chat(HELLO, max_tokens=4, temperature=1.0, seed=(k,)) for k in range(60)))
         await client.aclose()
@@ -258,7 +258,7 @@ def test_no_more_requests_are_in_flight_than_allowed() -> None:
     assert len(server.requests) == 60
 
 
-def test_what_it_cost_is_counted_until_asked_for() -> None:
+def test_metrics_are_reset_when_read() -> None:
     with JudgeServer([Answer(status=500), Answer(usage=(10, 2))]) as server:
         client = model(server.url)
         asyncio.run(said(client))
@@ -268,7 +268,7 @@ def test_what_it_cost_is_counted_until_asked_for() -> None:
     assert client.metrics()["requests"] == 0
 
 
-def test_a_client_travels_between_processes_and_event_loops() -> None:
+def test_client_works_after_pickling_and_in_other_loops() -> None:
     with JudgeServer(Answer("hi")) as server:
         client = model(server.url)
         asyncio.run(said(client))
@@ -303,7 +303,7 @@ def played(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory],
         return asyncio.run(main(server.url)), server
 
 
-def test_a_step_of_a_frozen_model_has_text_and_parents_but_no_tokens() -> None:
+def test_frozen_step_has_text_and_parents_without_tokens() -> None:
     (trajectory,), server = played(Answer("Yes", usage=(9, 1)))
     assert [(step.agent, step.response) for step in trajectory.steps] == [
         ("writer", "word0"), ("critic", "Yes"), ("writer", "Yes-then"),
@@ -320,7 +320,7 @@ def test_a_step_of_a_frozen_model_has_text_and_parents_but_no_tokens() -> None:
     assert trajectory.steps[2].response_ids
 
 
-def test_steps_without_tokens_survive_columns_and_files(tmp_path: Any) -> None:
+def test_steps_without_tokens_survive_parquet(tmp_path: Any) -> None:
     trajectories, _ = played(Answer("Oui \u00e9\u2603"), n=3)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assert batch.to_trajectories() == trajectories
@@ -328,7 +328,7 @@ def test_steps_without_tokens_survive_columns_and_files(tmp_path: Any) -> None:
     assert TrajectoryBatch.read_parquet(tmp_path / "steps.parquet").to_trajectories() == trajectories
 
 
-def test_one_play_that_gets_no_reply_fails_and_the_others_go_on() -> None:
+def test_failed_endpoint_call_fails_one_trajectory() -> None:
     def answer(request: Request) -> Answer:
         return Answer(status=500) if "word1" in request.text else Answer("Yes")
 
@@ -339,7 +339,7 @@ def test_one_play_that_gets_no_reply_fails_and_the_others_go_on() -> None:
     assert len(trajectories[1].steps) == 1
 
 
-def test_a_prompt_without_room_ends_its_play_as_truncated() -> None:
+def test_refused_long_prompt_truncates_the_trajectory() -> None:
     (trajectory,), _ = played(Answer(TOO_LONG[0], status=400))
     assert trajectory.status == "truncated"
     assert trajectory.info["truncated"].startswith("critic's prompt does not fit: http://127.0.0.1")
@@ -347,7 +347,7 @@ def test_a_prompt_without_room_ends_its_play_as_truncated() -> None:
     assert len(trajectory.steps) == 1
 
 
-def test_a_reply_cut_at_its_limit_marks_the_play_truncated_and_it_goes_on() -> None:
+def test_truncated_reply_truncates_but_rollout_continues() -> None:
     (trajectory,), _ = played(Answer("Ye", finish_reason="length"))
     assert trajectory.status == "truncated"
     assert trajectory.info["truncated"] == "critic was cut off at 16 tokens"
@@ -355,12 +355,12 @@ def test_a_reply_cut_at_its_limit_marks_the_play_truncated_and_it_goes_on() -> N
     assert trajectory.answer == "Ye-then"
 
 
-def test_plays_wait_for_a_frozen_model_together() -> None:
+def test_frozen_calls_of_all_rollouts_run_concurrently() -> None:
     _, server = played(Answer("Yes", company=20), n=20)
     assert server.most_in_flight == 20
 
 
-def test_a_call_that_waits_for_a_frozen_model_ends_with_its_play() -> None:
+def test_pending_frozen_call_ends_with_its_rollout() -> None:
     async def abandoned(task: Task, team: Team) -> str:
         asyncio.get_running_loop().create_task(team.critic("slow?"))
         await asyncio.sleep(0.1)
@@ -385,7 +385,7 @@ def test_a_call_that_waits_for_a_frozen_model_ends_with_its_play() -> None:
 # ---- in a recipe
 
 
-def test_a_recipes_endpoint_is_reached_as_it_says(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipe_configures_the_endpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from creditflow.parts import build_parts
 
     monkeypatch.setenv("MY_KEY", "abc")

@@ -44,7 +44,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("estimator", "group_by", "baseline"), WAYS)
-def test_what_a_frozen_step_earns_is_in_no_trained_steps_baseline(estimator: str, group_by: str, baseline: str) -> None:
+def test_frozen_credit_does_not_change_trained_baselines(estimator: str, group_by: str, baseline: str) -> None:
     options = CreditOptions(adv_estimator=estimator, group_by=group_by, baseline=baseline, propagation="none")
     one, other = (assign(team_of_two(scores), options) for scores in ([0.0, 0.1, 0.2, 0.3], [1.0, 0.0, 0.7, 0.2]))
     frozen_S = np.array(one.batch.policy_names)[one.batch.policy_of_step] == "far"
@@ -58,7 +58,7 @@ def test_what_a_frozen_step_earns_is_in_no_trained_steps_baseline(estimator: str
 
 
 @pytest.mark.parametrize("granularity", ["trajectory", "agent", "step", "token_level"])
-def test_a_frozen_step_hands_credit_on_through_its_gate(granularity: str) -> None:
+def test_frozen_step_passes_credit_through_its_gate(granularity: str) -> None:
     options = CreditOptions(propagation="threshold", outcome_to="answer", decomp_granularity=granularity)
     open_, closed = (assign(team_of_two([score] * 4), options) for score in (0.9, 0.1))
     first_S = np.flatnonzero(open_.batch.index_of_step == 0)
@@ -69,7 +69,7 @@ def test_a_frozen_step_hands_credit_on_through_its_gate(granularity: str) -> Non
     assert np.isfinite(open_.token_advantages()).all()
 
 
-def test_a_batch_of_frozen_steps_alone_has_nothing_to_train_and_says_no_nonsense() -> None:
+def test_batch_of_frozen_steps_has_finite_metrics() -> None:
     batch = batch_of(play("a", [step("critic", 0.2, **FROZEN)], 1.0), play("b", [step("critic", 0.8, **FROZEN)], 0.0))
     assignment = assign(batch, CreditOptions())
     assert assignment.token_advantages().size == 0

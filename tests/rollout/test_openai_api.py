@@ -82,7 +82,7 @@ def test_null_keys_of_clients_are_accepted(nulls):
         ("top_p", 0.9),
     ],
 )
-def test_a_field_that_would_change_the_sampling_is_refused_unless_the_recipe_lets_it_be_ignored(name, value):
+def test_sampling_field_is_refused_unless_allowed(name, value):
     request = asked(**{name: value})
     with pytest.raises(Refused, match=rf"^{name}: expected .* team\.ignored_fields: \[{name}\]"):
         request.ignored()
@@ -92,16 +92,16 @@ def test_a_field_that_would_change_the_sampling_is_refused_unless_the_recipe_let
 
 
 @given(st.sampled_from(sorted(REFUSED_FIELDS)))
-def test_a_field_without_a_value_asks_for_nothing(name):
+def test_null_fields_have_no_effect(name):
     assert asked(**{name: None}).ignored() == ()
 
 
 @pytest.mark.parametrize("effort", ["none", "minimal", "low", "medium", "high"])
-def test_hints_that_no_policy_here_has_are_ignored(effort):
+def test_reasoning_hints_are_ignored(effort):
     assert asked(reasoning_effort=effort, verbosity="low").ignored() == ("reasoning_effort", "verbosity")
 
 
-def test_nothing_that_is_ignored_is_so_in_silence():
+def test_ignored_fields_are_recorded_with_the_step():
     async def ask(client):
         more = {"messages": HELLO, "extra_body": {"never_heard_of": 1, "user": "me", "top_k": 3, "min_p": 0.0}}
         await client.chat.completions.create(model="writer", **more, metadata={"mine": "1"})
@@ -113,7 +113,7 @@ def test_nothing_that_is_ignored_is_so_in_silence():
     assert infos == [{"mine": "1", "ignored": ["never_heard_of", "top_k", "user"]}, {"ignored": ["never_heard_of"]}, {}]
 
 
-def test_that_only_one_call_is_told_is_noted_where_several_are_sampled_and_trained_on():
+def test_disabled_parallel_tool_calls_are_noted_as_ignored():
     answers = []
 
     async def ask(client):
@@ -125,7 +125,7 @@ def test_that_only_one_call_is_told_is_noted_where_several_are_sampled_and_train
     assert (step.response, step.info["ignored"]) == (CALL * 2, ["parallel_tool_calls"])
 
 
-def test_a_recipe_names_what_its_clients_may_ask_for_in_vain():
+def test_recipe_sets_ignored_fields():
     recipe = load_recipe(FOLDER / "recipe.yaml", ["team.ignored_fields=[response_format,tool_choice]"])
     agents = build_parts(recipe).agents
     assert {spec.ignored_fields for spec in agents.values()} == {frozenset(["response_format", "tool_choice"])}
@@ -135,7 +135,7 @@ def test_a_recipe_names_what_its_clients_may_ask_for_in_vain():
 
 
 @pytest.mark.parametrize("choice", ["required", CHOSEN])
-def test_a_tool_that_was_to_be_forced_is_offered(choice):
+def test_ignored_tool_choice_still_offers_the_tool(choice):
     answers = []
 
     async def ask(client):
@@ -152,7 +152,7 @@ def test_a_tool_that_was_to_be_forced_is_offered(choice):
 # Tools
 
 
-def test_who_may_call_nothing_is_offered_nothing_of_the_recipes_either():
+def test_tool_choice_none_hides_the_agents_tools():
     def add(a: int) -> str:
         raise AssertionError("it was called")
 
@@ -165,7 +165,7 @@ def test_who_may_call_nothing_is_offered_nothing_of_the_recipes_either():
     assert "tool_calls" not in step.info
 
 
-def test_a_call_of_a_tool_in_another_play_is_no_step_of_this_one():
+def test_tool_call_of_another_rollout_is_not_a_parent():
     ids = {}
 
     async def solve(task, team):
@@ -187,7 +187,7 @@ def test_a_call_of_a_tool_in_another_play_is_no_step_of_this_one():
     assert [play.steps[2].parents for play in (here, there)] == [(0,), (1,)]
 
 
-def test_an_id_that_only_looks_like_one_of_a_call_is_nobodys():
+def test_unknown_tool_call_id_names_no_parent():
     async def ask(client):
         for id in ("call_0_0", "call_00000000_0_0"):
             messages = [*HELLO, {"role": "tool", "tool_call_id": id, "content": "3"}]
@@ -201,7 +201,7 @@ def test_an_id_that_only_looks_like_one_of_a_call_is_nobodys():
 
 
 @pytest.mark.parametrize("prompt", [[72, 73], [[72, 73]], [[72, 73], "hi"]])
-def test_a_prompt_of_tokens_is_read_as_these(prompt):
+def test_token_prompt_is_used_verbatim(prompt):
     async def ask(client):
         await client.completions.create(model="writer", prompt=prompt, max_tokens=2)
 
@@ -213,7 +213,7 @@ def test_a_prompt_of_tokens_is_read_as_these(prompt):
 
 
 @pytest.mark.parametrize("prompt", [[72, 260], [[-1]], [], [[]], [72, "a"], [True], [1.5], [[[1]]]])
-def test_a_prompt_of_what_are_no_tokens_is_refused(prompt):
+def test_invalid_token_prompt_is_refused(prompt):
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
 
     async def ask(client):
@@ -226,7 +226,7 @@ def test_a_prompt_of_what_are_no_tokens_is_refused(prompt):
 # Log-probs
 
 
-def test_log_probs_are_of_what_was_sampled_and_join_to_the_text():
+def test_log_probs_match_the_sample_and_join_to_the_text():
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
     answers = []
 
@@ -244,7 +244,7 @@ def test_log_probs_are_of_what_was_sampled_and_join_to_the_text():
 
 
 @pytest.mark.parametrize("temperature", [1, 0])
-def test_what_a_tool_said_is_not_among_the_log_probs(temperature):
+def test_log_probs_exclude_tool_results(temperature):
     def add(a: int) -> str:
         return "forty two"
 
@@ -329,7 +329,7 @@ FORMED = [
 
 
 @pytest.mark.parametrize(("workflow", "form", "field"), FORMED)
-def test_what_has_not_the_form_that_a_framework_wants_is_the_agents_own_doing(workflow, form, field):
+def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field):
     solver = {"solver": AgentSpec(ignored_fields=frozenset(["response_format", "tool_choice"]))}
     (right,), (wrong,) = (
         played(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
@@ -387,14 +387,14 @@ async def a_solver_of_langgraph_with_a_tool(task, team):
         (a_solver_of_langgraph_with_a_tool, CALL),
     ],
 )
-def test_what_an_agent_does_wrong_its_framework_raises_and_its_play_is_kept(workflow, said):
+def test_framework_error_keeps_the_trajectory(workflow, said):
     (made,) = played(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
     assert (made.status, bool(made.info.get("agent_error"))) == ("ok", True), made.info
     assert made.steps
 
 
 @pytest.mark.parametrize("model", [{}, {"model": "gpt-5-mini"}])
-def test_an_agent_of_the_agents_sdk_as_it_is_usually_set_up_is_answered(model):
+def test_agents_sdk_with_default_setup_gets_an_answer(model):
     import agents
 
     async def solve(task, team):
@@ -411,7 +411,7 @@ def test_an_agent_of_the_agents_sdk_as_it_is_usually_set_up_is_answered(model):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_agent_of_autogen_is_answered_in_one_or_in_parts(stream):
+def test_autogen_agent_gets_an_answer_with_and_without_stream(stream):
     async def solve(task, team):
         from autogen_agentchat.agents import AssistantAgent
         from autogen_core.models import ModelInfo

@@ -61,7 +61,7 @@ def run(workflow: Workflow, n: int = 1, sampling: Sampling | None = None) -> tup
     return played, client
 
 
-def test_each_call_makes_one_step_whose_parent_is_the_step_before() -> None:
+def test_call_makes_one_step_with_the_previous_as_parent() -> None:
     async def solve(task: Task, team: Team) -> str:
         first = await team.a("say one")
         second = await team.b(f"say {first}-two")
@@ -80,7 +80,7 @@ def test_each_call_makes_one_step_whose_parent_is_the_step_before() -> None:
     assert [s.id for s in trajectory.steps] == ["t0/0", "t0/1", "t0/2"]
 
 
-def test_calls_made_together_share_their_parent_and_named_parents_join_them() -> None:
+def test_parallel_calls_share_a_parent_and_join_by_name() -> None:
     async def solve(task: Task, team: Team) -> str:
         plan = await team.a("say plan")
         parts = await asyncio.gather(*(team.b(f"say part{i}", parents=[plan]) for i in range(3)))
@@ -94,7 +94,7 @@ def test_calls_made_together_share_their_parent_and_named_parents_join_them() ->
     assert trajectory.answer_steps == (1, 4)
 
 
-def test_a_call_without_parents_starts_a_branch_of_its_own() -> None:
+def test_empty_parents_start_a_separate_branch() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("say one")
         await team.b("say two", parents=[])
@@ -104,7 +104,7 @@ def test_a_call_without_parents_starts_a_branch_of_its_own() -> None:
     assert trajectory.answer is None
 
 
-def test_all_live_trajectories_are_generated_for_together() -> None:
+def test_calls_of_all_rollouts_are_batched() -> None:
     async def solve(task: Task, team: Team) -> None:
         for turn in range(3):
             await team.a(f"turn {turn}")
@@ -113,7 +113,7 @@ def test_all_live_trajectories_are_generated_for_together() -> None:
     assert client.batches == [20, 20, 20]
 
 
-def test_a_trajectory_that_waits_for_the_world_does_not_hold_up_the_others() -> None:
+def test_waiting_rollout_does_not_block_the_others() -> None:
     async def solve(task: Task, team: Team) -> None:
         if task.extra_info["k"] == 0:
             await released.wait()
@@ -131,7 +131,7 @@ def test_a_trajectory_that_waits_for_the_world_does_not_hold_up_the_others() -> 
     assert asyncio.run(main()) == [3, 3, 1, 1]
 
 
-def test_no_more_calls_than_max_num_seqs_are_generated_together() -> None:
+def test_max_num_seqs_bounds_a_batch() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
 
@@ -144,7 +144,7 @@ def test_no_more_calls_than_max_num_seqs_are_generated_together() -> None:
     assert asyncio.run(main()) == [4, 4, 2]
 
 
-def test_a_workflow_that_raises_fails_its_own_trajectory_and_no_other() -> None:
+def test_workflow_error_fails_one_trajectory() -> None:
     async def solve(task: Task, team: Team) -> str:
         await team.a("one")
         if task.extra_info["k"] == 1:
@@ -157,7 +157,7 @@ def test_a_workflow_that_raises_fails_its_own_trajectory_and_no_other() -> None:
     assert len(trajectories[1].steps) == 1
 
 
-def test_an_agents_own_error_keeps_the_trajectory_and_its_reason() -> None:
+def test_agent_error_keeps_the_trajectory_and_its_reason() -> None:
     async def solve(task: Task, team: Team) -> str:
         await team.a("one")
         raise AgentError("not a number")
@@ -168,7 +168,7 @@ def test_an_agents_own_error_keeps_the_trajectory_and_its_reason() -> None:
     assert trajectory.answer is None
 
 
-def test_too_long_a_prompt_ends_the_trajectory_as_truncated_and_says_so() -> None:
+def test_long_prompt_ends_the_trajectory_as_truncated() -> None:
     async def solve(task: Task, team: Team) -> str:
         await team.b("short")
         await team.b("x" * 30)
@@ -180,7 +180,7 @@ def test_too_long_a_prompt_ends_the_trajectory_as_truncated_and_says_so() -> Non
     assert len(trajectory.steps) == 1
 
 
-def test_a_response_cut_at_its_limit_marks_the_trajectory_truncated_and_the_play_goes_on() -> None:
+def test_truncated_response_truncates_but_rollout_continues() -> None:
     async def solve(task: Task, team: Team) -> str:
         await team.b("say abcdefgh", max_tokens=4)
         return await team.b("say ok")
@@ -192,7 +192,7 @@ def test_a_response_cut_at_its_limit_marks_the_trajectory_truncated_and_the_play
     assert trajectory.answer == "ok"
 
 
-def test_a_call_of_an_agent_that_the_team_does_not_have_names_those_it_has() -> None:
+def test_unknown_agent_error_names_the_known_agents() -> None:
     async def solve(task: Task, team: Team) -> str:
         return await team.planner("one")
 
@@ -200,7 +200,7 @@ def test_a_call_of_an_agent_that_the_team_does_not_have_names_those_it_has() -> 
         run(solve)
 
 
-def test_an_error_of_the_model_itself_stops_everything() -> None:
+def test_model_error_stops_all_rollouts() -> None:
     class BrokenClient(EchoClient):
         def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
             raise MemoryError("no memory for the cache")
@@ -213,7 +213,7 @@ def test_an_error_of_the_model_itself_stops_everything() -> None:
         asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": BrokenClient()}), Sampling()))
 
 
-def test_random_keys_differ_between_calls_and_repeat_between_runs() -> None:
+def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
     seeds: list[tuple[int, ...]] = []
 
     class Recorder(EchoClient):
@@ -237,7 +237,7 @@ def test_random_keys_differ_between_calls_and_repeat_between_runs() -> None:
     assert seeds == first
 
 
-def test_branches_that_outlive_a_play_are_ended_with_it() -> None:
+def test_pending_branches_end_with_the_rollout() -> None:
     async def solve(task: Task, team: Team) -> None:
         await asyncio.gather(team.b("x" * 30), team.a("say one"), team.a("say two"))
 
@@ -247,7 +247,7 @@ def test_branches_that_outlive_a_play_are_ended_with_it() -> None:
     assert trajectory.steps == []
 
 
-def test_a_team_cannot_be_called_after_its_play() -> None:
+def test_team_cannot_be_called_after_the_rollout() -> None:
     kept: list[Team] = []
 
     async def solve(task: Task, team: Team) -> None:
@@ -259,7 +259,7 @@ def test_a_team_cannot_be_called_after_its_play() -> None:
         asyncio.run(kept[0].a("two"))
 
 
-def test_a_client_that_loses_a_request_is_told_instead_of_waited_for() -> None:
+def test_missing_generation_raises_instead_of_hanging() -> None:
     class Forgetful(EchoClient):
         def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
             return super().generate(requests)[1:]
@@ -272,7 +272,7 @@ def test_a_client_that_loses_a_request_is_told_instead_of_waited_for() -> None:
         asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Forgetful()}), Sampling()))
 
 
-def test_a_step_remembers_its_temperature_and_a_greedy_one_has_nothing_to_train() -> None:
+def test_step_keeps_its_temperature_and_greedy_masks_tokens() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("say one", temperature=0.3)
         await team.a("say two", temperature=0.0)
@@ -284,7 +284,7 @@ def test_a_step_remembers_its_temperature_and_a_greedy_one_has_nothing_to_train(
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"info": {"at": object()}}])
-def test_a_call_that_cannot_be_made_or_recorded_fails_its_play_with_the_reason(wrong: dict[str, object]) -> None:
+def test_invalid_call_fails_its_trajectory_with_the_reason(wrong: dict[str, object]) -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one", **wrong)  # type: ignore[arg-type]
 
@@ -300,7 +300,7 @@ def test_a_call_that_cannot_be_made_or_recorded_fails_its_play_with_the_reason(w
         ([AgentError("no number"), KeyError("bug")], "failed", "error", "KeyError: 'bug'"),
     ],
 )
-def test_errors_of_a_task_group_mean_what_they_mean_alone(
+def test_task_group_errors_count_like_single_errors(
     raised: list[Exception], status: str, key: str, reason: str
 ) -> None:
     async def branch(error: Exception) -> None:
@@ -317,7 +317,7 @@ def test_errors_of_a_task_group_mean_what_they_mean_alone(
     assert unlocated(trajectory.info[key]) == reason
 
 
-def test_a_long_prompt_or_an_unknown_agent_in_a_task_group_is_told_as_such() -> None:
+def test_task_group_keeps_long_prompt_and_unknown_agent_errors() -> None:
     async def long(task: Task, team: Team) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(team.b("x" * 30))
@@ -368,7 +368,7 @@ def play_of(k: int = 0) -> Play:
     return Play(Task("t", ({"role": "user", "content": "x"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
 
 
-def test_any_generator_serves_and_an_error_of_one_call_fails_that_play_alone() -> None:
+def test_generator_error_fails_one_trajectory() -> None:
     async def solve(task: Task, team: Team) -> str:
         return await team.a("say broken" if task.extra_info["k"] == 1 else "say fine")
 
@@ -380,7 +380,7 @@ def test_any_generator_serves_and_an_error_of_one_call_fails_that_play_alone() -
 
 
 @pytest.mark.parametrize(("told", "kept"), [(7, 7), (None, 3)])
-def test_the_version_is_that_of_the_generation_where_it_has_one(told: int | None, kept: int) -> None:
+def test_policy_version_comes_from_the_generation_if_set(told: int | None, kept: int) -> None:
     async def solve(task: Task, team: Team) -> str:
         return await team.a("say one")
 
@@ -388,7 +388,7 @@ def test_the_version_is_that_of_the_generation_where_it_has_one(told: int | None
     assert trajectory.steps[0].policy_version == kept
 
 
-def test_one_play_alone_raises_a_mistake_in_the_recipe_and_returns_all_else() -> None:
+def test_play_one_raises_only_config_errors() -> None:
     async def mistaken(task: Task, team: Team) -> str:
         return await team.nobody("one")
 
@@ -404,7 +404,7 @@ def test_one_play_alone_raises_a_mistake_in_the_recipe_and_returns_all_else() ->
 @pytest.mark.parametrize(
     "raised", [SystemExit(2), asyncio.CancelledError(), BaseExceptionGroup("", [SystemExit(2), AgentError("no")])]
 )
-def test_whatever_a_workflow_raises_ends_its_own_play_alone(raised: BaseException) -> None:
+def test_base_exception_fails_one_trajectory(raised: BaseException) -> None:
     async def solve(task: Task, team: Team) -> str:
         await team.a(f"say {task.text}")
         if task.extra_info["k"] == 0:
@@ -416,7 +416,7 @@ def test_whatever_a_workflow_raises_ends_its_own_play_alone(raised: BaseExceptio
     assert played[0].info["error"].startswith("RuntimeError: raised ")
 
 
-def test_a_play_that_is_cancelled_leaves_no_call_behind() -> None:
+def test_cancelled_rollout_leaves_no_pending_call() -> None:
     async def solve(task: Task, team: Team) -> None:
         await asyncio.gather(*(team.a(f"say {i}") for i in range(3)))
 
@@ -433,7 +433,7 @@ def test_a_play_that_is_cancelled_leaves_no_call_behind() -> None:
     assert asyncio.run(main()) == 0
 
 
-def test_an_agent_may_act_through_another_than_the_team_s_model_and_is_never_batched_with_it() -> None:
+def test_agent_of_another_policy_is_batched_separately() -> None:
     class Remote(ChatClient):
         def __init__(self) -> None:
             self.asked: list[tuple[list[dict[str, str]], int, float, tuple[int, ...]]] = []
@@ -474,7 +474,7 @@ def line_of(function, offset: int) -> str:
     return f"test_play.py:{function.__code__.co_firstlineno + offset} in {function.__name__}"
 
 
-def test_a_workflow_that_raises_is_located() -> None:
+def test_workflow_error_names_its_lines() -> None:
     def parse(text: str) -> int:
         return int(text)
 
@@ -489,7 +489,7 @@ def test_a_workflow_that_raises_is_located() -> None:
     assert "rollout/play.py" in traceback
 
 
-def test_a_plain_workflow_that_raises_is_located() -> None:
+def test_plain_workflow_error_names_its_line() -> None:
     def stop(task: Task, team: Team) -> None:
         raise StopIteration
 
@@ -501,7 +501,7 @@ def test_a_plain_workflow_that_raises_is_located() -> None:
         assert trajectory.info["error"].endswith(f"({line_of(workflow, 1)})")
 
 
-def test_a_mistake_in_the_recipe_is_located() -> None:
+def test_config_error_names_the_line() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.d("one")
 
@@ -557,7 +557,7 @@ FORGOTTEN = [in_a_text, itself, in_messages, in_parts, a_task, gathered, a_gener
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("body", FORGOTTEN, ids=[body.__name__ for body in FORGOTTEN])
-def test_a_forgotten_await_is_refused(body) -> None:
+def test_forgotten_await_is_refused(body) -> None:
     async def solve(task: Task, team: Team) -> None:
         await body(team)
 
@@ -573,7 +573,7 @@ def test_a_forgotten_await_is_refused(body) -> None:
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("answer", [lambda team: team.a("one"), lambda team: f"{team.a('one')}"], ids=["it", "text"])
-def test_an_answer_that_is_not_awaited_is_refused(answer) -> None:
+def test_unawaited_answer_is_refused(answer) -> None:
     async def solve(task: Task, team: Team) -> object:
         return answer(team)
 
@@ -586,7 +586,7 @@ SHOWN = "<coroutine object fetch at 0x7f3a2c1d>"
 
 
 @pytest.mark.parametrize("source", ["task", "response", "system"])
-def test_a_text_about_coroutines_is_no_forgotten_await(source: str) -> None:
+def test_text_about_coroutines_is_accepted(source: str) -> None:
     class Explains(EchoClient):
         def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
             return [Generation(ids := tuple(map(ord, SHOWN)), (-0.5,) * len(ids), "stop") for _ in requests]

@@ -32,7 +32,7 @@ def with_policies(file: Path, **sections: object) -> Path:
 SERVED = {"endpoint": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
 
 
-def test_without_policies_there_is_one_that_is_trained(file: Path) -> None:
+def test_default_policy_is_trained(file: Path) -> None:
     recipe = load_recipe(with_policies(file, agents={"writer": {}, "critic": {"system": "Judge."}}))
     assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
     assert trained_policies(recipe.config) == ("default",)
@@ -40,7 +40,7 @@ def test_without_policies_there_is_one_that_is_trained(file: Path) -> None:
     assert build_parts(recipe).trained_policies == {"default": ("writer", "critic")}
 
 
-def test_agents_share_policies_and_a_policy_has_the_runs_model_or_its_own(file: Path) -> None:
+def test_policy_has_the_runs_model_or_a_separate_one(file: Path) -> None:
     agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "one"}, "d": {"policy": "far"}}
     policies = {"one": None, "two": {"model": {"path": "other"}}, "far": SERVED}
     config = load_recipe(with_policies(file, agents=agents, policies=policies)).config
@@ -50,7 +50,7 @@ def test_agents_share_policies_and_a_policy_has_the_runs_model_or_its_own(file: 
     assert model_of(config, "two") == ("other", "policies.two.model.path")
 
 
-def test_an_address_alone_is_an_endpoint_and_overrides_merge_into_it(file: Path) -> None:
+def test_endpoint_address_alone_merges_with_overrides(file: Path) -> None:
     policies = {"default": {}, "far": {"endpoint": "http://127.0.0.1:9/v1", "model": {"path": "org/m"}}}
     file = with_policies(file, agents={"a": {}, "b": {"policy": "far"}}, policies=policies)
     config = load_recipe(file, ["policies.far.endpoint.timeout=5"]).config
@@ -67,7 +67,7 @@ def test_an_address_alone_is_an_endpoint_and_overrides_merge_into_it(file: Path)
     assert load_recipe(file, ["policies.far.endpoint=null"]).config.policies["far"].trained
 
 
-def test_a_recipe_with_policies_survives_its_kept_forms(file: Path, tmp_path: Path) -> None:
+def test_recipe_with_policies_survives_serialization(file: Path, tmp_path: Path) -> None:
     recipe = load_recipe(file, ["policies.big.endpoint.extra_body={top_p: 0.5}"])
     assert recipe_of_dict(json.loads(json.dumps(recipe.to_dict())), recipe.name, recipe.folder) == recipe
     (tmp_path / "again.yaml").write_text(recipe.to_yaml())
@@ -138,20 +138,20 @@ def test_policies_that_do_not_fit_the_team_are_refused(
         ("extra_body={user: sk-abcdefghijklmnopqrstuvwxyz}", r"extra_body.user: this looks like a key"),
     ],
 )
-def test_an_endpoint_that_cannot_be_asked_is_refused_by_name(file: Path, override: str, message: str) -> None:
+def test_invalid_endpoint_option_is_refused_by_name(file: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipe(file, [f"policies.big.endpoint.{override}"])
     assert "abcdefghij" not in str(caught.value)
 
 
-def test_a_key_is_asked_for_where_plays_are_to_begin(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_refused_by_build_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
     recipe = load_recipe(file)  # a kept run can be read where its key is not
     with pytest.raises(ConfigError, match=r"policies.big.endpoint: api_key_env: .* MY_KEY is not set"):
         build_parts(recipe)
 
 
-def test_each_policy_of_this_engine_has_its_own_weights_and_one_behind_an_endpoint_has_none(file: Path) -> None:
+def test_local_policies_load_separate_weights(file: Path) -> None:
     agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "still"}, "d": {"policy": "far"}}
     policies = {"one": {}, "two": {}, "still": {"trainable": False}, "far": SERVED}
     loaded = load_policies(load_recipe(with_policies(file, agents=agents, policies=policies)))
@@ -159,7 +159,7 @@ def test_each_policy_of_this_engine_has_its_own_weights_and_one_behind_an_endpoi
     assert len({id(policy.model) for policy in loaded.values()}) == 3
 
 
-def test_policies_that_are_trained_as_adapters_share_a_base_with_those_that_are_not_trained(file: Path) -> None:
+def test_adapter_policies_share_a_base_with_frozen_ones(file: Path) -> None:
     agents = {"a": {"policy": "one"}, "b": {"policy": "two"}, "c": {"policy": "still"}, "d": {"policy": "full"}}
     policies = {"one": {}, "two": {"lora_rank": 2}, "still": {"trainable": False}, "full": {"lora_rank": 0}}
     file = with_policies(file, agents=agents, policies=policies)
@@ -170,7 +170,7 @@ def test_policies_that_are_trained_as_adapters_share_a_base_with_those_that_are_
     assert ranks == {"one": {4}, "two": {2}}
 
 
-def test_a_model_that_is_no_folder_is_refused_by_its_key(file: Path) -> None:
+def test_model_path_other_than_a_folder_is_refused_by_key(file: Path) -> None:
     recipe = load_recipe(with_policies(file, agents=BOTH, policies={"default": {}, "far": {"model": {"path": 3}}}))
     with pytest.raises(ConfigError, match=r"policies.far.model.path: expected a Hugging Face folder, .* got 3"):
         model_folder(recipe, "far")

@@ -16,7 +16,7 @@ from tests.rollout.test_server import Answers, client_of, once, played, user
 PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
 
 
-def test_a_seed_that_all_calls_of_a_play_have_gives_none_of_them_the_random_numbers_of_another():
+def test_shared_seed_gives_each_prompt_separate_random_numbers():
     async def ask(client):
         for text in PROMPTS:
             for agent in ("writer", "editor"):
@@ -30,7 +30,7 @@ def test_a_seed_that_all_calls_of_a_play_have_gives_none_of_them_the_random_numb
     assert keys[-1] == keys[0]
 
 
-def test_with_one_seed_for_all_calls_unrelated_prompts_get_unrelated_responses():
+def test_shared_seed_gives_unrelated_responses():
     async def solve(task, team):
         async with client_of(team) as client:
             for text in PROMPTS:
@@ -48,7 +48,7 @@ def test_with_one_seed_for_all_calls_unrelated_prompts_get_unrelated_responses()
     assert same < 0.1 * all_of_them  # by chance it is 2 in 100; with the same random numbers it was 48
 
 
-def test_a_prompt_that_is_far_too_long_is_read_beside_the_event_loop():
+def test_very_long_prompt_does_not_block_the_event_loop():
     others_turn = threading.Event()
 
     class Slow(Answers):
@@ -70,7 +70,7 @@ def test_a_prompt_that_is_far_too_long_is_read_beside_the_event_loop():
     assert [step.agent for step in once(ask, model=Slow()).steps] == ["editor"]
 
 
-def test_prompts_that_may_fit_are_read_in_the_order_of_the_calls():
+def test_fitting_prompts_are_encoded_in_call_order():
     here = threading.get_ident()
 
     class Watched(Answers):
@@ -87,7 +87,7 @@ def test_prompts_that_may_fit_are_read_in_the_order_of_the_calls():
     assert [len(step.prompt_ids) for step in made.steps] == [90_011, 21, 64_011]
 
 
-def test_a_prompt_without_room_ends_the_play_though_another_agent_was_answered_since():
+def test_long_prompt_ends_the_rollout_despite_other_answers():
     async def solve(task, team):
         async with client_of(team) as client:
             long = client.chat.completions.create(model="writer", messages=user("x" * 2000))
@@ -121,7 +121,7 @@ TALK = [
 ]
 
 
-def test_the_prompt_of_a_frozen_agent_is_what_its_messages_say():
+def test_frozen_prompt_spells_out_its_messages():
     made = once(
         lambda client: client.chat.completions.create(model="critic", messages=TALK),
         model=Far(),
@@ -131,7 +131,7 @@ def test_the_prompt_of_a_frozen_agent_is_what_its_messages_say():
     assert made.steps[0].prompt == f"[user]\nhi there\n\n[assistant]\n{call}\n\n[tool]\n3"
 
 
-def test_a_call_of_a_tool_that_is_none_is_told_before_a_frozen_model_is_asked():
+def test_malformed_tool_call_is_refused_before_a_frozen_call():
     far, wrong = Far(), [{"role": "assistant", "content": "x", "tool_calls": 5}]
     with pytest.raises(openai.BadRequestError, match="tool_calls: expected a list"):
         once(
@@ -150,7 +150,7 @@ def short_answer(prompt: str) -> str:
     return "B" if prompt.endswith("A or B?") else "because so"
 
 
-def test_an_answer_of_ones_own_is_found_in_the_history_though_the_question_had_it_too():
+def test_own_answer_in_history_is_a_parent():
     async def ask(client):
         async def say(agent, *messages):
             answer = await client.chat.completions.create(model=agent, messages=list(messages))
@@ -167,7 +167,7 @@ def test_an_answer_of_ones_own_is_found_in_the_history_though_the_question_had_i
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,), (1,)]
 
 
-def test_an_example_that_every_prompt_begins_with_is_nobodys_answer():
+def test_example_in_every_prompt_is_not_a_parent():
     example = [*user("A or C?"), told("B"), *user("A or B?")]
 
     async def ask(client):
@@ -180,7 +180,7 @@ def test_an_example_that_every_prompt_begins_with_is_nobodys_answer():
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (2,), (2,)]
 
 
-def test_what_the_caller_asked_for_in_vain_is_kept_with_the_step():
+def test_ignored_fields_are_kept_and_reserved_info_refused():
     async def solve(task, team):
         recorder = team._recorder
         await recorder.ask(Call("writer", user("x"), info={"mine": 1}, ignored=("top_p",)))

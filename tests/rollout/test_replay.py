@@ -53,7 +53,7 @@ def said(trajectory: Trajectory) -> list[tuple[str, str]]:
     return [(step.agent, step.response) for step in trajectory.steps]
 
 
-def test_with_nobody_replaced_the_play_is_the_same_and_no_model_is_asked():
+def test_replay_without_replacement_equals_the_record():
     before = recorded({"default": model("a", "b")})
     now, other = model("other", "other"), model("base", "base")
     after = again(before, set(), {"default": now, "baseline": other})
@@ -63,7 +63,7 @@ def test_with_nobody_replaced_the_play_is_the_same_and_no_model_is_asked():
     assert now.prompts == other.prompts == []
 
 
-def test_what_comes_before_a_replaced_agent_is_as_recorded_and_after_it_only_what_depends_on_it_is_new():
+def test_replay_samples_only_steps_that_depend_on_the_change():
     before = recorded({"default": model("a", "b", "again")})
     now, other = model("new", "new", "fine"), model("base", "base", "base")
     after = again(before, {"do"}, {"default": now, "baseline": other})
@@ -73,7 +73,7 @@ def test_what_comes_before_a_replaced_agent_is_as_recorded_and_after_it_only_wha
     assert [step.policy for step in after.steps] == ["default", "baseline", "default"]
 
 
-def test_where_the_replacement_says_the_same_the_rest_is_as_recorded():
+def test_replay_equals_the_record_after_the_same_response():
     before = recorded({"default": model("a", "b", "again")})
     now = model("new", "new", "new")
     after = again(before, {"plan"}, {"default": now, "baseline": model("a", "base")})
@@ -81,7 +81,7 @@ def test_where_the_replacement_says_the_same_the_rest_is_as_recorded():
     assert now.prompts == []
 
 
-def test_an_agent_that_is_asked_the_same_again_gives_its_answers_in_order_and_then_answers_anew():
+def test_repeated_prompt_replays_responses_in_order_then_samples():
     async def thrice(task: Task, team: Team) -> str:
         return "".join([await team.do("x") for _ in range(3)])
 
@@ -94,7 +94,7 @@ def test_an_agent_that_is_asked_the_same_again_gives_its_answers_in_order_and_th
     assert after.answer == "12new"
 
 
-def test_agents_of_one_policy_that_are_asked_the_same_keep_their_own_answers():
+def test_agents_of_one_policy_keep_separate_responses():
     same = {name: AgentSpec("") for name in AGENTS}
 
     async def both(task: Task, team: Team) -> str:
@@ -108,7 +108,7 @@ def test_agents_of_one_policy_that_are_asked_the_same_keep_their_own_answers():
     assert after.answer == "base2"
 
 
-def test_a_model_behind_an_endpoint_is_asked_only_what_it_has_not_answered():
+def test_endpoint_is_called_only_for_unrecorded_prompts():
     class Chat(ChatClient):
         def __init__(self) -> None:
             self.asked: list[str] = []
@@ -129,7 +129,7 @@ def test_a_model_behind_an_endpoint_is_asked_only_what_it_has_not_answered():
 
 
 @pytest.mark.parametrize("replaced", [set(), {"check"}])
-def test_parallel_branches_meet_as_they_met(replaced: set[str]) -> None:
+def test_parallel_branches_keep_their_recorded_order(replaced: set[str]) -> None:
     async def branches(task: Task, team: Team) -> str:
         async def branch(agent: Agent, name: str) -> list[str]:
             said = [await agent(f"{name}{turn}") for turn in range(3)]
@@ -150,7 +150,7 @@ def test_parallel_branches_meet_as_they_met(replaced: set[str]) -> None:
         assert after.answer == before.answer
 
 
-def test_an_answer_that_is_not_asked_for_any_more_is_not_waited_for() -> None:
+def test_replay_does_not_wait_for_unused_responses() -> None:
     async def two(task: Task, team: Team) -> str:
         return await team.do("first") + await team.do("second")
 

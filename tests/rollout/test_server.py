@@ -105,7 +105,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 # What a call becomes
 
 
-def test_a_call_of_the_openai_client_is_a_step_like_one_that_the_workflow_makes():
+def test_openai_client_calls_make_the_same_steps_as_a_workflow():
     async def over_http(task, team):
         async with client_of(team) as client:
             first = await client.chat.completions.create(model="writer", messages=user(task.text))
@@ -137,7 +137,7 @@ def test_a_call_of_the_openai_client_is_a_step_like_one_that_the_workflow_makes(
         ({"model": "gpt-5", "messages": [{"role": "developer", "content": "Mind: You edit."}, *HELLO]}, "editor"),
     ],
 )
-def test_an_agent_is_known_by_header_model_or_system_prompt(asked, agent):
+def test_agent_is_set_by_header_model_or_system_prompt(asked, agent):
     made = once(lambda client: client.chat.completions.create(**{"messages": HELLO, **asked}))
     assert [step.agent for step in made.steps] == [agent]
 
@@ -150,17 +150,17 @@ def test_an_agent_is_known_by_header_model_or_system_prompt(asked, agent):
         ({"model": "x", "extra_headers": {"X-Creditflow-Agent": "judge"}}, "no agent 'judge'; there is writer, editor"),
     ],
 )
-def test_a_call_of_nobodys_is_refused_with_the_names_that_there_are(asked, said):
+def test_call_without_an_agent_is_refused_with_known_names(asked, said):
     with pytest.raises(openai.APIStatusError, match=said):
         once(lambda client: client.chat.completions.create(messages=HELLO, **asked))
 
 
-def test_of_a_team_of_one_every_call_is_its():
+def test_single_agent_gets_every_call():
     made = once(lambda client: client.chat.completions.create(model="gpt-5", messages=HELLO), agents={"a": AgentSpec()})
     assert made.steps[0].agent == "a"
 
 
-def test_a_system_prompt_of_the_client_stands_in_place_of_the_agents():
+def test_client_system_prompt_replaces_the_agents():
     async def ask(client):
         await client.chat.completions.create(model="writer", messages=HELLO)
         await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": "Sing."}, *HELLO])
@@ -168,14 +168,14 @@ def test_a_system_prompt_of_the_client_stands_in_place_of_the_agents():
     assert [step.prompt for step in once(ask).steps] == ["You write.\nhello", "Sing.\nhello"]
 
 
-def test_a_system_prompt_that_says_nothing_stands_in_place_of_the_agents_too():
+def test_empty_client_system_prompt_replaces_the_agents():
     async def ask(client):
         await client.chat.completions.create(model="writer", messages=[{"role": "system", "content": ""}, *HELLO])
 
     assert "You write." not in once(ask).steps[0].prompt
 
 
-def test_parts_of_a_message_are_read_as_their_texts_what_was_refused_before_too():
+def test_message_parts_join_to_text_refusals_included():
     async def ask(client):
         parts = [{"type": "text", "text": "I had"}, {"type": "refusal", "refusal": " refused"}]
         said = [*HELLO, {"role": "assistant", "content": parts}, *HELLO]
@@ -184,7 +184,7 @@ def test_parts_of_a_message_are_read_as_their_texts_what_was_refused_before_too(
     assert "I had refused" in once(ask, model=Templated()).steps[0].prompt
 
 
-def test_parents_are_the_steps_whose_responses_the_prompt_has_read():
+def test_parents_are_found_in_the_prompt():
     async def ask(client):
         async def say(agent, *texts):
             messages = [one for text in texts for one in user(text)]
@@ -199,7 +199,7 @@ def test_parents_are_the_steps_whose_responses_the_prompt_has_read():
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (0, 2), (1,), (4,)]
 
 
-def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
+def test_parent_of_a_tool_result_is_the_calling_step():
     async def ask(client):
         async def say(messages):
             answer = await client.chat.completions.create(model="writer", messages=messages, tools=[TOOL])
@@ -214,7 +214,7 @@ def test_what_answers_a_call_of_a_tool_comes_from_the_step_that_made_it():
     assert [step.parents for step in made.steps] == [(), (0,), (1,), (0,)]
 
 
-def test_what_the_task_itself_says_is_nobodys_response():
+def test_text_from_the_task_is_not_a_parent():
     async def ask(client):
         for text in ("Option A, Option B or C?", "Option A, Option B or C? Why?", "Option A, Option B or C? Sure?"):
             await client.chat.completions.create(model="writer", messages=user(text))
@@ -223,7 +223,7 @@ def test_what_the_task_itself_says_is_nobodys_response():
     assert [step.parents for step in made.steps] == [(), (0,), (1,)]
 
 
-def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_all():
+def test_choices_share_parents_and_the_next_call_uses_all():
     answers = []
 
     async def ask(client):
@@ -238,7 +238,7 @@ def test_choices_are_steps_with_the_same_parents_and_who_calls_next_uses_them_al
     assert len({request.seed for request in model.requests}) == 5
 
 
-def test_parents_are_those_that_the_client_names():
+def test_parents_header_sets_the_parents():
     async def ask(client):
         ids = [(await client.chat.completions.create(model="writer", messages=HELLO)).id for _ in range(3)]
         header = {"X-Creditflow-Parents": f"{ids[0]}, {ids[2]}"}
@@ -247,7 +247,7 @@ def test_parents_are_those_that_the_client_names():
     assert once(ask).steps[3].parents == (0, 2)
 
 
-def test_ids_that_no_header_could_hold_are_named_percent_encoded():
+def test_parents_header_accepts_percent_encoded_ids():
     async def solve(task, team):
         async with client_of(team) as client:
             one = (await client.chat.completions.create(model="writer", messages=HELLO)).id
@@ -261,7 +261,7 @@ def test_ids_that_no_header_could_hold_are_named_percent_encoded():
 
 
 @pytest.mark.parametrize("id", ["math/12-0", "Größe 1?#%2F", "..", "x" * 300, ""])
-def test_a_play_is_called_whatever_its_id_is(id):
+def test_any_trajectory_id_gets_a_usable_url(id):
     async def solve(task, team):
         async with client_of(team) as client:
             await client.chat.completions.create(model="writer", messages=HELLO)
@@ -272,7 +272,7 @@ def test_a_play_is_called_whatever_its_id_is(id):
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "\ufffd", "x" * 201])
-def test_a_name_that_no_url_has_as_one_segment_is_refused(limited, name):
+def test_name_that_is_not_one_url_segment_is_refused(limited, name):
     async def main():
         recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
         with pytest.raises(InputError, match="a play's name has 1 to 200 printable characters, none a slash"):
@@ -281,7 +281,7 @@ def test_a_name_that_no_url_has_as_one_segment_is_refused(limited, name):
     asyncio.run(main())
 
 
-def test_a_name_that_an_open_play_has_is_not_anothers(limited):
+def test_name_of_an_open_rollout_is_refused(limited):
     async def main():
         recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
         door = limited().open(recorder, name="x", api_key="k")
@@ -293,7 +293,7 @@ def test_a_name_that_an_open_play_has_is_not_anothers(limited):
     asyncio.run(main())
 
 
-def test_each_choice_says_which_step_it_is():
+def test_choice_has_its_step_id():
     said = []
 
     async def ask(client):
@@ -308,7 +308,7 @@ def test_each_choice_says_which_step_it_is():
     assert made.steps[2].parents == (1,)
 
 
-def test_the_answer_came_from_the_choices_that_are_named_by_their_ids():
+def test_answer_from_accepts_step_ids_of_choices():
     async def solve(task, team):
         async with client_of(team) as client:
             first = await client.chat.completions.create(model="writer", messages=HELLO)
@@ -323,7 +323,7 @@ def test_the_answer_came_from_the_choices_that_are_named_by_their_ids():
     assert (made.status, made.answer_steps) == ("ok", (0, 2))
 
 
-def test_the_same_seed_gives_the_same_response_and_another_play_another_one():
+def test_seed_repeats_a_response_within_a_rollout_only():
     async def solve(task, team):
         async with client_of(team) as client:
             for seed in (5, 5, 6, None):
@@ -338,7 +338,7 @@ def test_the_same_seed_gives_the_same_response_and_another_play_another_one():
     assert other.steps[0].response_ids != a
 
 
-def test_a_response_ends_at_a_stop_text_and_what_wrote_that_is_what_is_trained_on():
+def test_stop_text_ends_a_response_and_its_tokens_are_trained():
     answers = []
 
     async def ask(client):
@@ -353,7 +353,7 @@ def test_a_response_ends_at_a_stop_text_and_what_wrote_that_is_what_is_trained_o
     assert made.status == "ok"
 
 
-def test_of_stop_texts_that_overlap_the_one_that_is_reached_first_ends_the_response():
+def test_first_completed_stop_text_ends_the_response():
     answers = []
 
     async def ask(client):
@@ -364,7 +364,7 @@ def test_of_stop_texts_that_overlap_the_one_that_is_reached_first_ends_the_respo
     assert step.response_ids == tuple(map(ord, "abcd"))
 
 
-def test_a_response_that_was_cut_off_says_so_to_the_client_and_in_the_play():
+def test_length_limit_is_reported_to_client_and_trajectory():
     answers = []
 
     async def ask(client):
@@ -375,7 +375,7 @@ def test_a_response_that_was_cut_off_says_so_to_the_client_and_in_the_play():
     assert made.status == "truncated"
 
 
-def test_nobody_gets_more_tokens_than_the_run_allows():
+def test_max_tokens_is_capped_at_the_runs_limit():
     model = Answers()
     once(
         lambda client: client.chat.completions.create(model="writer", messages=HELLO, max_tokens=10**6),
@@ -385,7 +385,7 @@ def test_nobody_gets_more_tokens_than_the_run_allows():
     assert model.requests[0].max_tokens == 33
 
 
-def test_log_probs_are_those_that_are_trained_on():
+def test_log_probs_are_those_of_the_step():
     answers = []
 
     async def ask(client):
@@ -399,7 +399,7 @@ def test_log_probs_are_those_that_are_trained_on():
     assert answers[1].choices[0].logprobs.text_offset == [0, 1, 2]
 
 
-def test_of_prompts_that_are_asked_together_all_are_answered_or_none():
+def test_prompts_of_one_request_all_succeed_or_all_fail():
     async def ask(client):
         with pytest.raises(openai.BadRequestError, match="has 2000 tokens"):
             await client.completions.create(model="writer", prompt=["short", "x" * 2000])
@@ -410,7 +410,7 @@ def test_of_prompts_that_are_asked_together_all_are_answered_or_none():
     assert made.steps[0].parents == ()
 
 
-def test_log_probs_of_a_greedy_response_are_told_though_they_are_not_trained_on():
+def test_greedy_response_has_log_probs_but_an_empty_mask():
     answers = []
 
     async def ask(client):
@@ -422,7 +422,7 @@ def test_log_probs_of_a_greedy_response_are_told_though_they_are_not_trained_on(
     assert step.response_mask == (0, 0, 0)
 
 
-def test_a_stream_says_the_same_in_parts():
+def test_stream_joins_to_the_response():
     said = []
 
     async def ask(client):
@@ -450,7 +450,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
 
-def test_tokens_of_a_stream_are_told_once():
+def test_stream_sends_token_ids_once():
     chunks = []
 
     async def ask(client):
@@ -469,7 +469,7 @@ def test_tokens_of_a_stream_are_told_once():
     assert tuple(logprobs) == step.logprobs
 
 
-def test_calls_of_the_clients_tools_come_as_openai_has_them_and_go_back_into_the_next_prompt():
+def test_client_tool_calls_and_results_round_trip():
     answers = []
 
     async def ask(client):
@@ -495,7 +495,7 @@ def test_calls_of_the_clients_tools_come_as_openai_has_them_and_go_back_into_the
 
 
 @pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": openai.omit}])
-def test_who_may_call_nothing_is_told_the_text(more):
+def test_tool_call_stays_text_without_tools(more):
     answers = []
 
     async def ask(client):
@@ -508,7 +508,7 @@ def test_who_may_call_nothing_is_told_the_text(more):
     assert answers[0].choices[0].finish_reason == "stop"
 
 
-def test_half_a_call_stays_text_for_the_client_to_see():
+def test_incomplete_tool_call_stays_text():
     answers = []
 
     async def ask(client):
@@ -518,7 +518,7 @@ def test_half_a_call_stays_text_for_the_client_to_see():
     assert answers[0].choices[0].message.content == '<tool_call>{"name": '
 
 
-def test_what_is_sampled_is_what_is_recorded_with_a_real_model():
+def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
     answers = []
 
     async def solve(task, team):
@@ -542,7 +542,7 @@ def test_what_is_sampled_is_what_is_recorded_with_a_real_model():
     assert spelled_anew < 3  # random bytes are no text: tokens made anew from it would not be those that were sampled
 
 
-def test_each_text_that_is_completed_tells_its_own_tokens():
+def test_completion_has_prompt_tokens_per_choice():
     answers = []
 
     async def ask(client):
@@ -553,7 +553,7 @@ def test_each_text_that_is_completed_tells_its_own_tokens():
     assert [choice.prompt_token_ids for choice in answers[0].choices] == [list(step.prompt_ids) for step in made.steps]
 
 
-def test_models_are_the_agents():
+def test_models_endpoint_lists_the_agents():
     found = []
 
     async def ask(client):
@@ -566,7 +566,7 @@ def test_models_are_the_agents():
     assert found == ["default:writer", "default:editor", "default:editor"]
 
 
-def test_the_official_types_know_every_field_of_every_answer():
+def test_answers_fit_the_official_types():
     raw = []
 
     async def ask(client):
@@ -583,7 +583,7 @@ def test_the_official_types_know_every_field_of_every_answer():
         assert all(set(choice.model_extra) == {"step_id"} for choice in parsed.choices)
 
 
-def test_a_stream_is_lines_to_every_client_whatever_is_said():
+def test_stream_escapes_unicode_line_separators():
     """Python's own `splitlines`, and httpx with it, ends a line at U+2028 and its like."""
     said = "one\u2028two\x85three"
     lines = []
@@ -603,7 +603,7 @@ def test_a_stream_is_lines_to_every_client_whatever_is_said():
     [{}, {"tools": [TOOL]}, {"logprobs": True}, {"n": 2, "stream_options": {"include_usage": True}}],
     ids=["plain", "tools", "logprobs", "choices"],
 )
-def test_the_official_types_know_every_field_of_every_chunk(more):
+def test_chunks_fit_the_official_types(more):
     lines = []
 
     async def ask(client):
@@ -651,12 +651,12 @@ def test_the_official_types_know_every_field_of_every_chunk(more):
         ({"extra_headers": {"X-Creditflow-Parents": "t0/9"}}, "no answer of this trajectory"),
     ],
 )
-def test_what_would_change_the_sampling_or_cannot_be_had_is_refused(more, said):
+def test_unsupported_request_fields_are_refused(more, said):
     with pytest.raises(openai.BadRequestError, match=said):
         once(lambda client: client.chat.completions.create(**{"model": "writer", "messages": HELLO, **more}))
 
 
-def test_a_prompt_without_room_truncates_the_play_whatever_the_client_raises():
+def test_long_prompt_truncates_whatever_the_client_raises():
     with pytest.raises(openai.BadRequestError) as raised:
         once(lambda client: client.chat.completions.create(model="writer", messages=user("x" * 2000)))
     assert raised.value.code == "context_length_exceeded"
@@ -670,7 +670,7 @@ def test_a_prompt_without_room_truncates_the_play_whatever_the_client_raises():
     assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
 
 
-def test_a_failure_after_a_prompt_that_was_shortened_is_a_failure():
+def test_error_after_a_shortened_prompt_fails_the_trajectory():
     async def solve(task, team):
         async with client_of(team) as client:
             with pytest.raises(openai.BadRequestError):
@@ -682,7 +682,7 @@ def test_a_failure_after_a_prompt_that_was_shortened_is_a_failure():
     assert (made.status, unlocated(made.info["error"])) == ("failed", "KeyError: 'mine'")
 
 
-def test_of_choices_that_a_policy_behind_an_endpoint_fails_in_none_is_a_step():
+def test_failed_choice_records_no_step_of_its_request():
     class Fails(ChatClient):
         asked = 0
 
@@ -702,7 +702,7 @@ def test_of_choices_that_a_policy_behind_an_endpoint_fails_in_none_is_a_step():
     assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
 
 
-def test_tokens_of_a_policy_behind_an_endpoint_are_counted_as_that_has_told_them():
+def test_usage_of_an_endpoint_policy_is_the_servers():
     class Counts(ChatClient):
         async def chat(self, messages, **given):
             return ChatReply("yes", "stop", 11, 3)
@@ -716,7 +716,7 @@ def test_tokens_of_a_policy_behind_an_endpoint_are_counted_as_that_has_told_them
     assert (usages[0].prompt_tokens, usages[0].completion_tokens) == (11, 6)
 
 
-def test_threads_that_ask_for_the_url_together_get_the_same():
+def test_concurrent_threads_get_the_same_url():
     async def solve(task, team):
         found = await asyncio.gather(*(asyncio.to_thread(lambda: (team.base_url, team.api_key)) for _ in range(4)))
         return str(len(set(found)))
@@ -724,7 +724,7 @@ def test_threads_that_ask_for_the_url_together_get_the_same():
     assert {play.answer for play in played(solve, n=20)} == {"1"}
 
 
-def test_a_model_that_breaks_ends_the_run_and_not_the_server():
+def test_model_error_ends_the_run_but_not_the_server():
     def broken(prompt):
         raise RuntimeError("out of memory")
 
@@ -796,14 +796,14 @@ GOOD = json.dumps({"model": "writer", "messages": HELLO}).encode()
     ],
     ids=["nothing", "garbage", "deep", "half a surrogate pair", "nested", "9 MB"],
 )
-def test_bodies_that_are_no_request_harm_nobody(body, status):
+def test_invalid_bodies_do_not_affect_other_rollouts(body, status):
     answers = []
     made = among_others(lambda team: answers.append(post(team, body)))
     assert answers[0].split(b" ", 2)[1] == status
     assert [len(play.steps) for play in made] == [2, 2, 2, 2]
 
 
-def test_a_hundred_megabytes_without_a_length_are_not_taken_in():
+def test_oversized_chunked_body_is_refused():
     def trouble(team):
         place = urlsplit(team.base_url)
         connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
@@ -823,11 +823,11 @@ def test_a_hundred_megabytes_without_a_length_are_not_taken_in():
 
 
 @pytest.mark.parametrize("request_", [b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"POST"])
-def test_what_is_no_http_harms_nobody(request_):
+def test_invalid_http_does_not_affect_other_rollouts(request_):
     among_others(lambda team: raw(team.base_url, request_, wait=2.0))
 
 
-def test_a_wrong_key_or_anothers_opens_nothing():
+def test_wrong_or_foreign_key_is_refused():
     keys, seen = {}, []
 
     async def solve(task, team):
@@ -845,7 +845,7 @@ def test_a_wrong_key_or_anothers_opens_nothing():
     assert (len(seen), [len(play.steps) for play in made]) == (6, [0, 0])
 
 
-def test_a_page_elsewhere_whose_name_points_here_gets_nothing():
+def test_foreign_host_header_is_refused():
     answers = []
 
     def trouble(team):
@@ -858,13 +858,13 @@ def test_a_page_elsewhere_whose_name_points_here_gets_nothing():
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"421"] * 5
 
 
-def test_who_shows_no_key_is_not_sent_elsewhere():
+def test_wrong_key_gets_no_redirect():
     answers = []
     among_others(lambda team: answers.append(post(team, GOOD, key="wrong", path="/chat/completions/")))
     assert answers[0].split(b" ", 2)[1] == b"404"
 
 
-def test_a_server_that_stops_ends_the_calls_that_are_under_way_and_says_nothing_of_it(caplog):
+def test_stopping_server_ends_pending_calls_without_warnings(caplog):
     server, asked, gone = OpenAIServer().start(), asyncio.Event(), asyncio.Event()
     logging.getLogger("uvicorn.error").addHandler(caplog.handler)
 
@@ -899,14 +899,14 @@ def test_a_server_that_stops_ends_the_calls_that_are_under_way_and_says_nothing_
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-def test_a_server_that_was_never_started_or_has_ended_may_be_stopped():
+def test_stop_works_before_start_and_twice():
     OpenAIServer().stop()
     server = OpenAIServer().start()
     server.stop()
     server.stop()
 
 
-def test_a_server_leaves_the_logging_of_its_process_alone(monkeypatch, caplog):
+def test_server_does_not_change_process_logging(monkeypatch, caplog):
     loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
     for logger in loggers:
         monkeypatch.setattr(logger, "handlers", [caplog.handler])
@@ -918,7 +918,7 @@ def test_a_server_leaves_the_logging_of_its_process_alone(monkeypatch, caplog):
     assert [record for record in caplog.records if record.name == "uvicorn.access"] == []
 
 
-def test_when_the_play_has_ended_its_door_is_shut():
+def test_ended_rollout_refuses_calls():
     left = []
 
     async def solve(task, team):
@@ -929,7 +929,7 @@ def test_when_the_play_has_ended_its_door_is_shut():
     assert b" 401 " in post(left[0], GOOD).splitlines()[0]
 
 
-def test_a_client_that_goes_away_leaves_no_step():
+def test_disconnected_client_leaves_no_step():
     started, go_on = threading.Event(), threading.Event()
 
     def slow(prompt):
@@ -973,7 +973,7 @@ def limited(monkeypatch):
 
 
 @pytest.mark.parametrize("ticks", range(6))
-def test_nothing_is_recorded_when_a_play_has_been_closed(ticks):
+def test_closed_recorder_records_nothing(ticks):
     async def play():
         answer = asyncio.Event()
 
@@ -1002,7 +1002,7 @@ def test_nothing_is_recorded_when_a_play_has_been_closed(ticks):
     assert asyncio.run(play()) in (0, 1)
 
 
-def test_a_play_may_make_so_many_steps_and_no_more(limited):
+def test_steps_limit_refuses_further_calls(limited):
     limited(steps=2)
     seen = []
 
@@ -1015,7 +1015,7 @@ def test_a_play_may_make_so_many_steps_and_no_more(limited):
     assert (len(seen), refused.value.response.headers["x-should-retry"]) == (2, "false")
 
 
-def test_more_choices_than_there_can_be_at_a_time_are_refused_for_good_and_others_for_now(limited):
+def test_waiting_limit_gives_400_or_429(limited):
     limited(waiting=4)
     refused, one_was = {}, threading.Event()
 
@@ -1040,7 +1040,7 @@ def test_more_choices_than_there_can_be_at_a_time_are_refused_for_good_and_other
     assert (for_good.status_code, "at most 4 choices" in str(for_good)) == (400, True)
 
 
-def test_calls_that_are_under_way_count_as_steps(limited):
+def test_pending_calls_count_towards_the_steps_limit(limited):
     limited(steps=2)
     found = []
 
@@ -1066,14 +1066,14 @@ def ended(connection: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("begun", [b"", b"POST /t/x HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half a head"])
-def test_a_connection_without_a_whole_head_is_ended(limited, begun):
+def test_connection_without_a_complete_head_is_closed(limited, begun):
     server = limited(connection_seconds=0.2)
     with opened(server) as connection:
         connection.sendall(begun)
         assert ended(connection)
 
 
-def test_half_a_head_behind_a_whole_request_is_not_waited_for_either(limited):
+def test_incomplete_second_head_closes_the_connection(limited):
     server = limited(connection_seconds=0.2)
 
     async def solve(task, team):
@@ -1092,7 +1092,7 @@ def test_half_a_head_behind_a_whole_request_is_not_waited_for_either(limited):
     assert [play.answer for play in played(solve)] == ["True"]
 
 
-def test_who_does_not_read_what_it_was_answered_is_ended(limited):
+def test_client_that_does_not_read_is_disconnected(limited):
     server = limited(connection_seconds=0.5)
 
     def goes_on(connection, request):
@@ -1112,13 +1112,13 @@ def test_who_does_not_read_what_it_was_answered_is_ended(limited):
     assert made.status == "ok", made.info
 
 
-def test_who_needs_no_key_keeps_no_connection(limited):
+def test_health_check_closes_its_connection(limited):
     with opened(limited()) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 100)
         assert connection.makefile("rb").read().count(b"200 OK") == 1
 
 
-def test_connections_that_ask_for_nothing_make_room_for_one_that_does(limited):
+def test_idle_connections_make_room_for_a_request(limited):
     server = limited(connections=4, connection_seconds=600)
     idle = [opened(server) for _ in range(8)]
 
@@ -1133,7 +1133,7 @@ def test_connections_that_ask_for_nothing_make_room_for_one_that_does(limited):
             one.close()
 
 
-def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limited):
+def test_busy_connection_is_not_closed_for_another(limited):
     server = limited(connections=2, connection_seconds=600)
     idle = []
 
@@ -1155,7 +1155,7 @@ def test_a_connection_that_waits_for_its_response_is_not_ended_for_another(limit
             one.close()
 
 
-def test_workflows_that_block_their_event_loop_are_told_so_each_sooner_than_the_one_before(limited):
+def test_blocked_event_loops_are_reported_ever_sooner(limited):
     limited(blocked_seconds=1.6)
 
     async def solve(task, team):
@@ -1169,7 +1169,7 @@ def test_workflows_that_block_their_event_loop_are_told_so_each_sooner_than_the_
     assert sorted(told, key=float, reverse=True) == ["0.4", "0.1", "0.1", "0.1", "0.1"]
 
 
-def test_a_loop_that_was_blocked_once_is_waited_for_longer_again(limited):
+def test_patience_with_a_loop_grows_after_a_taken_call(limited):
     limited(blocked_seconds=3.2)
     told = []
 
@@ -1191,7 +1191,7 @@ def test_a_loop_that_was_blocked_once_is_waited_for_longer_again(limited):
     assert told == ["3.2", "1.6"]
 
 
-def test_who_calls_while_another_play_blocks_the_loop_tries_again_and_is_answered(limited):
+def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
     limited(blocked_seconds=1.0)
     blocked, refused = threading.Event(), threading.Event()
 
@@ -1216,7 +1216,7 @@ def test_who_calls_while_another_play_blocks_the_loop_tries_again_and_is_answere
     assert [(play.status, len(play.steps)) for play in made] == [*[("ok", 1)] * 3, ("ok", 0)]
 
 
-def test_a_call_that_was_refused_before_it_was_taken_up_makes_no_step(limited):
+def test_refused_call_makes_no_step(limited):
     async def main():
         trajectory, refused = Trajectory("t", "u", task_of("x")), Future()
         recorder = Recorder(AGENTS, trajectory, Scheduler({"default": Answers()}), Sampling(), (0,))
@@ -1233,7 +1233,7 @@ def test_a_call_that_was_refused_before_it_was_taken_up_makes_no_step(limited):
 # Workflows that are no coroutines
 
 
-def test_a_plain_function_plays_with_a_client_that_blocks():
+def test_plain_workflow_works_with_a_blocking_client():
     def solve(task, team):
         with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
             asked = user(task.text)
@@ -1243,7 +1243,7 @@ def test_a_plain_function_plays_with_a_client_that_blocks():
     assert [play.answer for play in made] == [str(k % 10) for k in range(80)]
 
 
-def test_whatever_a_plain_function_raises_ends_its_play():
+def test_plain_workflow_error_fails_its_trajectory():
     def solve(task, team):
         raise asyncio.CancelledError
 
@@ -1251,7 +1251,7 @@ def test_whatever_a_plain_function_raises_ends_its_play():
     assert (made.status, unlocated(made.info["error"])) == ("failed", "RuntimeError: raised CancelledError")
 
 
-def test_workflows_that_fill_the_threads_of_the_event_loop_still_get_their_responses():
+def test_full_thread_pool_still_gets_responses():
     def ask(task, team):
         with openai.OpenAI(base_url=team.base_url, api_key=team.api_key, max_retries=0) as client:
             return client.chat.completions.create(model="writer", messages=HELLO).choices[0].message.content
@@ -1262,7 +1262,7 @@ def test_workflows_that_fill_the_threads_of_the_event_loop_still_get_their_respo
     assert {play.answer for play in played(solve, n=80)} == {"yes"}
 
 
-def test_plays_over_http_are_batched_like_plays_in_process():
+def test_calls_over_http_are_batched():
     async def solve(task, team):
         async with client_of(team) as client:
             for _ in range(3):
@@ -1275,7 +1275,7 @@ def test_plays_over_http_are_batched_like_plays_in_process():
     assert len(scheduler.batch_sizes) <= 12  # one a round where the machine is quiet, far from one a call anywhere
 
 
-def test_a_play_that_thinks_for_long_holds_up_no_other():
+def test_slow_rollout_does_not_block_the_others():
     done = threading.Event()
 
     async def solve(task, team):
@@ -1305,7 +1305,7 @@ async def call_until(answered, ask):
     raise AssertionError("called a hundred times")
 
 
-def test_plays_that_call_a_frozen_agent_hold_up_nobodys_response():
+def test_frozen_calls_do_not_delay_other_responses():
     answered = threading.Event()
 
     async def solve(task, team):
@@ -1326,7 +1326,7 @@ def test_plays_that_call_a_frozen_agent_hold_up_nobodys_response():
     assert [play.status for play in made] == ["ok"] * 3
 
 
-def test_a_client_that_tries_again_and_again_holds_up_nobodys_response():
+def test_retrying_client_does_not_delay_other_responses():
     answered = threading.Event()
 
     async def solve(task, team):
@@ -1348,7 +1348,7 @@ def test_a_client_that_tries_again_and_again_holds_up_nobodys_response():
     assert [play.status for play in played(solve, n=3)] == ["ok"] * 3
 
 
-def test_however_many_calls_keep_coming_those_that_are_there_are_answered(monkeypatch):
+def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
     monkeypatch.setattr("creditflow.rollout.scheduler._PATIENCE", 600.0)
     monkeypatch.setattr("creditflow.rollout.scheduler._LONGEST_WAIT", 0.1)
     answered = threading.Event()
@@ -1377,7 +1377,7 @@ class Noting(Scheduler):
         super().expect(plays)
 
 
-def test_whichever_thread_asks_for_the_url_the_scheduler_is_told_on_its_own_event_loop():
+def test_scheduler_is_notified_on_its_event_loop():
     async def solve(task, team):
         async with await asyncio.to_thread(client_of, team) as client:
             await asyncio.gather(*(client.chat.completions.create(model="writer", messages=HELLO) for _ in range(3)))
@@ -1389,7 +1389,7 @@ def test_whichever_thread_asks_for_the_url_the_scheduler_is_told_on_its_own_even
     assert (scheduler.threads, scheduler.about_to_call) == ({threading.get_ident()}, 0)
 
 
-def test_the_url_of_a_play_that_has_ended_is_not_to_be_had_and_nobody_is_waited_for():
+def test_url_of_an_ended_rollout_is_refused():
     left, scheduler = [], Noting({"default": Answers()})
 
     async def solve(task, team):
@@ -1404,7 +1404,7 @@ def test_the_url_of_a_play_that_has_ended_is_not_to_be_had_and_nobody_is_waited_
     assert scheduler.about_to_call == 0
 
 
-def test_a_forgotten_await_is_refused_over_http():
+def test_forgotten_await_is_refused_over_http():
     async def late() -> str:
         return "x"
 

@@ -105,7 +105,7 @@ async def hangs_in_the_second(task, team):
     return await team.writer("two")
 
 
-def test_a_rollout_that_hangs_fails_alone():
+def test_hanging_rollout_fails_alone():
     made = played(hangs_in_the_second, n=3)
     assert [one.status for one in made] == ["ok", "failed", "ok"]
     assert [len(one.steps) for one in made] == [2, 1, 2]
@@ -114,7 +114,7 @@ def test_a_rollout_that_hangs_fails_alone():
 
 
 @pytest.mark.parametrize(("after", "status"), [(299, "ok"), (301, "failed")])
-def test_the_clock_stops_in_the_sampler_alone(after, status):
+def test_clock_stops_only_in_the_sampler(after, status):
     async def solve(task, team):
         await pass_(300)
         await team.writer("one")
@@ -126,7 +126,7 @@ def test_the_clock_stops_in_the_sampler_alone(after, status):
     assert (made.status, len(made.steps)) == (status, 3)
 
 
-def test_time_before_a_rollout_begins_is_not_its_own():
+def test_time_before_a_rollout_does_not_count():
     async def solve(task, team):
         asyncio.get_running_loop().pass_(400)  # work that holds the loop up, before others have begun
         await team.writer("one")
@@ -134,7 +134,7 @@ def test_time_before_a_rollout_begins_is_not_its_own():
     assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
 
 
-def test_time_after_a_rollout_has_ended_is_not_its_own():
+def test_time_after_a_rollout_does_not_count():
     async def solve(task, team):
         await team.writer("one")
         asyncio.get_running_loop().pass_(400)
@@ -142,7 +142,7 @@ def test_time_after_a_rollout_has_ended_is_not_its_own():
     assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
 
 
-def test_a_late_rollout_is_not_sampled_for():
+def test_late_rollout_is_not_sampled_for():
     async def solve(task, team):
         asyncio.get_running_loop().pass_(601)  # without an await: no timer can fire
         await team.writer("one")
@@ -152,7 +152,7 @@ def test_a_late_rollout_is_not_sampled_for():
     assert (made.status, made.info["timed_out"], model.batches) == ("failed", 600, [])
 
 
-def test_a_hanging_endpoint_is_cancelled():
+def test_hanging_endpoint_call_is_cancelled():
     async def solve(task, team):
         try:
             await team.far("one")
@@ -172,7 +172,7 @@ class Slow(Endpoint):
         return {"choices": [{"message": {"role": "assistant", "content": "far"}, "finish_reason": "stop"}]}
 
 
-def test_the_queue_before_an_endpoint_does_not_count():
+def test_queue_for_an_endpoint_does_not_count():
     async def solve(task, team):
         return await team.far("one")
 
@@ -180,7 +180,7 @@ def test_the_queue_before_an_endpoint_does_not_count():
     assert [one.status for one in played(solve, n=3, far=far)] == ["ok"] * 3
 
 
-def test_a_workflow_that_swallows_its_end_is_left_behind():
+def test_workflow_that_swallows_cancellation_is_abandoned():
     said = []
 
     async def solve(task, team):
@@ -215,7 +215,7 @@ def post(base_url, api_key, agent):
     return found
 
 
-def test_a_thread_that_does_not_return_is_abandoned():
+def test_thread_that_does_not_return_is_abandoned():
     release, said, threads = threading.Event(), [], []
 
     def solve(task, team):
@@ -267,7 +267,7 @@ def test_timeout_outcome_masks_or_counts_zero(end):
     assert metrics["rollout/agent_error_frac"] == pytest.approx(1 / 3 if zero else 0)
 
 
-def test_a_replay_has_the_same_limit():
+def test_replay_has_the_same_limit():
     async def solve(task, team):
         first = await team.writer("one")
         if seen:
@@ -326,7 +326,7 @@ def recipe(tmp_path):
     return lambda *overrides: load_recipe(tmp_path / "recipe.yaml", overrides)
 
 
-def test_the_local_engine_fails_late_rollouts_alone(recipe):
+def test_local_engine_fails_late_rollouts_alone(recipe):
     from creditflow.engines.local.crew import Crew
     from creditflow.engines.local.plays import play
 
@@ -339,7 +339,7 @@ def test_the_local_engine_fails_late_rollouts_alone(recipe):
 
 
 @pytest.mark.parametrize("end", ["mask", "zero"])
-def test_the_verl_player_fails_late_rollouts_alone(recipe, end):
+def test_verl_player_fails_late_rollouts_alone(recipe, end):
     """The path of an agent-loop worker. Its servers take 10,000 s for a response, and that time does not count."""
     from creditflow.engines.verl.player import build_player
 
@@ -370,7 +370,7 @@ def test_the_verl_player_fails_late_rollouts_alone(recipe, end):
     assert late.outcome is None if end == "mask" else late.outcome.value == 0
 
 
-def test_the_recipe_sets_the_limit_of_every_rollout(recipe):
+def test_recipe_sets_the_time_limit(recipe):
     assert Sampling().timeout_s == build_parts(recipe("actor_rollout_ref.rollout.timeout_s=600")).sampling.timeout_s
     sampling = build_parts(recipe("actor_rollout_ref.rollout.timeout_outcome=zero")).sampling
     assert (sampling.timeout_s, sampling.timeout_outcome) == (30, "zero")
