@@ -1,4 +1,4 @@
-"""Environments as workflows, played by agents of which one knows what they will say."""
+"""Environments as workflows, with agents that answer by rule."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def tictactoe(task):
 
 
 def test_turn_based_game_rewards_the_last_actions():
-    # The first player takes the column 0, 1, 2.
+    # The first player takes the cells 0, 1, 2, one column.
     made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     assert [(s.agent, s.info["action"], s.parents) for s in made.steps] == [
         ("player_1", 0, ()),
@@ -217,7 +217,7 @@ def test_check_reports_replaced_illegal_actions(tmp_path):
 
 
 class Together(ParallelEnv):
-    """Two seats add numbers; both are paid where they agree."""
+    """Two seats choose numbers; both are paid if they agree."""
 
     metadata = {"name": "together"}  # noqa: RUF012
 
@@ -250,7 +250,7 @@ class Together(ParallelEnv):
 
 
 class Paying(AECEnv):
-    """Seats act in turn, and every action pays every seat another amount. Ends by itself after `length` actions."""
+    """Seats act in turn, and every action pays every seat a different amount. It ends after `length` actions."""
 
     metadata = {"name": "paying"}  # noqa: RUF012
 
@@ -288,7 +288,7 @@ class Paying(AECEnv):
 
 
 def pays(action, k):
-    """What the `action`-th action pays the `k`-th seat."""
+    """Return the reward of the `k`-th seat for the `action`-th action."""
     return float(action + 1) * 100**k
 
 
@@ -315,7 +315,7 @@ def test_game_that_ends_on_its_last_turn_is_not_truncated(length, status):
 
 
 class NeverOver(Paying):
-    """Seats that ended are not let go."""
+    """An environment that keeps ended seats."""
 
     def _was_dead_step(self, action):
         pass
@@ -350,7 +350,7 @@ def test_parallel_seats_act_together_and_are_paid_each_round():
 
 
 def test_cut_short_round_does_not_repeat_rewards():
-    # The converted environment keeps what it paid for a round until the next one is over.
+    # The converted environment keeps the rewards of a round until the next round is over.
     workflow = environments.aec(lambda task: parallel_to_aec(Together()), max_turns=3)
     made = played(workflow, Plays(lambda prompt: "1"), seats=["left", "right"], seed=7)
     assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
@@ -388,12 +388,14 @@ def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, st
 
 
 def test_termination_at_the_limit_is_not_truncation():
-    made = played(environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0)  # drowns in its last turn
+    made = played(
+        environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0
+    )  # terminates on its last turn
     assert made.status == "ok"
 
 
 class Numbered(gymnasium.Env):
-    """Actions are 1, 2 and 3, and 2 is not allowed; pays the action's number, and ends."""
+    """Actions are 1, 2 and 3, and 2 is illegal; pays the action's number, and ends."""
 
     action_space, observation_space = gymnasium.spaces.Discrete(3, start=1), gymnasium.spaces.Discrete(1)
 
@@ -509,6 +511,6 @@ def test_wrong_kind_of_environment_names_the_right_function(workflow, message):
 
 
 def test_gymnasium_works_without_pettingzoo(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pettingzoo.utils.env", None)  # to import it raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, "pettingzoo.utils.env", None)  # importing it raises ModuleNotFoundError
     made = played(environments.gymnasium(lake, max_turns=1), scripted("1"), seats=["agent"])
     assert made.status == "truncated"

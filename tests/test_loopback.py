@@ -1,4 +1,4 @@
-"""Sockets of this machine's own servers."""
+"""Sockets of local servers."""
 
 import pytest
 

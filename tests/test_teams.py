@@ -1,4 +1,4 @@
-"""Ready topologies: who is asked what, and whose replies went into it."""
+"""Ready topologies: the prompts of each agent, and their parents."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tests.builders import Letters
 
 
 class Scripted(Letters):
-    """Answers by the first rule whose text stands in the prompt."""
+    """Answers by the first rule whose text is in the prompt."""
 
     version, max_positions = 0, 4000
 
@@ -45,7 +45,7 @@ def played(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
 
 def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
     assert trajectory.status == "ok", trajectory.info
-    for step in trajectory.steps:  # a parent is what the prompt really holds
+    for step in trajectory.steps:  # the prompt contains each parent's response
         assert all(trajectory.steps[parent].response in step.prompt for parent in step.parents)
     return [(step.agent, step.parents) for step in trajectory.steps]
 
@@ -198,7 +198,7 @@ def test_dialogue_agents_read_it_from_their_sides() -> None:
     assert (made.answer, made.answer_steps) == ("ann says", (3,))
     goal = "You are a user. Ask for this, and answer what you are asked: What is it?"
     assert made.steps[0].prompt == f"I am bob.\n{goal}"
-    assert made.steps[1].prompt == "I am ann.\nbob says"  # it is told no more than the user says
+    assert made.steps[1].prompt == "I am ann.\nbob says"  # the agent reads only the user's replies
     assert made.steps[2].prompt == f"I am bob.\n{goal}\nbob says\nann says"
 
 

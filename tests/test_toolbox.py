@@ -1,4 +1,4 @@
-"""The ready-made tools, and how a recipe names tools."""
+"""The ready-made tools, and the tools of a recipe."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Messages to tokens, the same for every engine."""
+"""Conversion of messages to tokens, the same for every engine."""
 
 import copy
 import json
@@ -111,7 +111,7 @@ def escaped(value: object) -> str:
 
 
 def talk(word: str, content: object, arguments: object, parameters: object) -> tuple[list, list]:
-    """A conversation with a call of a tool, and the tool's schema."""
+    """Return a conversation with a tool call, and the tool's schema."""
     call = {"id": word, "type": "function", "function": {"name": word, "arguments": arguments}}
     messages = [
         {"role": "user", "content": word, "name": word},
@@ -143,7 +143,7 @@ def test_nested_special_tokens_are_removed_in_linear_time(folder: Path) -> None:
 
 
 def with_tokens(template: str | None, special: list[str], others: list[str] = ()) -> PreTrainedTokenizerFast:
-    """A tokenizer over bytes with added tokens, `others` of them not marked as special."""
+    """Return a tokenizer over bytes with added tokens; `others` are not marked as special."""
     bytes_of, _ = byte_tokenizer()
     bytes_of.add_special_tokens(special)
     bytes_of.add_tokens([AddedToken(token, normalized=False, special=False) for token in others])
@@ -153,7 +153,7 @@ def with_tokens(template: str | None, special: list[str], others: list[str] = ()
 
 
 def cleaned_slowly(text: str, tokens: list[str]) -> str:
-    """Letter by letter: as soon as a token is whole, it is taken out; of several that end together the shortest."""
+    """Remove tokens letter by letter, each as soon as it is complete; of several that end together the shortest."""
     kept = ""
     for letter in text:
         kept += letter
@@ -163,7 +163,7 @@ def cleaned_slowly(text: str, tokens: list[str]) -> str:
 
 
 def cleaning(tokens: list[str]) -> Callable[[str], str]:
-    """What becomes of a message where only `tokens` are special: a tokenizer without a template reads it as it is."""
+    """Return the rendering of a message if only `tokens` are special. Without a template, the rest is verbatim."""
     chat = ChatTokenizer(with_tokens(None, tokens))
     assert set(tokens) <= set(chat.special_tokens)
     return lambda text: chat.encode([{"role": "user", "content": text}])[0]
@@ -184,7 +184,7 @@ R1 = (
     "{{ m.content }}{% else %}<\uff5cAssistant\uff5c>{{ m.content }}<|end|>{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<\uff5cAssistant\uff5c><think>\n{% endif %}"
 )
-"""As DeepSeek's R1 has it: the tokens of turns are not marked as special, and the prompt ends within a thought."""
+"""Like DeepSeek's R1: turn tokens are not marked as special, and the prompt ends within a thought."""
 TURNS = ["<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"]
 OTHERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "\n", "Yes", "<|fim|>"]
 
@@ -258,7 +258,7 @@ def test_text_prompt_is_verbatim_without_added_tokens() -> None:
         chat = ChatTokenizer(tokenizer)
         assert chat.encode("<s>hi")[1] == (begin, *chat.encode("hi")[1])
         assert begin not in chat.encode("hi")[1]
-    tokenizer.chat_template = None  # of messages without one, it is the tokenizer's to say how a text begins
+    tokenizer.chat_template = None  # without a template, the tokenizer decides how a text begins
     assert ChatTokenizer(tokenizer).encode([{"role": "user", "content": "hi"}])[1][0] == begin
 
 
@@ -290,7 +290,7 @@ def test_pieces_depend_on_preceding_tokens() -> None:
 
 
 CLIENTS = {"refusal": None, "annotations": None, "audio": None, "function_call": None, "tool_calls": None}
-"""The keys that `message.model_dump()` of OpenAI's client adds to a text message."""
+"""Keys that `message.model_dump()` of OpenAI's client adds to a text message."""
 PARQUET = {"name": None, "reasoning_content": None, "tool_calls": None, "tool_call_id": None}
 LLAMA = (
     "{% for m in messages %}{% if not (m.role == 'tool' or 'tool_calls' in m) %}<|{{ m.role }}|>{{ m.content }}<|end|>"
@@ -298,7 +298,7 @@ LLAMA = (
     "{% endif %}<|assistant|>CALL {{ m.tool_calls[0].function.arguments | tojson }}<|end|>"
     "{% else %}<|user|>{{ m.content }}<|end|>{% endif %}{% endfor %}<|assistant|>"
 )
-"""As Llama 3's template, it tests whether a key is there."""
+"""Like Llama 3's template, it tests whether a key is present."""
 QWEN = (
     "{% for m in messages %}<|{{ m.role }}|>{% if m.name is defined %}({{ m.name }}){% endif %}"
     "{% if m.reasoning_content is defined %}[{{ m.reasoning_content }}]{% endif %}{{ m.content }}"
@@ -336,7 +336,7 @@ def test_legacy_function_call_reaches_the_template(template: str) -> None:
 
 
 def test_decode_keeps_special_thought_tags() -> None:
-    """Magistral's tokenizer calls `[THINK]` special; Hermes' calls `<tool_call>` so."""
+    """Magistral's tokenizer marks `[THINK]` as special, Hermes' marks `<tool_call>`."""
     tags = ["[THINK]", "[/THINK]", "<tool_call>", "</tool_call>"]
     chat = ChatTokenizer(with_tokens(KNOWS_NONE, [*tags, "<s>"]))
     said = '[THINK]a <tool_call>{"name": "g"}</tool_call>[/THINK]<tool_call>{"name": "f"}</tool_call>'

@@ -1,4 +1,4 @@
-"""A frozen model behind an endpoint, asked over real HTTP on the loopback."""
+"""A frozen model behind an endpoint, called over real HTTP on the loopback."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ def refused(answers: Answers, **more: Any) -> tuple[EndpointError, JudgeServer]:
 
 
 def completion(**more: Any) -> Answer:
-    """An answer that is JSON, and says what the test wants."""
+    """Return a chat completion in JSON with a given choice."""
     choice = {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop", **more}
     return Answer(body=json.dumps({"choices": [choice]}).encode())
 
@@ -143,7 +143,7 @@ def test_reply_without_usage_has_no_counts() -> None:
     assert (reply.prompt_tokens, reply.completion_tokens) == (None, None)
 
 
-# ---- what a server may do
+# ---- behaviour of servers
 
 
 @pytest.mark.parametrize("failure", [Answer(status=500), Answer(status=503), Answer(hang_up=True)])
@@ -276,7 +276,7 @@ def test_client_works_after_pickling_and_in_other_loops() -> None:
         assert asyncio.run(said(pickle.loads(pickle.dumps(client)))).text == "hi"
 
 
-# ---- in a play
+# ---- in a rollout
 
 
 AGENTS = {"writer": AgentSpec(system="Write."), "critic": AgentSpec(system="Judge.", policy="big")}

@@ -1,4 +1,4 @@
-"""Steps of a frozen model in credit: they are scored, they pass credit on, and no trained step is measured by them."""
+"""Steps of a frozen model in credit: they are scored and pass credit on, but change no trained baseline."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ FROZEN = {"policy": "far", "tokens": 0}
 
 
 def team_of_two(frozen_scores: list[float], tokens: int = 3) -> TrajectoryBatch:
-    """Four plays of two tasks: a trained writer, a frozen critic, the writer again."""
+    """Return four trajectories of two tasks: a trained writer, a frozen critic, the writer again."""
     return batch_of(
         *(
             play(

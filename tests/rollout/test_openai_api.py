@@ -1,4 +1,4 @@
-"""OpenAI's wire format: what a request may say, what comes of what it may not, and the ids in an answer."""
+"""OpenAI's wire format: the fields of a request, refused and ignored fields, and the ids in an answer."""
 
 import asyncio
 import copy

@@ -1,7 +1,7 @@
-"""How a team plays.
+"""Rollouts of a team.
 
-The client here answers by rule, so that what is expected can be written down; the real model's part of the contract is
-tested in tests/engines.
+The client here answers by rule, so that expected values can be written down; tests/engines tests the contract with a
+real model.
 """
 
 import asyncio
@@ -339,7 +339,7 @@ def test_task_group_keeps_long_prompt_and_unknown_agent_errors() -> None:
 
 
 class OneByOne:
-    """A generator that answers each call by itself, as servers of a cluster do."""
+    """A generator that answers each call separately, like the servers of a cluster."""
 
     fault = None
 
@@ -460,13 +460,13 @@ def test_agent_of_another_policy_is_batched_separately() -> None:
 
 
 def refusal(workflow: Workflow) -> str:
-    """The message of the mistake that a workflow ends with."""
+    """Return the message of the ConfigError that ends a workflow."""
     message = ""
     try:
         run(workflow)
     except ConfigError as error:
         message = str(error)
-    gc.collect()  # a coroutine that was not awaited warns when it is freed
+    gc.collect()  # an unawaited coroutine warns when it is freed
     return message
 
 

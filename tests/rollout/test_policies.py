@@ -1,4 +1,4 @@
-"""Which policies a recipe may name, and who acts through them."""
+"""The policies of a recipe, and the agents that act through them."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def with_policies(file: Path, **sections: object) -> Path:
-    """The recipe with other `policies` and `agents`."""
+    """Return the recipe with other `policies` and `agents`."""
     recipe = OmegaConf.load(file)
     del recipe["policies"]
     recipe["team"]["agents"] = sections.pop("agents")
@@ -146,7 +146,7 @@ def test_invalid_endpoint_option_is_refused_by_name(file: Path, override: str, m
 
 def test_missing_key_is_refused_by_build_parts(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
-    recipe = load_recipe(file)  # a kept run can be read where its key is not
+    recipe = load_recipe(file)  # a kept run can be read without its key
     with pytest.raises(ConfigError, match=r"policies.big.endpoint: api_key_env: .* MY_KEY is not set"):
         build_parts(recipe)
 

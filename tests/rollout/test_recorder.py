@@ -1,4 +1,4 @@
-"""What the calls of one play become: their random numbers, their parents, and prompts that have no room."""
+"""Calls of one rollout: their random numbers, their parents, and prompts without room."""
 
 import asyncio
 import threading
@@ -45,7 +45,7 @@ def test_shared_seed_gives_unrelated_responses():
             same += sum(abs(a - b) <= 2 for a, b in pairs)
             all_of_them += len(pairs)
     assert all_of_them > 500
-    assert same < 0.1 * all_of_them  # by chance it is 2 in 100; with the same random numbers it was 48
+    assert same < 0.1 * all_of_them  # 2 in 100 by chance; 48 with the same random numbers
 
 
 def test_very_long_prompt_does_not_block_the_event_loop():

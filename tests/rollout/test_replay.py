@@ -1,4 +1,4 @@
-"""A recorded play, again: who answers as it did, and who is asked anew."""
+"""Replays of a recorded trajectory: recorded responses and new ones."""
 
 import asyncio
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def test_replay_samples_only_steps_that_depend_on_the_change():
     after = again(before, {"do"}, {"default": now, "baseline": other})
     assert said(after) == [("plan", "a"), ("do", "base"), ("check", "fine")]
     assert other.prompts == ["do\na"]
-    assert now.prompts == ["check\nbase"]  # it was never asked that
+    assert now.prompts == ["check\nbase"]  # a new prompt for this agent
     assert [step.policy for step in after.steps] == ["default", "baseline", "default"]
 
 
@@ -87,7 +87,7 @@ def test_repeated_prompt_replays_responses_in_order_then_samples():
 
     count = iter("12")
     before = recorded({"default": Scripted(lambda prompt: next(count, "3").encode())}, thrice)
-    before.steps.pop()  # a play that was shorter
+    before.steps.pop()  # a shorter record
     play = Play(TASK, "u", "t~0", (2,))
     clients = {"default": model("", "new"), "baseline": model("", "")}
     after = asyncio.run(play_again(before, play, set(), BASELINES, thrice, AGENTS, Scheduler(clients), Sampling()))
@@ -140,7 +140,7 @@ def test_parallel_branches_keep_their_recorded_order(replaced: set[str]) -> None
 
     answers = Scripted(lambda prompt: prompt.split("\n")[1].encode())
     before = recorded({"default": answers}, branches)
-    assert [step.agent for step in before.steps] == ["plan", "do", "check"] * 3  # they take turns
+    assert [step.agent for step in before.steps] == ["plan", "do", "check"] * 3  # the branches alternate
     play = Play(TASK, "u", "t~0", (2,))
     clients = {"default": answers, "baseline": answers}
     after = asyncio.run(play_again(before, play, replaced, BASELINES, branches, AGENTS, Scheduler(clients), Sampling()))

@@ -1,4 +1,4 @@
-"""Whose response stands in whose prompt."""
+"""Responses that later prompts contain."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from creditflow.rollout.reuse import SHORTEST, reused
 
 IN_TURN = ([0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11])
-"""Beginnings and ends of steps one after the other."""
+"""Starts and ends of consecutive steps."""
 
 
 def used(prompts: list[list[str]], responses: list[str]) -> list[tuple[int, ...]]:

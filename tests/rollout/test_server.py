@@ -1,4 +1,4 @@
-"""The server: clients of every kind and temper before a play, and the steps that their calls make."""
+"""The server with well-behaved and faulty clients, and the steps that their calls make."""
 
 import asyncio
 import http.client
@@ -32,7 +32,7 @@ AGENTS = {"writer": AgentSpec("You write.", match="(?i)author"), "editor": Agent
 
 
 class Answers(Letters):
-    """A model of one character per token that says what `answer` makes of the prompt."""
+    """A model of one character per token that returns `answer` of the prompt."""
 
     version = 7
     max_positions = 1000
@@ -50,7 +50,7 @@ class Answers(Letters):
 
 
 class Templated(Answers):
-    """One that reads its prompts by a chat template."""
+    """A model that reads its prompts by a chat template."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -82,7 +82,7 @@ def client_of(team, **more) -> openai.AsyncOpenAI:
 
 
 def once(ask, **given) -> Trajectory:
-    """The play of one workflow that does `await ask(client)`; what it raised is raised."""
+    """Run one rollout whose workflow is `await ask(client)`. Raises its error."""
     raised = []
 
     async def solve(task, team):
@@ -102,7 +102,7 @@ def once(ask, **given) -> Trajectory:
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-# What a call becomes
+# Steps of a call
 
 
 def test_openai_client_calls_make_the_same_steps_as_a_workflow():
@@ -313,7 +313,7 @@ def test_answer_from_accepts_step_ids_of_choices():
         async with client_of(team) as client:
             first = await client.chat.completions.create(model="writer", messages=HELLO)
             drafts = await client.chat.completions.create(model="writer", messages=HELLO, n=3)
-            await client.chat.completions.create(model="editor", messages=HELLO)  # says what it thinks of them
+            await client.chat.completions.create(model="editor", messages=HELLO)  # a comment on the drafts
             team.answer_from(drafts.choices[1].step_id, first.id)
             for none_of_them in ("t0/5", drafts.choices[1]):
                 with pytest.raises(CreditflowError, match="trajectory t0: answer_from: expected replies or their ids"):
@@ -535,11 +535,11 @@ def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
         assert tuple(choice.token_ids) == step.response_ids
         assert tuple(answer.prompt_token_ids) == step.prompt_ids
         assert tuple(one.logprob for one in choice.logprobs.content) == step.logprobs
-        for told in choice.logprobs.content:  # of a part of a character, its bytes are not known
+        for told in choice.logprobs.content:  # the bytes of a part of a character are unknown
             assert told.bytes is None if "\ufffd" in told.token else bytes(told.bytes).decode() == told.token
         anew = policy.tokenizer(choice.message.content, add_special_tokens=False)["input_ids"]
         spelled_anew += tuple(anew) == step.response_ids
-    assert spelled_anew < 3  # random bytes are no text: tokens made anew from it would not be those that were sampled
+    assert spelled_anew < 3  # random bytes are not text: encoding it again would not give the sampled tokens
 
 
 def test_completion_has_prompt_tokens_per_choice():
@@ -584,7 +584,7 @@ def test_answers_fit_the_official_types():
 
 
 def test_stream_escapes_unicode_line_separators():
-    """Python's own `splitlines`, and httpx with it, ends a line at U+2028 and its like."""
+    """Python's `splitlines`, which httpx uses, ends a line at U+2028 and similar characters."""
     said = "one\u2028two\x85three"
     lines = []
 
@@ -613,7 +613,7 @@ def test_chunks_fit_the_official_types(more):
 
     once(ask, model=Answers(lambda prompt: CALL))
     assert lines.pop() == "data: [DONE]"
-    for line in lines:  # as they came: the client makes its chunks without a look at what is in them
+    for line in lines:  # the raw lines: the client builds its chunks without validation
         chunk = ChatCompletionChunk.model_validate_json(line.removeprefix("data: "), strict=True)
         assert not chunk.model_extra
         for choice in chunk.choices:
@@ -621,7 +621,7 @@ def test_chunks_fit_the_official_types(more):
             assert not choice.delta.model_extra
 
 
-# What is refused
+# Refused requests
 
 
 @pytest.mark.parametrize(
@@ -733,11 +733,11 @@ def test_model_error_ends_the_run_but_not_the_server():
     assert once(lambda client: client.chat.completions.create(model="writer", messages=HELLO)).status == "ok"
 
 
-# Who may come in, and who harms nobody
+# Access, and clients that must not affect others
 
 
 def raw(url: str, request: bytes, wait: float = 10.0) -> bytes:
-    """What comes back for bytes that are sent as they are."""
+    """Send raw bytes and return the response."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname, place.port), timeout=wait) as connection:
         try:
@@ -755,7 +755,7 @@ def raw(url: str, request: bytes, wait: float = 10.0) -> bytes:
 
 
 def among_others(trouble) -> list[Trajectory]:
-    """Plays that go on calling while `trouble(team)` runs in a thread beside them."""
+    """Run rollouts that keep calling while `trouble(team)` runs in a thread."""
 
     async def solve(task, team):
         async with client_of(team) as client:
@@ -817,7 +817,7 @@ def test_oversized_chunked_body_is_refused():
             connection.request("POST", f"{place.path}/chat/completions", parts(), headers, encode_chunked=True)
             assert connection.getresponse().status == 413
         except (BrokenPipeError, ConnectionResetError):
-            pass  # refused before it had been sent
+            pass  # refused before the upload was complete
 
     among_others(trouble)
 
@@ -959,7 +959,7 @@ def test_disconnected_client_leaves_no_step():
 
 @pytest.fixture
 def limited(monkeypatch):
-    """The server that plays open their doors on, with the limits that a test wants."""
+    """Start the server for rollouts with the limits of a test."""
     started = []
 
     def start(**limits) -> OpenAIServer:
@@ -1058,7 +1058,7 @@ def opened(server: OpenAIServer) -> socket.socket:
 
 
 def ended(connection: socket.socket) -> bool:
-    """Whether the server ends it; waits for that."""
+    """Wait for the server to close the connection, and return whether it did."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -1159,7 +1159,7 @@ def test_blocked_event_loops_are_reported_ever_sooner(limited):
     limited(blocked_seconds=1.6)
 
     async def solve(task, team):
-        # The client's own retries are left on: the first time it tries again, then it is told that this is of no use.
+        # The client's retries stay on: it retries the first refusal, and the second one forbids further retries.
         with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
             client.chat.completions.create(model="writer", messages=HELLO)
 
@@ -1208,7 +1208,7 @@ def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
     async def solve(task, team):
         if task.text == "task 3":  # the last to begin
             blocked.set()
-            assert refused.wait(60)  # in place of whatever takes long
+            assert refused.wait(60)  # any long blocking call
         else:
             await asyncio.to_thread(ask, team.base_url, team.api_key)
 
@@ -1230,7 +1230,7 @@ def test_refused_call_makes_no_step(limited):
     asyncio.run(main())
 
 
-# Workflows that are no coroutines
+# Workflows that are plain functions
 
 
 def test_plain_workflow_works_with_a_blocking_client():
@@ -1272,7 +1272,7 @@ def test_calls_over_http_are_batched():
     scheduler = Scheduler({"default": Answers()})
     asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
     assert sum(scheduler.batch_sizes) == 96
-    assert len(scheduler.batch_sizes) <= 12  # one a round where the machine is quiet, far from one a call anywhere
+    assert len(scheduler.batch_sizes) <= 12  # one per round on a quiet machine, never close to one per call
 
 
 def test_slow_rollout_does_not_block_the_others():
@@ -1292,15 +1292,15 @@ def test_slow_rollout_does_not_block_the_others():
 
 class Frozen(ChatClient):
     async def chat(self, messages, **given):
-        await asyncio.sleep(0.03)  # a model takes its time, in which its caller is not about to call another
+        await asyncio.sleep(0.03)  # meanwhile its caller is not about to call another model
         return ChatReply("yes", "stop")
 
 
 async def call_until(answered, ask):
-    """What a play does that is not to hold up the one that is answered."""
+    """Keep calling until another rollout has its response, which these calls must not delay."""
     for _ in range(100):
         await ask()
-        if await asyncio.to_thread(answered.wait, 0.1):  # it thinks in between
+        if await asyncio.to_thread(answered.wait, 0.1):  # time outside the event loop between two calls
             return
     raise AssertionError("called a hundred times")
 
@@ -1316,7 +1316,7 @@ def test_frozen_calls_do_not_delay_other_responses():
                     answered.set()
                 case "task 1":
                     await call_until(answered, lambda: client.chat.completions.create(model="customer", messages=HELLO))
-                case _:  # thinks, and is waited for
+                case _:  # runs outside the event loop, so that batches wait for it
                     assert await asyncio.to_thread(answered.wait, 60)
 
     agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
@@ -1365,7 +1365,7 @@ def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
 
 
 class Noting(Scheduler):
-    """Notes who says that plays are about to call, and how many are at the end."""
+    """Records the threads that call `expect`, and the final number of rollouts that are about to call."""
 
     def __init__(self, clients):
         super().__init__(clients)

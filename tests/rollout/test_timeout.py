@@ -1,4 +1,4 @@
-"""The time limit of a rollout. Workflows, models and endpoints set the event loop's clock themselves: nothing waits."""
+"""The time limit of a rollout. Workflows, models and endpoints set the event loop's clock, so no test waits."""
 
 import asyncio
 import http.client
@@ -26,7 +26,7 @@ TOLD = "took more than 600 s (actor_rollout_ref.rollout.timeout_s)"
 
 
 class Clockwork(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still unless it is set."""
+    """An event loop whose clock moves only when it is set."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ class Clockwork(asyncio.SelectorEventLoop):
 
 
 async def pass_(seconds):
-    """Spend seconds in the rollout's own code."""
+    """Spend seconds in the rollout's code."""
     asyncio.get_running_loop().pass_(seconds)
     await asyncio.sleep(0)
 
@@ -48,7 +48,7 @@ async def forever():
 
 
 class Model(Letters):
-    """Says `yes`. `seconds`: of the loop's clock, that each generation takes."""
+    """Answers `yes`; each generation takes `seconds` on the loop's clock."""
 
     version = 0
     max_positions = 1000
@@ -64,7 +64,7 @@ class Model(Letters):
 
 
 class Hanging(ChatClient):
-    """An endpoint that takes a call and never answers."""
+    """An endpoint that accepts a call and never answers."""
 
     def __init__(self):
         self.cancelled = 0
@@ -128,7 +128,7 @@ def test_clock_stops_only_in_the_sampler(after, status):
 
 def test_time_before_a_rollout_does_not_count():
     async def solve(task, team):
-        asyncio.get_running_loop().pass_(400)  # work that holds the loop up, before others have begun
+        asyncio.get_running_loop().pass_(400)  # work that blocks the loop before other rollouts have begun
         await team.writer("one")
 
     assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
@@ -165,7 +165,7 @@ def test_hanging_endpoint_call_is_cancelled():
 
 
 class Slow(Endpoint):
-    """An endpoint that takes 500 s for a reply, and one request at a time."""
+    """An endpoint that takes 500 s for a reply and serves one request at a time."""
 
     async def _post(self, client, body):
         await pass_(500)
@@ -203,7 +203,7 @@ def test_workflow_that_swallows_cancellation_is_abandoned():
 
 
 def post(base_url, api_key, agent):
-    """Status and message of a chat completion over HTTP."""
+    """Return status and body of a chat completion over HTTP."""
     url = urlsplit(base_url)
     connection = http.client.HTTPConnection(url.hostname, url.port)
     body = json.dumps({"model": agent, "messages": [{"role": "user", "content": "hello"}]})
@@ -340,7 +340,7 @@ def test_local_engine_fails_late_rollouts_alone(recipe):
 
 @pytest.mark.parametrize("end", ["mask", "zero"])
 def test_verl_player_fails_late_rollouts_alone(recipe, end):
-    """The path of an agent-loop worker. Its servers take 10,000 s for a response, and that time does not count."""
+    """The path of an agent-loop worker. Its servers take 10,000 s for a response, which does not count."""
     from creditflow.engines.verl.player import build_player
 
     class Servers:

@@ -1,4 +1,4 @@
-"""Tools: what agents may call, how a call ends, and what becomes of it in a step."""
+"""Tools: their schemas, the result of a call, and calls in a step."""
 
 import asyncio
 import functools
@@ -42,7 +42,7 @@ def weather(city: str, days: int = 1, *, exact: bool = False) -> dict:
 
 
 class Greeter:
-    """Takes a greeting when it is made."""
+    """A callable object with a greeting."""
 
     def __init__(self, greeting: str = "Hello") -> None:
         self.greeting = greeting
@@ -147,7 +147,7 @@ UNITS = {"celsius": "C", "kelvin": "K"}
 
 @dataclass
 class Unit:
-    """Looks its sign up when it is made."""
+    """Looks up its sign when it is created."""
 
     name: str
 
@@ -441,7 +441,7 @@ def chat_tokenizer(template: str | None = None) -> ChatTokenizer:
 
 @pytest.mark.parametrize("template", [None, HERMES, ""])
 def test_follow_matches_the_template_of_the_whole_talk(template):
-    """After the response as it was sampled, the tokens are those of the whole conversation, rendered at once."""
+    """After the sampled response, the tokens equal those of the whole conversation, rendered at once."""
     chat = chat_tokenizer(template)
     result = {"role": "tool", "content": "21 C"}
     _, prompt_ids = chat.encode(TALK)
@@ -483,7 +483,7 @@ def test_result_cannot_end_a_turn():
 
 
 class Scripted(Letters):
-    """Says one line after the other; a token is a character, and each has a log-prob of its own."""
+    """Returns one line after the other; a token is a character, and each has a different log-prob."""
 
     version, max_positions = 2, 10_000
 
@@ -562,7 +562,7 @@ def test_thought_opened_by_the_prompt_hides_calls():
     ["<think>", "</think>", "<tool_call>", '<tool_call>{"', '<tool_call>{"a":"', '<tool_call>{"a":[', "<tool_call>["],
 )
 def test_many_tags_are_searched_once(unit, monkeypatch):
-    """Counts the characters that the JSON decoder reads, as no test measures time."""
+    """Counts the characters that the JSON decoder reads, because no test measures time."""
     text, read = unit * 2000, []
 
     class Counting(json.JSONDecoder):
@@ -600,7 +600,7 @@ def played(client, *entries, sampling=None, workflow=None, temperature=1.0):
 
 
 def test_call_cut_by_a_stop_text_is_not_made():
-    """What ends a turn was never sampled, so nothing can follow."""
+    """The text after a stop was never sampled, so no call can follow."""
     asked = call("calculator", expression="6 * 7")
 
     async def main():
@@ -659,7 +659,7 @@ def test_turns_parallel_calls_and_result_length_are_bounded():
     assert [one["result"] for one in made.steps[0].info["tool_calls"]] == [
         "2",
         "error: not called: at most 1 calls at a time",
-    ]  # after the last turn nothing is called
+    ]  # no call is made after the last turn
     assert client.lines == ["never said"]
     assert made.answer == two
     long = Scripted(call("store", key="k", value="v" * 300), call("recall", key="k"), "ok")
@@ -718,7 +718,7 @@ def test_replay_repeats_steps_with_tools():
 
 
 def test_log_probs_after_a_result_match_one_forward_pass():
-    """With a real model: log-probs of both turns are those of one pass over the whole."""
+    """With a real model: log-probs of both turns equal those of one pass over the whole sequence."""
     policy = Policy.load(tiny_byte_model(), torch.device("cpu"))
 
     calls = 0
