@@ -388,9 +388,7 @@ def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, st
 
 
 def test_termination_at_the_limit_is_not_truncation():
-    made = played(
-        environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0
-    )  # terminates on its last turn
+    made = played(environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0)  # drowns on its last turn
     assert made.status == "ok"
 
 

@@ -1,4 +1,4 @@
-"""The time limit of one rollout: a clock that stops while the run's own sampler works for it."""
+"""The time limit of one rollout: a clock that stops during calls of the run's sampler."""
 
 from __future__ import annotations
 

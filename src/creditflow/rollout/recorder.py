@@ -31,8 +31,8 @@ _SEEDED = 1 << 31
 """Precedes a caller's seed in the rollout's key, so that it differs from the number of any call."""
 _LONG = 1 << 16
 _LONG_PER_TOKEN = 8
-"""Characters. A prompt longer than `_LONG`, and than this for each free token, hardly ever fits. It is tokenised in a
-thread, since it would block the event loop. Shorter prompts are tokenised at once, so that their order is that of the
+"""Characters. A prompt longer than both `_LONG` and this many per free token hardly ever fits. It is tokenised in a
+thread, since it would block the event loop. Other prompts are tokenised at once, so that their order is that of the
 calls."""
 _THOUGHT_TOKENS = 32
 """Tokens at the end of a prompt that may contain the opening tag of a thought."""

@@ -1,4 +1,4 @@
-"""Run users' code: blocking calls in separate threads, and errors that may belong to the call or to its caller."""
+"""Helpers to run users' code: threads for blocking calls, and the distinction of a call's errors from its caller's."""
 
 from __future__ import annotations
 
