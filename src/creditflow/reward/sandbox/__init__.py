@@ -1,6 +1,6 @@
-"""Runs untrusted programs in a box; knows neither rewards nor trajectories.
+"""Sandboxes for untrusted programs, independent of rewards and trajectories.
 
-`open_sandbox` gives one. A new back end is a class with the three methods of `Sandbox`, added to `BACKENDS`.
+`open_sandbox` opens one. A new back end is a class with the three methods of `Sandbox`, added to `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ BACKENDS: dict[str, Callable[..., Sandbox]] = {
     "container": Container,
     "unsafe_subprocess": UnsafeSubprocess,
 }
-"""By name; each is called with `limits` and its own options, and raises SandboxUnavailable where it cannot work."""
+"""Back ends by name. Each takes `limits` and its own options, and raises SandboxUnavailable if it cannot work here."""
 
 AUTO = "bubblewrap"
-"""What `auto` stands for: never a back end that reaches over the network, asks for an image, or does not protect."""
+"""The back end for `auto`: never one that uses the network, requires an image, or does not isolate."""
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
-    """A sandbox by the name of its back end; `auto` is bubblewrap. Nothing falls back to running unprotected.
+    """Open a sandbox by the name of its back end; `auto` is bubblewrap. There is no unprotected fallback.
 
-    `options`: fields of `Limits`, and the back end's own (arguments of its class). Cost: bubblewrap is tried once per
-    process, 20 ms. Raises SandboxOptionError for a back end, an option or a value that there is not, and
-    SandboxUnavailable, which says how to get it, where the back end does not work here.
+    `options`: fields of `Limits`, and the back end's own options (arguments of its class). Cost: bubblewrap runs a
+    test program once per sandbox, 20 ms. Raises SandboxOptionError for an unknown back end, an unknown option or an
+    invalid value, and SandboxUnavailable, with installation advice, if the back end does not work here.
     """
     if not isinstance(backend, str):
         raise SandboxOptionError(f"sandbox back end: a name expected, {backend!r} came")

@@ -1,4 +1,4 @@
-"""What a sandbox is: three methods, their limits, their result and their errors. Knows no back end and no reward."""
+"""The sandbox interface: three methods, their limits, result and errors. Independent of back ends and rewards."""
 
 from __future__ import annotations
 
@@ -22,33 +22,34 @@ _MOST: dict[str, float] = {
     "files": 2**31,
     "output_bytes": 2**30,
 }
-"""Above these a limit is a mistake, or more than the kernel takes: 11 days, 16 TiB, its largest pid, `fs.nr_open`."""
+"""Largest accepted limits. A larger value is a mistake or exceeds the kernel's maximum: 11 days, 16 TiB, the largest
+pid, `fs.nr_open`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Who exceeds one is stopped; `Result.limit` says which, where it can be known."""
+    """Resource limits of one run. A program that exceeds one is stopped; `Result.limit` names it if it is known."""
 
     wall_s: float = 10.0
     cpu_s: float = 10.0
-    """Of each process; all together are bounded by `wall_s` times the cores."""
+    """CPU seconds of each process; all together are bounded by `wall_s` times the cores."""
     memory_mb: int = 512
-    """Of all processes together where a cgroup can be had; else of each one."""
+    """Memory of all processes together with a cgroup; memory of each process without."""
     processes: int = 32
     """Processes and threads alive at a time."""
     open_files: int = 256
-    """Of each process."""
+    """Open files of each process."""
     file_mb: int = 16
-    """The largest file."""
+    """Size of the largest file."""
     disk_mb: int = 64
-    """Everything written, in all."""
+    """Total size of all files written."""
     files: int = 4096
-    """Files and folders, where the back end can count them."""
+    """Number of files and folders, if the back end can count them."""
     output_bytes: int = 1_000_000
-    """Of stdout and stderr together, and of each file that is kept."""
+    """Size of stdout and stderr together, and of each kept file."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no positive number, or too large (SandboxOptionError); seconds may have a fraction."""
+        """Raise SandboxOptionError for a limit that is not positive or too large; seconds may be fractional."""
         for field in fields(self):
             value = getattr(self, field.name)
             kinds = (int, float) if field.name in ("wall_s", "cpu_s") else (int,)
@@ -63,72 +64,72 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program did. All of it is the program's word: hostile input."""
+    """Exit and output of a program. All of it is under the program's control: hostile input."""
 
     exit_code: int | None
-    """What it exited with; None where a signal ended it, or a limit it or a part of it."""
+    """Exit code; None if a signal ended the program, or if a limit ended it or one of its processes."""
     stdout: bytes = b""
     stderr: bytes = b""
     seconds: float = 0.0
     limit: Limit | None = None
-    """The limit that ended it, or a process of it (memory); what came until then is in stdout and stderr."""
+    """The limit that ended the program, or one of its processes (memory). Earlier output is in stdout and stderr."""
     signal: int | None = None
 
     @property
     def ok(self) -> bool:
-        """It ended by itself, with 0."""
+        """Whether the program exited with code 0 and met no limit."""
         return self.exit_code == 0 and self.limit is None
 
 
 class SandboxError(CreditflowError):
-    """The sandbox itself failed: the score is `failed`, which is never the program's doing."""
+    """The sandbox itself failed: the score is `failed`. A program cannot cause this error."""
 
 
 class SandboxOptionError(ConfigError, ValueError):
-    """A back end, a limit or an option that there is not, or with a value that it cannot have."""
+    """An unknown back end, limit or option, or an invalid value of one."""
 
 
 class SandboxUnavailable(SandboxError, InputError):
-    """There is no such back end here; the message says how to get it. Never answered by running unprotected."""
+    """The back end does not work here; the message explains how to install it. There is no unprotected fallback."""
 
 
 class Sandbox(Protocol):
-    """A box for untrusted programs. One object may be used from several threads; runs do not see one another.
+    """A box for untrusted programs. Thread-safe; runs are isolated from each other.
 
-    Every run gets fresh processes and a fresh file system: the files written so far, nothing else, in the working
-    folder. Nothing that a run leaves behind is alive, or on a disk, when `run` returns.
+    Every run gets fresh processes and a fresh file system: its working folder holds the files written so far and
+    nothing else. When `run` returns, no process and no file of the run is left.
     """
 
     @property
     def limits(self) -> Limits:
-        """In force for every run."""
+        """The limits of every run."""
         ...
 
     def run(self, command: Sequence[str], *, stdin: bytes = b"", keep: Sequence[str] = ()) -> Result:
-        """Run a command, `python` being the box's own interpreter, and wait for its end.
+        """Run a command and wait for its end; `python` is the box's own interpreter.
 
-        `keep`: files (relative to the working folder) that `read` can give afterwards; those of the last run of this
-        thread. A program that exceeds a limit is no error: the result says so.
+        `keep`: files (relative to the working folder) for a later `read` in the same thread, until its next run. A
+        program that exceeds a limit raises nothing: `Result.limit` names the limit.
 
-        Raises SandboxUnavailable where the back end is missing or not allowed to work here, SandboxError where it
-        failed (the box could not be set up, the service did not answer), ValueError for an empty or too long command, a
-        path that leaves the working folder, or more input and files than 64 MB, `disk_mb` or half of `memory_mb`, and
-        TypeError for input that is not bytes.
+        Raises SandboxUnavailable if the back end is missing or not permitted here, SandboxError if it failed (the box
+        could not be set up, the service did not answer), ValueError for an empty or too long command, a path outside
+        the working folder, or input and files above 64 MB, `disk_mb` or half of `memory_mb`, and TypeError for input
+        that is not bytes.
         """
         ...
 
     def write(self, path: str, content: bytes) -> None:
-        """A file that every later run finds in its working folder (a copy: what a run does to it is gone after it).
+        """Write a file for all later runs. Each run gets a copy in its working folder; its changes are discarded.
 
-        Raises ValueError where the path leaves the working folder, TypeError where the content is not bytes,
-        SandboxError where it is larger than a file may be.
+        Raises ValueError if the path leaves the working folder, TypeError if the content is not bytes, SandboxError if
+        it is larger than `file_mb`.
         """
         ...
 
     def read(self, path: str) -> bytes:
-        """What the last run of this thread left in a file that it was told to keep.
+        """Read a kept file of this thread's last run.
 
-        Raises FileNotFoundError where it left none (or a thing that is no plain file), ValueError where it was not told
-        to keep it or where it was larger than `output_bytes`.
+        Raises FileNotFoundError if the run left no plain file of that name, ValueError if the path was not in `keep` or
+        the file is larger than `output_bytes`.
         """
         ...

@@ -1,9 +1,10 @@
-"""Boxes by bubblewrap: namespaces, a read-only file system, a seccomp filter, rlimits, a cgroup where one can be had.
+"""Sandbox by bubblewrap: namespaces, a read-only file system, a seccomp filter, rlimits, a cgroup if available.
 
-It knows no reward and no other back end. How a run goes: bwrap, started in the run's cgroup, sets up the box and starts
-a shell in it, which waits for a word (`launch`) while this process sets what can be set from outside. Then `prlimit`
-sets the rlimits, in the box, since that is where processes must be counted, and becomes the program: pid 1 of its
-namespace, so that all ends with it. `--json-status-fd` tells its end from a failure of bwrap.
+Independent of rewards and other back ends. The sequence of a run: bwrap starts in the run's cgroup, sets up the box and
+starts a shell in it. The shell waits (see `launch`) while this process sets the limits that are set from outside. Then
+`prlimit` sets the rlimits inside the box, because processes must be counted there, and executes the program. The
+program is pid 1 of its namespace: when it ends, all its processes end. `--json-status-fd` distinguishes the program's
+end from a failure of bwrap.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ from creditflow.reward.sandbox.tmpfs import bound_files
 
 _WORK = "/tmp/work"
 _STDIN = "/dev/.stdin"
-"""In the root file system, which is read-only by the time that the program starts."""
+"""Path in the root file system, which is read-only when the program starts."""
 _SETUP_S = 10.0
-"""How long the tmpfs of a box may take to appear; 1 or 2 ms are usual."""
+"""Timeout for the tmpfs of a box to appear, in seconds; 1 or 2 ms are usual."""
 _CPU_USED = 0.5
-"""Share of the CPU limit from which on SIGKILL means that limit. The kernel enforces it by sampling at clock ticks, so
-on a busy machine a program may have used much less by the exact count."""
+"""Share of the CPU limit above which SIGKILL is attributed to that limit. The kernel samples CPU time at clock ticks,
+so on a busy machine the exact CPU time may be much lower than the limit."""
 _FILES = 200
-"""Files of `write` in one box: each is a descriptor, of which a process may have 1024."""
+"""Most files of `write` in one box: each takes a descriptor, and a process may have 1024."""
 _SITE_PACKAGES = """
 import os, site
 for folder in site.getsitepackages():
     if os.path.isdir(folder): print(os.path.realpath(folder))
 """
 _KEEP_PROCESSES = 4
-"""What the shell that hands out files may have above the program's processes, which may all be there still, as
+"""Processes allowed to the shell that prints the kept files, on top of the program's, which may all still exist as
 zombies."""
 
 
 class Bubblewrap(Box):
-    """Runs each program in namespaces of its own: no network, nothing of the machine but a read-only /usr.
+    """Run each program in new namespaces: no network, and only /usr of the machine's files, read-only.
 
     `python`: the interpreter; default: the first of this process's base interpreter, /usr/bin/python3 and
     /usr/local/bin/python3 that works in the box. It runs isolated (`-I`: a script's own folder is not on sys.path).
-    `site`: whether it has its site packages; without them it starts 1 ms sooner. `ro_bind`: further folders, readable
-    in the box at the same place. `cgroup`: `auto`, `none`, or a version 2 folder that was delegated with the
-    controllers memory and pids. Cost: about 7 ms a run, and 1 ms more where files are kept.
+    `site`: whether site packages are available; without them Python starts 1 ms faster. `ro_bind`: further folders,
+    readable in the box at the same path. `cgroup`: `auto`, `none`, or a version 2 folder that was delegated with the
+    controllers memory and pids. Cost: about 7 ms a run, and 1 ms more with kept files.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class Bubblewrap(Box):
         self._prlimit = found.prlimit(self._limits)
         self._as_nobody = found.as_nobody()
         self.python = ""
-        """The interpreter, as the box sees it."""
+        """Path of the interpreter in the box."""
         self._arguments: list[str] = []
         self._final: list[str] = []
         self._why_not_files = ""
         self._probe([python] if python else found.interpreters())
 
     def memory_bound(self) -> tuple[int, str]:
-        """What all processes of a run can use at most, in bytes, and what sees to it."""
+        """The memory bound of all processes of a run together, in bytes, and the mechanism that enforces it."""
         total = self._limits.memory_mb * MB
         if self._parents is not None:
             return total, f"cgroup version {self._parents.version} at {self._parents.memory}"
@@ -108,7 +109,7 @@ class Bubblewrap(Box):
         )
 
     def _try(self, prefix: list[str]) -> Result:
-        """What this interpreter says in a box; and whether the number of files can be bounded here, too."""
+        """Run a test program with this interpreter, and record whether the number of files can be bounded here."""
         self._arguments, self._final = _arguments(self._limits, prefix, [], self._ro_bind)
         try:
             result = self._python(_SITE_PACKAGES)
@@ -125,7 +126,7 @@ class Bubblewrap(Box):
         return self._run(["python", "-c", code], b"", (), {})[0]
 
     def files_bound(self) -> tuple[int | None, str]:
-        """How many files and folders a run can make at most (None: as many as time and memory allow), and why so."""
+        """The largest number of files and folders of a run (None: limited by time and memory only), and the reason."""
         if self._why_not_files:
             return None, f"the tmpfs has no number of inodes: {self._why_not_files}"
         return self._limits.files, "number of inodes of the tmpfs"
@@ -146,9 +147,9 @@ class Bubblewrap(Box):
                 group = self._parents.group()
                 stack.callback(group.close)
                 self._parents.fill(group)
-            # Pushed last, so that it comes first: a group cannot be removed before its processes are dead.
+            # Pushed last, so that it runs first: a group cannot be removed before its processes are dead.
             stack.callback(box.launch.end)
-            # Nothing but the start: what this thread allocates meanwhile is on the group's account.
+            # Only the start: memory that this thread allocates here is charged to the group.
             with group.joined() if group is not None else contextlib.nullcontext():
                 box.launch.start([*box.words, "/bin/sh", "-c", self._script(keep, stdin), "sh", *self._prlimit, *words])
             end = self._confined(box.launch, group, len(keep))
@@ -161,7 +162,7 @@ class Bubblewrap(Box):
         return result, handed_out(keep, lines, self._limits.output_bytes)
 
     def _prepared(self, fds: launch.Descriptors, stdin: bytes, files: Mapping[str, bytes]) -> _Prepared:
-        """What bwrap is to be started with, but for the program."""
+        """The descriptors and the command line of bwrap, without the program."""
         filter_fd = fds.sealed(self._filter)
         status, status_in = fds.pipe()
         out, out_in = fds.pipe()
@@ -183,7 +184,7 @@ class Bubblewrap(Box):
         return launch.script(_STDIN if stdin else "/dev/null", told)
 
     def _confined(self, started: launch.Launch, group: cgroups.Group | None, keep: int) -> Attended:
-        """Confine a started bwrap, and wait for its end; `keep`: how many files are to come out."""
+        """Confine a started bwrap, and wait for its end; `keep`: the number of files to keep."""
         limits = self._limits
 
         def limit() -> None:
@@ -202,15 +203,15 @@ class Bubblewrap(Box):
         return started.run(confine, limit, limits.wall_s, caps)
 
     def _result(self, end: Attended, status: int | None, oom: bool, started: launch.Launch) -> Result:
-        """What a run's end means. Raises SandboxError where the program was never started."""
+        """The result of a run. Raises SandboxError if the program was never started."""
         out, err = end.output[started.out], end.output[started.err]
-        if status is None and oom:  # not even bwrap itself was spared
+        if status is None and oom:  # the kernel killed bwrap, too
             return Result(None, out, err, end.seconds, "memory")
         limit = end.limit
         if not started.started or (status is None and limit is None):
             said = err.decode(errors="replace").strip()[:500] or f"it ended with {end.returncode}"
             raise SandboxError(f"bwrap failed: {said}")
-        # Bubblewrap and the shell both give 128 + N where signal N ended the program.
+        # Bubblewrap and the shell both return 128 + N if signal N ended the program.
         number = by_signal(status)
         if limit is None:
             limit = _limit_of(number, oom, end.cpu_s >= math.ceil(self._limits.cpu_s) * _CPU_USED)
@@ -226,7 +227,7 @@ class Bubblewrap(Box):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A launch, and the words that start it, up to the program's."""
+    """A launch, and its command line without the program."""
 
     words: list[str]
     launch: launch.Launch
@@ -275,7 +276,7 @@ def _parents(choice: str) -> tuple[cgroups.Parents | None, str]:
 def _arguments(
     limits: Limits, prefix: Sequence[str], hidden: Sequence[str], ro_bind: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """What every box has, and what comes last; `hidden`: folders that are to be empty."""
+    """The arguments of bwrap for every box, and those that come last; `hidden`: folders that appear empty."""
     args = ["--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL"]
     args += ["--uid", str(found.NOBODY), "--gid", str(found.NOBODY), "--hostname", "box"]
     args += ["--ro-bind", "/usr", "/usr"]
@@ -286,7 +287,7 @@ def _arguments(
         elif path.is_dir():
             args += ["--ro-bind", str(path), str(path)]
     args += ["--proc", "/proc"]
-    # Not --dev: it has a terminal and an unlimited tmpfs, and takes 2 ms.
+    # Not --dev: it adds a terminal and an unlimited tmpfs, and takes 2 ms.
     for name in ("null", "zero", "random", "urandom"):
         args += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -303,17 +304,17 @@ def _arguments(
     args += ["--clearenv"]
     for name, value in environment.items():
         args += ["--setenv", name, value]
-    # These have no limits, so nothing may be written there; they can take mounts until then.
+    # These have no size limit, so they become read-only; until then bwrap can mount on them.
     return args, [word for folder in [*hidden, "/"] for word in ("--remount-ro", folder)]
 
 
 def _with_room(limits: Limits, keep: int) -> Limits:
-    """The limits of a group that also has bwrap, and the shell that hands out what is kept."""
+    """The limits of a group that also holds bwrap and the shell that prints the kept files."""
     return replace(limits, processes=limits.processes + 1 + (_KEEP_PROCESSES if keep else 0))
 
 
 def _limit_of(number: int | None, oom: bool, cpu_used_up: bool) -> Limit | None:
-    """The limit that a signal speaks of."""
+    """The limit that a signal indicates, if any."""
     if oom:
         return "memory"
     if number in (signal.SIGXCPU, signal.SIGKILL) and cpu_used_up:

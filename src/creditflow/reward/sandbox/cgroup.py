@@ -1,4 +1,4 @@
-"""Bounds the memory and the processes of a box in all, where this system lets us make a cgroup. Knows no back end.
+"""Bound the total memory and processes of a box with a cgroup, if this system permits one. Independent of back ends.
 
 Version 1 (root): a group under our own in the memory and pids hierarchies. Version 2: a group under a folder that was
 delegated to us (`systemd-run --user --scope -p Delegate=yes`) or under the root of the tree.
@@ -21,17 +21,17 @@ from creditflow.reward.sandbox.common import MB
 
 _PREFIX = "creditflow"
 _SELF = "creditflow-self"
-"""Version 2: where the processes of a delegated folder go, since only a folder without processes can have groups."""
+"""Version 2: the subgroup for the processes of a delegated folder. Only a folder without processes can have groups."""
 _LINGER_S = 2.0
-"""How long a killed process may take to leave its group."""
+"""Time allowed to a killed process to leave its group, in seconds."""
 _SWEEP_S = 0.5
-"""The same, for a group of somebody else."""
+"""The same, for a group left by another process."""
 
 
 class NoCgroup(Exception):
-    """No group can be made here; the message says why.
+    """No group can be made here; the message gives the reason.
 
-    `odd`: there are folders for it, and it is not for want of rights.
+    `odd`: folders for groups exist, and missing permission is not the reason.
     """
 
     def __init__(self, why: str, *, odd: bool = False) -> None:
@@ -46,18 +46,18 @@ class Parents:
     version: int
     memory: Path
     pids: Path | None
-    """None: version 2, where one folder has both; or version 1 without the pids hierarchy."""
+    """None: version 2, with both controllers in one folder; or version 1 without the pids hierarchy."""
 
     def group(self) -> Group:
-        """A group of which nothing is made yet: whoever has seen to its being closed lets `fill` make it.
+        """A group without folders. Arrange for `close` first, then make the folders with `fill`.
 
-        An exception, which may come at any moment, leaves nothing behind so.
+        In this order an exception at any moment leaves no folder behind.
         """
         return Group(self.version, [])
 
     def fill(self, group: Group) -> None:
-        """Make the group, without limits yet. Raises SandboxError where it cannot be made."""
-        # Random, since a process that died may have had our number and have left its groups.
+        """Make the group's folders, without limits yet. Raises SandboxError if one cannot be made."""
+        # Random: a dead process with our number may have left its groups.
         name = f"{_owner()}-{os.getpid()}-{secrets.token_hex(8)}"
         try:
             for parent in (self.memory, self.pids):
@@ -67,7 +67,7 @@ class Parents:
             raise SandboxError(f"the cgroup of a run could not be made: {error}") from error
 
     def sweep(self) -> None:
-        """Remove the groups of processes that died before they could, and what is still in them."""
+        """Remove the groups left by dead processes, and kill the processes in them."""
         for parent in (self.memory, self.pids):
             for folder in parent.glob(f"{_owner()}-*-*") if parent is not None else ():
                 owner = folder.name.split("-")[2]
@@ -81,11 +81,11 @@ class Group:
 
     version: int
     folders: list[Path]
-    """The first has the memory controller, the last the pids controller if any."""
+    """The first folder has the memory controller, the last the pids controller if any."""
 
     def make(self, folder: Path) -> None:
         """Make one more folder. Raises OSError."""
-        # Noted first: an exception may come right after it is made.
+        # Recorded first: an exception may arrive right after mkdir.
         self.folders.append(folder)
         try:
             folder.mkdir()
@@ -95,10 +95,10 @@ class Group:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """What this thread starts meanwhile is in the group, for version 1; for version 2 nothing, see `add`.
+        """Start processes in the group while the context is open (version 1). No effect for version 2: see `add`.
 
-        A thread that moves itself does so in 0.1 ms. Whoever moves another process waits for the kernel to see all
-        processors pass by: 10 ms and more while they are busy, in every run.
+        A thread can move itself in 0.1 ms. Moving another process waits for the kernel to synchronize all processors:
+        10 ms and more while they are busy, in every run.
         """
         if self.version != 1:
             yield
@@ -114,11 +114,11 @@ class Group:
             self._leave()
 
     def _leave(self) -> None:
-        """Move this thread back, out of each folder that lets it, before saying which did not."""
+        """Move this thread out of every folder, then raise SandboxError for the first move that failed."""
         problem: OSError | None = None
         for folder in self.folders:
             try:
-                # Groups are made under our own, so that is where this thread was.
+                # Groups are made under our own, so this thread was in the parent folder.
                 _set(folder.parent / "tasks", "0")
             except OSError as error:
                 problem = problem or error
@@ -126,7 +126,7 @@ class Group:
             raise SandboxError(f"a thread could not leave the cgroup of its run: {problem}") from problem
 
     def limit(self, limits: Limits) -> None:
-        """Set the limits. Not before `joined` is over: this process must never be what its memory is taken from.
+        """Set the limits. Call only after `joined` has ended: the kernel must never kill this process for memory.
 
         Raises SandboxError.
         """
@@ -140,7 +140,7 @@ class Group:
         first, last = self.folders[0], self.folders[-1]
         if self.version == 1:
             _set(first / "memory.limit_in_bytes", memory)
-            # Absent where the kernel counts no swap.
+            # Absent if the kernel does not count swap.
             _set(first / "memory.memsw.limit_in_bytes", memory, optional=True)
         else:
             _set(first / "memory.max", memory)
@@ -150,7 +150,9 @@ class Group:
             _set(last / "pids.max", str(limits.processes))
 
     def add(self, pid: int) -> None:
-        """Move a process here, where `joined` did not. Raises ProcessLookupError, SandboxError."""
+        """Move a process into the group (version 2; `joined` does it in version 1). Raises ProcessLookupError,
+        SandboxError.
+        """
         if self.version == 1:
             return
         try:
@@ -161,7 +163,7 @@ class Group:
             raise SandboxError(f"a process could not be moved to its cgroup: {error}") from error
 
     def oom_kills(self) -> int:
-        """How many processes were killed because the group's memory was used up."""
+        """Number of processes killed because the group's memory was exhausted."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         with contextlib.suppress(OSError):
             for line in (self.folders[0] / name).read_text().splitlines():
@@ -171,16 +173,16 @@ class Group:
         return 0
 
     def close(self) -> None:
-        """Remove the folders, and kill what is still in them. Raises SandboxError where one stays."""
+        """Remove the folders, and kill the processes still in them. Raises SandboxError if one stays."""
         problems = [problem for folder in self.folders if (problem := _removed(folder)) is not None]
         if problems:
             raise SandboxError(f"a cgroup could not be removed: {problems[0]}") from problems[0]
 
 
 def find(choice: str = "auto") -> Parents:
-    """Where groups can be made: `auto`, or a folder of version 2 whose subtree has the memory and pids controllers.
+    """Find the folders for groups: `auto`, or a version 2 folder with the memory and pids controllers in its subtree.
 
-    One is made and removed to be sure. Raises NoCgroup.
+    Makes and removes a test group. Raises NoCgroup.
     """
     if choice == "auto":
         parents = locate(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
@@ -199,7 +201,7 @@ def find(choice: str = "auto") -> Parents:
 
 
 def locate(mountinfo: str, membership: str) -> Parents:
-    """The folders for a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroup."""
+    """Folders for groups of a process with these /proc/self/mountinfo and /proc/self/cgroup. Raises NoCgroup."""
     ours = {}
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -215,7 +217,7 @@ def locate(mountinfo: str, membership: str) -> Parents:
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
-    """By controller (version 2: the empty name), the mounted part of its tree and where that is."""
+    """By controller (version 2: the empty name): the mounted part of its tree, and the mount point."""
     found: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -248,7 +250,7 @@ def _version_2(folder: Path) -> Parents:
 
 
 def _enable(folder: Path) -> None:
-    """Hand the controllers to the folder's groups, moving its processes to one of them where that is ours to do."""
+    """Enable the controllers for the folder's groups. If needed and permitted, first move its processes to a group."""
     control = folder / "cgroup.subtree_control"
     try:
         _set(control, "+memory +pids")
@@ -268,7 +270,7 @@ def _enable(folder: Path) -> None:
 
 
 def _is_delegated(folder: Path) -> bool:
-    """Whether systemd has marked the folder as one that it leaves to its processes."""
+    """Whether systemd has marked the folder as delegated to its processes."""
     for name in ("user.delegate", "trusted.delegate"):
         with contextlib.suppress(OSError):
             return os.getxattr(folder, name) == b"1"
@@ -276,9 +278,9 @@ def _is_delegated(folder: Path) -> bool:
 
 
 def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
-    """Remove a group, and kill what is in it; why it is still there, if it is.
+    """Remove a group, and kill the processes in it; return the error if it is still there.
 
-    A process that has just died counts for a moment longer.
+    A process that has just died stays in its group for a moment.
     """
     deadline = time.monotonic() + (_LINGER_S if linger_s is None else linger_s)
     while True:
@@ -296,10 +298,10 @@ def _removed(folder: Path, linger_s: float | None = None) -> OSError | None:
 
 
 def _empty(folder: Path) -> None:
-    """Kill what is in a group, but this process, of which a thread is moved out that was interrupted in `joined`."""
+    """Kill the processes in a group. If an interrupted `joined` left a thread of this process there, move it out."""
     with contextlib.suppress(OSError):
         for pid in map(int, (folder / "cgroup.procs").read_text().split()):
-            # 0 is a process of a pid namespace that we do not see, and for kill everything in our process group.
+            # 0 stands for a process in a pid namespace that is hidden from us; kill(0) would hit our process group.
             with contextlib.suppress(OSError):
                 if pid == os.getpid():
                     _set(folder.parent / "tasks", "0")
@@ -325,7 +327,7 @@ def _set(file: Path, value: str, *, optional: bool = False) -> None:
 
 
 def _owner() -> str:
-    """Of a group's name: pids are those of one pid namespace, while folders may be shared between several."""
+    """Prefix of group names, with the pid namespace: pids belong to one namespace, but several may share a folder."""
     return f"{_PREFIX}-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 

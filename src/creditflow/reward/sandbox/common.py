@@ -1,6 +1,6 @@
-"""What back ends do alike: paths, files written, files kept and how a shell hands them out. Knows no back end.
+"""Shared parts of the back ends: paths, written files, kept files and the shell script that prints them.
 
-The names and the contents are hostile input; nothing here touches a disk.
+Independent of the back ends. File names and contents are hostile input; nothing here touches a disk.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from creditflow.reward.sandbox.base import Limits, Result, SandboxError
 
 MB = 1024 * 1024
 _INPUT_MB = 64
-"""The most that a run's input and files may be together: they pass through this process's memory, and the box's."""
+"""Largest size of a run's input and files together: they pass through the memory of this process and of the box."""
 END_ALL = """kill -KILL -1 2>/dev/null
 while kill -0 -1 2>/dev/null && command eval '(:)' 2>/dev/null; do :; done"""
-"""For the shell that is pid 1: kill all others, and wait until they are dead. A killed process still carries out the
-call to the system that it is in. Waiting for a process of one's own, `(:)`, reaps the orphans too; where they left no
-room for one, that is all that can be done (`command eval`: and the shell lives on)."""
+"""Script for the shell that is pid 1: kill all other processes and wait until they are dead. A killed process still
+completes its current system call. Waiting for a child process, `(:)`, also reaps the orphans; if the process limit
+leaves no room for that child, the loop ends (`command eval` keeps the shell alive)."""
 _PATH_BYTES = 1024
 _NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a run left under a name that it was told to keep."""
+    """A kept file of a run."""
 
     content: bytes | None = None
-    """None where there is no plain file of that name."""
+    """None if there is no plain file of that name."""
     too_large: bool = False
 
 
 def inside(path: str) -> str:
-    """The path, relative to the working folder, without `.` and doubled slashes. Raises ValueError where it leaves it.
+    """Normalize a path relative to the working folder: drop `.` and doubled slashes. Raises ValueError if it leaves it.
 
-    `..` is refused wherever it stands: what it means depends on links, which only the box could follow.
+    `..` is refused in every position: its meaning depends on links, which only the box could follow.
     """
     if not isinstance(path, str):
         raise ValueError(f"path {path!r}: text expected, {type(path).__name__} came")
@@ -56,7 +56,7 @@ def inside(path: str) -> str:
 
 
 def checked_command(command: Sequence[str]) -> list[str]:
-    """The command as a list. Raises ValueError where it is empty, one text, or has a NUL or a lone surrogate."""
+    """The command as a list. Raises ValueError if it is empty, a single string, or has a NUL or a lone surrogate."""
     if isinstance(command, (str, bytes)) or not command:
         raise ValueError(f"command: a list of words expected, {command!r} came")
     for word in command:
@@ -71,10 +71,10 @@ def checked_command(command: Sequence[str]) -> list[str]:
 
 
 def hand_out(names: Sequence[str], most: int, encoder: str) -> str:
-    """A shell script that prints a line for each name: `-`, or `+` and the file's content, coded by `encoder`.
+    """A shell script that prints a line for each name: `-`, or `+` and the file's content, encoded by `encoder`.
 
-    Of a file that has more than `most` bytes, one byte more. The names are those that `inside` gives: printable and
-    relative, so that quotes are the only thing that could end one.
+    A file larger than `most` bytes is cut to `most` + 1. The names come from `inside`: they are printable and relative,
+    so only a quote could end one.
     """
     quoted = " ".join("'./" + name.replace("'", "'\\''") + "'" for name in names)
     return f"""
@@ -87,7 +87,7 @@ done"""
 
 
 def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[str, Kept]:
-    """What `hand_out` printed, split at line ends. What is no such line, or the last and so cut off, was not left."""
+    """Parse the lines that `hand_out` printed. A malformed line, or the last (cut off) line, means a missing file."""
     found = {}
     for name, line in zip(names, lines[:-1], strict=False):
         if line.startswith(b"+"):
@@ -98,24 +98,24 @@ def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[
 
 
 def handed_out_bytes(names: int, most: int) -> int:
-    """What `hand_out` prints at most."""
+    """Largest size of the output of `hand_out`, in bytes."""
     return names * (4 * (most + 3) // 3 + 8)
 
 
 def by_signal(status: int | None) -> int | None:
-    """The signal N of an exit code 128 + N, which is what shells and bubblewrap make of it; else None."""
+    """The signal N of an exit code 128 + N, the encoding of shells and bubblewrap; else None."""
     return status - 128 if status is not None and 128 < status <= 128 + signal.SIGRTMAX else None
 
 
 def _bytes(what: str, value: object) -> bytes:
-    """A copy. Raises TypeError for what is not bytes: `bytes(7)` would be seven zeros."""
+    """Copy a bytes-like value. Raises TypeError for any other type: `bytes(7)` would be seven zeros."""
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"{what}: bytes expected, {type(value).__name__} came")
     return bytes(value)
 
 
 class Box(ABC):
-    """A Sandbox but for one method, `_run`, which a back end provides."""
+    """Base class of the back ends: all of `Sandbox` except the abstract method `_run`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -125,7 +125,7 @@ class Box(ABC):
 
     @property
     def limits(self) -> Limits:
-        """In force for every run."""
+        """The limits of every run."""
         return self._limits
 
     def run(self, command: Sequence[str], *, stdin: bytes = b"", keep: Sequence[str] = ()) -> Result:
@@ -138,7 +138,7 @@ class Box(ABC):
         given = _bytes("stdin", stdin)
         with self._lock:
             files = dict(self._files)
-        # Half of the memory, since the box's share of it has to hold them.
+        # Half of the memory: the box holds them in its memory, too.
         most = min(_INPUT_MB * MB, self._limits.disk_mb * MB, self._limits.memory_mb * MB // 2)
         size = len(given) + sum(map(len, files.values()))
         if size > most:
@@ -148,7 +148,7 @@ class Box(ABC):
         return result
 
     def write(self, path: str, content: bytes) -> None:
-        """See `Sandbox.write`. Also a SandboxError: more files, or more bytes in all, than a run may have."""
+        """See `Sandbox.write`. Also raises SandboxError for more files, or more bytes in total, than a run may have."""
         path, content = inside(path), _bytes(f"content of {path!r}"[:80], content)
         if len(content) > self._limits.file_mb * MB:
             raise SandboxError(
@@ -182,4 +182,4 @@ class Box(ABC):
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
     ) -> tuple[Result, dict[str, Kept]]:
-        """Run a checked command over these files; a name that is missing from what is kept was not left."""
+        """Run a checked command with these files. A name missing from the kept files counts as a missing file."""

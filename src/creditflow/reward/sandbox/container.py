@@ -1,8 +1,8 @@
-"""Boxes of docker or podman, each run a container of its own. Knows no reward and no other back end.
+"""Sandbox by docker or podman, with a new container per run. Independent of rewards and other back ends.
 
-Nothing of this machine is mounted: files go in as a tar archive on the container's input, and come out, with the exit
-code, behind a word on its output that is new in each run. Without that word the program's end is unknown, and the run
-failed: docker's own exit codes (125 to 127, 137) are also what a program may end with.
+No folder of this machine is mounted: files enter as a tar archive on the container's input. The exit code and the kept
+files follow a random word on its output, new in each run. Without that word the program's end is unknown, and the run
+failed: a program may also end with docker's own exit codes (125 to 127, 137).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from creditflow.reward.sandbox.process import Attended, Child, attend, call, sea
 ENGINES = ("docker", "podman")
 _ANSWER_S = 20.0
 _START_S = 5.0
-"""What starting a container may take above the program's time."""
+"""Time allowed for starting a container on top of the program's time, in seconds."""
 _SHELL_PROCESSES = 4
 _TRAILER_BYTES = 200
 
@@ -43,15 +43,15 @@ printf '\\n%s %s\\n' "$word" "$code"
 {hand_out}
 exit 0
 """
-"""Pid 1 of the container. What the program left running is dead before anything is said or looked at."""
+"""Pid 1 of the container. The program's remaining processes are killed before anything is printed or read."""
 
 
 class Container(Box):
-    """Runs each program in a new container of `image`, which needs python, a shell, tar and coreutils.
+    """Run each program in a new container of `image`, which needs python, a shell, tar and coreutils.
 
     No network, a read-only root, one tmpfs, no capabilities, no new privileges, uid 65534. `engine`: docker or podman;
-    default: the first that answers. `cpus`: cores for all its processes together. The image is never pulled by a run.
-    Cost: 0.3 to 1 s a run, so this is for machines where bubblewrap may not work.
+    default: the first that responds. `cpus`: cores for all its processes together. A run never pulls the image.
+    Cost: 0.3 to 1 s a run, so this back end is for machines without a working bubblewrap.
     """
 
     def __init__(self, limits: Limits | None = None, *, image: str, engine: str = "", cpus: float = 1.0) -> None:
@@ -76,7 +76,7 @@ class Container(Box):
             )
 
     def arguments(self, name: str) -> list[str]:
-        """The engine's command line, up to and with the image."""
+        """The engine's command line, up to and including the image."""
         limits = self._limits
         tmpfs = f"rw,nosuid,nodev,exec,mode=1777,size={limits.disk_mb}m,nr_inodes={limits.files}"
         ulimits = {
@@ -118,7 +118,7 @@ class Container(Box):
             self._remove(name)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            # Once more: the engine may have been about to make it.
+            # Once more: the engine may have been about to create the container.
             self._remove(name)
 
         try:
@@ -136,7 +136,7 @@ class Container(Box):
         return end.output[out], end.output[err], end
 
     def _start(self, child: Child, args: list[str], archive: bytes) -> subprocess.Popen[bytes]:
-        """Start the engine's client. Raises ValueError where the words are too long for the system, or SandboxError."""
+        """Start the engine's client. Raises ValueError if the command line is too long for the system, SandboxError."""
         input_fd = sealed(archive)
         try:
             return child.start(
@@ -156,7 +156,7 @@ class Container(Box):
             os.close(input_fd)
 
     def _remove(self, name: str) -> None:
-        """Kill and remove a container, if there is one of that name."""
+        """Kill and remove the container of this name, if it exists."""
         with contextlib.suppress(subprocess.TimeoutExpired, OSError):
             call([self._engine, "rm", "--force", name], timeout=_ANSWER_S)
 
@@ -192,7 +192,7 @@ class Container(Box):
 
 
 def _answering(engines: tuple[str, ...] | list[str]) -> str:
-    """The path of the first engine that answers. Raises SandboxUnavailable, with what each one said."""
+    """The path of the first engine that responds. Raises SandboxUnavailable, with the message of each engine."""
     said = []
     for engine in engines:
         path = shutil.which(engine)

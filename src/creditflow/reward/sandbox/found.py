@@ -1,4 +1,4 @@
-"""Finds what bubblewrap needs on this machine: programs, interpreters, and what stands in its way. Runs no box."""
+"""Find the programs and interpreters for bubblewrap, and the system's restrictions on it. Runs no box."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTALL = "install bubblewrap (apt-get install bubblewrap; dnf install bubblewr
 
 
 def restrictions(proc_sys: Path = Path("/proc/sys")) -> list[str]:
-    """What this system does to keep ordinary users from making namespaces, and how to allow it; none: empty."""
+    """Restrictions of this system on user namespaces, each with its remedy; an empty list without any."""
     known = {
         "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
         "kernel/apparmor_restrict_unprivileged_userns": (
@@ -36,7 +36,7 @@ def restrictions(proc_sys: Path = Path("/proc/sys")) -> list[str]:
 
 
 def find_bwrap() -> str:
-    """Its path. Raises SandboxUnavailable, with how to get it."""
+    """The path of bwrap. Raises SandboxUnavailable, with installation advice."""
     if not sys.platform.startswith("linux"):
         raise SandboxUnavailable(f"sandbox back end bubblewrap: needs Linux, this is {sys.platform}; use container")
     if not hasattr(os, "pidfd_open"):
@@ -48,7 +48,7 @@ def find_bwrap() -> str:
 
 
 def folder(path: str) -> str:
-    """The path, if there is something. Raises SandboxOptionError."""
+    """The path, if it is absolute and exists. Raises SandboxOptionError."""
     if not isinstance(path, str) or not path.startswith("/") or not Path(path).exists():
         raise SandboxOptionError(
             f"sandbox back end bubblewrap: ro_bind: an existing absolute path expected, {path!r} came"
@@ -57,7 +57,7 @@ def folder(path: str) -> str:
 
 
 def interpreters() -> list[str]:
-    """Pythons that a box may have, the likeliest first. Raises SandboxUnavailable where there is none."""
+    """Candidate Python interpreters for a box, the likeliest first. Raises SandboxUnavailable if there is none."""
     base = getattr(sys, "_base_executable", None) or sys.executable
     found = [path for path in (base, "/usr/bin/python3", "/usr/local/bin/python3") if Path(path).exists()]
     if not found:
@@ -66,7 +66,7 @@ def interpreters() -> list[str]:
 
 
 def prefix_of(python: str) -> list[str]:
-    """Folders beside /usr that an interpreter needs: its own installation."""
+    """Folders outside /usr that an interpreter needs: its own installation."""
     path = Path(python)
     if not path.is_absolute():
         raise SandboxOptionError(f"sandbox back end bubblewrap: python: an absolute path expected, {python!r} came")
@@ -79,10 +79,10 @@ def prefix_of(python: str) -> list[str]:
 
 
 def as_nobody() -> list[str]:
-    """What gives up root before bwrap starts: the kernel counts the processes of every user but root.
+    """Command prefix that drops root before bwrap starts: the kernel's process limit does not count root's processes.
 
-    `Popen(user=...)` would do it, but copies this process's page tables (3 ms at 40 MB, and more with a model in
-    memory) where Popen alone uses vfork; chroot to where we are costs half a millisecond.
+    `Popen(user=...)` would also work, but it copies this process's page tables (3 ms at 40 MB, and more with a model in
+    memory), while plain Popen uses vfork; chroot to / costs half a millisecond. Empty for an ordinary user.
     """
     if os.geteuid() != 0:
         return []
@@ -93,9 +93,9 @@ def as_nobody() -> list[str]:
 
 
 def prlimit(limits: Limits) -> list[str]:
-    """The command that sets the rlimits and becomes another. Each is of one process, but nproc.
+    """The command that sets the rlimits and then executes another. Each applies to one process, except nproc.
 
-    That counts the processes of a user in its user namespace, so of this box only (before Linux 5.14: in all boxes).
+    nproc counts a user's processes in its user namespace, so those of this box only (before Linux 5.14: of all boxes).
     """
     import resource
 

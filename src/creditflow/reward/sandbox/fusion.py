@@ -1,7 +1,7 @@
-"""Boxes of a Sandbox Fusion service, over HTTP as verl uses it. Knows no reward; trusts the service, not the program.
+"""Sandbox on a Sandbox Fusion service, over HTTP as in verl. Trusts the service, not the program.
 
-The protocol: POST {url}/run_code with the code and its files; the answer has a status of the service and the result of
-the run. Whatever is not exactly such an answer is a failure of the service, never a wrong answer of the program.
+The protocol: POST {url}/run_code with the code and its files; the response has the service's status and the result of
+the run. Any other response is a failure of the service, never a wrong answer of the program.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 _COMPILE_S = 10
 _ANSWER_S = 10.0
-"""What the service may take above the program's time."""
+"""Time allowed to the service on top of the program's time, in seconds."""
 _BACKOFF_S = 0.25
 _DOUBLINGS = 7
-"""How often the pause between two calls is doubled: up to half a minute."""
+"""Largest number of doublings of the pause between two calls: up to half a minute."""
 _CODES = range(-64, 256)
-"""What a process of the service can end with: -N for signal N."""
+"""Possible return codes of the service's processes: -N for signal N."""
 _MOST_S = 1e9
 _ENVELOPE_BYTES = 1_000_000
 
 
 class SandboxFusion(Box):
-    """Runs Python programs on the Sandbox Fusion service at `url`; its isolation is the service's.
+    """Run Python programs on the Sandbox Fusion service at `url`; the service provides the isolation.
 
     A command is `["python", "-c", code]` or `["python", file]` with a written file; anything else is a ValueError,
-    since the service takes a program's text, without arguments. Of the limits the service gets `wall_s` (whole seconds,
-    rounded up) and `memory_mb`; `output_bytes` is held here; the rest is as the service is set up. `retries`: how often
-    a call is made again that got no answer, or 429 or 5xx. Cost: one HTTP request a run.
+    because the service takes a program's text, without arguments. The service receives the limits `wall_s` (whole
+    seconds, rounded up) and `memory_mb`; `output_bytes` is enforced here; the service's configuration sets the others.
+    `retries`: number of retries after no response, 429 or 5xx. Cost: one HTTP request a run.
     """
 
     def __init__(self, limits: Limits | None = None, *, url: str, retries: int = 2) -> None:
@@ -75,7 +75,7 @@ class SandboxFusion(Box):
                 "files": {path: base64.b64encode(content).decode() for path, content in files.items()},
                 "fetch_files": list(keep),
             },
-            # Six characters of JSON for a byte of text at most, four of base64 for three of a file.
+            # At most six characters of JSON per byte of text, and four of base64 per three bytes of a file.
             most=_ENVELOPE_BYTES + (6 + 2 * len(keep)) * self._limits.output_bytes,
         )
         seconds = time.monotonic() - started
@@ -89,7 +89,7 @@ class SandboxFusion(Box):
         return result, self._kept(answer, keep)
 
     def _ask(self, request: dict[str, Any], most: int) -> bytes | None:
-        """The body of the answer; None where it is longer than `most` bytes, which only a program's output can be."""
+        """The response body; None if it is longer than `most` bytes, which only a program's output can cause."""
         import httpx
 
         content = json.dumps(request).encode()
@@ -98,7 +98,7 @@ class SandboxFusion(Box):
             if attempt:
                 time.sleep(_BACKOFF_S * 2 ** min(attempt - 1, _DOUBLINGS))
             try:
-                # Not compressed: what is small on the wire could be endless in memory.
+                # Not compressed: a small compressed response could expand without bound in memory.
                 headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
                 with self._http().stream("POST", self._url, content=content, headers=headers) as response:
                     if response.status_code == 200:
@@ -135,7 +135,7 @@ class SandboxFusion(Box):
         return math.ceil(self._limits.wall_s) + _COMPILE_S + _ANSWER_S
 
     def _result(self, answer: object, seconds: float) -> Result:
-        """What an answer says. Raises SandboxError where it says that the service failed, or nothing that it may."""
+        """Parse a response. Raises SandboxError if the service failed or the response is malformed."""
         status = _field(answer, "status", str)
         if status not in ("Success", "Failed"):
             message = _field(answer, "message", str, optional=True)
@@ -216,7 +216,7 @@ def _text(what: str, content: bytes) -> str:
 
 
 def _field(holder: object, name: str, kind: type | tuple[type, ...], *, optional: bool = False) -> Any:
-    """A field of the right type; None where it is missing and may be. Raises SandboxError."""
+    """A field of the right type; None if it is optional and missing. Raises SandboxError."""
     value = holder.get(name) if isinstance(holder, dict) else None
     if value is None and optional and isinstance(holder, dict):
         return None

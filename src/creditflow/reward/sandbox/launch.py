@@ -1,9 +1,9 @@
-"""Starts bwrap for one run, and lets the program go when it is confined. Knows no command, no limit's name, no result.
+"""Start bwrap for one run, and release the program once it is confined. Independent of commands, limits and results.
 
-A box begins as a small shell, which says on a socket that it is there and waits for an answer. Only a harness that is
-alive can give one: whatever ends the harness, or makes it give up, closes the socket, and then the shell ends. So there
-is no moment at which a program can start without its limits. Bubblewrap's own `--block-fd` would not do: it takes the
-end of the harness for the word to go.
+A box begins as a small shell that reports on a socket that it is ready and waits for an answer. Only a live harness can
+answer: if the harness ends or gives up, the socket closes and the shell ends. A program can therefore never start
+without its limits. Bubblewrap's `--block-fd` is not sufficient: it treats the end of the harness as the signal to
+start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from creditflow.reward.sandbox.common import END_ALL
 from creditflow.reward.sandbox.process import Attended, Child, attend, sealed
 
 _START_S = 10.0
-"""How long bwrap may take to set up a box, before it is a failure; 3 ms is usual."""
+"""Timeout for bwrap to set up a box, in seconds; 3 ms is usual."""
 
 _READY = """
 exec 8>&2 9>&0 0<{stdin}
@@ -34,8 +34,8 @@ unset PWD OLDPWD SHLVL
 echo >&9
 read -r go <&9 || exit
 """
-"""Bubblewrap hands descriptors on under their numbers here, and a plain shell knows only those up to 9: so the socket
-comes as the shell's input, and the program's input is a file of the box."""
+"""Bubblewrap passes descriptors on under the same numbers, and a plain shell can address only those up to 9: the socket
+is therefore the shell's input, and the program's input is a file in the box."""
 _GO = 'exec "$@" 8>&- 9>&-'
 _KEEP = """
 exec 2>/dev/null
@@ -46,47 +46,47 @@ code=$?
 }} >&9
 exit $code
 """
-"""What the program left running is dead before a file is looked at: it could otherwise put a pipe in its place."""
+"""The program's remaining processes are killed before any file is read: they could replace a file with a pipe."""
 
 
 def script(stdin: str, hand_out: str = "") -> str:
-    """Pid 1 of a box, to be called with the program's words.
+    """The script for pid 1 of a box; its arguments are the program's command.
 
-    `stdin`: the path of the program's input. `hand_out`: a script that prints, after the program, what is kept; without
-    it the shell becomes the program.
+    `stdin`: the path of the program's input. `hand_out`: a script that prints the kept files after the program ends;
+    without it the shell executes the program in place of itself.
     """
     return _READY.format(stdin=stdin) + (_KEEP.format(hand_out=hand_out, end_all=END_ALL) if hand_out else _GO)
 
 
 class Descriptors:
-    """The descriptors of a launch; all are closed when the stack is, some before."""
+    """The descriptors of a launch; all are closed with the stack, some earlier."""
 
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._open: set[int] = set()
         stack.callback(lambda: self.close(*self._open))
 
     def sealed(self, content: bytes) -> int:
-        """A file in memory."""
+        """A descriptor of a sealed file in memory with this content."""
         return self.add(sealed(content))
 
     def pipe(self) -> tuple[int, int]:
-        """Its end to read from, and its end to write to."""
+        """A pipe: its read end and its write end."""
         ends = os.pipe()
         self._open.update(ends)
         return ends
 
     def sockets(self) -> tuple[int, int]:
-        """Two ends; unlike a pipe's, nobody can open one again through /proc."""
+        """A socket pair: our end and the box's. Unlike a pipe, it cannot be reopened through /proc."""
         ours, theirs = socket.socketpair()
         return self.add(ours.detach()), self.add(theirs.detach())
 
     def add(self, fd: int) -> int:
-        """Close this one too."""
+        """Add a descriptor to those that are closed; return it."""
         self._open.add(fd)
         return fd
 
     def close(self, *fds: int) -> None:
-        """Close those that are still open."""
+        """Close these descriptors, if they are still open."""
         for fd in fds:
             if fd in self._open:
                 self._open.discard(fd)
@@ -95,27 +95,27 @@ class Descriptors:
 
 @dataclass(slots=True)
 class Launch:
-    """One bwrap: what it and this process share."""
+    """One bwrap process and the descriptors it shares with this one."""
 
     fds: Descriptors
     status: int
-    """Where bwrap says which process is pid 1 of the box, and what it exited with."""
+    """Descriptor on which bwrap reports the host pid of the box's pid 1, and its exit code."""
     out: int
     err: int
     channel: int
-    """The socket to the shell in the box; what is kept comes by it, too."""
+    """The socket to the shell in the box; also carries the kept files."""
     passed: tuple[int, ...]
-    """Descriptors for bwrap alone: its input, its output, its errors, and those that its arguments name."""
+    """Descriptors for bwrap only: its stdin, stdout and stderr, and those named in its arguments."""
     bwrap: Child = field(default_factory=Child)
     program: int = -1
-    """A pidfd of pid 1 of the box."""
+    """A pidfd of pid 1 of the box; -1 until it is found."""
     started: bool = False
-    """Whether the program was let go."""
+    """Whether the program was released."""
     said: bytes = b""
-    """What came from `status`."""
+    """Bytes read from `status`."""
 
     def start(self, words: Sequence[str]) -> None:
-        """Start bwrap. Raises ValueError where the words are too long for the system, else SandboxError."""
+        """Start bwrap. Raises ValueError if the command line is too long for the system, else SandboxError."""
         stdin, out, err, *others = self.passed
         try:
             self.bwrap.start(
@@ -124,7 +124,7 @@ class Launch:
                     stdin=stdin,
                     stdout=out,
                     stderr=err,
-                    env={},  # the parent's would be readable at /proc/1/environ until the program starts
+                    env={},  # the parent's environment would be readable at /proc/1/environ until the program starts
                     cwd="/",
                     pass_fds=others,
                     process_group=0,  # Ctrl-C at a terminal is ours to handle
@@ -138,20 +138,20 @@ class Launch:
     def run(
         self, confine: Callable[[int], None], limit: Callable[[], None], wall_s: float, caps: Mapping[str, int]
     ) -> Attended:
-        """Confine pid 1 of the box, let it go, and wait for its end.
+        """Confine pid 1 of the box, release it, and wait for its end.
 
-        `limit` sets the limits of the run's group, `confine` those of a process; `caps`: bytes of `output` (stdout and
-        stderr together), and of `kept` where something is kept.
+        `limit` sets the limits of the run's cgroup, `confine` those of a process; `caps`: bytes of `output` (stdout and
+        stderr together), and of `kept` if there are files to keep.
         """
         process = self.bwrap.process
         assert process is not None
         self.fds.close(*self.passed)
-        # The ORDER is what keeps a program from running unconfined, or without us: (1) know pid 1 and hold it by a
-        # pidfd, so that every failure from here on ends it; (2) limit the group; (3) confine pid 1; (4) hear from the
-        # shell that bwrap is done, which has by then bound the box's life to ours; (5) only then say go.
+        # This ORDER prevents a program from running unconfined, or without the harness: (1) find pid 1 and hold it by a
+        # pidfd, so that every later failure ends it; (2) limit the group; (3) confine pid 1; (4) wait until the shell
+        # reports that bwrap is done: the box then ends with this process; (5) only then release the program.
         if self._find(_START_S):
             limit()
-            with contextlib.suppress(ProcessLookupError):  # dead already: the shell will not answer
+            with contextlib.suppress(ProcessLookupError):  # already dead: the shell will not answer
                 confine(self.pid())
             if self._shell_is_there():
                 started = time.monotonic()
@@ -160,14 +160,14 @@ class Launch:
         return self._attend(process, _START_S, caps, time.monotonic())
 
     def pid(self) -> int:
-        """The box's pid 1, as the host counts. Raises SandboxError where bwrap reports none."""
+        """The host pid of the box's pid 1. Raises SandboxError if bwrap reports none."""
         try:
             return int(json.loads(self.said.partition(b"\n")[0])["child-pid"])
         except (ValueError, KeyError, TypeError) as error:
             raise SandboxError(f"bwrap reports no child: {self.said[:200]!r}") from error
 
     def _find(self, wait_s: float) -> bool:
-        """Get hold of pid 1; False where bwrap ended before it had one, or that has ended."""
+        """Open a pidfd of pid 1; False if bwrap ended before it started pid 1, or pid 1 has ended."""
         deadline = time.monotonic() + wait_s
         while b"\n" not in self.said:
             if not _readable(self.status, deadline - time.monotonic()):
@@ -176,7 +176,7 @@ class Launch:
             if not chunk:
                 return False
             self.said += chunk
-        # Until it has ended the number is its own, and it waits for us.
+        # Pid 1 waits for us, so its number cannot have been reused unless it has ended.
         with contextlib.suppress(ProcessLookupError):
             self.program = self.fds.add(os.pidfd_open(self.pid()))
         return self.program >= 0
@@ -190,7 +190,7 @@ class Launch:
 
     def _go(self) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            # Before the word: an exception that comes right after it finds a program that was let go.
+            # Set before the write: an exception right after the write must find the program marked as started.
             self.started = True
             os.write(self.channel, b"go\n")
 
@@ -203,7 +203,7 @@ class Launch:
         return attend(process, outputs, caps, wall_s, self._kill, started=started)
 
     def _kill(self) -> None:
-        """Kill pid 1 of the box, and so all that is in it; bwrap sees that and ends."""
+        """Kill pid 1 of the box, and with it every process in the box; bwrap then ends."""
         if self.program >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.program, signal.SIGKILL)
@@ -211,11 +211,11 @@ class Launch:
             self.bwrap.process.kill()
 
     def end(self) -> None:
-        """Whatever happened, leave no process and no zombie."""
+        """End all processes and reap them, whatever happened before."""
         if self.bwrap.pid() is not None:
             if self.program < 0:
-                # If bwrap ended now, for want of a reader of its status or by SIGKILL, its child could wait for ever
-                # for a message from it. So first find that child.
+                # If bwrap ended now, because its status pipe has no reader or by SIGKILL, its child could wait forever
+                # for a message from it. So find that child first.
                 self.fds.close(*self.passed)
                 with contextlib.suppress(SandboxError):
                     self._find(_START_S)
@@ -225,7 +225,7 @@ class Launch:
             _readable(self.program, _START_S)
 
     def exit_code(self) -> int | None:
-        """The program's, which bwrap reports only if something was started. After the end."""
+        """The program's exit code; None if it was not started or bwrap reports none. Call after the end."""
         os.set_blocking(self.status, False)
         with contextlib.suppress(BlockingIOError):
             self.said += os.read(self.status, 65536)
@@ -234,7 +234,7 @@ class Launch:
 
 
 def _readable(fd: int, wait_s: float) -> bool:
-    """Whether there is something to read, or an end, within so many seconds. Not by select, which knows 1024 only."""
+    """Whether the descriptor becomes readable or closed within `wait_s`. Not by select, which is limited to 1024."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(0.0, wait_s) * 1000))

@@ -1,6 +1,6 @@
-"""One child process: its start, its output up to a cap, its end. Independent of the back ends.
+"""One child process: start, output up to a cap, end. Independent of the back ends.
 
-It must not trust the child in anything: not to read its input, nor to close its output, nor to end.
+The child is untrusted: it may not read its input, not close its output, and not end.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from creditflow.reward.sandbox.base import Limit
 
 _CHUNK = 65536
 _TICK_S = 0.02
-"""How often an end is looked for where the kernel has no pidfd."""
+"""Polling interval for the end of a process if the kernel has no pidfd."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What came from a child until its end."""
+    """Output and end of a child process."""
 
     returncode: int
-    """As subprocess has it: -N for signal N."""
+    """As in subprocess: -N for signal N."""
     output: dict[int, bytes]
-    """By descriptor."""
+    """Output by descriptor."""
     seconds: float
     cpu_s: float
-    """Of the child and of its descendants that were waited for."""
+    """CPU seconds of the child and of its descendants that were waited for."""
     limit: Limit | None = None
-    """`wall` or `output`, where that is why it was killed."""
+    """`wall` or `output` if the child was killed for it."""
 
 
 def sealed(content: bytes, *, seal: bool = True) -> int:
-    """A descriptor, at offset 0, of a file in memory that nobody can change; to be closed by the caller.
+    """A descriptor, at offset 0, of an immutable file in memory; the caller closes it.
 
-    `seal` False: it can be changed. Where the system has no such files, one on disk that has no name.
+    With `seal` False the file stays writable. Without memfd_create: an unnamed file on disk.
     """
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
@@ -65,18 +65,18 @@ def sealed(content: bytes, *, seal: bool = True) -> int:
 
 
 class Child:
-    """A child process that no exception leaves behind, at whatever moment the exception comes.
+    """A child process that is always ended, even if an exception arrives while it starts.
 
     A signal that arrives during `Popen` raises after the fork and before the pid is stored. The process then exists,
     and no Python object has its number. But it is a new child of this thread, and the kernel lists those.
-    Use: create it, enter a `try` whose `finally` calls `end`, then `start`; all in one thread. The list needs Linux
-    with CONFIG_PROC_CHILDREN.
+    Use: create it, enter a `try` with `end` in its `finally`, then call `start`; all in one thread. The list needs
+    Linux with CONFIG_PROC_CHILDREN.
     """
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self._before: frozenset[int] | None = None
-        """Children that this thread had before the start; None: nothing was started."""
+        """Children of this thread before the start; None: nothing was started."""
         self._since = 0
 
     def start(self, popen: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
@@ -87,7 +87,7 @@ class Child:
         return self.process
 
     def pid(self) -> int | None:
-        """The number of the process; None if it was reaped, or never started."""
+        """The process number; None if it was reaped, or never started."""
         if self.process is not None:
             return self.process.pid if self.process.returncode is None else None
         return self._lost()
@@ -101,16 +101,16 @@ class Child:
         if self.process is not None:
             self.process.wait()
         else:
-            with contextlib.suppress(ChildProcessError):  # Popen reaps what its own finalizer has found
+            with contextlib.suppress(ChildProcessError):  # the finalizer of Popen may have reaped it
                 os.waitpid(pid, 0)
             self._before = None
 
     def _lost(self) -> int | None:
-        """The child that `Popen` was interrupted over."""
+        """The child whose `Popen` was interrupted."""
         if self._before is None:
             return None
         for pid in set(_children()) - self._before:
-            # A thread that ends leaves its children to another thread. Those are older, or in another group.
+            # The children of a thread that ends move to another thread. Those are older, or in another group.
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
                 if int(fields[2]) == pid and int(fields[19]) >= self._since:
@@ -125,7 +125,7 @@ def kill_group(pid: int) -> None:
 
 
 def call(words: Sequence[str], timeout: float | None = None) -> int:
-    """Run a command silently; its return code. Raises OSError, and subprocess.TimeoutExpired after `timeout` s."""
+    """Run a command silently and return its exit code. Raises OSError, and TimeoutExpired after `timeout` seconds."""
     child, null = Child(), subprocess.DEVNULL
     try:
         process = child.start(lambda: subprocess.Popen(words, stdin=null, stdout=null, stderr=null, process_group=0))
@@ -143,7 +143,7 @@ def _children() -> list[int]:
 
 
 def _ticks() -> int:
-    """The time in the unit in which the kernel reports when a process started."""
+    """The current time in the unit of the kernel's process start times."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0
     return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
@@ -158,12 +158,12 @@ def attend(
     *,
     started: float | None = None,
 ) -> Attended:
-    """Read the outputs until the process has ended; kill it where it exceeds the clock or a cap.
+    """Read the outputs until the process has ended; kill it if it exceeds the time limit or a cap.
 
     `outputs`: descriptors to read (left open), each with the name of the cap that it counts against; `caps`: bytes by
-    name. `kill` must end the process and all that could hold an output open; it is called at most once. `started` is
-    when the clock began (time.monotonic; default: now). After the end of the process what is in its pipes is read, but
-    nothing is waited for: a child of its own may hold them open.
+    name. `kill` must end the process and all others that could hold an output open; it is called at most once.
+    `started` is the start of the clock (time.monotonic; default: now). After the end of the process the rest of its
+    pipes is read without waiting: a child process may hold them open.
     """
     started = time.monotonic() if started is None else started
     reader = _Reader(outputs, caps)
@@ -201,7 +201,7 @@ def attend(
 
 
 class _Reader:
-    """Reads descriptors that do not block, up to caps."""
+    """Read non-blocking descriptors, up to caps."""
 
     def __init__(self, outputs: Mapping[int, str], caps: Mapping[str, int]) -> None:
         self.data: dict[int, bytearray] = {fd: bytearray() for fd in outputs}
@@ -214,11 +214,11 @@ class _Reader:
         """Read once; False at the end, or over the cap."""
         cap = self._cap_of[fd]
         try:
-            # One byte more than is left, so that what is exactly as long as the cap is not over it.
+            # Read one byte more than is left: output exactly as long as the cap does not exceed it.
             chunk = os.read(fd, min(_CHUNK, self._left[cap] + 1))
         except BlockingIOError:
             return True
-        except ConnectionResetError:  # of a socket whose other end was closed before it had read everything
+        except ConnectionResetError:  # a socket: the other end closed before it had read everything
             chunk = b""
         if not chunk:
             self._open.discard(fd)
@@ -229,7 +229,7 @@ class _Reader:
         return not self.exceeded
 
     def drain(self) -> bool:
-        """Read what is there, without waiting; whether that was over a cap."""
+        """Read the available bytes without waiting; return whether a cap was exceeded."""
         for fd in sorted(self._open):
             before = -1
             while before != len(self.data[fd]) and not self.exceeded:
@@ -239,13 +239,13 @@ class _Reader:
 
 
 def _is_over(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process has ended; it stays to be reaped."""
+    """Whether the process has ended; it is not reaped."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _reap(process: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for the process; its return code and CPU seconds."""
-    if process.returncode is not None:  # by `kill`: Popen looks whether it is there
+    """Wait for the process and return its exit code and CPU seconds."""
+    if process.returncode is not None:  # `kill` of Popen polls the process first, and so may have reaped it
         return process.returncode, 0.0
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -254,10 +254,10 @@ def _reap(process: subprocess.Popen[bytes]) -> tuple[int, float]:
 
 @contextlib.contextmanager
 def _ended(process: subprocess.Popen[bytes]) -> Iterator[tuple[int | None, float]]:
-    """A descriptor that becomes readable when the process ends, and how long to wait for it; else how often to look."""
+    """A descriptor that becomes readable when the process ends, and the longest wait; without pidfd None and a tick."""
     fd = None
     if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):  # an old kernel, or a filter that denies it
+        with contextlib.suppress(OSError):  # an old kernel, or a seccomp filter that denies it
             fd = os.pidfd_open(process.pid)
     try:
         yield fd, (_TICK_S if fd is None else float("inf"))

@@ -1,10 +1,9 @@
-"""The system calls that a box refuses, as a BPF program for bubblewrap. Knows nothing of boxes or programs.
+"""The seccomp filter of a box: the refused system calls, as a BPF program for bubblewrap. Independent of boxes.
 
-What is refused falls into three kinds: calls that widen what the kernel can be attacked through (namespaces, BPF, keys,
-io_uring, userfaultfd, modules), calls that reach what the box does not own (ptrace, other processes' memory, the clock,
-mounts, the tie of the box's life to the harness'), and memory that no limit counts where there is no cgroup (memfd,
-System V segments and queues). Refused calls fail with EPERM; those whose callers have something to fall back to, with
-ENOSYS.
+Three kinds of calls are refused: calls that widen the kernel's attack surface (namespaces, BPF, keys, io_uring,
+userfaultfd, modules), calls that reach outside the box (ptrace, other processes' memory, the clock, mounts, the
+parent-death signal that ends the box with the harness), and memory that no limit counts without a cgroup (memfd, System
+V segments and queues). Refused calls fail with EPERM, or with ENOSYS if their callers have a fallback.
 """
 
 from __future__ import annotations
@@ -36,19 +35,20 @@ iopl ioperm modify_ldt vm86 vm86old
 mbind set_mempolicy set_mempolicy_home_node migrate_pages move_pages
 landlock_create_ruleset map_shadow_stack
 """
-"""By name; those that an architecture does not have are left out of its program."""
+"""Refused calls by name; names unknown to the architecture are left out of the program."""
 
 _CLONE_NEW = (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000)
-"""Mount, cgroup, uts, ipc, user, pid, net."""
+"""Flags of clone for new namespaces: mount, cgroup, uts, ipc, user, pid, net."""
 _PR_SET_PDEATHSIG = 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _NEWEST = range(457, 512)
-"""What came after futex_requeue (456, Linux 6.7), the same numbers on every architecture: unreviewed, so not there."""
+"""Calls newer than futex_requeue (456, Linux 6.7), with the same numbers on every architecture: unreviewed, so refused
+with ENOSYS."""
 
 
 @functools.cache
 def program() -> bytes:
-    """The BPF program; made once per process, 3 ms. Raises SandboxUnavailable without pyseccomp or libseccomp."""
+    """The BPF program; built once per process, 3 ms. Raises SandboxUnavailable without pyseccomp or libseccomp."""
     try:
         import pyseccomp
     except (ImportError, OSError, RuntimeError) as error:
@@ -61,13 +61,13 @@ def program() -> bytes:
     for name in _DENIED.split():
         if pyseccomp.resolve_syscall(pyseccomp.Arch.NATIVE, name) >= 0:
             made.add_rule(refused, name)
-    # glibc falls back to clone, whose flags can be read; those of clone3 lie in memory.
+    # glibc falls back to clone. A filter can read the flags of clone; those of clone3 are in memory.
     made.add_rule(missing, "clone3")
     for flag in _CLONE_NEW:
         made.add_rule(refused, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, flag, flag))
-    # That the box dies with the harness is a property of its pid 1, which the program is: it could give it up.
+    # The box dies with the harness by a property of its pid 1. The program is pid 1 and could reset it.
     made.add_rule(refused, "prctl", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0xFFFFFFFF, _PR_SET_PDEATHSIG))
-    # Not even loopback: bubblewrap brings it up, so the sockets themselves are refused.
+    # Refuse the sockets themselves, because bubblewrap brings loopback up.
     made.add_rule(refused, "socket", pyseccomp.Arg(0, pyseccomp.NE, int(socket.AF_UNIX)))
     for request in (_TIOCSTI, _TIOCLINUX):
         made.add_rule(refused, "ioctl", pyseccomp.Arg(1, pyseccomp.MASKED_EQ, 0xFFFFFFFF, request))

@@ -1,7 +1,8 @@
-"""Bounds how many files a box can make, by the kernel's mount calls from outside. Knows no back end.
+"""Bound the number of files in a box with the kernel's mount calls, from outside. Independent of the back ends.
 
-Bubblewrap gives a tmpfs a size but no number of inodes, and one inode is a kilobyte that the size does not count. Who
-has CAP_SYS_ADMIN over the machine can set the number afterwards; others cannot, neither from inside nor outside.
+Bubblewrap sets the size of a tmpfs but not its number of inodes, and one inode takes a kilobyte that the size does not
+count. A process with CAP_SYS_ADMIN over the machine can set the number afterwards; without it, no process can, neither
+inside nor outside the box.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 
 _FSCONFIG, _FSPICK = 431, 433
-"""System call numbers, the same on all architectures that bubblewrap is packaged for."""
+"""System call numbers, the same on all architectures with a bubblewrap package."""
 _CLOEXEC, _EMPTY_PATH = 1, 8
 _SET_STRING, _RECONFIGURE = 1, 7
 _POLL_S = 0.0004
@@ -37,9 +38,9 @@ def _syscall() -> Callable[..., int]:
 
 
 def bound_inodes(fd: int, inodes: int) -> None:
-    """Let the tmpfs on which `fd` (a folder; O_PATH will do) lies have so many files and folders.
+    """Set the number of files and folders of the tmpfs that holds the folder `fd` (O_PATH is sufficient).
 
-    Raises OSError: PermissionError without CAP_SYS_ADMIN, others before Linux 5.2 or for no tmpfs.
+    Raises OSError: PermissionError without CAP_SYS_ADMIN, other errors before Linux 5.2 or for other file systems.
     """
     context = _syscall()(_FSPICK, fd, b"", _CLOEXEC | _EMPTY_PATH)
     try:
@@ -50,9 +51,9 @@ def bound_inodes(fd: int, inodes: int) -> None:
 
 
 def bound_files(pid: int, path: str, size: int, inodes: int, wait_s: float) -> None:
-    """Bound the tmpfs of `size` bytes that process `pid` is about to mount at `path`, as it will see it.
+    """Bound the tmpfs of `size` bytes that process `pid` is about to mount at `path` in its own file system.
 
-    Raises OSError (see `bound_inodes`), ProcessLookupError or TimeoutError where it does not appear.
+    Raises OSError (see `bound_inodes`), ProcessLookupError if the process ends, TimeoutError if no tmpfs appears.
     """
     inside = f"/proc/{pid}/root{path}"
     deadline = time.monotonic() + wait_s

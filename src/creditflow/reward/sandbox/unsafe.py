@@ -1,6 +1,6 @@
-"""No sandbox: a plain subprocess in a throw-away folder, for programs that one trusts. Protects from nothing.
+"""No sandbox: a plain subprocess in a temporary folder, for trusted programs only. No protection.
 
-Only the clock and the amount of output are held; the program has the user's files, network and rights.
+Only the wall clock and the output size are limited; the program has the user's files, network and rights.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from creditflow.reward.sandbox.process import Child, attend, call, kill_group, s
 
 
 class UnsafeSandboxWarning(UserWarning):
-    """Programs will run unprotected."""
+    """Warning: programs run unprotected."""
 
 
 class UnsafeSubprocess(Box):
-    """Runs a program with all the rights of the user. Of the limits only `wall_s` and `output_bytes` hold.
+    """Run a program with all the rights of the user. Only the limits `wall_s` and `output_bytes` apply.
 
-    `python` is this very interpreter, isolated (`-I`). The environment is empty but for PATH, HOME, LANG and TMPDIR,
-    as in the other back ends. What it starts in its own process group is killed after it; a child that leaves the
-    group, and whatever it wrote outside of its folder, stays. Cost: 1 ms above a plain subprocess.
+    `python` is the current interpreter, isolated (`-I`). The environment has only PATH, HOME, LANG and TMPDIR, as in
+    the other back ends. After the program its process group is killed; a child that leaves the group, and files written
+    outside the folder, stay. Cost: 1 ms above a plain subprocess.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -70,7 +70,7 @@ class UnsafeSubprocess(Box):
             child.end()
 
     def _attended(self, process: subprocess.Popen[bytes], started: float) -> Result:
-        """Wait for the program's end. What it left in its process group is killed."""
+        """Wait for the program's end, and kill the rest of its process group."""
         assert process.stdout is not None
         assert process.stderr is not None
         out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -95,7 +95,7 @@ class UnsafeSubprocess(Box):
         )
 
     def _kept(self, path: Path) -> Kept:
-        """A plain file's content, read without following a link or waiting for a pipe."""
+        """Read a plain file without following a link or waiting for a pipe."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -138,7 +138,7 @@ def _start(child: Child, words: list[str], stdin: bytes, folder: str) -> subproc
 
 @contextlib.contextmanager
 def _gone_afterwards(folder: str) -> Iterator[None]:
-    """Remove the folder in the end, wherever the program has moved it, and however deep it made it.
+    """Remove the folder on exit, even if the program moved it or nested it deeply.
 
     Not by shutil or tempfile, which recurse.
     """
@@ -153,6 +153,6 @@ def _gone_afterwards(folder: str) -> Iterator[None]:
         os.close(fd)
         remove = ["rm", "-rf", "--", now]
         if call(remove) != 0:
-            # Folders that it made unreadable; links are not followed.
+            # The program may have made folders unreadable; chmod -R does not follow links.
             call(["chmod", "-R", "u+rwx", "--", now])
             call(remove)

@@ -1,6 +1,6 @@
-"""Attacks that anyone can try on a sandbox, to see what it contains. Knows the contract of a sandbox, and no back end.
+"""Attacks for testing the isolation of a sandbox. Based on the interface of a sandbox; independent of back ends.
 
-`check_sandbox(sandbox)` tries them all; `creditflow sandbox check` does so from the command line.
+`check_sandbox(sandbox)` tries all attacks; `creditflow sandbox check` does so from the command line.
 """
 
 from creditflow.reward.sandbox.attacks import resources, kernel, files, network  # isort: skip

@@ -1,4 +1,4 @@
-"""What an attack is: a bounded program, what the host prepares for it, and how the host judges it. Runs none."""
+"""The attack interface: a bounded program, its preparation on the host, and the host's judgement. Runs no attack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from creditflow.reward.sandbox.base import Limits, Result, Sandbox
 from creditflow.reward.sandbox.process import Child
 
 ENVIRONMENT_CANARY = "CREDITFLOW_CANARY"
-"""The variable of the harness that holds a secret while a check runs."""
+"""The environment variable of the harness that holds a secret during a check."""
 
 _PRELUDE = """
 import errno, json, os, resource, sys, time
@@ -54,55 +54,55 @@ for limit in (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, res
     hard = resource.getrlimit(limit)[1]
     attempt(resource.setrlimit, limit, (hard, hard))
 """
-# Every limit that may be raised is raised first: a box whose limits are soft has none. Numbers of open files are left
-# at the hard limit that is found, for the kernel's own maximum makes some interpreters slow.
+# The prelude first raises every limit that can be raised: a box with soft limits only has no limits. The number of open
+# files is raised only to the existing hard limit, because the kernel's maximum makes some interpreters slow.
 
 _CLOSING = "\ntell(done=True)\n"
 
 
 class CannotTry(Exception):
-    """An attack cannot be tried here or now; the message says why. It does not count as contained."""
+    """An attack cannot be tried here or now; the message gives the reason. It does not count as contained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What the judge found."""
+    """The judgement of one attack."""
 
     contained: bool
     seen: str
-    """One line: what happened, with its numbers."""
+    """One line: the observed events, with their numbers."""
 
 
 @dataclass
 class Scene:
-    """What the host has made for one attack. All of it is gone when the attack is over."""
+    """The host's preparations for one attack. All of them are removed after the attack."""
 
     limits: Limits
     memory_bound: tuple[int, str] | None
-    """Bytes and how they are bounded, as the back end says; None where it says nothing."""
+    """The back end's memory bound in bytes, and its mechanism; None if the back end states none."""
     environment_secret: str
-    """What `ENVIRONMENT_CANARY` holds in the harness's environment."""
+    """Value of `ENVIRONMENT_CANARY` in the harness's environment."""
     stack: ExitStack
     token: str = field(default_factory=lambda: "tk" + secrets.token_hex(12))
-    """Printed first by the program, and part of its command line: so the host finds its processes."""
+    """Printed first by the program, and part of its command line, so that the host can find its processes."""
     secret: str = field(default_factory=lambda: "sc" + secrets.token_hex(16))
-    """Stands in canary files, and nowhere that the program may look."""
+    """Content of the canary files; present in no place that the program may read."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the program is told, as JSON."""
+    """Data for the program, passed as JSON."""
     looks: list[Callable[[], None]] = field(default_factory=list)
-    """Called every 20 ms while the program runs."""
+    """Observers, called every 20 ms while the program runs."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What `prepare` and the looks keep for the judge."""
+    """Data that `prepare` and the observers keep for `judge`."""
 
     def folder(self, inside: Path | None = None) -> Path:
-        """A folder on the host that anyone may read and write: only the box is to protect it."""
+        """Make a folder on the host that every user may read and write: only the box protects it."""
         folder = Path(tempfile.mkdtemp(prefix=f"creditflow-canary-{self.token}-", dir=inside))
         self.stack.callback(shutil.rmtree, folder, ignore_errors=True)
         folder.chmod(0o777)
         return folder
 
     def canary(self, name: str = "canary", inside: Path | None = None) -> Path:
-        """A file on the host, in a folder of its own, that holds the secret."""
+        """Make a file with the secret on the host, in a new folder."""
         file = self.folder(inside) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.secret)
@@ -110,11 +110,11 @@ class Scene:
         return file
 
     def canaries(self, name: str = "canary") -> list[Path]:
-        """One canary in each folder of the host where a careless box might let a program look."""
+        """Make one canary in each host folder that a careless box might expose."""
         return [self.canary(name, place) for place in host_folders()]
 
     def victim(self) -> subprocess.Popen[bytes]:
-        """A process of the harness that waits, with the environment's secret in its environment."""
+        """Start a sleeping process of the harness with the environment secret in its environment."""
         environment = {"PATH": os.defpath, ENVIRONMENT_CANARY: self.environment_secret}
         code = "import time; time.sleep(120)"
         null, victim = subprocess.DEVNULL, Child()
@@ -126,7 +126,7 @@ class Scene:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at the host every 20 ms until the block is left."""
+        """Call the observers every 20 ms until the block ends."""
         if not self.looks:
             yield
             return
@@ -148,24 +148,24 @@ class Scene:
 
 @dataclass
 class Outcome:
-    """What came back from the box, as far as it came."""
+    """Results, kept files and reports of an attack's programs, complete or partial."""
 
     results: list[Result] = field(default_factory=list)
     kept: dict[str, bytes | str] = field(default_factory=dict)
     """By name: the bytes of a kept file, or the type of the error that `read` raised."""
     seconds: float = 0.0
-    """Of all runs, by the clock of the harness."""
+    """Duration of all runs, by the clock of the harness."""
     told: dict[str, Any] = field(default_factory=dict)
-    """What the programs told by `tell`, the latest word of each."""
+    """Values that the programs reported with `tell`, the latest of each name."""
 
     @property
     def output(self) -> bytes:
-        """Everything that the programs printed."""
+        """All output of the programs, stdout and stderr."""
         return b"".join(result.stdout + result.stderr for result in self.results)
 
     @property
     def stopped(self) -> str:
-        """What ended the last program, in words; empty where it ended by itself."""
+        """The reason why the last program was ended, in words; empty if it ended by itself."""
         if not self.results or self.told.get("done"):
             return ""
         last = self.results[-1]
@@ -178,51 +178,52 @@ class Outcome:
         return "ended by MemoryError" if b"MemoryError" in last.stderr else ""
 
     def number(self, name: str) -> int:
-        """A number that the programs told; 0 where they were stopped before."""
+        """A number that the programs reported; 0 if they were stopped before."""
         return int(self.told.get(name, 0))
 
     def holds(self, secret: str) -> bool:
-        """Whether a secret came out of the box."""
+        """Whether the output or a kept file contains the secret."""
         wanted = secret.encode()
         files = (content for content in self.kept.values() if isinstance(content, bytes))
         return wanted in self.output or any(wanted in content for content in files)
 
 
 class Attack:
-    """One thing that a program may try. Subclasses are stateless; the first sentence of the docstring says what."""
+    """One attack. Subclasses are stateless; the first paragraph of the docstring describes the attack."""
 
     name: ClassVar[str] = ""
     program: ClassVar[str] = ""
-    """Python, 3.8 or later, standard library only. Knows `FACTS`, `tell`, `attempt`, `libc`, `call`; see the prelude.
+    """Python 3.8 or later, standard library only. `FACTS`, `tell`, `attempt`, `libc` and `call` are defined; see the
+    prelude.
 
-    It is bounded, so that it does no harm even where nothing contains it.
+    The program is bounded: it does no harm even without containment.
     """
     keep: ClassVar[tuple[str, ...]] = ()
     harmless: ClassVar[bool] = True
-    """Whether it may run without any box on a machine that is used for other things."""
+    """Whether it may run without a box on a machine with other users or work."""
     why: ClassVar[str] = ""
-    """Why it is harmless, or not, where that is not plain from its bounds."""
+    """The reason why it is harmless, or not, if its bounds do not show it."""
     host_may_refuse: ClassVar[bool] = False
-    """Whether a host may refuse it without any box: to all but root, or by a switch of its kernel."""
+    """Whether a host without a box may refuse it: to all users but root, or by a kernel setting."""
     alone: ClassVar[bool] = False
-    """Whether it disturbs the judging of others, or they its own."""
+    """Whether it must run alone: it would disturb the judgement of other attacks, or they its judgement."""
 
     @property
     def about(self) -> str:
-        """What it tries, in a sentence."""
+        """The description of the attack: the first paragraph of its docstring."""
         return " ".join((self.__doc__ or "").split("\n\n")[0].split())
 
     def prepare(self, scene: Scene) -> None:
-        """Make on the host what the attack needs."""
+        """Prepare the host for the attack."""
 
     def act(self, scene: Scene, box: Sandbox) -> Outcome:
-        """Run the program and read what it left. Called in a thread of its own."""
+        """Run the program and read its kept files. Called in a separate thread."""
         outcome = Outcome()
         run_program(scene, box, outcome, self.program, self.keep)
         return outcome
 
     def judge(self, scene: Scene, outcome: Outcome) -> Finding:
-        """Decide by what the host shows, and by the program's word only where nothing else can know."""
+        """Judge the outcome by observations on the host; use the program's report only where the host shows nothing."""
         raise NotImplementedError
 
 
@@ -242,14 +243,14 @@ def attack(kind: A) -> A:
 
 
 def whole_program(scene: Scene, body: str) -> str:
-    """A body with what comes before and after every program."""
+    """A program's body between the common prelude and closing."""
     return _PRELUDE.format(token=scene.token, facts=json.dumps(scene.facts)) + body + _CLOSING
 
 
 def run_program(
     scene: Scene, box: Sandbox, outcome: Outcome, body: str, keep: Sequence[str] = (), *, stdin: bytes = b""
 ) -> Result:
-    """Run a body in the box, read the kept files, and add all of it to the outcome."""
+    """Run a body in the box, read the kept files, and add the results to the outcome."""
     result = box.run(["python", "-c", whole_program(scene, body)], stdin=stdin, keep=keep)
     outcome.results.append(result)
     outcome.told.pop("done", None)
@@ -263,36 +264,36 @@ def run_program(
 
 
 def told_in(stdout: bytes, token: str) -> dict[str, Any]:
-    """What a program told, the latest word of each name."""
+    """Parse the values that a program reported with `tell`; the latest of each name counts."""
     told: dict[str, Any] = {}
     mark = token.encode() + b" "
     for line in stdout.split(b"\n"):
         if line.startswith(mark):
             try:
                 told.update(json.loads(line[len(mark) :]))
-            except ValueError:  # the last line may be cut by a limit
+            except ValueError:  # a limit may cut the last line
                 continue
     return told
 
 
-# What the host shows
+# Observations on the host
 
 
 def host_folders() -> list[Path]:
-    """The folders of the host where canaries are laid: temporary ones, the home and the current folder."""
+    """Host folders for canaries: the temporary folders, the home and the current folder."""
     wanted = [Path(tempfile.gettempdir()), Path("/var/tmp"), Path("/dev/shm"), Path.home(), Path.cwd()]
     folders = dict.fromkeys(place.resolve() for place in wanted if place.is_dir() and os.access(place, os.W_OK))
     return list(folders)
 
 
 def processes_with(marker: str) -> list[int]:
-    """Living processes of this host with a marker in their command line; zombies have none."""
+    """Live processes of this host with a marker in their command line; zombies have no command line."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 line = Path(entry.path, "cmdline").read_bytes()
-            except OSError:  # it ended meanwhile, or is not ours to look at
+            except OSError:  # it has ended, or permission is missing
                 continue
             if marker.encode() in line:
                 found.append(int(entry.name))
@@ -300,7 +301,7 @@ def processes_with(marker: str) -> list[int]:
 
 
 def still_alive(token: str) -> list[int]:
-    """Who is alive when a run has returned: those that the kernel is still ending get 0.2 s."""
+    """Processes still alive after a run; those that the kernel is still ending get 0.2 s."""
     end = time.monotonic() + 0.2
     while (alive := processes_with(token)) and time.monotonic() < end:
         time.sleep(0.02)
@@ -308,7 +309,7 @@ def still_alive(token: str) -> list[int]:
 
 
 def process_status(pid: int) -> dict[str, str]:
-    """The lines of /proc/PID/status by name; empty where the process is gone."""
+    """The lines of /proc/PID/status by name; empty if the process has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -317,25 +318,25 @@ def process_status(pid: int) -> dict[str, str]:
 
 
 def remove_files(paths: Sequence[Path]) -> None:
-    """Remove what an attack left on the host, as far as it is there."""
+    """Remove the files that an attack left on the host; missing ones are skipped."""
     for path in paths:
         try:
             path.unlink()
-        except OSError:  # it is not there, or lies where this user may do nothing
+        except OSError:  # it does not exist, or permission is missing
             continue
 
 
 def kill_all(pids: Sequence[int]) -> None:
-    """End processes that an attack left on the host."""
+    """Kill processes that an attack left on the host."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
-        except OSError:  # it ended meanwhile, or is not ours to end
+        except OSError:  # it has ended, or permission is missing
             continue
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """The name of a signal number: SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -343,17 +344,17 @@ def signal_name(number: int) -> str:
 
 
 def megabytes(amount: float) -> str:
-    """Bytes as MB."""
+    """Format a number of bytes as MB."""
     return f"{amount / 1e6:.0f} MB"
 
 
 def with_end(seen: str, outcome: Outcome) -> str:
-    """What was seen, and what ended the program where something did."""
+    """Append the reason why the program was ended, if there is one, to an observation."""
     return f"{seen}; {outcome.stopped}" if outcome.stopped else seen
 
 
 def no_secret(scene: Scene, outcome: Outcome, what: str, secret: str | None = None) -> Finding:
-    """Contained where the secret did not come out; `what` the program told of its ways is added."""
+    """Judge by the secret: contained if it did not leave the box. The finding names it (`what`) and the ways tried."""
     if outcome.holds(secret or scene.secret):
         return Finding(False, f"{what} was read{_by(outcome)}")
     return Finding(True, with_end(f"{what} was not read{_ways(outcome)}", outcome))
@@ -368,7 +369,7 @@ def _ways(outcome: Outcome) -> str:
 
 
 def none_done(outcome: Outcome) -> Finding:
-    """Contained where the program could do nothing of what it tried: `done_`, with `errors` by what was tried."""
+    """Judge by the program's report: contained if `done_`, its successful attempts, is empty; `errors` has the rest."""
     done, errors = outcome.told.get("done_"), outcome.told.get("errors", {})
     if done:
         return Finding(False, f"allowed: {', '.join(done)}")

@@ -1,4 +1,4 @@
-"""Tries attacks on a box and says which it contained. Knows no back end: any object with the three methods will do."""
+"""Try attacks on a sandbox and return a verdict for each. Works with any object that implements `Sandbox`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from creditflow.reward.sandbox.attacks.resources import LARGEST
 from creditflow.reward.sandbox.base import Sandbox, SandboxError, SandboxUnavailable
 
 CONTROL = "control"
-"""The program without any attack, which must succeed: a box that is broken contains nothing."""
+"""A program without an attack. It must succeed: a broken box must not pass the check."""
 
 PATIENCE_S = 20.0
-"""How much longer than its runs may take a back end is waited for."""
+"""Time allowed to a back end on top of the time limit of its runs, in seconds."""
 
 Fate = Literal["contained", "NOT CONTAINED", "could not be tried"]
 _LENGTH = 240
@@ -41,26 +41,26 @@ _LENGTH = 240
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one attack."""
+    """The verdict on one attack."""
 
     attack: str
     fate: Fate
     seen: str
-    """One line: what happened, or why it could not be tried."""
+    """One line: the observed events, or the reason why it could not be tried."""
     seconds: float = 0.0
 
     @property
     def contained(self) -> bool:
-        """Only then has the box passed: what could not be tried is not contained."""
+        """Whether the box passed. An attack that could not be tried is not contained."""
         return self.fate == "contained"
 
 
 class _Undocumented(Exception):
-    """The back end raised what no back end may."""
+    """The back end raised an exception outside the contract of `Sandbox`."""
 
 
 class _Control(Attack):
-    """Prints, reads its input, exits with a number, leaves a file."""
+    """Print, read the input, leave a file, and exit with code 7."""
 
     name = CONTROL
     keep = ("left", "missing")
@@ -100,17 +100,18 @@ def check_sandbox(
     jobs: int | None = None,
     on_verdict: Callable[[Verdict], None] | None = None,
 ) -> list[Verdict]:
-    """Try every attack (or `only` those named) on a sandbox, after a control; one verdict each, in registry order.
+    """Try every attack (or those named in `only`) on a sandbox, after a control; one verdict each, in registry order.
 
     All contained: `all(verdict.contained for verdict in check_sandbox(box))`. An attack passes only if its program
-    demonstrably ran. Where the control fails, nothing else is tried. `on_verdict` is called as each comes in.
-    The sandbox may offer `memory_bound() -> (bytes, how)`: bytes that all processes together can hold, `how` in words.
+    demonstrably ran. If the control fails, no attack is tried. `on_verdict` is called with each verdict as it arrives.
+    The sandbox may offer `memory_bound() -> (bytes, how)`: the memory bound of all processes together, and its
+    mechanism in words.
 
-    Cost: some seconds at `CHECK_LIMITS`, at most 700 MB of memory and 200 MB of disk where the box holds nothing;
-    `jobs` at once (default: one a core, 4 at most), those that would disturb each other one by one. While it runs,
-    `CREDITFLOW_CANARY` stands in os.environ, and canary files in the temporary folders, the home and the current
-    folder. Raises SandboxUnavailable where the back end does not work here, InputError for an unknown name or limits
-    above `LARGEST`, which the bounded attacks could not reach.
+    Cost: some seconds at `CHECK_LIMITS`, and without containment at most 700 MB of memory and 200 MB of disk. `jobs`:
+    number of attacks at a time (default: one per core, at most 4); attacks that would disturb each other run one by
+    one. During the check `CREDITFLOW_CANARY` is set in os.environ, and canary files exist in the temporary folders, the
+    home and the current folder. Raises SandboxUnavailable if the back end does not work here, InputError for an unknown
+    name or limits above `LARGEST`, which the bounded attacks could not reach.
     """
     _expect_reachable(sandbox)
     chosen = [ATTACKS[name] for name in _known(only)]
@@ -142,7 +143,7 @@ def check_sandbox(
 
 
 def memory_bound(sandbox: Sandbox) -> tuple[int, str] | None:
-    """Bytes that all processes of a run together can hold, and how; None where the back end does not say."""
+    """The memory bound of all processes of a run, in bytes, and its mechanism; None if the back end states none."""
     said = getattr(sandbox, "memory_bound", None)
     if said is None:
         return None
@@ -168,7 +169,7 @@ def _expect_reachable(sandbox: Sandbox) -> None:
 
 @contextmanager
 def _environment_canary() -> Iterator[str]:
-    """Put a secret into this process's environment, before any thread of the check copies it."""
+    """Put a secret into this process's environment, before a thread of the check copies the environment."""
     before, secret = os.environ.get(ENVIRONMENT_CANARY), "sc" + secrets.token_hex(16)
     os.environ[ENVIRONMENT_CANARY] = secret
     try:
@@ -201,7 +202,7 @@ def _verdict(attack: Attack, sandbox: Sandbox, secret: str) -> Verdict:
 def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> Finding:
     attack.prepare(scene)
     started = time.monotonic()
-    # A box that hangs must not hang its check: the thread is left to itself. No attack takes more than three runs.
+    # A hanging box must not hang the check: the thread is abandoned. An attack takes at most three runs.
     patience = 3 * sandbox.limits.wall_s + PATIENCE_S
     with scene.watching():
         outcome = _patiently(lambda: attack.act(scene, sandbox), patience)
@@ -213,9 +214,9 @@ def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> Finding:
 
 
 def _patiently(act: Callable[[], Outcome], seconds: float) -> Outcome | None:
-    """What `act` gives; None where it takes too long. Raises CannotTry where the back end says that it failed.
+    """Return the result of `act`; None after a timeout. Raises CannotTry if the back end reports its own failure.
 
-    Raises _Undocumented for an error that the contract does not know: the program drove the back end into it.
+    Raises _Undocumented for an exception outside the contract: the program caused an error in the back end.
     """
     answers: queue.Queue[Outcome | Exception] = queue.Queue()
 
@@ -240,7 +241,7 @@ def _patiently(act: Callable[[], Outcome], seconds: float) -> Outcome | None:
 
 
 def _expect_ran(scene: Scene, outcome: Outcome) -> None:
-    """Every program must have said the token, and have come to its end or to one that the box made."""
+    """Raise CannotTry unless every program printed the token and then ended by itself or was ended by the box."""
     for result in outcome.results:
         if not result.stdout.lstrip().startswith(scene.token.encode()):
             end = f"exit code {result.exit_code}, limit {result.limit}, signal {result.signal}"
@@ -254,6 +255,6 @@ def _expect_ran(scene: Scene, outcome: Outcome) -> None:
 
 
 def _printable(text: str) -> str:
-    """One line of bounded length without control characters: some of it is the program's word."""
+    """One line of bounded length without control characters: the program controls part of the text."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     return line if len(line) <= _LENGTH else line[: _LENGTH - 3] + "..."

@@ -1,4 +1,4 @@
-"""Attacks on what lies on the host's disks: read it, write it, or have the harness do so through what a run leaves."""
+"""Attacks on the host's files: read or write them, directly or by tricking the harness with files left by a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def show(path, way):
 
 @attack
 class ReadPasswd(Attack):
-    """Opens the host's /etc/passwd and /etc/shadow; a box's own files of that name are no breach."""
+    """Open the host's /etc/passwd and /etc/shadow; the box's own files of these names are no breach."""
 
     program = """
 opened = {}
@@ -80,7 +80,7 @@ def _identity(path: str) -> tuple[int, int, int]:
 
 @attack
 class ReadSsh(Attack):
-    """Reads the key in ~/.ssh of canary homes on the host: temporary folders, the home, the current folder."""
+    """Read an SSH key from canary homes on the host: in temporary folders, the home and the current folder."""
 
     program = (
         _READ
@@ -101,7 +101,7 @@ tell(ways=len(FACTS["keys"]))
 
 @attack
 class ParentEnvironment(Attack):
-    """Looks for a secret of the harness's environment in its own, in /proc/1/environ and in every other /proc/PID."""
+    """Search for a secret of the harness's environment in the program's own, in /proc/1/environ and all /proc/PID."""
 
     why = "it stops at the first find, and prints nothing but that secret"
     program = (
@@ -136,7 +136,7 @@ tell(ways=len(ways))
 
 @attack
 class InheritedFiles(Attack):
-    """Reads whatever open file the harness may have passed on by mistake."""
+    """Read every open file inherited from the harness by mistake."""
 
     program = """
 tried = 0
@@ -163,7 +163,7 @@ tell(tried=tried)
 
 @attack
 class WriteOutside(Attack):
-    """Overwrites canaries on the host, and makes files beside them and in /, /etc, /usr, /usr/bin, /var/tmp, /home."""
+    """Overwrite canaries on the host, and make files beside them and in /, /etc, /usr, /usr/bin, /var/tmp, /home."""
 
     why = "new files of a random name, which the harness removes"
     program = """
@@ -194,7 +194,7 @@ tell(ways=ways)
 
     def judge(self, scene: Scene, outcome: Outcome) -> Finding:
         written = [path for path in scene.notes["canaries"] if not _intact(path, scene.secret)]
-        written += [path for path in scene.notes["new"] if os.path.lexists(path)]  # also where this user may not look
+        written += [path for path in scene.notes["new"] if os.path.lexists(path)]  # also in unreadable folders
         if written:
             return Finding(False, f"{len(written)} files changed or made on the host: {written[0]}")
         return Finding(True, with_end(f"nothing changed on the host in {outcome.number('ways')} ways", outcome))
@@ -206,7 +206,7 @@ def _intact(path: Path, secret: str) -> bool:
 
 @attack
 class KeptLinks(Attack):
-    """Leaves links to a secret of the host in place of kept files: symbolic, hard, through a folder, and to /proc."""
+    """Replace kept files with links to a secret of the host: symbolic, hard, through a folder, and to /proc."""
 
     keep = ("symbolic", "hard", "folder/canary", "environ", "fd")
     program = """
@@ -240,7 +240,7 @@ tell(ways=len(ways))
 
 @attack
 class KeptDevices(Attack):
-    """Leaves a pipe, a socket, a device, a folder in place of kept files, on which a careless reader waits for ever."""
+    """Replace kept files with a pipe, a socket, a device and a folder, so that a careless reader waits forever."""
 
     keep = ("pipe", "socket", "zero", "folder")
     program = """
@@ -267,7 +267,7 @@ def _kept(outcome: Outcome) -> str:
 
 @attack
 class WriteThroughLink(Attack):
-    """Leaves symbolic links in the working folder, through which the harness's next write would reach the host."""
+    """Leave symbolic links in the working folder that would lead the harness's next write to the host."""
 
     program = """
 attempt(os.symlink, os.path.dirname(FACTS["canary"]), "door")
@@ -298,7 +298,7 @@ attempt(os.symlink, os.path.dirname(FACTS["canary"]), "later")
 
 @attack
 class PathsThatLeave(Attack):
-    """Has the harness write to and keep paths that leave the working folder: each must be refused with ValueError."""
+    """Make the harness write and keep paths outside the working folder: each must be refused with ValueError."""
 
     program = "pass"
 
@@ -335,7 +335,7 @@ class PathsThatLeave(Attack):
 
 @attack
 class WreckedFolder(Attack):
-    """Makes its working folder unreadable, moves it; the next run must find a fresh one, and the host nothing."""
+    """Make the working folder unreadable and move it; the next run must find a fresh one, and nothing may stay."""
 
     program = """
 attempt(os.makedirs, "a/b")
@@ -365,7 +365,7 @@ attempt(os.chmod, ".", 0)
 
 @attack
 class LeftFiles(Attack):
-    """Leaves files in the working folder, /tmp, /var/tmp, /dev/shm and the home, for a later run to find."""
+    """Leave files for a later run in the working folder, /tmp, /var/tmp, /dev/shm and the home."""
 
     why = "a few small files of a random name, which the harness removes"
     program = """
@@ -401,7 +401,7 @@ tell(left=[name for name in names if not attempt(leave, name)])
 
 @attack
 class Neighbour(Attack):
-    """Looks, while another run is in progress, for that run's files and processes."""
+    """Search for the files and processes of a concurrent run."""
 
     why = "two small files of a random name, which the programs remove"
     program = """
@@ -468,7 +468,7 @@ for place in (".", "/tmp"):
 
 
 class _Hostile:
-    """When unpickled, overwrites a canary."""
+    """Overwrite a canary when unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -479,7 +479,7 @@ class _Hostile:
 
 @attack
 class HostilePickle(Attack):
-    """Prints and keeps a pickle that, loaded by the harness, would overwrite a canary; bytes must stay bytes."""
+    """Print and keep a pickle that would overwrite a canary if the harness loaded it; bytes must stay bytes."""
 
     keep = ("result.pickle", "result.pkl")
     program = """
@@ -507,7 +507,7 @@ os.write(2, content)
 
 @attack
 class ProcRoot(Attack):
-    """Reads a canary of the host through /proc: the root, working folder and open files of every process it sees."""
+    """Read a canary of the host through /proc: the root and working folder of every visible process."""
 
     why = "it reads the canary alone, by its random name"
     program = (

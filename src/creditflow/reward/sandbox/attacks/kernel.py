@@ -1,4 +1,4 @@
-"""Attacks on other processes, on privileges and on the kernel's own doors, none of which a box needs."""
+"""Attacks on other processes, on privileges and on kernel interfaces that no sandboxed program needs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ctypes, c = libc()
 c.prctl(15, TOKEN[:15].encode(), 0, 0, 0)
 time.sleep(0.3)
 """
-"""Names the process after the token for a moment, so that the host can look at it."""
+"""Names the process after the token for a moment, so that the host can find it."""
 
 
 @attack
 class SignalToParent(Attack):
-    """Kills a process of the harness by the number that it has on the host."""
+    """Kill a process of the harness by its host pid."""
 
     why = "one process that the harness started for this; never -1, never the parent itself"
     program = """
@@ -54,7 +54,7 @@ time.sleep(0.1)
 
 @attack
 class Ptrace(Attack):
-    """Attaches to a process of the harness by the number that it has on the host (PTRACE_SEIZE)."""
+    """Attach to a process of the harness by its host pid (PTRACE_SEIZE)."""
 
     host_may_refuse = True
     why = "PTRACE_SEIZE does not stop who is traced, and ends with the tracer"
@@ -86,7 +86,7 @@ time.sleep(0.3)
 
 @attack
 class Mount(Attack):
-    """Mounts a tmpfs, binds / to a folder of its own, and makes read-only file systems writable."""
+    """Mount a tmpfs, bind / to a new folder, and make read-only file systems writable."""
 
     host_may_refuse = True
     why = "in its own working folder, and undone at once; a read-only system is made read-only again"
@@ -123,7 +123,7 @@ os.rmdir("here")
 
 @attack
 class UserNamespace(Attack):
-    """Makes namespaces of its own (unshare, clone, clone3): in one it would be root, before more of the kernel."""
+    """Make new namespaces (unshare, clone, clone3): as root in one, a program can attack more of the kernel."""
 
     host_may_refuse = True
     program = """
@@ -169,9 +169,9 @@ tell(done_=done, errors=errors)
 
 @attack
 class ProcSysWrite(Attack):
-    """Opens switches of the kernel for writing: core_pattern, modprobe, sysrq-trigger, cgroups. It writes nothing.
+    """Open kernel settings for writing: core_pattern, modprobe, sysrq-trigger, cgroups. Nothing is written.
 
-    Switches that every namespace has for itself are left out: a box may have its own.
+    Settings that exist per namespace are left out: a box may have its own.
     """
 
     host_may_refuse = True
@@ -197,7 +197,7 @@ tell(done_=done, errors=errors)
 
 @attack
 class Devices(Attack):
-    """Opens /dev/mem, /dev/kmsg and disks, and makes a disk's device file of its own (mknod)."""
+    """Open /dev/mem, /dev/kmsg and disks, and make a new device file of a disk (mknod)."""
 
     host_may_refuse = True
     why = "devices are opened and closed again; nothing is read or written"
@@ -234,7 +234,7 @@ tell(done_=done, errors=errors)
 
 @attack
 class Clock(Attack):
-    """Changes the clock of the machine: its rate, to the rate that it has; where refused, its time, to its reading."""
+    """Set the machine's clock: its rate, to the present rate; if that is refused, its time, to the present time."""
 
     host_may_refuse = True
     why = "the rate set is the present one, and the time, which would unsettle NTP, is tried only where that is refused"
@@ -271,7 +271,7 @@ tell(done_=done, errors=errors)
 
 @attack
 class Priority(Attack):
-    """Takes precedence over the host's processes: nice -10, real-time scheduling, the disk's real-time class."""
+    """Take precedence over the host's processes: nice -10 and real-time scheduling."""
 
     host_may_refuse = True
     why = "for microseconds, of a process that does nothing"
@@ -295,9 +295,9 @@ tell(done_=done, errors=errors)
 
 @attack
 class SetuidBinaries(Attack):
-    """Runs su, sudo, mount and every setuid program that it finds, and a copy of its interpreter made setuid.
+    """Run su, sudo, mount and other setuid programs, and a copy of the interpreter made setuid.
 
-    Judged on the host: no process that they start may be root there.
+    Judged on the host: no process started by them may be root there.
     """
 
     host_may_refuse = True
@@ -357,7 +357,7 @@ tell(ways=sorted(ways), started=len(started))
 
 
 class _Seen(Attack):
-    """Holds still for a moment, so that the host can read its status."""
+    """Base class: the program sleeps for a moment, so that the host can read its status."""
 
     program = (
         """
@@ -385,7 +385,7 @@ tell(status=status, maps=maps, uid=os.getuid())
 
 @attack
 class HostUid(_Seen):
-    """Shows its status, to be judged by the user that the host says it is: never root, whatever it is in the box."""
+    """Check the process's uid on the host: it must not be root there, whatever it is in the box."""
 
     host_may_refuse = True
 
@@ -409,7 +409,7 @@ def _mapped(uid: int, maps: list[list[int]]) -> int:
 
 @attack
 class NoNewPrivileges(_Seen):
-    """Shows its status: the kernel must have been told to give it no new privileges, ever (no_new_privs)."""
+    """Check the process's status: it must be unable to gain privileges (no_new_privs)."""
 
     host_may_refuse = True
 
@@ -421,7 +421,7 @@ class NoNewPrivileges(_Seen):
 
 @attack
 class Capabilities(_Seen):
-    """Shows its status: it must hold no capability, and be able to get none (effective to bounding set)."""
+    """Check the process's status: all its capability sets must be empty (effective to bounding set)."""
 
     host_may_refuse = True
 
@@ -434,7 +434,7 @@ class Capabilities(_Seen):
 
 @attack
 class SystemCallFilter(_Seen):
-    """Shows its status: a filter for system calls must be in force (seccomp mode 2)."""
+    """Check the process's status: a system call filter must be active (seccomp mode 2)."""
 
     host_may_refuse = True
 
@@ -454,7 +454,7 @@ def _status(scene: Scene, outcome: Outcome) -> tuple[dict[str, str], str]:
 
 @attack
 class CoreDump(Attack):
-    """Crashes with as large a core dump as it may have: dumps hold secrets and go where the host says."""
+    """Crash with a core dump: dumps contain secrets, and the host decides their location."""
 
     host_may_refuse = True
     program = """
@@ -477,7 +477,7 @@ tell(dumped=os.WCOREDUMP(os.waitpid(pid, 0)[1]), limit=resource.getrlimit(resour
 
 @attack
 class Terminal(Attack):
-    """Opens the terminal of who runs the check, through which keys could be pressed in their name."""
+    """Open the terminal of the check's user, through which a program could simulate key presses."""
 
     host_may_refuse = True
     why = "the terminal is opened and closed; nothing is written to it"
@@ -493,7 +493,7 @@ tell(done_=done, errors={"/dev/tty": "not opened"})
         return none_done(outcome)
 
 
-# Doors of the kernel that no scored program needs, each with faults that broke out of containers
+# Kernel interfaces that no scored program needs; each has had faults that allowed a container escape
 
 _NUMBERS = {
     "x86_64": {
@@ -560,7 +560,7 @@ class _Door(Attack):
 
 @attack
 class Bpf(_Door):
-    """Makes an eBPF map."""
+    """Make an eBPF map."""
 
     program = (
         _CALL
@@ -570,7 +570,7 @@ class Bpf(_Door):
 
 @attack
 class PerfEventOpen(_Door):
-    """Measures itself by perf_event_open (a software clock)."""
+    """Measure the own process with perf_event_open (a software clock)."""
 
     program = (
         _CALL
@@ -581,7 +581,7 @@ class PerfEventOpen(_Door):
 
 @attack
 class Keyring(_Door):
-    """Adds a key to the kernel's keyring of its process."""
+    """Add a key to the process's kernel keyring."""
 
     call = "add_key"
     program = (
@@ -593,7 +593,7 @@ class Keyring(_Door):
 
 @attack
 class IoUring(_Door):
-    """Sets up an io_uring, through which files and sockets are reached past a filter of system calls."""
+    """Set up an io_uring, which reaches files and sockets past a system call filter."""
 
     call = "io_uring_setup"
     program = _CALL + 'door("io_uring_setup", 1, block())\ntell(done_=done, errors=errors)\n'
@@ -601,14 +601,14 @@ class IoUring(_Door):
 
 @attack
 class Userfaultfd(_Door):
-    """Makes a userfaultfd, with which exploits hold the kernel still."""
+    """Make a userfaultfd, which exploits use to pause the kernel."""
 
     program = _CALL + 'door("userfaultfd", 1)\ntell(done_=done, errors=errors)\n'
 
 
 @attack
 class KernelLog(_Door):
-    """Reads the size of the kernel's log, and its last bytes, by syslog(2)."""
+    """Read the last bytes of the kernel log with syslog(2)."""
 
     call = "syslog"
     why = "what is read is not printed"
@@ -617,7 +617,7 @@ class KernelLog(_Door):
 
 @attack
 class CompatSystemCalls(Attack):
-    """Makes system calls by the door of 32-bit programs (int 0x80), which filters of 64-bit calls forget."""
+    """Make a system call through the 32-bit interface (int 0x80), which filters of 64-bit calls may miss."""
 
     host_may_refuse = True
     why = "it asks for the number of its own session keyring"
@@ -659,7 +659,7 @@ tell(done_=done, errors=errors)
 
 @attack
 class EarlierRun(Attack):
-    """Looks at System V objects of the host: what it makes in one run must not be there in the next."""
+    """Search for a System V message queue of an earlier run: an object made in one run must not exist in the next."""
 
     why = "one message queue of a random key, which the harness removes"
     program = """

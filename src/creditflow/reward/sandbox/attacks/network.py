@@ -1,4 +1,4 @@
-"""Attacks that reach out: to listeners that the harness has opened on this host. No packet leaves the machine."""
+"""Attacks over the network: connections to listeners of the harness on this host. No packet leaves the machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Network(Attack):
 
 
 def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
-    """Open a listener that notes who says the token; gives its address."""
+    """Open a listener that records connections that send the token; return its address."""
     heard = scene.notes.setdefault("heard", [])
     listener = scene.stack.enter_context(socket.socket(family, kind))
     listener.bind(address)
@@ -55,7 +55,7 @@ def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STR
                     with peer:
                         peer.settimeout(1.0)
                         said = peer.recv(100)
-            except OSError:  # nobody within the time-out, or gone again
+            except OSError:  # no connection within the timeout, or it was closed
                 continue
             if said == scene.token.encode():
                 heard.append(where.replace("\0", "@"))
@@ -71,7 +71,7 @@ def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STR
 
 @attack
 class NetworkByIp(_Network):
-    """Connects to the host by the address of its network card (or, where it has none, by 127.0.0.1), TCP and UDP."""
+    """Connect to the host by the address of its network card (127.0.0.1 without one), TCP and UDP."""
 
     program = (
         _SAY
@@ -89,7 +89,7 @@ tell(errors=errors)
 
 
 def _own_address() -> str:
-    """The host's own address where it has a route; connecting a datagram socket sends nothing."""
+    """The host's address if it has a route, else 127.0.0.1; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -100,7 +100,7 @@ def _own_address() -> str:
 
 @attack
 class NetworkByName(_Network):
-    """Looks up localhost and the host's own name and connects; only names that need no server are looked up."""
+    """Look up localhost and the host's name, and connect; only names that need no server are looked up."""
 
     program = (
         _SAY
@@ -139,7 +139,7 @@ tell(errors=errors)
 
 @attack
 class NetworkLoopback(_Network):
-    """Connects to a listener on 127.0.0.1, TCP and UDP."""
+    """Connect to a listener on 127.0.0.1, TCP and UDP."""
 
     program = NetworkByIp.program
 
@@ -150,7 +150,7 @@ class NetworkLoopback(_Network):
 
 @attack
 class NetworkIpv6(_Network):
-    """Connects to a listener on ::1."""
+    """Connect to a listener on ::1."""
 
     host_may_refuse = True
     program = (
@@ -172,7 +172,7 @@ tell(errors=errors)
 
 @attack
 class AbstractSocket(_Network):
-    """Connects to an abstract unix socket of the host, which no file system hides."""
+    """Connect to an abstract unix socket of the host, which no file system can hide."""
 
     program = _SAY + 'errors["unix"] = attempt(say, socket.AF_UNIX, "\\0" + FACTS["name"])\ntell(errors=errors)\n'
 
@@ -183,7 +183,7 @@ class AbstractSocket(_Network):
 
 @attack
 class PathSocket(_Network):
-    """Connects to unix sockets that lie in folders of the host."""
+    """Connect to unix sockets in folders of the host."""
 
     program = (
         _SAY
@@ -210,7 +210,7 @@ tell(errors=errors)
 
 @attack
 class SocketFamilies(Attack):
-    """Opens sockets that no namespace holds: AF_VSOCK (to the machine beneath), AF_ALG, and AF_PACKET (raw)."""
+    """Open sockets that a network namespace does not confine: AF_VSOCK (to the hypervisor), AF_ALG, AF_PACKET (raw)."""
 
     host_may_refuse = True
     why = "the sockets are closed again; nothing is sent"

@@ -1,4 +1,4 @@
-"""Attacks that use more than the limits allow: memory, processes, files, output, time. Each is bounded by itself."""
+"""Attacks on the limits: memory, processes, files, output, time. Each program is itself bounded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LARGEST = Limits(
     files=4096,
     output_bytes=1_000_000,
 )
-"""The bounds of the attacks lie above these: against larger limits they could not tell a box from none."""
+"""Largest limits for a check. The bounds of the attacks are above these; larger limits could not be tested."""
 
 CHECK_LIMITS = Limits(
     wall_s=4.0,
@@ -52,14 +52,14 @@ CHECK_LIMITS = Limits(
     files=500,
     output_bytes=1_000_000,
 )
-"""Small limits, so that a whole check takes seconds."""
+"""Small limits: a complete check takes seconds."""
 
 SLACK_S = 3.0
-"""How much longer than `wall_s` a run may take until it returns: start and end of the box."""
+"""Time allowed to a run on top of `wall_s`, in seconds: start and end of the box."""
 
 
 def _expect_not_cut_short(outcome: Outcome) -> None:
-    """A program that the clock ended below a limit has not met that limit: on a slow machine all would seem bounded."""
+    """Raise CannotTry if the wall clock ended the program below a limit: it did not test that limit."""
     if outcome.results[-1].limit == "wall" and not outcome.told.get("done"):
         raise CannotTry("the clock ended it before it reached any limit; try with a larger wall_s")
 
@@ -88,7 +88,7 @@ class _Memory(Attack):
 
 @attack
 class ForkBomb(Attack):
-    """Starts child processes (at most 150, which end after 3 s) until it is stopped."""
+    """Start child processes until stopped (at most 150, which end after 3 s)."""
 
     alone = True
     program = """
@@ -111,7 +111,7 @@ for _ in range(150):
 
 @attack
 class ThreadBomb(Attack):
-    """Starts threads (at most 150, which end after 2 s) until it is stopped."""
+    """Start threads until stopped (at most 150, which end after 2 s)."""
 
     alone = True
     program = """
@@ -133,7 +133,7 @@ for _ in range(150):
 
 @attack
 class MemoryBomb(_Memory):
-    """One process fills memory, 700 MB at most."""
+    """Fill memory in one process, at most 700 MB."""
 
     program = """
 held, total = [], 0
@@ -149,10 +149,10 @@ while total < 700_000_000:
 
 @attack
 class MemoryOverProcesses(_Memory):
-    """Six processes fill 110 MB each, so that no single one is large.
+    """Fill 110 MB in each of six processes, so that no single process is large.
 
-    Where the back end states its bound (`memory_bound() -> (bytes, how)`), that counts too: six processes are few, and
-    a bound per process is none for as many as may run, unless the product is within the limit.
+    If the back end states a bound (`memory_bound() -> (bytes, how)`), the bound counts too: more than six processes may
+    run, so a bound per process is sufficient only if its product with their number is within the limit.
     """
 
     program = """
@@ -228,7 +228,7 @@ for pid in held_by:
 
 @attack
 class Memfd(_Memory):
-    """Fills anonymous memory files (memfd_create), 600 MB at most."""
+    """Fill anonymous memory files (memfd_create), at most 600 MB."""
 
     program = """
 files, total, block = [], 0, b"x" * 4_000_000
@@ -249,9 +249,9 @@ while total < 600_000_000:
 
 @attack
 class SysvSharedMemory(_Memory):
-    """Fills System V shared memory without staying attached to it, 600 MB at most.
+    """Fill System V shared memory without staying attached to it, at most 600 MB.
 
-    A segment that the host can see is a breach of any size: it is a door between boxes, and outlives the program.
+    A segment visible on the host is a breach at any size: it is shared between boxes and outlives the program.
     """
 
     program = """
@@ -307,7 +307,7 @@ def _remove_segments(key: int) -> None:
 
 @attack
 class EndlessOutput(Attack):
-    """Prints on stdout and stderr in turn, without a line's end, 5 MB at most."""
+    """Print on stdout and stderr in turn, without a line end, at most 5 MB."""
 
     program = """
 block = b"x" * 50_000
@@ -316,7 +316,7 @@ for i in range(100):
 """
 
     def judge(self, scene: Scene, outcome: Outcome) -> Finding:
-        # what the harness received is what counts, whoever cut it
+        # only the bytes received by the harness count, whichever side cut the output
         received = sum(len(result.stdout) + len(result.stderr) for result in outcome.results)
         most = scene.limits.output_bytes
         return Finding(received <= most, with_end(f"{received:,} bytes received, {most:,} allowed", outcome))
@@ -324,7 +324,7 @@ for i in range(100):
 
 @attack
 class HugeReturn(Attack):
-    """Leaves a kept file of 5 MB, and a sparse one, for the harness to read."""
+    """Leave a kept file of 5 MB and a sparse one for the harness to read."""
 
     keep = ("huge", "sparse")
     program = """
@@ -363,7 +363,7 @@ class _Endless(Attack):
 
 @attack
 class EndlessLoop(_Endless):
-    """Computes until it is stopped, a few seconds past the limit at most."""
+    """Compute until stopped, at most a few seconds past the limit."""
 
     program = """
 end = time.monotonic() + FACTS["seconds"]
@@ -374,7 +374,7 @@ while time.monotonic() < end:
 
 @attack
 class DeafSleeper(_Endless):
-    """Ignores every signal that can be ignored, closes its output and sleeps, a few seconds past the limit at most."""
+    """Ignore every signal that can be ignored, close the output and sleep, at most a few seconds past the limit."""
 
     program = """
 import signal
@@ -432,21 +432,21 @@ if pid > 0:
 
 @attack
 class LeftBehind(_LeftBehind):
-    """Leaves a sleeping child behind (double fork, setsid) that has closed everything."""
+    """Leave a sleeping child behind (double fork, setsid) with stdin, stdout and stderr closed."""
 
     program = _DAEMON.replace("{closing}", "[os.close(fd) for fd in (0, 1, 2)]")
 
 
 @attack
 class LeftBehindWithStdout(_LeftBehind):
-    """Leaves a sleeping child behind (double fork, setsid) that keeps stdout open, so that its reader waits."""
+    """Leave a sleeping child behind (double fork, setsid) that keeps stdout open, so that its reader waits."""
 
     program = _DAEMON.replace("{closing}", "pass")
 
 
 @attack
 class FillDisk(Attack):
-    """Fills every folder that it may write to, 200 MB in all."""
+    """Fill every writable folder, at most 200 MB in total."""
 
     alone = True
     why = "200 MB in all, removed by the program and again by the harness"
@@ -520,14 +520,14 @@ def _remove_from_folders(token: str) -> None:
 
 @attack
 class FillDev(FillDisk):
-    """Fills /dev and /dev/shm, 200 MB in all: file systems in memory that are easily left without a size."""
+    """Fill /dev and /dev/shm, at most 200 MB in total: file systems in memory that are easily left without a size."""
 
     program = FillDisk.program.replace('["."] + sorted("/" + name for name in os.listdir("/"))', '["/dev"]')
 
 
 @attack
 class HugeFile(Attack):
-    """Makes a single file larger than allowed: 40 MB written, 1 GB sparse."""
+    """Make a single file larger than allowed: 40 MB written, 1 GB sparse."""
 
     alone = True
     program = """
@@ -553,11 +553,11 @@ os.unlink("single")
 
 @attack
 class ManyFiles(Attack):
-    """Makes small files, 50,000 at most.
+    """Make empty files, at most 50,000.
 
-    Contained where no more than `files` could be made. Beyond that they must at least cost the host nothing that stays
-    or that others need: no inodes of a disk (seen on the host while it runs), all gone with the box, and the memory
-    that they take within a bound for everything (a cgroup's, which `memory_bound` states).
+    Contained if no more than `files` could be made. More files pass only if they cost the host no lasting or shared
+    resource: they take no inodes of a disk (observed on the host during the run), they disappear with the box, and
+    their memory is within a bound for all memory (a cgroup's, stated by `memory_bound`).
     """
 
     alone = True
@@ -606,7 +606,7 @@ time.sleep(0.1)
 
 
 def _inodes_used() -> dict[int, int]:
-    """Inodes in use by device, of the disks where a back end may put its folders."""
+    """Inodes in use by device, for the disks that may hold a back end's folders."""
     used = {}
     for place in {Path(tempfile.gettempdir()), Path("/"), Path("/var/tmp"), Path.home(), Path.cwd()}:
         if place.is_dir():
@@ -617,7 +617,7 @@ def _inodes_used() -> dict[int, int]:
 
 @attack
 class OpenFiles(Attack):
-    """Opens files, 3,000 at most."""
+    """Open files, at most 3,000."""
 
     program = """
 count = 3
@@ -636,7 +636,7 @@ tell(open=count)
 
 @attack
 class DeepFolders(Attack):
-    """Nests folders 1,200 deep, so that who clears up runs into limits of its own."""
+    """Nest folders 1,200 deep, so that the clean-up may exceed its own limits."""
 
     program = """
 os.mkdir(TOKEN)
@@ -671,20 +671,20 @@ def _tops() -> set[Path]:
 
 
 def marked_folders(token: str) -> list[Path]:
-    """Folders named by an attack that lie, three levels down at most, in a temporary folder of the host."""
+    """Folders named by an attack in the host's temporary folders, at most three levels deep."""
     found = []
     for top in _tops():
         for depth in ("", "*/", "*/*/"):
             try:
                 found += [path for path in top.glob(f"{depth}{token}") if path.is_dir()]
-            except OSError as error:  # a folder of somebody else, or one that goes away meanwhile
+            except OSError as error:  # a folder of another user, or one that has disappeared
                 if error.errno not in (errno.EACCES, errno.ENOENT):
                     raise
     return found
 
 
 def remove_marked_folders(token: str) -> None:
-    """Also those that are too deep for shutil, or that a program has locked."""
+    """Remove marked folders, even those too deep for shutil or made unreadable by a program."""
     for folder in marked_folders(token):
         for line in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
             call([*line, "--", str(folder)])
