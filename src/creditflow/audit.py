@@ -1,9 +1,9 @@
-"""How well credit agrees with what agents added to the outcome, by plays in which others stood in for them.
+"""Agreement of credit with counterfactual values, which were measured by replacing agents in rollouts.
 
-A row is one agent in one play: its mean credit there, and its counterfactual value (`creditflow.credit.shapley`). Knows
-neither how credit was assigned nor how values were measured.
+A row is one agent in one trajectory: its mean credit there, and its counterfactual value (`creditflow.credit.shapley`).
+Independent of how credit was assigned and how values were measured.
 
-Shape suffixes: X rows, V tasks, L levels.
+Shape suffixes: X rows, V tasks, L levels, R resamples (the first is the data itself).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """The spread of measured values, and the part of it that is measurement error."""
+    """The variance of measured values, and the part of it that is measurement error."""
 
     variance: float
-    """Of the values, in squared units of the outcome."""
+    """Variance of the values, in squared units of the outcome."""
     error: float
-    """Their mean squared standard error, in the same units."""
+    """Mean squared standard error of the values, in the same units."""
     count: int
 
     @property
     def reliability(self) -> float:
         """Share of the variance that is not measurement error, in [0, 1].
 
-        No rule can correlate with the values by more than about its square root.
+        Its square root is an approximate upper bound on the correlation of any rule with the values.
         """
         return max(0.0, 1 - self.error / self.variance)
 
     @property
     def is_noise(self) -> bool:
-        """Whether the variance may be measurement error alone: a one-sided test at 5 %.
+        """Whether the variance may be measurement error only: a one-sided test at 5 %.
 
         The variance of n normal values has the relative standard error `sqrt(2 / (n - 1))`.
         """
@@ -49,10 +49,10 @@ class Precision:
 
     @property
     def sufficient_factor(self) -> float:
-        """How many times as many rollouts make half of the variance real; at least this many where it is noise.
+        """Factor on the number of rollouts at which half of the variance is real; a lower bound if it is noise.
 
-        The squared error falls with the number of rollouts. The real variance is taken at its estimate, or, where the
-        values are noise, at its upper 95 % bound; infinite where that is 0.
+        The squared error falls with the number of rollouts. The real variance is taken at its estimate, or, if the
+        values are noise, at its upper 95 % bound; the factor is infinite if that is 0.
         """
         real = self.variance * (1 + (1.96 * self._relative_error if self.is_noise else 0.0)) - self.error
         return self.error / real if real > 0 else float("inf")
@@ -64,7 +64,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """X rows of a batch, and what was measured of them."""
+    """X rows of a batch with their measured values."""
 
     play_X: Ints
     agent_X: Ints
@@ -76,7 +76,7 @@ class Measured:
 
     @classmethod
     def of(cls, batch: TrajectoryBatch, measured: Mapping[str, Values]) -> Measured:
-        """The rows of `batch` whose Shapley values are known. `measured`: by the trajectory's id."""
+        """The rows of `batch` with known Shapley values. `measured`: values by trajectory id."""
         rows = []
         codes = {name: code for code, name in enumerate(batch.agent_names)}
         for n, id in enumerate(batch.trajectory_ids):
@@ -93,9 +93,9 @@ class Measured:
 
     @property
     def precision(self) -> Precision | None:
-        """How much of the spread of the Shapley values is real; None where it is not known.
+        """The precision of the Shapley values; None if it is unknown.
 
-        From the values with a known standard error, which must be most, and which must differ.
+        Based on the values with a known standard error, which must be more than half of all and must not be equal.
         """
         known_X = np.isfinite(self.shapley_se_X)
         spread = float(np.var(self.shapley_X[known_X])) if 2 * known_X.sum() > len(known_X) else 0.0
@@ -106,7 +106,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A number with its 95 % interval, by the bootstrap over tasks; NaN where there is none."""
+    """A number with its 95 % bootstrap interval over tasks; NaN if undefined."""
 
     value: float
     low: float
@@ -115,24 +115,25 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How one rule's numbers agree with counterfactual values."""
+    """Agreement of one rule's credit with counterfactual values."""
 
     rule: str
     credit: Share
-    """Spearman's rank correlation of credit with Shapley values, all rows."""
+    """Spearman's rank correlation of credit with Shapley values, over all rows."""
     advantage: Share
-    """The same of advantages: of what was trained on."""
+    """The same for advantages, the input of the loss."""
     left_out: Share
-    """Credit with what leaving the agent out costs."""
+    """Correlation of credit with leave-one-out values: the loss in outcome without the agent."""
     by_agent: Mapping[str, Share]
-    """Advantages with Shapley values, among plays of one agent: what a baseline by agent compares."""
+    """Correlation of advantages with Shapley values among the rows of one agent, the rows that a baseline per agent
+    compares."""
     within: Share
-    """Of two agents of one play whose values differ, how often the one that added more has more credit; ties count
-    half. Chance: 0.5."""
+    """Among two agents of one trajectory with different values: how often the agent with the higher value has more
+    credit; ties count half. Chance: 0.5."""
 
 
 def agreement(rule: str, made: Assignment, seen: Measured) -> Agreement:
-    """How the credit and the advantages of `made`, means over each agent's steps in a play, agree with `seen`."""
+    """Agreement of the credit and advantages of `made` (means over an agent's steps in a trajectory) with `seen`."""
     credit_X = _mean_over_steps(made.batch, made.credit_S, seen)
     advantage_X = _mean_over_steps(made.batch, made.advantage_S, seen)
     drawn_RV = _resampled(seen.task_X)
@@ -157,7 +158,7 @@ def agreement(rule: str, made: Assignment, seen: Measured) -> Agreement:
 
 
 def _mean_over_steps(batch: TrajectoryBatch, value_S: Floats, seen: Measured) -> Floats:
-    """[X] the mean of `value_S` over the steps of a row's agent in its play."""
+    """[X] the mean of `value_S` over the steps of a row's agent in its trajectory."""
     agents = len(batch.agent_names)
     cell_S = batch.trajectory_of_step * agents + batch.agent_of_step
     count_C, sum_C = (np.bincount(cell_S, w, batch.n_trajectories * agents) for w in (np.ones(len(value_S)), value_S))
@@ -166,9 +167,7 @@ def _mean_over_steps(batch: TrajectoryBatch, value_S: Floats, seen: Measured) ->
 
 
 def spearman(a_X: Floats, b_X: Floats, weight_RX: Floats) -> Floats:
-    """[R] rank correlations, ties at their mean rank; each row counts as often as `weight_RX` says. NaN without any
-    spread.
-    """
+    """[R] rank correlations of the rows, weighted by `weight_RX`; ties get their mean rank. NaN without variance."""
     if not len(a_X):
         return np.full(len(weight_RX), np.nan)
     total_R = weight_RX.sum(axis=1)
@@ -183,9 +182,7 @@ _TINY = 1e-12
 
 
 def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
-    """[R, X] the mean rank of each row among the rows, each taken as often as it counts. Values that differ by rounding
-    alone are the same.
-    """
+    """[R, X] the mean rank of each row among the weighted rows. Values equal to 9 decimals are ties."""
     _, level_X, count_L = np.unique(value_X.round(9), return_inverse=True, return_counts=True)
     below_RX = np.cumsum(weight_RX[:, np.argsort(level_X, kind="stable")], axis=1)
     end_RL = below_RX[:, np.cumsum(count_L) - 1]
@@ -217,7 +214,7 @@ def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
 
 
 def _resampled(task_X: Ints) -> Floats:
-    """[1 + R, V] how often each task counts: once each, then as drawn; of one task nothing is drawn."""
+    """[1 + R, V] weight of each task: one each, then bootstrap counts; with a single task there are no resamples."""
     there = np.unique(task_X)
     resamples = _RESAMPLES if len(there) > 1 else 0
     drawn_RV = np.zeros((1 + resamples, there[-1] + 1))
@@ -228,7 +225,7 @@ def _resampled(task_X: Ints) -> Floats:
 
 
 def _share(found_R: Floats) -> Share:
-    """Of a number as it is, and then as resamples have it, if there are any."""
+    """A value (first entry) with the interval from its resamples (other entries), if there are any."""
     value, resampled = float(found_R[0]), found_R[1:][np.isfinite(found_R[1:])]
     if np.isnan(value) or not len(resampled):
         return Share(value, float("nan"), float("nan"))

@@ -1,7 +1,7 @@
-"""How well sub-rewards foretell the outcome of their plays: whether a score means what a gate takes it to mean.
+"""Calibration of sub-rewards: how well the scores of steps predict the outcome of their trajectories.
 
-Arrays in, numbers out; knows no file. A score that says nothing of the outcome is noise at a gate, wherever the
-threshold stands; one that does has a threshold at which it separates best.
+Arrays in, numbers out; no files. A score without information about the outcome is noise at a gate, at any threshold; an
+informative score has a threshold that separates right from wrong trajectories best.
 """
 
 from __future__ import annotations
@@ -15,63 +15,64 @@ from creditflow.credit.decompose import counting
 from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints, TrajectoryBatch
 
 ALL = "sub-reward"
-"""The name that stands for a step's whole sub-reward, the weighted mean of its functions."""
+"""The name for a step's whole sub-reward, the weighted mean of its functions."""
 BINS = 10
-"""Of equal width, of the reliability curve and its error (Guo et al. 2017, arXiv 1706.04599, eq. 3)."""
+"""Number of equal-width bins of the reliability curve and its error (Guo et al. 2017, arXiv 1706.04599, eq. 3)."""
 _LEVELS = 128
-"""Scores of more different values are rounded to as many quantiles."""
+"""Scores with more distinct values are rounded to this number of quantiles."""
 _RESAMPLES, _SEED = 400, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Observations:
-    """Scores of one function on one agent's steps, each with how its play ended."""
+    """Scores of one function on one agent's steps, each with the outcome of its trajectory."""
 
     agent: str
     name: str
     score_X: Floats
-    """In [0, 1]."""
+    """Scores in [0, 1]."""
     right_X: Bools
     """Whether the outcome reached the top of its range."""
     task_X: Ints
-    """Which task it is of: plays of one task are not independent."""
+    """Index of the task: trajectories of one task are not independent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the scores of one function on one agent's steps say of the outcome."""
+    """How well the scores of one function on one agent's steps predict the outcome."""
 
     agent: str
     name: str
     steps: int
     mean_score: float
     mean_right: float
-    """Share of those steps whose play ended right."""
+    """Share of those steps whose trajectory ended right."""
     auc: float
-    """The chance that a step of a play that ended right has the higher score than one of a play that did not, ties
-    half: 0.5 says nothing, 1 all. NaN where all plays ended alike."""
+    """The probability that a step of a right trajectory has a higher score than a step of a wrong one; ties count half.
+    0.5: no information; 1: perfect separation. NaN if all trajectories ended alike."""
     auc_low: float
     auc_high: float
     """95 % bootstrap interval over tasks."""
     auc_within: float
-    """The same among plays of one task: what is left when hard tasks are not held against steps. NaN where no task
-    ended both ways."""
+    """The same among trajectories of one task, which removes the effect of task difficulty. NaN if no task ended both
+    ways."""
     error: float
     """Expected calibration error: mean |share right - mean score| over bins, weighted by their steps."""
     threshold: float
-    """Between two scores, where `score > threshold` tells the plays apart best; NaN where there is none."""
+    """The threshold, midway between two scores, at which `score > threshold` separates right from wrong trajectories
+    best; NaN if there is none."""
     separation: float
-    """There: the share of steps that are open in right plays less that in wrong ones (Youden's J)."""
+    """At the threshold: the share of open steps in right trajectories minus that in wrong ones (Youden's J)."""
     pass_rate: float
-    """There: the share of steps that are open."""
+    """At the threshold: the share of open steps."""
     curve: tuple[tuple[float, float, int], ...]
-    """(mean score, share of plays that ended right, steps) of each bin that is not empty."""
+    """(mean score, share of steps whose trajectory ended right, number of steps) of each non-empty bin."""
 
 
 def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
-    """By agent and function, and by agent for the whole sub-reward where several functions make it.
+    """Collect scores by agent and function, and by agent for the whole sub-reward if several functions make it up.
 
-    Steps of plays whose outcome nobody scored, and failed scores, are left out; functions of weight 0 are not.
+    Excludes failed scores and steps of trajectories without a scored outcome; includes functions of weight 0.
     """
     found: dict[tuple[str, str], list[tuple[Floats, Bools, Ints]]] = {}
     tasks: dict[str, int] = {}
@@ -93,7 +94,7 @@ def observe(batches: Iterable[TrajectoryBatch]) -> list[Observations]:
 
 
 def _scores(batch: TrajectoryBatch) -> Iterator[tuple[str, Floats]]:
-    """(name, [S] scores, NaN where there is none)."""
+    """(name, [S] scores; NaN without a score)."""
     for k, name in enumerate(batch.score_names):
         yield name, np.where(batch.score_status[:, k] == OK, batch.scores[:, k], np.nan)
     counts_SK = counting(batch)
@@ -105,7 +106,7 @@ def _scores(batch: TrajectoryBatch) -> Iterator[tuple[str, Floats]]:
 
 
 def calibrate(seen: Observations) -> Calibration:
-    """The numbers of one function on one agent's steps; there is at least one."""
+    """Compute the calibration of one function on one agent's steps; at least one step is required."""
     level_L, level_X = _levels(seen.score_X)
     tasks, task_X = np.unique(seen.task_X, return_inverse=True)
     counts = np.zeros((len(tasks), len(level_L), 2))
@@ -133,7 +134,7 @@ def calibrate(seen: Observations) -> Calibration:
 
 
 def _levels(score_X: Floats) -> tuple[Floats, Ints]:
-    """The different scores in order, and which of them each one is."""
+    """The distinct scores in order (quantiles if more than `_LEVELS`), and the index of each score among them."""
     level_L, level_X = np.unique(score_X, return_inverse=True)
     if len(level_L) <= _LEVELS:
         return level_L, level_X
@@ -149,7 +150,7 @@ def _auc(wrong_L: Floats, right_L: Floats) -> float:
 
 
 def _auc_within(counts: Floats) -> float:
-    """The same over pairs of one task; `counts`: [tasks, levels, 2]."""
+    """The same over pairs within one task; `counts`: [tasks, levels, 2]."""
     wrong, right = counts[..., 0], counts[..., 1]
     below = np.cumsum(wrong, axis=1) - wrong
     pairs = float((wrong.sum(axis=1) * right.sum(axis=1)).sum())
@@ -157,7 +158,7 @@ def _auc_within(counts: Floats) -> float:
 
 
 def _interval(counts: Floats) -> tuple[float, float]:
-    """95 % of the bootstrap of `_auc` over tasks."""
+    """95 % bootstrap interval of `_auc` over tasks."""
     tasks = len(counts)
     rng = np.random.default_rng(_SEED)
     flat = counts.reshape(tasks, -1)

@@ -1,7 +1,8 @@
-"""How errors, and blame for them, travel through a team: plays that are drawn, and credited as real ones.
+"""Simulation of error and blame propagation in a team: random trajectories with credit as in training.
 
-A model of a team in a few numbers: how often a step errs, how much more often on wrong input, what a scorer sees and
-how often it is mistaken. Credit is `creditflow.credit.assign`, the same code as in training. Knows no model, no file.
+A team is described by a few numbers: the error rate of a step, its increase on wrong input, and what a scorer scores
+and how often it is mistaken. Credit comes from `creditflow.credit.assign`, the same code as in training. Uses no model
+and no files.
 """
 
 from __future__ import annotations
@@ -30,36 +31,36 @@ GRAPHS = ("chain", "tree", "full")
 
 @dataclass(frozen=True)
 class SimulatedTeam:
-    """What is drawn."""
+    """Parameters of a simulated team."""
 
     steps: int = 13
     graph: str = "chain"
-    """`chain`: each step uses the one before; `tree`: two use each, and the last one uses all the leaves; `full`: each
-    uses all before it."""
+    """`chain`: each step uses the step before; `tree`: two steps use each, and the last step uses all leaves; `full`:
+    each step uses all steps before it."""
     parents: Sequence[Sequence[int]] | None = None
-    """Of each step, in the place of `graph`: earlier steps, whose output it uses."""
+    """Parents of each step, in place of `graph`: earlier steps, whose outputs it uses."""
     agents: Sequence[str] = ("planner", "executor", "verifier")
-    """The first step is the first one's; the others take turns after it."""
+    """The first agent makes the first step; the others take turns after it."""
     error: float = 0.1
-    """How often a step errs on right input."""
+    """Probability that a step errs on right input."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """The same, of single agents."""
+    """The same for single agents."""
     self_conditioning: float = 0.0
-    """How much more often it errs where a parent's output is wrong: in `error + (1 - error) * self_conditioning`."""
+    """Increase of the error rate if a parent's output is wrong: to `error + (1 - error) * self_conditioning`."""
     recovery: float = 0.0
-    """How often a step that does not err makes a right output of wrong input."""
+    """Probability that a step without error makes a right output from wrong input."""
     noise: float = 0.0
-    """How often a verdict is mistaken."""
+    """Probability that a verdict is mistaken."""
     votes: int = 8
-    """Verdicts on a step, of whose mean its score is made: 1 is a binary score."""
+    """Number of verdicts on a step; its score is their mean. 1 gives a binary score."""
     inherits: bool = False
-    """A step is scored by whether its output is right, so that it inherits the errors before it; else by its own doing,
-    given its input."""
+    """Score a step by whether its output is right, so that it inherits earlier errors; else by its own action, given
+    its input."""
     scored: Sequence[str] | None = None
-    """The agents that are scored; default: all."""
+    """The scored agents; default: all."""
     tasks: int = 256
     plays: int = 8
-    """Of each task."""
+    """Trajectories per task."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class SimulatedTeam:
 
     @property
     def parents_of_step(self) -> list[tuple[int, ...]]:
-        """The steps whose output each one uses."""
+        """The parents of each step: the steps whose outputs it uses."""
         if self.parents is not None:
             return [tuple(used) for used in self.parents]
         n = self.steps
@@ -101,54 +102,54 @@ class SimulatedTeam:
 
     @property
     def agent_of_step(self) -> Ints:
-        """Index into `agents`."""
+        """The agent of each step, as an index into `agents`."""
         others = max(1, len(self.agents) - 1)
         return np.array([0 if s == 0 else (1 + (s - 1) % others) % len(self.agents) for s in range(self.n_steps)])
 
     @property
     def n_steps(self) -> int:
-        """Of one play."""
+        """Number of steps of one trajectory."""
         return len(self.parents_of_step)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """N plays of K steps."""
+    """N simulated trajectories of K steps."""
 
     own_NK: Bools
-    """The step did right, given its input."""
+    """[N, K] whether the step itself is right, given its input."""
     output_NK: Bools
-    """What it said is right."""
+    """[N, K] whether the step's output is right."""
     chance_NK: Floats
-    """[N, K] the random numbers that decided whether it errs: with other error rates, others err, the rest do not."""
+    """[N, K] random numbers; a step errs if its number is below its error rate."""
     recovers_NK: Bools
     batch: TrajectoryBatch
 
     @property
     def outcome_N(self) -> Bools:
-        """The output of the last step is right."""
+        """[N] whether the output of the last step is right."""
         return self.output_NK[:, -1]
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """What a rule makes of drawn plays."""
+    """Credit statistics of one rule on simulated trajectories."""
 
     rule: str
     wrong_way: float
-    """Share of all steps whose advantage is negative although they did right, or positive although they did wrong."""
+    """Share of all steps that are right with a negative advantage, or wrong with a positive one."""
     blamed_right: float
-    """Mean negative advantage of steps that did right."""
+    """Mean negative advantage of right steps."""
     blamed_wrong: float
-    """The same of steps that did wrong."""
+    """Mean negative advantage of wrong steps."""
     signal: float
-    """Correlation of advantage and doing right over all steps; 0 where either never changes."""
+    """Correlation of advantage and right steps over all steps; 0 if either is constant."""
     amplification_K: Floats
-    """[K] blame on a whole play that comes with an error at this place, in units of what falls on the step itself."""
+    """[K] blame on a whole trajectory due to an error at this place, in units of the blame on the step itself."""
 
 
 def draw(team: SimulatedTeam) -> Drawn:
-    """Plays of the team, as a batch with scores and outcomes."""
+    """Draw trajectories of the team, as a batch with scores and outcomes."""
     rng = np.random.default_rng(team.seed)
     n, k = team.tasks * team.plays, team.n_steps
     chance_NK, recovers_NK = rng.random((n, k)), rng.random((n, k)) < team.recovery
@@ -160,7 +161,7 @@ def draw(team: SimulatedTeam) -> Drawn:
 
 
 def credited(rule: str, drawn: Drawn, options: CreditOptions) -> Credited:
-    """Credit of drawn plays under `options`; `rule`: what to call it."""
+    """Compute the credit of simulated trajectories under `options`; `rule`: its name in the result."""
     n, k = drawn.own_NK.shape
     advantage_NK = assign(drawn.batch, options).advantage_S.reshape(n, k)
     right_NK = drawn.own_NK
@@ -177,9 +178,9 @@ def credited(rule: str, drawn: Drawn, options: CreditOptions) -> Credited:
 
 
 def moved_outputs(team: SimulatedTeam, drawn: Drawn) -> Floats:
-    """[K] how many outputs more are wrong, of the whole play, where the step at this place errs than where it does not.
+    """[K] the mean number of additional wrong outputs in a trajectory due to an error of the step at this place.
 
-    An intervention: the same plays with the same chances, once with an error there and once without.
+    An intervention: the same trajectories with the same random numbers, once with an error there and once without.
     """
     moved = []
     for place in range(team.n_steps):
@@ -195,7 +196,7 @@ def moved_outputs(team: SimulatedTeam, drawn: Drawn) -> Floats:
 def best_threshold(
     drawn: Drawn, options: CreditOptions, thetas: Sequence[float]
 ) -> tuple[float, list[tuple[float, float]]]:
-    """The threshold whose credit tells right from wrong best (`signal`), and (threshold, signal) of all."""
+    """The threshold with the highest `signal`, and (threshold, signal) of all thresholds."""
     signals = [
         (theta, credited("threshold", drawn, replace(options, propagation_threshold=theta)).signal) for theta in thetas
     ]
@@ -205,9 +206,9 @@ def best_threshold(
 def break_even_noise(
     team: SimulatedTeam, options: CreditOptions, noises: Sequence[float]
 ) -> tuple[float | None, list[tuple[float, float, float]]]:
-    """The smallest noise at which the rule tells right from wrong no better than the outcome alone does.
+    """The smallest noise at which the signal of the rule is no higher than that of the outcome alone.
 
-    None: it does so at all of `noises`. And (noise, signal of the rule, signal of `identical`) of each.
+    None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of `identical`) of each.
     """
     identical = replace(options, propagation="identical")
     rows = []
@@ -218,7 +219,7 @@ def break_even_noise(
 
 
 def _play(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[Bools, Bools]:
-    """([N, K] each step did right, [N, K] its output is right)."""
+    """([N, K] whether each step itself is right, [N, K] whether its output is right)."""
     own_NK, output_NK = np.zeros(chance_NK.shape, dtype=np.bool_), np.zeros(chance_NK.shape, dtype=np.bool_)
     rate_A = np.array([team.errors.get(agent, team.error) for agent in team.agents])
     rate_K = rate_A[team.agent_of_step]
@@ -231,7 +232,7 @@ def _play(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[B
 
 
 def _amplified(blame_NK: Floats, right_NK: Bools, place: int) -> float:
-    """NaN where nobody errs there, or everybody does, or nobody is blamed for it."""
+    """The amplification at one place; NaN if none or all of its steps err, or the error adds no blame there."""
     wrong_N = ~right_NK[:, place]
     if not wrong_N.any() or wrong_N.all():
         return float("nan")

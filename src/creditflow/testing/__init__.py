@@ -1,6 +1,6 @@
-"""Conformance: creditflow's own checks, run on a user's reward function, propagation rule or threshold.
+"""Conformance checks for a user's reward function, propagation rule or threshold.
 
-Each function here returns a Report, or raises one ConformanceError that lists every check that failed. Needs no test
+Each function returns a Report, or raises one ConformanceError that lists every failed check. The checks need no test
 framework and no model.
 """
 

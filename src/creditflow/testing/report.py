@@ -1,7 +1,7 @@
-"""Runs a table of checks over cases, and says what came of it. Knows nothing of what is checked.
+"""Run a table of checks on cases and report the results. Independent of the checked objects.
 
-A check is a function of one case that yields a Fault for everything that is wrong; its name and the first paragraph
-of its docstring are what users read.
+A check is a function of one case that yields a Fault for each error. Its name and the first paragraph of its docstring
+appear in reports.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CHARACTERS = 300
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong."""
+    """One error that a check found."""
 
     on: str
-    """The input."""
+    """The input of the error."""
     expected: str
     got: str
 
@@ -33,11 +33,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A check that failed."""
+    """A failed check with its findings."""
 
     check: str
     sentence: str
-    """What the check is about, in words."""
+    """The description of the check: the first paragraph of its docstring."""
     findings: tuple[Fault, ...]
 
     def __str__(self) -> str:
@@ -48,13 +48,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of the checks of one subject, by name, in their order."""
+    """Results of the checks of one subject, by name, in order."""
 
     subject: str
     passed: tuple[str, ...]
     failures: tuple[Failure, ...]
     not_run: tuple[str, ...]
-    """Not asked for, or left without a case because none got so far."""
+    """Checks that were skipped, or had no case left because the basic checks failed."""
 
     def __str__(self) -> str:
         n, failed = len(self.passed) + len(self.failures), len(self.failures)
@@ -64,7 +64,7 @@ class Report:
 
 
 class ConformanceError(CreditflowError):
-    """Some checks failed; `report` has them, and the message is the report's."""
+    """Some checks failed; `report` lists them, and the message is the text of the report."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(report)
@@ -77,10 +77,10 @@ Checks = Sequence[Callable[[Case], Iterator[Fault]]]
 def run(
     subject: str, basics: Checks[Case], checks: Checks[Case], cases: Sequence[Case], skip: Collection[str]
 ) -> Report:
-    """Run `basics` and then `checks` on every case, without those named in `skip`.
+    """Run `basics` and then `checks` on every case, except the checks named in `skip`.
 
-    A case in which one of the basics found something takes no part in what comes after it, which would tell the same
-    fault again. Raises ConformanceError where anything was found, ConfigError where `skip` names no check.
+    A case that fails a basic check is excluded from all later checks, which would report the same fault again. Raises
+    ConformanceError if a check found a fault, ConfigError if `skip` names an unknown check.
     """
     table = {name_of(check): check for check in (*basics, *checks)}
     for name in skip:
@@ -109,21 +109,21 @@ def _findings(check: Callable[[Case], Iterator[Fault]], case: Case) -> list[Faul
     found: list[Fault] = []
     try:
         found.extend(check(case))
-    except Exception as error:  # what is checked is a user's, and may raise anything anywhere
+    except Exception as error:  # user code may raise any exception at any point
         found.append(Fault(str(case), "no exception", described(error)))
     return found
 
 
 def described(error: Exception) -> str:
-    """An exception in one line."""
+    """An exception's type and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:_CHARACTERS]
 
 
 def name_of(thing: object) -> str:
-    """A function's name, or that of an object's class."""
+    """A function's name, or the name of an object's class."""
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
 def sentence_of(check: Callable[..., object]) -> str:
-    """What a check is about: the first paragraph of its docstring, in one line."""
+    """The description of a check: the first paragraph of its docstring, in one line."""
     return " ".join((check.__doc__ or "").split("\n\n", maxsplit=1)[0].split())

@@ -1,7 +1,7 @@
-"""Checks of reward functions, on the user's plays and on hostile ones made from them.
+"""Checks of reward functions, on the user's trajectories and on hostile ones made from them.
 
-Functions are loaded as a recipe loads them and called by the RewardManager, as in training. What a function should say
-of a play is not known here.
+Functions are loaded as in a recipe and called by the RewardManager, as in training. The checks do not judge whether a
+score is right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import Score, Step, Task, Trajectory
 
 LONGEST = 30
-"""Steps of the longest play."""
+"""Number of steps of the longest trajectory."""
 
 HOSTILE: dict[str, str] = {
     "empty response": "",
@@ -45,7 +45,7 @@ HOSTILE: dict[str, str] = {
     "nested braces": "{" * 3_000 + "}" * 3_000,
     "unclosed brackets": "[" * 50_000,
 }
-"""What models do write, now and then."""
+"""Texts that models write occasionally, by name."""
 
 
 def check_reward_function(
@@ -58,13 +58,13 @@ def check_reward_function(
     deterministic: bool = True,
     skip: Collection[str] = (),
 ) -> Report:
-    """Run every check of this module on a reward function; raises ConformanceError where one fails.
+    """Run every check of this module on a reward function. Raises ConformanceError if a check fails.
 
-    `function`: decorated or plain, sync or async, or what a recipe would name (`numeric_match`, `file.py:function`).
-    `trajectories`: plays as the function will see them; it is given copies, and copies in which every response and the
-    answer are hostile. Without them, a play of a planner, an executor and a verifier on one sum. `level`,
+    `function`: decorated or plain, sync or async, or a reference as in a recipe (`numeric_match`, `file.py:function`).
+    `trajectories`: typical inputs of the function; it receives copies, and copies with a hostile text as every response
+    and as the answer. Default: one trajectory of a planner, an executor and a verifier on one sum. `level`,
     `agent_match`, `args`: as in the recipe's entry. `deterministic`: False for functions that sample, such as a judge;
-    then each play is scored once. `skip`: names of checks to leave out.
+    then each trajectory is scored once. `skip`: names of checks to leave out.
     """
     entry = RewardFunctionConfig(level=level, agent_match=agent_match, args=dict(args or {}))
     subject = function if isinstance(function, str) else name_of(function)
@@ -84,17 +84,17 @@ class _Called:
 
 @dataclass(frozen=True, slots=True)
 class _Scored:
-    """One score as the manager took it."""
+    """One score as recorded by the manager."""
 
     on: str
     score: Score
     fault: str
-    """`shape`, `finite` or `range`: why the manager refused what was returned; empty where it did not."""
+    """The reason why the manager refused the returned value: `shape`, `finite` or `range`; empty if it did not."""
 
 
 @dataclass
 class _Case:
-    """The function with the plays that it is tried on."""
+    """The function with its test trajectories."""
 
     function: Callable[..., Any] | str
     entry: RewardFunctionConfig
@@ -129,7 +129,7 @@ class _Case:
 
 
 def _matched(function: RewardFunction, play: Trajectory) -> bool:
-    with suppress(RewardError):  # told by the check of it
+    with suppress(RewardError):  # `matches_an_agent` reports it
         return any(function.matches(step) for step in play.steps)
     return False
 
@@ -138,7 +138,7 @@ def _matched(function: RewardFunction, play: Trajectory) -> bool:
 
 
 def can_be_loaded(case: _Case) -> Iterator[Fault]:
-    """A recipe can name it: its parameters fit its level, its range and its arguments make sense."""
+    """A recipe can reference it: its parameters fit its level, and its range and arguments are valid."""
     try:
         _ = case.loaded
     except InputError as error:
@@ -146,7 +146,7 @@ def can_be_loaded(case: _Case) -> Iterator[Fault]:
 
 
 def matches_an_agent(case: _Case) -> Iterator[Fault]:
-    """Its `agent_match` finds at least one agent of the given plays, and its `when` one of their steps."""
+    """Its `agent_match` matches at least one agent of the given trajectories, and its `when` one of their steps."""
     steps = [step for play in case.given for step in play.steps]
     agents = sorted({step.agent for step in steps})
     if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
@@ -164,14 +164,14 @@ def matches_an_agent(case: _Case) -> Iterator[Fault]:
 
 
 def never_raises(case: _Case) -> Iterator[Fault]:
-    """It raises on nothing that a model may write: the score would be `failed`, and the step masked."""
+    """It raises for no text that a model may write: the score would be `failed`, and the step masked."""
     for call in case.first[0]:
         if call.raised:
             yield Fault(call.on, "a score", call.raised)
 
 
 def has_the_right_shape(case: _Case) -> Iterator[Fault]:
-    """It returns a number, a list with one per response token, or a Score; of trajectories, a list of these by step."""
+    """It returns a number, a list of one number per response token, or a Score; at trajectory level, a list by step."""
     yield from case.refused("shape")
 
 
@@ -186,14 +186,14 @@ def stays_in_its_range(case: _Case) -> Iterator[Fault]:
 
 
 def leaves_the_play_alone(case: _Case) -> Iterator[Fault]:
-    """It changes neither step nor trajectory: other functions, and training, would see them changed."""
+    """It changes neither step nor trajectory: other functions, and training, would read the changes."""
     for call in case.first[0]:
         if call.changed:
             yield Fault(call.on, "the trajectory as it was before the call", "a changed one")
 
 
 def is_deterministic(case: _Case) -> Iterator[Fault]:
-    """The same play is given the same score again, whatever was scored before it."""
+    """The same trajectory gets the same score again, independent of the trajectories scored before it."""
     again = {scored.on: scored.score for scored in _score(case.loaded, case.plays[::-1])[1]}
     for scored in case.first[1]:
         one, other = scored.score, again[scored.on]
@@ -202,7 +202,7 @@ def is_deterministic(case: _Case) -> Iterator[Fault]:
 
 
 def can_travel(case: _Case) -> Iterator[Fault]:
-    """It can be sent to a worker process or a Ray actor; one that says `here = True` need not."""
+    """It can be sent to a worker process or a Ray actor; functions with `here = True` are exempt."""
     try:
         pack_functions([function for function in leaves([case.loaded]) if not function.here])
     except RewardError as error:
@@ -226,7 +226,7 @@ CHECKS = (
 
 @contextmanager
 def _reference(function: Callable[..., Any] | str) -> Iterator[str]:
-    """What a recipe would write for the function, so that it is loaded by the door that recipes use."""
+    """A reference to the function as in a recipe, so that it is loaded in the same way."""
     if isinstance(function, str):
         yield function
         return
@@ -240,7 +240,7 @@ def _reference(function: Callable[..., Any] | str) -> Iterator[str]:
 
 
 def _score(function: RewardFunction, plays: Sequence[Trajectory]) -> tuple[list[_Called], list[_Scored]]:
-    """Every call of the function on copies of the plays, and every score that came of them."""
+    """Score copies of the trajectories; return every call of the function and every resulting score."""
     calls: dict[str, _Called] = {}
 
     async def watched(*given: Any) -> object:
@@ -265,7 +265,7 @@ def _score(function: RewardFunction, plays: Sequence[Trajectory]) -> tuple[list[
     _wait(RewardManager([watching], max_failed_frac=1.0).score(plays))
     scored = []
     for play in plays:
-        if play.outcome is not None and (call := calls.get(_where(play))):  # else the manager did not ask
+        if play.outcome is not None and (call := calls.get(_where(play))):  # else the manager did not call it
             scored.append(_Scored(call.on, play.outcome, _fault(play.outcome, call, call.value)))
         for step in play.steps:
             if (score := step.scores.get(function.name)) is not None:
@@ -279,7 +279,7 @@ def _of_step(value: object, index: int) -> object:
 
 
 def _fault(score: Score, call: _Called, value: object) -> str:
-    """A score that the function itself declares failed is none: a judge may be away."""
+    """The kind of fault of a score. A Score returned as failed is not a fault: a judge may be unavailable."""
     if score.status == "ok" or call.raised or (isinstance(value, Score) and value.status != "ok"):
         return ""
     if not score.reason.startswith("expected a value in "):
@@ -297,11 +297,11 @@ def _wait(coroutine: Coroutine[Any, Any, object]) -> None:
     except RuntimeError:
         asyncio.run(coroutine)
         return
-    with ThreadPoolExecutor(1) as pool:  # in a notebook, whose own loop is running
+    with ThreadPoolExecutor(1) as pool:  # in a notebook, where an event loop is already running
         pool.submit(asyncio.run, coroutine).result()
 
 
-# ---- plays ---------------------------------------------------------------------------------------------------------
+# ---- trajectories --------------------------------------------------------------------------------------------------
 
 
 def _own_play() -> Trajectory:
@@ -315,7 +315,7 @@ def _own_play() -> Trajectory:
 
 
 def _say(step: Step, response: str) -> Step:
-    """The same step with another response, of at least one token: even an empty one ends."""
+    """The same step with another response of at least one token: even an empty response has an end token."""
     n = min(len(response), 40) + 1
     return replace(step, response=response, response_ids=(7,) * n, response_mask=(1,) * n, logprobs=(-1.0,) * n)
 
@@ -334,7 +334,7 @@ def _odd_lengths(base: Trajectory) -> Iterator[Trajectory]:
 
 
 def _play_of(base: Trajectory, name: str, steps: Sequence[Step], answer: str | None) -> Trajectory:
-    """A play like the base, of these steps, that went its way to the end."""
+    """A copy of the base trajectory with these steps, completed with status `ok`."""
     info = {key: value for key, value in base.info.items() if key not in ("agent_error", "ended_early")}
     own = [
         replace(step, id=f"{name}.{i}", trajectory_id=name, index=i, scores={}, info=copy.deepcopy(step.info))

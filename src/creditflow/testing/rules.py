@@ -1,6 +1,6 @@
-"""Checks of propagation rules, on a fixed set of small batches under the options that rules have to heed.
+"""Checks of propagation rules, on a fixed set of small batches under the options that affect rules.
 
-What a rule should pay is not known here; only what every rule owes to those who use its numbers.
+The checks do not judge the amount of credit, only the properties that every rule must have.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GRAPHS: dict[str, tuple[tuple[int, ...], ...]] = {
     "diamonds": ((), (0,), (0,), (1, 2), (1, 3)),
     "several roots": ((), (), (0,), (1,), ()),
 }
-"""The parents of each step."""
+"""Graphs by name: the parents of each step."""
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default options": {},
@@ -62,11 +62,12 @@ _OPTIONAL = ("out_S", "in_S", "stand_in_S", "frozen_S")
 def check_propagation_rule(
     rule: str | RuleFunction, *, pays_own: bool = True, independent: bool = False, skip: Collection[str] = ()
 ) -> Report:
-    """Run every check of this module on a propagation rule; raises ConformanceError where one fails.
+    """Run every check of this module on a propagation rule. Raises ConformanceError if a check fails.
 
-    `rule`: the name of a registered one, or a function from Flow to Credit that is, or would be, registered with this
-    `pays_own`. `independent`: also check that no play's credit depends on other plays (rules may look across plays, and
-    so `on_closed_gate: neutral` is left out of this). `skip`: names of checks to leave out.
+    `rule`: the name of a registered rule, or a function from Flow to Credit. `pays_own`: the value with which the
+    function is, or would be, registered. `independent`: also check that no trajectory's credit depends on other
+    trajectories (the option `on_closed_gate: neutral` is excluded: under it rules may use other trajectories). `skip`:
+    names of checks to leave out.
     """
     if isinstance(rule, str):
         return _check(rule, PROPAGATION_RULES[rule], independent, skip)
@@ -85,19 +86,19 @@ def _check(name: str, rule: Rule, independent: bool, skip: Collection[str]) -> R
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """One score or outcome was changed."""
+    """A change of one score or outcome, and the resulting credit."""
 
     n: int
-    """The play."""
+    """Index of the trajectory."""
     what: str
     step: int | None
-    """Index in the play; None: its outcome."""
+    """Index of the step in the trajectory; None: the outcome changed."""
     credit: Credit
 
 
 @dataclass
 class _Case:
-    """One batch under one set of options, and the rule."""
+    """One batch with one set of options, and the rule."""
 
     title: str
     rule: Rule
@@ -116,7 +117,7 @@ class _Case:
         return self.rule.credit(_copied(self.flow))
 
     def flow_of(self, plays: Sequence[Trajectory]) -> Flow:
-        """What `assign` would show the rule of these plays."""
+        """The Flow that `assign` passes to the rule for these trajectories."""
         with _registered("creditflow.testing looks on", Rule(_look, pays_own=False)) as name:
             try:
                 assign(TrajectoryBatch.from_trajectories(plays), replace(self.options, propagation=name))
@@ -126,7 +127,7 @@ class _Case:
 
     @cached_property
     def changed(self) -> list[_Changed]:
-        """Every change of one score or outcome of a play that is not masked, with the credit that it leads to."""
+        """Every change of one score or outcome in an unmasked trajectory, with the resulting credit."""
         made = []
         for n in sorted({*self.flow.batch.trajectory_of_step[self.flow.kept_S].tolist()}):
             for what, step, play in _changes(self.plays[n]):
@@ -135,7 +136,7 @@ class _Case:
         return made
 
     def compared(self, plays: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
-        """Where the credit of the same steps differs when the rule is given other plays."""
+        """Yield a Fault for each step whose credit differs when the rule receives `plays` instead."""
         flow = self.flow_of(plays)
         other = self.rule.credit(flow)
         at = [flow.batch.step_ids.index(id) for id in self.flow.batch.step_ids]
@@ -145,7 +146,7 @@ class _Case:
                 yield Fault(self.step(s), f"{name} {one[s]:g} {what}", f"{now[s]:g}")
 
     def of(self, n: int) -> Bools:
-        """[S] the steps of play n."""
+        """[S] True for the steps of trajectory n."""
         return np.equal(self.flow.batch.trajectory_of_step, n)
 
     def step(self, s: int | np.intp) -> str:
@@ -156,7 +157,7 @@ class _Case:
 
 
 def runs_on_every_batch(case: _Case) -> Iterator[Fault]:
-    """The rule raises on no batch, however small, and whatever was not scored, failed or was masked in it."""
+    """The rule raises for no batch, however small, even with unscored, failed or masked steps."""
     try:
         _ = case.credit
     except Exception as error:
@@ -164,7 +165,7 @@ def runs_on_every_batch(case: _Case) -> Iterator[Fault]:
 
 
 def returns_a_credit(case: _Case) -> Iterator[Fault]:
-    """It returns a Credit whose columns have one entry per step, of the type that Credit declares."""
+    """It returns a Credit with one entry per step in each column, of the type that Credit declares."""
     if not isinstance(case.credit, Credit):
         yield Fault(str(case), "a Credit", f"a {type(case.credit).__name__}")
         return
@@ -181,7 +182,7 @@ def returns_a_credit(case: _Case) -> Iterator[Fault]:
 
 
 def is_finite(case: _Case) -> Iterator[Fault]:
-    """Its numbers are finite (NaN in `stand_in_S`: nothing stands in), its gates from 0 to 1, its bits known ones."""
+    """Its numbers are finite (NaN in `stand_in_S`: no stand-in), its gates from 0 to 1, its bits known ones."""
     top: dict[str, int] = {"out_S": 1, "in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
     for name, column in _columns(case.credit).items():
         good_S = np.isfinite(column) | (np.isnan(column) if name == "stand_in_S" else False)
@@ -194,7 +195,7 @@ def is_finite(case: _Case) -> Iterator[Fault]:
 
 
 def leaves_its_input_alone(case: _Case) -> Iterator[Fault]:
-    """It changes no array of the Flow or of its batch."""
+    """It changes no array of the Flow or its batch."""
     given = _copied(case.flow)
     case.rule.credit(given)
     for one, other in ((case.flow, given), (case.flow.batch, given.batch)):
@@ -204,7 +205,7 @@ def leaves_its_input_alone(case: _Case) -> Iterator[Fault]:
 
 
 def is_deterministic(case: _Case) -> Iterator[Fault]:
-    """The same Flow makes the same Credit, bit for bit."""
+    """The same Flow gives the same Credit, bit for bit."""
     again = _columns(case.rule.credit(_copied(case.flow)))
     for name, column in _columns(case.credit).items():
         if not np.array_equal(column, again[name], equal_nan=True):
@@ -212,19 +213,19 @@ def is_deterministic(case: _Case) -> Iterator[Fault]:
 
 
 def ignores_the_order_of_plays(case: _Case) -> Iterator[Fault]:
-    """The order in which plays lie in the batch changes nobody's credit."""
+    """The order of the trajectories in the batch does not affect credit."""
     yield from case.compared(case.plays[::-1], "with the plays in reverse")
     yield from case.compared((*case.plays[1:], case.plays[0]), "with the first play at the end")
 
 
 def ignores_the_names_of_agents(case: _Case) -> Iterator[Fault]:
-    """What agents are called changes nobody's credit."""
+    """The names of the agents do not affect credit."""
     renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.plays]
     yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
 
 
 def ignores_masked_plays(case: _Case) -> Iterator[Fault]:
-    """Scores and outcomes of masked plays, which failed or could not be scored, change no other play's credit."""
+    """Scores and outcomes of masked trajectories (failed or not scored) do not affect other trajectories' credit."""
     kept_S = case.flow.kept_S
     kept = {*case.flow.batch.trajectory_of_step[kept_S].tolist()}
     plays = [play if n in kept else _all_changed(play) for n, play in enumerate(case.plays)]
@@ -233,13 +234,13 @@ def ignores_masked_plays(case: _Case) -> Iterator[Fault]:
 
 
 def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
-    """Where credit depends on a score or the outcome of its play, `reached_S` has the bits SIGNAL and OUTCOME."""
+    """`reached_S` has the bit SIGNAL if credit depends on a score of its trajectory; also OUTCOME if on its outcome."""
     if case.options.on_closed_gate == "neutral":
-        return  # two plays may stand in for each other, and so a play for itself, behind gates that are closed
+        return  # two trajectories may stand in for each other, and so carry a score past closed gates to its own
     before_S = _total(case.credit)
     for change in case.changed:
         bit, after_S = (SIGNAL if change.step is not None else SIGNAL | OUTCOME), _total(change.credit)
-        # Either will do: a change that opens a gate lets credit through that did not pass before.
+        # The bits may be set before or after the change: the change may open a gate for new credit.
         reached_S = (case.credit.reached_S & bit == bit) | (change.credit.reached_S & bit == bit)
         for s in np.flatnonzero(case.of(change.n) & _differs(before_S, after_S) & ~reached_S):
             why = f"for credit goes from {before_S[s]:g} to {after_S[s]:g} with {change.what}"
@@ -247,7 +248,7 @@ def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
 
 
 def pays_own_as_declared(case: _Case) -> Iterator[Fault]:
-    """With `pays_own=False`, a step's `own_S` is not moved by its own score: one whose scoring failed is trained on."""
+    """With `pays_own=False`, a step's `own_S` does not depend on its score: steps with failed scores are trained on."""
     for change in case.changed if not case.rule.pays_own else ():
         if change.step is not None:
             s = np.flatnonzero(case.of(change.n))[change.step]
@@ -257,7 +258,7 @@ def pays_own_as_declared(case: _Case) -> Iterator[Fault]:
 
 
 def can_be_assigned_and_explained(case: _Case) -> Iterator[Fault]:
-    """`assign` pays own + received + shared; every explanation replays (with `out_S`, `in_S`: by the formula)."""
+    """`assign` pays own + received + shared; every explanation replays (with `out_S` and `in_S`: by the formula)."""
     assigned, total_S = assign(case.flow.batch, case.options), _total(case.credit)
     if case.credit.out_S is not None and case.credit.in_S is not None and case.options.share != "once":
         formula_S = _by_formula(case.flow, case.credit)
@@ -289,8 +290,8 @@ def _by_formula(flow: Flow, credit: Credit) -> Floats:
 
 
 def plays_are_independent(case: _Case) -> Iterator[Fault]:
-    """A play's scores and outcome change no other play's credit."""
-    # Where the scoring of a step failed, the mean of other plays stands in for it before any rule looks.
+    """A trajectory's scores and outcome do not affect other trajectories' credit."""
+    # A failed score is replaced by the mean of other trajectories before the rule runs.
     if case.options.on_closed_gate == "neutral" or case.flow.failed_S.any():
         return
     before_S = _total(case.credit)
@@ -317,7 +318,7 @@ CHECKS = (
 
 
 class _SeenError(Exception):
-    """Ends an assignment when the rule has been shown what there is to see."""
+    """Ends an assignment once the rule has received the Flow."""
 
     def __init__(self, flow: Flow) -> None:
         self.flow = flow
@@ -349,7 +350,7 @@ def _copied(flow: Flow) -> Flow:
 
 
 def _columns(credit: Credit) -> dict[str, Floats]:
-    """Every column in numbers; one that is None as what that stands for."""
+    """Every column as floats; a column that is None gets its default."""
     nothing_S = np.zeros(len(credit.own_S))
     none = {"out_S": nothing_S, "in_S": nothing_S, "frozen_S": nothing_S, "stand_in_S": np.full_like(nothing_S, np.nan)}
     return {name: np.asarray(_arrays(credit).get(name, none.get(name)), dtype=np.float64) for name in _TYPES}
@@ -367,7 +368,7 @@ def _total(credit: Credit) -> Floats:
 
 
 def _batches() -> dict[str, list[Trajectory]]:
-    """One batch for each graph; one step; every mishap; an agent that is missing in some plays."""
+    """One batch per graph, one with a single step, and one with all failures and a missing agent."""
     rng = random.Random(0)
     batches = {name: [_play(rng, f"{name} {n}", graph) for n in range(2)] for name, graph in GRAPHS.items()}
     batches["one step"] = [_play(rng, "alone", ((),))]
@@ -397,7 +398,7 @@ def _play(
     status: TrajectoryStatus = "ok",
     answer_steps: tuple[int, ...] = (),
 ) -> Trajectory:
-    """A play with scores in eighths; a status of None: there is no score."""
+    """A trajectory with scores in eighths; a status of None means no score."""
     steps = []
     for index, parents in enumerate(graph):
         agent, turn, value = _AGENTS[index % 3], index // 3, rng.randrange(9) / 8
@@ -412,9 +413,9 @@ def _play(
 
 
 def _changes(play: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
-    """(what, step, play): the play with one score changed, or, where there is no step, its outcome.
+    """(what, step, trajectory): the trajectory with one score changed, or its outcome if `step` is None.
 
-    Every other score is moved across the usual threshold of 1/2, the rest on their side of it.
+    Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """
     for index, step in enumerate(play.steps):
         for score in step.scores.values():
@@ -424,7 +425,7 @@ def _changes(play: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
                 steps[index] = replace(step, scores={"f": replace(score, value=value)})
                 yield f"the score of step {step.id} at {value:g}", index, replace(play, steps=steps)
     if play.outcome is not None and play.outcome.status == "ok" and isinstance(play.outcome.value, float):
-        value = 0.5 * play.outcome.value + 0.3  # no eighth stays where it is
+        value = 0.5 * play.outcome.value + 0.3  # changes every multiple of 1/8
         yield f"the outcome at {value:g}", None, replace(play, outcome=replace(play.outcome, value=value))
 
 

@@ -1,4 +1,4 @@
-"""Checks of thresholds, on a fixed history of what batches showed. Where theta should stand is not known here."""
+"""Checks of thresholds, on a fixed history of observed batches. The checks do not judge the value of theta."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_SEEN = "an agent never seen"
 _MEMBERS = ("floor", "theta", "update", "state_dict", "load_state_dict", "metrics")
 _ACCURACIES = (None, 0.7, 0.75, None, 0.8, 0.6, None, 0.62, 0.9, None, 0.5, 0.9)
 _STOP = 6
-"""The update after which a run is stopped and resumed."""
+"""Number of updates before the run is stopped and resumed."""
 
 
 def check_threshold(
@@ -27,11 +27,11 @@ def check_threshold(
     shared: bool = False,
     skip: Collection[str] = (),
 ) -> Report:
-    """Run every check of this module on a kind of threshold; raises ConformanceError where one fails.
+    """Run every check of this module on a kind of threshold. Raises ConformanceError if a check fails.
 
-    `make`: returns a fresh one at every call; or a description as in `algorithm.propagation_threshold`. `agents`: the
-    names that the history speaks of. `shared`: one theta for all agents, so that what others do moves an absent one's.
-    `skip`: names of checks to leave out.
+    `make`: returns a new threshold at every call; or a description as in `algorithm.propagation_threshold`. `agents`:
+    the names in the history. `shared`: one theta for all agents, so that other agents may change an absent agent's
+    theta. `skip`: names of checks to leave out.
     """
     if callable(make):
         subject, made = name_of(make), make
@@ -44,7 +44,7 @@ def check_threshold(
 
 @dataclass
 class _Case:
-    """A kind of threshold, and the history that it is shown."""
+    """A kind of threshold, and the history for its updates."""
 
     make: Callable[[], Threshold]
     agents: tuple[str, ...]
@@ -53,7 +53,7 @@ class _Case:
         return "the threshold"
 
     def history(self) -> list[tuple[str, Observed, list[str]]]:
-        """(when, what a batch showed, the agents seen by then): everybody is away now and then, and one joins late."""
+        """(when, the observed batch, the agents seen by then): every agent is sometimes absent, and one joins late."""
         rng, seen, made = np.random.default_rng(0), list[str](), []
         for update, accuracy in enumerate(_ACCURACIES):
             sub_rewards, spread = {}, {}
@@ -67,7 +67,7 @@ class _Case:
         return made
 
     def after(self, updates: int) -> Threshold:
-        """A fresh one that has seen the first batches."""
+        """A new threshold after the first `updates` batches."""
         threshold = self.make()
         for _, observed, _ in self.history()[:updates]:
             threshold.update(observed)
@@ -78,7 +78,7 @@ class _Case:
 
 
 def is_a_threshold(case: _Case) -> Iterator[Fault]:
-    """`make` gives a new object at every call, with all that `creditflow.credit.Threshold` asks for."""
+    """`make` returns a new object at every call, with all members of `creditflow.credit.Threshold`."""
     made = case.make()
     if missing := [name for name in _MEMBERS if not hasattr(made, name)]:
         yield Fault(
@@ -89,7 +89,7 @@ def is_a_threshold(case: _Case) -> Iterator[Fault]:
 
 
 def theta_is_finite(case: _Case) -> Iterator[Fault]:
-    """`theta` is a finite number for every agent that has been seen."""
+    """`theta` is a finite number for every agent seen so far."""
     threshold = case.make()
     for when, observed, seen in case.history():
         threshold.update(observed)
@@ -99,7 +99,7 @@ def theta_is_finite(case: _Case) -> Iterator[Fault]:
 
 
 def new_agents_have_a_theta(case: _Case) -> Iterator[Fault]:
-    """An agent that was never seen has a finite theta, before the first batch and after any."""
+    """An agent that was never seen has a finite theta, before the first batch and after every batch."""
     threshold = case.make()
     for when, observed, _ in case.history():
         try:
@@ -112,7 +112,7 @@ def new_agents_have_a_theta(case: _Case) -> Iterator[Fault]:
 
 
 def only_updates_move_it(case: _Case) -> Iterator[Fault]:
-    """From one update to the next thetas stay as they are, whoever asks for what."""
+    """Thetas change in `update` only, not when metrics, state or thetas are read."""
     threshold = case.make()
     for when, observed, seen in case.history():
         threshold.update(observed)
@@ -123,7 +123,7 @@ def only_updates_move_it(case: _Case) -> Iterator[Fault]:
 
 
 def empty_batches_change_nothing(case: _Case) -> Iterator[Fault]:
-    """A batch that showed nothing, `Observed({}, {})`, leaves thetas and state as they are."""
+    """An empty batch, `Observed({}, {})`, leaves thetas and state unchanged."""
     threshold = case.make()
     for when, observed, seen in case.history():
         threshold.update(observed)
@@ -134,7 +134,7 @@ def empty_batches_change_nothing(case: _Case) -> Iterator[Fault]:
 
 
 def absent_agents_stay(case: _Case) -> Iterator[Fault]:
-    """An update that does not speak of an agent leaves its theta as it is."""
+    """An update without an agent leaves that agent's theta unchanged."""
     threshold, known = case.make(), list[str]()
     for when, observed, seen in case.history():
         away = [agent for agent in known if agent not in observed.sub_rewards]
@@ -165,7 +165,7 @@ def metrics_are_numbers(case: _Case) -> Iterator[Fault]:
 
 
 def state_is_json(case: _Case) -> Iterator[Fault]:
-    """The state is a mapping that JSON can hold, NaN excluded, and that is the same when it is read again."""
+    """The state is a mapping that JSON can represent, without NaN, and is equal after a round trip through JSON."""
     for threshold in (case.make(), case.after(_STOP)):
         state = threshold.state_dict()
         try:
@@ -178,7 +178,7 @@ def state_is_json(case: _Case) -> Iterator[Fault]:
 
 
 def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Fault]:
-    """One that was stopped, saved and resumed has the state and the future of one that was not."""
+    """A saved and resumed threshold has the same state and later thetas as an uninterrupted one."""
     uninterrupted, resumed = case.after(_STOP), case.make()
     resumed.load_state_dict(_through_json(uninterrupted.state_dict()))
     for when, observed, seen in case.history()[_STOP:]:
@@ -190,7 +190,7 @@ def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Fault]:
 
 
 def other_states_are_refused(case: _Case) -> Iterator[Fault]:
-    """A state of another kind, or with a key missing or too many, is refused by a ConfigError, never misread."""
+    """A state of another kind, or with a missing or extra key, raises ConfigError and is never misread."""
     state = case.after(_STOP).state_dict()
     others = {f"a state without {key!r}": {k: v for k, v in state.items() if k != key} for key in state}
     others |= {
@@ -228,7 +228,7 @@ def _thetas(threshold: Threshold, agents: Collection[str]) -> str:
 
 
 def _shown(threshold: Threshold, agents: Collection[str]) -> str:
-    """Thetas and state in words, for comparing: whether they are numbers and JSON is the business of other checks."""
+    """Thetas and state as text, for comparison; other checks test that they are numbers and JSON."""
     return f"{_thetas(threshold, agents)}, state {json.dumps(threshold.state_dict(), default=repr, sort_keys=True)}"
 
 
