@@ -214,7 +214,7 @@ def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
 
 
 def _resampled(task_X: Ints) -> Floats:
-    """[1 + R, V] weight of each task: one each, then bootstrap counts; with a single task there are no resamples."""
+    """[1 + R, V] weight of each task: one each, then bootstrap counts. A single task gets no resamples (R = 0)."""
     there = np.unique(task_X)
     resamples = _RESAMPLES if len(there) > 1 else 0
     drawn_RV = np.zeros((1 + resamples, there[-1] + 1))

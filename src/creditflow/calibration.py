@@ -60,7 +60,7 @@ class Calibration:
     """Expected calibration error: mean |share right - mean score| over bins, weighted by their steps."""
     threshold: float
     """The threshold, midway between two scores, at which `score > threshold` separates right from wrong trajectories
-    best; NaN if there is none."""
+    best; NaN if none exists."""
     separation: float
     """At the threshold: the share of open steps in right trajectories minus that in wrong ones (Youden's J)."""
     pass_rate: float

@@ -1,7 +1,7 @@
 """Simulation of error and blame propagation in a team: random trajectories with credit as in training.
 
-A team is described by a few numbers: the error rate of a step, its increase on wrong input, and what a scorer scores
-and how often it is mistaken. Credit comes from `creditflow.credit.assign`, the same code as in training. Uses no model
+A team is described by a few numbers: the error rate of a step, its increase on wrong input, the scored agents, and the
+error rate of their scores. Credit comes from `creditflow.credit.assign`, the same code as in training. Uses no model
 and no files.
 """
 
@@ -38,7 +38,7 @@ class SimulatedTeam:
     """`chain`: each step uses the step before; `tree`: two steps use each, and the last step uses all leaves; `full`:
     each step uses all steps before it."""
     parents: Sequence[Sequence[int]] | None = None
-    """Parents of each step, in place of `graph`: earlier steps, whose outputs it uses."""
+    """Parents of each step, in place of `graph`: the earlier steps that supply its input."""
     agents: Sequence[str] = ("planner", "executor", "verifier")
     """The first agent makes the first step; the others take turns after it."""
     error: float = 0.1
@@ -87,7 +87,7 @@ class SimulatedTeam:
 
     @property
     def parents_of_step(self) -> list[tuple[int, ...]]:
-        """The parents of each step: the steps whose outputs it uses."""
+        """Parents of each step: the earlier steps that supply its input."""
         if self.parents is not None:
             return [tuple(used) for used in self.parents]
         n = self.steps
@@ -206,7 +206,7 @@ def best_threshold(
 def break_even_noise(
     team: SimulatedTeam, options: CreditOptions, noises: Sequence[float]
 ) -> tuple[float | None, list[tuple[float, float, float]]]:
-    """The smallest noise at which the signal of the rule is no higher than that of the outcome alone.
+    """The smallest noise at which the signal of the rule does not exceed that of the outcome alone.
 
     None if it is higher at all of `noises`. Second value: (noise, signal of the rule, signal of `identical`) of each.
     """

@@ -236,7 +236,7 @@ def ignores_masked_plays(case: _Case) -> Iterator[Fault]:
 def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
     """`reached_S` has the bit SIGNAL if credit depends on a score of its trajectory; also OUTCOME if on its outcome."""
     if case.options.on_closed_gate == "neutral":
-        return  # two trajectories may stand in for each other, and so carry a score past closed gates to its own
+        return  # two trajectories may be stand-ins for each other and carry a score past closed gates to its own
     before_S = _total(case.credit)
     for change in case.changed:
         bit, after_S = (SIGNAL if change.step is not None else SIGNAL | OUTCOME), _total(change.credit)
@@ -350,7 +350,7 @@ def _copied(flow: Flow) -> Flow:
 
 
 def _columns(credit: Credit) -> dict[str, Floats]:
-    """Every column as floats; a column that is None gets its default."""
+    """Every column as floats; a missing column gets its default."""
     nothing_S = np.zeros(len(credit.own_S))
     none = {"out_S": nothing_S, "in_S": nothing_S, "frozen_S": nothing_S, "stand_in_S": np.full_like(nothing_S, np.nan)}
     return {name: np.asarray(_arrays(credit).get(name, none.get(name)), dtype=np.float64) for name in _TYPES}
@@ -413,7 +413,7 @@ def _play(
 
 
 def _changes(play: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
-    """(what, step, trajectory): the trajectory with one score changed, or its outcome if `step` is None.
+    """(what, step, trajectory): the trajectory with one score changed, or with step None its outcome.
 
     Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """

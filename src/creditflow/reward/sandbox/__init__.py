@@ -55,7 +55,7 @@ AUTO = "bubblewrap"
 
 
 def open_sandbox(backend: str = "auto", **options: Any) -> Sandbox:
-    """Open a sandbox by the name of its back end; `auto` is bubblewrap. There is no unprotected fallback.
+    """Open a sandbox by the name of its back end; `auto` is bubblewrap. Never falls back to an unprotected one.
 
     `options`: fields of `Limits`, and the back end's own options (arguments of its class). Cost: bubblewrap runs a
     test program once per sandbox, 20 ms. Raises SandboxOptionError for an unknown back end, an unknown option or an

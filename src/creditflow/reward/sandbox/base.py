@@ -90,7 +90,7 @@ class SandboxOptionError(ConfigError, ValueError):
 
 
 class SandboxUnavailable(SandboxError, InputError):
-    """The back end does not work here; the message explains how to install it. There is no unprotected fallback."""
+    """The back end does not work here; the message explains how to install it. Nothing runs unprotected instead."""
 
 
 class Sandbox(Protocol):

@@ -217,7 +217,7 @@ def locate(mountinfo: str, membership: str) -> Parents:
 
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
-    """By controller (version 2: the empty name): the mounted part of its tree, and the mount point."""
+    """The mounted part of the tree and the mount point, by controller (version 2: by the empty name)."""
     found: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -301,7 +301,7 @@ def _empty(folder: Path) -> None:
     """Kill the processes in a group. If an interrupted `joined` left a thread of this process there, move it out."""
     with contextlib.suppress(OSError):
         for pid in map(int, (folder / "cgroup.procs").read_text().split()):
-            # 0 stands for a process in a pid namespace that is hidden from us; kill(0) would hit our process group.
+            # 0 denotes a process in a pid namespace that is hidden from us; kill(0) would hit our process group.
             with contextlib.suppress(OSError):
                 if pid == os.getpid():
                     _set(folder.parent / "tasks", "0")

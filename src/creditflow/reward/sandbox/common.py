@@ -32,7 +32,7 @@ class Kept:
     """A kept file of a run."""
 
     content: bytes | None = None
-    """None if there is no plain file of that name."""
+    """Content of the file; None if the run left no plain file of that name."""
     too_large: bool = False
 
 

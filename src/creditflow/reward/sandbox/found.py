@@ -57,7 +57,7 @@ def folder(path: str) -> str:
 
 
 def interpreters() -> list[str]:
-    """Candidate Python interpreters for a box, the likeliest first. Raises SandboxUnavailable if there is none."""
+    """Candidate Python interpreters for a box, the likeliest first. Raises SandboxUnavailable if none exists."""
     base = getattr(sys, "_base_executable", None) or sys.executable
     found = [path for path in (base, "/usr/bin/python3", "/usr/local/bin/python3") if Path(path).exists()]
     if not found:

@@ -152,7 +152,7 @@ class Outcome:
 
     results: list[Result] = field(default_factory=list)
     kept: dict[str, bytes | str] = field(default_factory=dict)
-    """By name: the bytes of a kept file, or the type of the error that `read` raised."""
+    """Kept files by name: their bytes, or the type of the error that `read` raised."""
     seconds: float = 0.0
     """Duration of all runs, by the clock of the harness."""
     told: dict[str, Any] = field(default_factory=dict)

@@ -43,7 +43,7 @@ def show(path, way):
 
 @attack
 class ReadPasswd(Attack):
-    """Open the host's /etc/passwd and /etc/shadow; the box's own files of these names are no breach."""
+    """Open the host's /etc/passwd and /etc/shadow; the box's own files of these names do not count."""
 
     program = """
 opened = {}
