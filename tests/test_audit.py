@@ -44,7 +44,7 @@ numbers = st.lists(st.tuples(st.integers(0, 5), st.integers(-3, 3), st.integers(
 
 
 @given(numbers)
-def test_the_correlation_is_scipys_of_the_rows_repeated_as_often_as_they_count(rows):
+def test_spearman_matches_scipy_on_repeated_rows(rows):
     a, b, times = (np.array(column, dtype=np.float64) for column in zip(*rows, strict=True))
     repeated = [np.repeat(column, times.astype(int)) for column in (a, b)]
     if any(len(np.unique(column)) < 2 for column in repeated):
@@ -65,7 +65,7 @@ def added(good: float) -> Values:
 
 @settings(max_examples=10)
 @given(st.integers(0, 100))
-def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_agent_from_another(seed):
+def test_agreement_of_exact_and_shared_credit(seed):
     rng = np.random.default_rng(seed)
     good = rng.choice([0.0, 0.25, 0.75], size=24).tolist()
     batch = batch_of(*(a_play(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
@@ -83,7 +83,7 @@ def test_a_rule_whose_credit_is_what_was_added_agrees_and_a_shared_one_tells_no_
 
 
 @pytest.mark.parametrize("error", [[np.nan, np.nan], [0.1, np.nan]])
-def test_where_not_most_errors_are_known_no_reliability_is_and_of_one_task_no_interval(error: list[float]):
+def test_agreement_needs_known_errors_and_several_tasks(error: list[float]):
     batch = batch_of(a_play("p", "q", 0.5, 1.0), a_play("o", "q", 0.0, 0.0))
     columns = (np.array([0.5, 0.0]), np.array(error), np.array([0.5, 0.0]), np.array(error))
     seen = Measured.of(batch, {"p": Values(*columns, 3, ("one", "two"))})
@@ -92,7 +92,7 @@ def test_where_not_most_errors_are_known_no_reliability_is_and_of_one_task_no_in
     assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
 
 
-def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Path, tmp_path: Path):
+def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: Path):
     done = audit(run, "--plays", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
                  "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -115,7 +115,7 @@ def test_an_audit_prints_a_row_for_each_rule_and_keeps_what_it_measured(run: Pat
 
 
 @pytest.mark.parametrize(("real", "noise"), [(0.0, True), (0.6, False)])
-def test_audit_noise_is_told_from_real_differences(real: float, noise: bool):
+def test_audit_distinguishes_noise_from_real_differences(real: float, noise: bool):
     rng = np.random.default_rng(0)
     told = []
     for _ in range(200):
@@ -135,7 +135,7 @@ def test_audit_sufficient_factor_makes_half_the_variance_real():
     assert Precision(0.01, 0.09, 20).sufficient_factor == math.inf
 
 
-def test_audit_of_noise_says_not_to_compare_rules(run: Path):
+def test_audit_of_noise_advises_against_comparing_rules(run: Path):
     done = audit(run, "--plays", 9)
     words = " ".join(done.output.split())
     kept = json.loads((run / "audit/000002.json").read_text())
@@ -146,7 +146,7 @@ def test_audit_of_noise_says_not_to_compare_rules(run: Path):
     assert ("These values are noise at 9 rollouts per trajectory: do not compare rules" in words) is kept["is_noise"]
 
 
-def test_an_audit_with_other_models_says_whose_answers_it_heard(run: Path):
+def test_audit_with_other_models_prints_their_paths(run: Path):
     model = run / "checkpoints/global_step_2"
     done = audit(run, "--training-step", 1, "--plays", 3, "--budget", 12, "--model", model, "--baseline", model)
     assert done.exit_code == 0, done.output
@@ -172,13 +172,13 @@ def test_an_audit_with_other_models_says_whose_answers_it_heard(run: Path):
         (["--rule", "shapley", "--budget", "30", "--plays", "9"], "expected Shapley values, found none"),
     ],
 )
-def test_bad_input_is_one_line(run: Path, options: list[str], said: str):
+def test_audit_refuses_bad_input(run: Path, options: list[str], said: str):
     done = audit(run, *options)
     assert done.exit_code == 2
     assert said in " ".join(done.output.split())
 
 
-def test_a_run_without_a_checkpoint_asks_for_a_model(run: Path, tmp_path: Path):
+def test_audit_without_a_checkpoint_requires_a_model(run: Path, tmp_path: Path):
     (tmp_path / "steps").mkdir()
     for name in ("run.json", "config.yaml", "steps/000001.parquet"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
@@ -187,7 +187,7 @@ def test_a_run_without_a_checkpoint_asks_for_a_model(run: Path, tmp_path: Path):
     assert "expected a checkpoint of the embedded engine, found none; name a model with --model" in done.output
 
 
-def test_where_nothing_can_be_kept_nothing_is_played(run: Path, tmp_path: Path):
+def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("audit"))
     (tmp_path / "run/audit").write_text("in the way")
     done = audit(tmp_path / "run")
@@ -196,14 +196,14 @@ def test_where_nothing_can_be_kept_nothing_is_played(run: Path, tmp_path: Path):
     assert "plays again" not in done.output
 
 
-def test_a_run_on_verl_asks_for_a_model_too(run: Path, tmp_path: Path):
+def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path):
     shutil.copytree(run, tmp_path / "run")
     facts = json.loads((run / "run.json").read_text()) | {"engine": "verl"}
     (tmp_path / "run/run.json").write_text(json.dumps(facts))
     assert "name a model with --model" in audit(tmp_path / "run").output
 
 
-def test_an_audit_of_a_run_by_shapley_values_is_not_of_its_own_measurement(tmp_path: Path):
+def test_audit_of_a_shapley_run_measures_new_values(tmp_path: Path):
     options = ("algorithm.propagation=shapley", "algorithm.counterfactual_plays=9", "algorithm.w_r=0")
     ledger = a_run(tmp_path / "run", *options, "trainer.save_freq=1")
     done = audit(ledger.path, "--plays", 9, "--budget", 36, "--rule", "shapley")
@@ -218,13 +218,13 @@ def test_an_audit_of_a_run_by_shapley_values_is_not_of_its_own_measurement(tmp_p
     assert any(kept["values"][id]["shapley"] != trained[id] for id in kept["values"])
 
 
-def test_a_check_of_a_recipe_with_shapley_measures_values():
+def test_check_accepts_a_recipe_with_shapley():
     result = CliRunner().invoke(app, ["check", str(TOY), "algorithm.propagation=shapley"])
     assert result.exit_code == 0, result.output
     assert "the recipe can be trained" in result.output
 
 
-def test_where_too_many_plays_again_fail_the_run_ends_and_the_plays_are_kept(tmp_path: Path):
+def test_failing_counterfactual_rollouts_end_the_run(tmp_path: Path):
     (tmp_path / "toy.yaml").write_text(TOY.read_text().replace("toy.py:solve", "broken.py:solve"))
     (tmp_path / "toy.py").write_text(TOY.with_name("toy.py").read_text())
     (tmp_path / "broken.py").write_text(
@@ -244,7 +244,7 @@ def test_where_too_many_plays_again_fail_the_run_ends_and_the_plays_are_kept(tmp
     assert Ledger.open(tmp_path / "run").read(1).batch.n_trajectories == 8
 
 
-def test_training_by_shapley_values_records_them_and_why_tells_them(tmp_path: Path):
+def test_training_by_shapley_values_records_and_explains_them(tmp_path: Path):
     ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
     metrics = ledger.metrics()
     for row in metrics:
@@ -265,7 +265,7 @@ def test_training_by_shapley_values_records_them_and_why_tells_them(tmp_path: Pa
     assert np.unique(np.concatenate([one.assignment.shared_S for one in ledger if one.assignment])).size > 2
 
 
-def test_a_team_that_is_too_large_for_the_plays_is_told_so_before_it_learns(tmp_path: Path):
+def test_too_few_counterfactual_plays_are_refused(tmp_path: Path):
     with pytest.raises(
         ConfigError, match=r"counterfactual_plays: .*at least 3 plays for 2 agents \(writer, critic\), got 2"
     ):

@@ -40,7 +40,7 @@ rows_of_scores = st.lists(
 
 @settings(max_examples=100)
 @given(rows_of_scores)
-def test_auc_and_threshold_are_what_counting_gives(rows: list[tuple[float, bool, int]]) -> None:
+def test_auc_and_threshold_match_counting(rows: list[tuple[float, bool, int]]) -> None:
     found = calibrate(observations(rows))
     assert found.auc == pytest.approx(auc_by_pairs(rows, within=False), nan_ok=True)
     assert found.auc_within == pytest.approx(auc_by_pairs(rows, within=True), nan_ok=True)
@@ -59,7 +59,7 @@ def test_auc_and_threshold_are_what_counting_gives(rows: list[tuple[float, bool,
     assert found.pass_rate == pytest.approx(np.mean([row[0] > found.threshold for row in rows]))
 
 
-def test_scores_that_are_chances_have_no_error_and_overconfident_ones_have_theirs() -> None:
+def test_calibration_error_of_honest_and_overconfident_scores() -> None:
     rng = np.random.default_rng(0)
     chance = rng.uniform(size=40_000)
     right = rng.uniform(size=chance.size) < chance
@@ -73,7 +73,7 @@ def test_scores_that_are_chances_have_no_error_and_overconfident_ones_have_their
     assert math.isnan(overconfident.threshold)
 
 
-def test_the_interval_is_over_tasks_and_not_over_steps() -> None:
+def test_interval_is_over_tasks_and_not_over_steps() -> None:
     """A thousand copies of the same few plays say no more than these."""
     few = [(0.9, True, 0), (0.2, False, 1), (0.4, True, 2), (0.6, False, 3), (0.8, True, 4), (0.5, False, 5)] * 3
     narrow, wide = calibrate(observations(few)), calibrate(observations(few * 300))
@@ -89,7 +89,7 @@ def a_batch() -> TrajectoryBatch:
     )
 
 
-def test_what_is_observed_is_scored_steps_of_plays_with_an_outcome() -> None:
+def test_observe_collects_scored_steps_with_an_outcome() -> None:
     seen = {(one.agent, one.name): one for one in observe([a_batch(), a_batch()])}
     assert seen["plan", "f"].score_X.tolist() == [1.0, 0.0, 0.5] * 2
     assert seen["plan", "f"].right_X.tolist() == [True, False, False] * 2
@@ -100,7 +100,7 @@ def test_what_is_observed_is_scored_steps_of_plays_with_an_outcome() -> None:
     assert ("do", ALL) not in seen
 
 
-def test_the_command_prints_a_row_for_each_agent_and_function_and_draws(tmp_path: Path) -> None:
+def test_calibrate_prints_a_row_per_agent_and_function(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     folder.write_steps(1, a_batch(), assign(a_batch(), CreditOptions()))
     arguments = [str(tmp_path / "run"), "--plot", str(tmp_path / "c.png"), "--json", str(tmp_path / "c.json")]
@@ -113,7 +113,7 @@ def test_the_command_prints_a_row_for_each_agent_and_function_and_draws(tmp_path
     assert [one["steps"] for one in numbers if (one["agent"], one["name"]) == ("plan", "f")] == [3]
 
 
-def test_a_run_without_scores_says_so(tmp_path: Path) -> None:
+def test_calibrate_refuses_a_run_without_scores(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     folder.write_steps(1, batch_of(play("a", [step("plan")], outcome=1.0)))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "run")])

@@ -19,7 +19,7 @@ def of(propagation: str, **more) -> CreditOptions:
 
 
 @pytest.mark.parametrize(("n", "p"), [(5, 0.9), (13, 0.95), (30, 0.97), (8, 0.6)])
-def test_the_shared_reward_gives_the_wrong_sign_to_right_steps_of_lost_plays(n, p) -> None:
+def test_shared_reward_blames_right_steps_of_lost_trajectories(n, p) -> None:
     """Steps that err independently: a step did right and the play was lost all the same with p - p^n."""
     drawn = draw(SimulatedTeam(steps=n, error=1 - p, **MANY))
     share = credited("identical", drawn, of("identical")).wrong_way
@@ -27,19 +27,19 @@ def test_the_shared_reward_gives_the_wrong_sign_to_right_steps_of_lost_plays(n, 
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.35])
-def test_own_rewards_have_the_wrong_sign_as_often_as_a_verdict_is_mistaken(noise) -> None:
+def test_own_reward_sign_errors_equal_the_noise(noise) -> None:
     team = SimulatedTeam(steps=10, error=0.3, noise=noise, votes=1, **MANY)
     share = credited("none", draw(team), of("none", outcome_to="answer", w_o=0.0)).wrong_way
     assert share == pytest.approx(noise, abs=4 * math.sqrt(0.25 / 160_000))
 
 
-def test_verdicts_that_are_never_mistaken_give_no_wrong_sign() -> None:
+def test_verdicts_without_noise_give_no_wrong_sign() -> None:
     drawn = draw(SimulatedTeam(steps=10, error=0.2, **MANY))
     assert credited("none", drawn, of("none", w_o=0.0)).wrong_way == 0.0
     assert credited("none", drawn, of("none", w_o=0.0)).signal == pytest.approx(1.0)
 
 
-def test_an_error_spoils_all_outputs_after_it_where_nobody_recovers() -> None:
+def test_error_without_recovery_spoils_all_later_outputs() -> None:
     """do(error at t) makes outputs t..n wrong; without it, output s >= t is right with p^(s - 1) (others did right)."""
     n, p = 12, 0.9
     team = SimulatedTeam(steps=n, error=1 - p, **MANY)
@@ -47,7 +47,7 @@ def test_an_error_spoils_all_outputs_after_it_where_nobody_recovers() -> None:
     assert moved_outputs(team, draw(team)) == pytest.approx(expected, abs=0.13)
 
 
-def test_an_error_that_everybody_recovers_from_spoils_one_output() -> None:
+def test_error_with_full_recovery_spoils_one_output() -> None:
     team = SimulatedTeam(steps=12, error=0.1, recovery=1.0, **MANY)
     assert moved_outputs(team, draw(team)) == pytest.approx(np.ones(12), abs=1e-12)
 
@@ -61,12 +61,12 @@ def test_self_conditioning_makes_errors_follow_errors() -> None:
     assert drawn.own_NK.mean(axis=0) == pytest.approx(expected, abs=0.02)
 
 
-def test_under_the_shared_reward_an_error_brings_the_same_blame_on_every_step() -> None:
+def test_shared_reward_spreads_blame_evenly() -> None:
     drawn = draw(SimulatedTeam(steps=13, error=0.02, **MANY))
     assert credited("identical", drawn, of("identical")).amplification_K == pytest.approx(np.full(13, 13.0))
 
 
-def test_a_gate_passes_less_blame_on_right_steps_than_open_gates_do() -> None:
+def test_threshold_blames_right_steps_less_than_open_gates() -> None:
     team = SimulatedTeam(steps=20, error=0.05, **MANY)
     drawn = draw(team)
     by_rule = {rule: credited(rule, drawn, of(rule)) for rule in ("identical", "discounted", "threshold")}
@@ -74,7 +74,7 @@ def test_a_gate_passes_less_blame_on_right_steps_than_open_gates_do() -> None:
     assert by_rule["threshold"].signal > by_rule["discounted"].signal > by_rule["identical"].signal
 
 
-def test_the_best_threshold_is_that_of_the_best_signal_and_noise_has_a_break_even() -> None:
+def test_best_threshold_and_break_even_noise() -> None:
     team = SimulatedTeam(steps=13, error=0.1, noise=0.2, tasks=64)
     best, signals = best_threshold(draw(team), of("threshold"), [0.1, 0.3, 0.5, 0.7])
     assert dict(signals)[best] == max(signal for _, signal in signals)
@@ -83,7 +83,7 @@ def test_the_best_threshold_is_that_of_the_best_signal_and_noise_has_a_break_eve
     assert [noise for noise, _, _ in rows] == [0.0, 0.2, 0.4, 0.5, 0.6]
 
 
-def test_graphs_have_the_parents_that_their_names_say() -> None:
+def test_graphs_have_the_parents_of_their_kind() -> None:
     assert SimulatedTeam(steps=3, graph="full").parents_of_step == [(), (0,), (0, 1)]
     assert SimulatedTeam(steps=6, graph="tree").parents_of_step == [(), (0,), (0,), (1,), (1,), (2, 3, 4)]
     assert SimulatedTeam(parents=[[], [0], [0], [1, 2]]).n_steps == 4
@@ -102,6 +102,6 @@ def test_graphs_have_the_parents_that_their_names_say() -> None:
         ({"parents": [[], [2], [0]]}, CycleError),
     ],
 )
-def test_teams_that_make_no_sense_are_refused(options, error) -> None:
+def test_invalid_teams_are_refused(options, error) -> None:
     with pytest.raises(error):
         SimulatedTeam(**options)

@@ -99,12 +99,12 @@ def test_functions_of_every_shape_conform(function):
     assert set(check_reward_function(function).passed) == names(rewards)
 
 
-def test_arguments_are_handed_on_as_a_recipe_would():
+def test_arguments_are_passed_as_in_a_recipe():
     assert check_reward_function(plain, args={"at_least": 3}).passed
     assert failed(check_reward_function, plain, args={"at_last": 3}) == {"can_be_loaded"}
 
 
-def test_a_function_is_found_by_reference(tmp_path, monkeypatch):
+def test_function_is_loaded_by_reference(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("def long(step, trajectory):\n    return float(len(step.response) > 9)\n")
     monkeypatch.chdir(tmp_path)
     assert check_reward_function("own.py:long").subject == "own.py:long"
@@ -222,12 +222,12 @@ BROKEN_FUNCTIONS = {
 @pytest.mark.parametrize(
     ("check", "broken"), [(check, f) for check, functions in BROKEN_FUNCTIONS.items() for f in functions]
 )
-def test_a_function_that_is_broken_in_one_way_fails_the_one_check(check, broken):
+def test_broken_function_fails_exactly_one_check(check, broken):
     function, how = broken if isinstance(broken, tuple) else (broken, {})
     assert failed(check_reward_function, function, **how) == {check}
 
 
-def test_a_function_that_samples_is_called_once_for_each_play_if_that_is_said():
+def test_sampling_function_is_called_once_per_trajectory():
     seen = []
 
     def sampler(step, trajectory):
@@ -239,7 +239,7 @@ def test_a_function_that_samples_is_called_once_for_each_play_if_that_is_said():
     assert len(seen) == len(set(seen))
 
 
-def test_hostile_plays_are_made_from_the_given_ones_and_these_stay_as_they_were():
+def test_hostile_trajectories_leave_the_given_ones_unchanged():
     given = [play("mine", [step("writer", 0.5, tokens=3, info={"page": 7}), step("critic", "failed")], 1.0)]
     before, seen = repr(given), []
 
@@ -256,7 +256,7 @@ def test_hostile_plays_are_made_from_the_given_ones_and_these_stay_as_they_were(
     assert {length for _, length in seen} == {1, 2, rewards.LONGEST}
 
 
-def test_functions_can_be_checked_where_a_loop_is_running():
+def test_functions_can_be_checked_in_a_running_event_loop():
     async def notebook():
         return check_reward_function(judged)
 
@@ -268,7 +268,7 @@ def test_functions_can_be_checked_where_a_loop_is_running():
 
 # `shapley` reads what was measured of each play, which made-up plays have not: tests/credit/test_shapley.py.
 @pytest.mark.parametrize("name", [name for name in PROPAGATION_RULES.names() if name != "shapley"])
-def test_every_built_in_rule_conforms_and_keeps_plays_apart(name):
+def test_every_built_in_rule_conforms_and_is_independent(name):
     assert set(check_propagation_rule(name, independent=True).passed) == names(rules)
 
 
@@ -360,16 +360,16 @@ BROKEN_RULES = {
 
 
 @pytest.mark.parametrize(("check", "broken"), [(check, r) for check, broken in BROKEN_RULES.items() for r in broken])
-def test_a_rule_that_is_broken_in_one_way_fails_the_one_check(check, broken):
+def test_broken_rule_fails_exactly_one_check(check, broken):
     rule, how = broken if isinstance(broken, tuple) else (broken, {})
     assert failed(check_propagation_rule, rule, **how) == {check}
 
 
-def test_a_rule_may_look_across_plays_unless_it_is_said_to_keep_them_apart():
+def test_rule_independence_is_checked_only_on_request():
     assert check_propagation_rule(less_the_mean_of_kept).not_run == ("plays_are_independent",)
 
 
-def test_checking_a_rule_leaves_the_registry_as_it_was():
+def test_checking_a_rule_leaves_the_registry_unchanged():
     before = PROPAGATION_RULES.names()
     check_propagation_rule(paid)
     failed(check_propagation_rule, refuses_a_step_alone)
@@ -388,7 +388,7 @@ def test_every_built_in_threshold_conforms(kind):
     assert set(report.passed) == names(thresholds) - ({"absent_agents_stay"} if shared else set())
 
 
-def test_a_number_is_a_threshold_that_conforms():
+def test_constant_threshold_conforms():
     assert set(check_threshold(0.3).passed) == names(thresholds)
 
 
@@ -518,20 +518,20 @@ BROKEN_THRESHOLDS = {
 }
 
 
-def test_a_threshold_of_ones_own_conforms():
+def test_custom_threshold_conforms():
     assert set(check_threshold(Mean, agents=("a", "b")).passed) == names(thresholds)
 
 
 @pytest.mark.parametrize(("check", "make"), [(check, m) for check, broken in BROKEN_THRESHOLDS.items() for m in broken])
-def test_a_threshold_that_is_broken_in_one_way_fails_the_one_check(check, make):
+def test_broken_threshold_fails_exactly_one_check(check, make):
     assert failed(check_threshold, make) == {check}
 
 
-def test_a_state_that_json_cannot_hold_is_told_of_as_such():
+def test_state_without_json_form_fails_its_check():
     assert "state_is_json" in failed(check_threshold, StateOfArrays)
 
 
-def test_a_threshold_for_all_agents_alike_says_so():
+def test_shared_threshold_skips_the_absent_agent_check():
     assert check_threshold(OfTheWholeTeam, shared=True).not_run == ("absent_agents_stay",)
     assert failed(check_threshold, {"kind": "tuned"}) == {"absent_agents_stay"}
 
@@ -544,7 +544,7 @@ def test_every_check_can_fail():
     assert {module: set(table) for module, table in broken.items()} == {module: names(module) for module in TABLES}
 
 
-def test_one_error_lists_every_failed_check_with_what_was_expected_what_came_and_where():
+def test_error_lists_every_failed_check_with_its_findings():
     def bad(step, trajectory):
         step.response = "changed"
         return 2.0
@@ -561,24 +561,24 @@ def test_one_error_lists_every_failed_check_with_what_was_expected_what_came_and
     assert again.report == caught.value.report
 
 
-def test_a_report_lists_what_passed_and_what_was_not_run():
+def test_report_lists_passed_and_skipped_checks():
     report = check_threshold(0.5, skip=["floor_is_a_share"])
     assert str(report).splitlines()[:2] == ["threshold 0.5: all 10 checks passed", "  is_a_threshold"]
     assert str(report).splitlines()[-1] == "not run: floor_is_a_share"
 
 
-def test_skipping_a_check_that_there_is_not_is_refused():
+def test_unknown_check_in_skip_is_refused():
     with pytest.raises(ConfigError, match=r"skip: expected names of checks .* got 'flor_is_a_share' \(did you mean"):
         check_threshold(0.5, skip=["flor_is_a_share"])
 
 
-def test_the_kit_is_light_to_import_and_needs_no_test_framework():
+def test_import_is_light_and_needs_no_test_framework():
     heavy = "{'torch', 'numba', 'pyarrow', 'transformers', 'pytest', 'hypothesis'}"
     code = f"import sys, creditflow.testing; print(*({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
-def test_the_documentation_has_every_check_in_the_words_that_a_failure_uses():
+def test_documentation_lists_every_check_verbatim():
     text = DOCS.read_text()
     for check in itertools.chain.from_iterable(TABLES.values()):
         assert f"| `{name_of(check)}` | {sentence_of(check)} |" in text

@@ -66,12 +66,12 @@ def kernel(monkeypatch):
     monkeypatch.setattr(cgroup.Path, "rmdir", shutil.rmtree)
 
 
-def test_version_1_is_our_own_group_in_each_hierarchy(tmp_path):
+def test_version_1_uses_our_group_in_each_hierarchy(tmp_path):
     found = cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/\n0::/\n")
     assert found == cgroup.Parents(1, tmp_path / "memory" / "ours", tmp_path / "pids")
 
 
-def test_the_part_of_a_tree_that_is_mounted_is_what_counts(tmp_path):
+def test_locate_uses_the_mounted_part_of_the_tree(tmp_path):
     (tmp_path / "x").mkdir()
     mountinfo = f"30 25 0:27 /docker/abc {tmp_path} rw - cgroup cgroup rw,memory"
     assert cgroup.locate(mountinfo, "4:memory:/docker/abc/x").memory == tmp_path / "x"
@@ -79,7 +79,7 @@ def test_the_part_of_a_tree_that_is_mounted_is_what_counts(tmp_path):
         cgroup.locate(mountinfo, "4:memory:/elsewhere")
 
 
-def test_a_group_of_version_1_has_the_limits_and_goes_when_closed(tmp_path, kernel):
+def test_version_1_group_is_limited_and_removed_on_close(tmp_path, kernel):
     group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
     memory, pids = group.folders
     with group.joined():
@@ -95,7 +95,7 @@ def test_a_group_of_version_1_has_the_limits_and_goes_when_closed(tmp_path, kern
     assert [folder.exists() for folder in group.folders] == [False, False]
 
 
-def test_a_group_whose_last_process_lingers_is_removed_a_moment_later(tmp_path, monkeypatch):
+def test_close_waits_for_a_lingering_process(tmp_path, monkeypatch):
     refusals = [OSError(errno.EBUSY, "busy")] * 3
     monkeypatch.setattr(cgroup.Path, "rmdir", lambda self: refusals and (_ for _ in ()).throw(refusals.pop()))
     cgroup.Group(1, [tmp_path / "a", tmp_path / "b"]).close()
@@ -106,7 +106,7 @@ def test_a_group_whose_last_process_lingers_is_removed_a_moment_later(tmp_path, 
         cgroup.Group(1, [tmp_path / "a"]).close()
 
 
-def test_a_group_of_version_2_has_the_limits_under_a_folder_with_both_controllers(tmp_path, kernel):
+def test_version_2_group_is_limited_and_removed_on_close(tmp_path, kernel):
     group = opened(cgroup.locate(v2(tmp_path, subtree="memory pids"), "0::/ours"))
     (folder,) = group.folders
     with group.joined():
@@ -121,7 +121,7 @@ def test_a_group_of_version_2_has_the_limits_under_a_folder_with_both_controller
     assert not folder.exists()
 
 
-def test_version_2_without_the_controllers_or_without_a_mount_has_no_groups(tmp_path):
+def test_version_2_needs_both_controllers_and_a_mount(tmp_path):
     with pytest.raises(cgroup.NoCgroup, match="controllers memory and pids"):
         cgroup.locate(v2(tmp_path, controllers="hugetlb"), "0::/ours")
     with pytest.raises(cgroup.NoCgroup, match="mounted"):
@@ -140,7 +140,7 @@ def busy(monkeypatch, until):
     monkeypatch.setattr(cgroup, "_set", write)
 
 
-def test_a_scope_of_our_own_hands_on_its_controllers_when_we_have_moved_aside(tmp_path, kernel, monkeypatch):
+def test_own_scope_moves_its_process_to_enable_controllers(tmp_path, kernel, monkeypatch):
     text = v2(tmp_path, procs=f"{os.getpid()}\n")
     busy(monkeypatch, until=lambda folder: (folder / "creditflow-self" / "cgroup.procs").exists())
     assert cgroup.locate(text, "0::/ours") == cgroup.Parents(2, tmp_path / "ours", None)
@@ -148,7 +148,7 @@ def test_a_scope_of_our_own_hands_on_its_controllers_when_we_have_moved_aside(tm
     assert (tmp_path / "ours" / "cgroup.subtree_control").read_text() == "+memory +pids"
 
 
-def test_a_folder_with_processes_of_others_is_left_alone(tmp_path, kernel, monkeypatch):
+def test_folder_with_foreign_processes_is_left_unchanged(tmp_path, kernel, monkeypatch):
     text = v2(tmp_path, procs=f"1\n{os.getpid()}\n")
     busy(monkeypatch, until=lambda folder: False)
     with pytest.raises(cgroup.NoCgroup, match="other processes"):
@@ -156,19 +156,19 @@ def test_a_folder_with_processes_of_others_is_left_alone(tmp_path, kernel, monke
     assert not (tmp_path / "ours" / "creditflow-self").exists()
 
 
-def test_who_was_moved_aside_makes_groups_beside_itself(tmp_path, kernel):
+def test_moved_process_makes_groups_beside_its_own(tmp_path, kernel):
     text = v2(tmp_path, subtree="memory pids")
     (tmp_path / "ours" / "creditflow-self").mkdir()
     assert cgroup.locate(text, "0::/ours/creditflow-self").memory == tmp_path / "ours"
 
 
-def test_a_group_that_cannot_be_made_is_an_error(tmp_path):
+def test_group_without_a_parent_folder_raises(tmp_path):
     parents = cgroup.Parents(1, tmp_path / "missing", None)
     with pytest.raises(SandboxError, match="could not be made"):
         opened(parents)
 
 
-def test_groups_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
+def test_sweep_removes_only_groups_of_dead_processes(tmp_path):
     owner = cgroup._owner()
     for name in (f"{owner}-{os.getpid()}-0", f"{owner}-999999999-0", "creditflow-1-999999999-0", "other"):
         (tmp_path / name).mkdir()
@@ -180,7 +180,7 @@ def test_groups_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path):
     }
 
 
-def test_what_is_still_in_a_group_of_the_dead_is_killed_before_it_is_removed(tmp_path, monkeypatch):
+def test_sweep_kills_processes_left_in_a_group(tmp_path, monkeypatch):
     folder = tmp_path / f"{cgroup._owner()}-999999999-0"
     folder.mkdir()
     (tmp_path / "tasks").touch()
@@ -199,7 +199,7 @@ def test_what_is_still_in_a_group_of_the_dead_is_killed_before_it_is_removed(tmp
     assert (tmp_path / "tasks").read_text() == "0"  # where a thread of ours would have gone
 
 
-def test_groups_have_other_names_than_those_of_a_dead_namesake(tmp_path):
+def test_group_names_differ_from_those_of_a_reused_pid(tmp_path):
     (tmp_path / "ours").mkdir()
     parents = cgroup.Parents(2, tmp_path / "ours", None)
     for number in range(100):  # whatever a process of our number may have left
@@ -208,7 +208,7 @@ def test_groups_have_other_names_than_those_of_a_dead_namesake(tmp_path):
     assert len(names) == 20
 
 
-def test_a_group_that_is_half_made_is_removed_and_one_that_was_there_is_not(tmp_path, monkeypatch):
+def test_failed_group_is_removed_but_an_existing_one_stays(tmp_path, monkeypatch):
     (tmp_path / "memory").mkdir()
     with pytest.raises(SandboxError, match="could not be made"):
         opened(cgroup.Parents(1, tmp_path / "memory", tmp_path / "missing"))
@@ -221,7 +221,7 @@ def test_a_group_that_is_half_made_is_removed_and_one_that_was_there_is_not(tmp_
     assert group.folders[0].exists()
 
 
-def test_a_thread_that_cannot_leave_one_group_still_leaves_the_other(tmp_path, kernel):
+def test_thread_leaves_one_group_if_leaving_another_fails(tmp_path, kernel):
     group = opened(cgroup.locate(v1(tmp_path), "4:memory:/ours\n8:pids:/ours"))
     memory, pids = (folder.parent / "tasks" for folder in group.folders)
     memory.unlink()
@@ -232,7 +232,7 @@ def test_a_thread_that_cannot_leave_one_group_still_leaves_the_other(tmp_path, k
 
 
 @pytest.mark.parametrize(("number", "odd"), [(errno.EACCES, False), (errno.EROFS, False), (errno.EEXIST, True)])
-def test_a_group_that_cannot_be_made_is_odd_but_for_want_of_rights(number, odd, tmp_path, kernel, monkeypatch):
+def test_refused_group_is_odd_unless_permission_is_missing(number, odd, tmp_path, kernel, monkeypatch):
     (tmp_path / "cgroup.controllers").write_text("memory pids")
     (tmp_path / "cgroup.subtree_control").write_text("memory pids")
 
@@ -245,7 +245,7 @@ def test_a_group_that_cannot_be_made_is_odd_but_for_want_of_rights(number, odd, 
     assert caught.value.odd == odd
 
 
-def test_a_box_that_has_no_group_for_an_odd_reason_warns(monkeypatch):
+def test_box_without_a_group_warns_if_the_reason_is_odd(monkeypatch):
     def find(choice):
         raise cgroup.NoCgroup("out of numbers", odd=True)
 

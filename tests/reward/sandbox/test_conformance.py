@@ -32,7 +32,7 @@ def python(box: Sandbox, code: str, **options):
 
 
 @on_all
-def test_output_errors_and_the_exit_code_come_back_as_they_were(box):
+def test_run_returns_stdout_stderr_and_exit_code(box):
     result = python(box, "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
     assert (result.exit_code, result.stdout, result.stderr) == (3, b"out\n", b"err\n")
     assert (result.ok, result.limit, result.signal) == (False, None, None)
@@ -40,12 +40,12 @@ def test_output_errors_and_the_exit_code_come_back_as_they_were(box):
 
 
 @on_all
-def test_a_program_that_ends_with_zero_is_ok(box):
+def test_exit_code_zero_is_ok(box):
     assert python(box, "pass").ok
 
 
 @on_all
-def test_what_is_given_as_input_is_read_to_its_end(box):
+def test_program_reads_its_complete_input(box):
     text = "zwölf\n" * 1000
     result = python(
         box, "import sys; d = sys.stdin.buffer.read(); print(len(d), d.count('ö'.encode()))", stdin=text.encode()
@@ -54,12 +54,12 @@ def test_what_is_given_as_input_is_read_to_its_end(box):
 
 
 @on_all
-def test_without_input_it_is_at_its_end_at_once(box):
+def test_empty_input_is_at_its_end(box):
     assert python(box, "print(repr(input()))").stderr.splitlines()[-1].startswith(b"EOFError")
 
 
 @on_all
-def test_written_files_are_there_in_every_run_and_are_copies(box):
+def test_every_run_gets_copies_of_written_files(box):
     box.write("data/a b.txt", b"first")
     box.write("main.py", b"p = 'data/a b.txt'\nprint(open(p).read())\nopen(p, 'w').write('changed')")
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_written_files_are_there_in_every_run_and_are_copies(box):
 
 
 @on_all
-def test_kept_files_come_back_byte_by_byte(box):
+def test_read_returns_kept_files_byte_by_byte(box):
     content = bytes(range(256))
     code = f"import os; os.mkdir('d'); open(\"d/it's\", 'wb').write({content!r}); open('e', 'w')"
     result = python(box, code, keep=["./d/it's", "e"])
@@ -79,7 +79,7 @@ def test_kept_files_come_back_byte_by_byte(box):
 
 
 @on_all
-def test_a_kept_file_that_was_not_left_is_not_found_and_one_not_asked_for_is_a_value_error(box):
+def test_read_raises_for_missing_and_unlisted_files(box):
     python(box, "open('there', 'w').write('x')", keep=["missing"])
     with pytest.raises(FileNotFoundError, match="missing"):
         box.read("missing")
@@ -88,7 +88,7 @@ def test_a_kept_file_that_was_not_left_is_not_found_and_one_not_asked_for_is_a_v
 
 
 @on_all
-def test_only_the_last_run_of_a_thread_is_read(box):
+def test_read_uses_the_last_run_of_the_thread(box):
     python(box, "open('a', 'w').write('x')", keep=["a"])
     python(box, "pass", keep=["a"])
     with pytest.raises(FileNotFoundError):
@@ -96,7 +96,7 @@ def test_only_the_last_run_of_a_thread_is_read(box):
 
 
 @on_all
-def test_a_kept_file_above_the_cap_is_a_value_error_and_one_of_exactly_the_cap_is_not(box):
+def test_read_raises_only_for_files_above_the_cap(box):
     result = python(box, "open('a', 'wb').write(b'x' * 2001); open('b', 'wb').write(b'x' * 2000)", keep=["a", "b"])
     assert result.ok
     with pytest.raises(ValueError, match="larger"):
@@ -105,7 +105,7 @@ def test_a_kept_file_above_the_cap_is_a_value_error_and_one_of_exactly_the_cap_i
 
 
 @on_local
-def test_a_kept_link_folder_or_pipe_is_no_plain_file_and_nothing_waits_for_it(box):
+def test_kept_links_folders_and_pipes_are_not_found(box):
     code = "import os; os.symlink('/dev/zero', 'l'); os.mkdir('d'); os.mkfifo('p'); os.symlink('/dev', 'e')"
     result = python(box, code, keep=["l", "d", "p", "e/zero"])
     assert result.ok
@@ -118,7 +118,7 @@ def test_a_kept_link_folder_or_pipe_is_no_plain_file_and_nothing_waits_for_it(bo
 @pytest.mark.parametrize(
     "path", ["", "/etc/passwd", "../a", "a/../../b", "a/", ".", "a\0b", "a\nb", "x" * 300, "a/" * 600 + "b"]
 )
-def test_paths_that_leave_the_folder_or_are_no_names_are_refused(box, path):
+def test_paths_outside_the_folder_and_bad_names_are_refused(box, path):
     with pytest.raises(ValueError, match="path"):
         box.write(path, b"")
     with pytest.raises(ValueError, match="path"):
@@ -129,24 +129,24 @@ def test_paths_that_leave_the_folder_or_are_no_names_are_refused(box, path):
 
 @on_all
 @pytest.mark.parametrize("command", [[], "python", [""], ["python", "a\0b"], ["python", "\ud800"], ["python", 3]])
-def test_commands_that_are_none_are_refused(box, command):
+def test_invalid_commands_are_refused(box, command):
     with pytest.raises(ValueError):  # noqa: PT011 - of several kinds
         box.run(command)
 
 
 @on_local
-def test_a_command_that_is_too_long_for_the_system_is_the_callers_fault(box):
+def test_command_too_long_for_the_system_raises_value_error(box):
     with pytest.raises(ValueError, match="too long"):
         box.run(["echo", *["x" * 100_000] * 100])
 
 
 @on_local
-def test_a_command_that_looks_like_an_option_is_a_command(box):
+def test_command_that_looks_like_an_option_is_run(box):
     assert box.run(["--help"]).exit_code == 127
 
 
 @on_all
-def test_what_is_no_bytes_is_refused(box):
+def test_input_and_content_must_be_bytes(box):
     for value in (5, "text", None, [1, 2]):
         with pytest.raises(TypeError, match="bytes expected"):
             python(box, "pass", stdin=value)
@@ -165,7 +165,7 @@ def test_input_and_files_are_bounded_together(box):
 
 
 @on_all
-def test_a_file_cannot_be_where_a_folder_is_and_none_may_be_larger_than_a_file_may_be(box):
+def test_write_refuses_folder_conflicts_and_large_files(box):
     box.write("a/b", b"")
     with pytest.raises(ValueError, match="both"):
         box.write("a", b"")
@@ -174,7 +174,7 @@ def test_a_file_cannot_be_where_a_folder_is_and_none_may_be_larger_than_a_file_m
 
 
 @on_all
-def test_more_output_than_allowed_ends_the_program_and_what_is_exactly_as_much_does_not(box):
+def test_output_above_the_limit_ends_the_program(box):
     result = python(box, "import sys; sys.stdout.write('x' * 1999); sys.stderr.write('y')")
     assert result.ok
     assert (len(result.stdout), result.stderr) == (1999, b"y")
@@ -192,7 +192,7 @@ def test_endless_output_is_cut_off(box):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_program_without_end_is_ended_by_the_clock(backend, tmp_path, monkeypatch):
+def test_wall_clock_ends_an_endless_program(backend, tmp_path, monkeypatch):
     # A container's start is not on the program's clock.
     monkeypatch.setattr(container, "_START_S", 0.5)
     with boxes.opened(backend, tmp_path, monkeypatch, wall_s=1.0) as box:
@@ -203,32 +203,32 @@ def test_a_program_without_end_is_ended_by_the_clock(backend, tmp_path, monkeypa
 
 
 @on_local
-def test_output_need_not_be_text(box):
+def test_output_may_be_binary(box):
     assert python(box, "import os; os.write(1, b'\\xff\\x00\\xfe')").stdout == b"\xff\x00\xfe"
 
 
 @on_local
-def test_the_environment_is_empty_but_for_what_programs_need(box, monkeypatch):
+def test_environment_has_only_standard_variables(box, monkeypatch):
     monkeypatch.setenv("CREDITFLOW_SECRET", "sesame")
     names = python(box, "import os; print(*sorted(os.environ))").stdout.decode().split()
     assert set(names) <= {"HOME", "LANG", "LC_CTYPE", "PATH", "PWD", "OLDPWD", "TMPDIR"}
 
 
 @on_local
-def test_a_command_that_does_not_exist_ends_as_in_a_shell(box):
+def test_missing_command_exits_with_127(box):
     result = box.run(["no-such-command"])
     assert result.exit_code == 127
     assert box.run(["no-such-command"], keep=["a"]).exit_code == 127
 
 
 @on_local
-def test_other_commands_than_python_run_with_their_arguments(box):
+def test_commands_other_than_python_get_their_arguments(box):
     assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "", "'", "$HOME"]).stdout == b"a b||'|$HOME|"
     assert box.run(["sh", "-c", 'printf "%s|" "$@"', "sh", "a b", "'"], keep=["x"]).stdout == b"a b|'|"
 
 
 @on_local
-def test_a_signal_that_ends_the_program_is_told(box):
+def test_result_has_the_signal_that_ended_the_program(box):
     code = "import ctypes, os; os.close(2); ctypes.string_at(0)"
     for keep in ([], ["a"]):
         result = python(box, code, keep=keep)
@@ -236,7 +236,7 @@ def test_a_signal_that_ends_the_program_is_told(box):
 
 
 @on_local
-def test_a_child_left_behind_does_not_hold_the_run_up(box):
+def test_child_left_behind_does_not_delay_the_run(box):
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(1000)\nelse:\n    print('done', flush=True)"
     for keep in ([], ["a"]):
         result = python(box, code, keep=keep)
@@ -244,7 +244,7 @@ def test_a_child_left_behind_does_not_hold_the_run_up(box):
 
 
 @on_all
-def test_runs_at_once_do_not_see_one_another(box):
+def test_concurrent_runs_are_isolated(box):
     code = b"import os, time; n = input(); open('mine', 'w').write(n); time.sleep(0.1); print(sorted(os.listdir('.')))"
     box.write("main.py", code)
     lock = threading.Barrier(4)
@@ -270,7 +270,7 @@ def children() -> set[str]:
 
 
 @on_local
-def test_what_a_limit_ended_has_no_exit_code(box):
+def test_program_ended_by_a_limit_has_no_exit_code(box):
     result = python(box, "print('x' * 5000)")
     assert (result.limit, result.exit_code) == ("output", None)
     if isinstance(box, Bubblewrap) and box.memory_bound()[1].startswith("cgroup"):
@@ -284,7 +284,7 @@ def test_what_a_limit_ended_has_no_exit_code(box):
 
 
 @on_local
-def test_no_descriptor_and_no_child_is_left_by_runs_that_end_well_or_badly(box):
+def test_runs_leave_no_descriptor_and_no_child(box):
     def all_kinds() -> None:
         python(box, "open('a', 'w')", keep=["a", "b"])
         python(box, "import sys; sys.exit(1)", stdin=b"x")
@@ -314,6 +314,6 @@ def test_no_descriptor_and_no_child_is_left_by_runs_that_end_well_or_badly(box):
         ("output_bytes", 10**12),
     ],
 )
-def test_limits_that_are_no_positive_numbers_or_absurd_are_refused(option, value):
+def test_limits_must_be_positive_and_within_bounds(option, value):
     with pytest.raises(SandboxOptionError, match=option):
         boxes.open_sandbox("unsafe_subprocess", **{option: value})

@@ -29,7 +29,7 @@ def calls(log):
     return [ast.literal_eval(line) for line in log.read_text().splitlines()]
 
 
-def test_a_container_has_no_network_no_rights_and_every_limit(box, log):
+def test_container_has_no_network_no_rights_and_every_limit(box, log):
     box.run(["python", "-c", "pass"])
     args = calls(log)[-1]
     assert args[:2] == ["run", "--rm"]
@@ -58,14 +58,14 @@ def test_a_container_has_no_network_no_rights_and_every_limit(box, log):
     assert not {"--volume", "-v", "--mount", "--privileged", "--env-file"} & set(options)
 
 
-def test_every_run_has_a_container_of_its_own_name(box, log):
+def test_every_run_has_a_unique_container_name(box, log):
     for _ in range(2):
         box.run(["python", "-c", "pass"])
     names = [args[args.index("--name") + 1] for args in calls(log) if args[0] == "run"]
     assert len(set(names)) == 3  # one when it was opened
 
 
-def test_a_container_over_its_time_is_removed_by_name(log, monkeypatch):
+def test_container_above_its_time_limit_is_removed(log, monkeypatch):
     from creditflow.reward.sandbox import container
 
     monkeypatch.setattr(container, "_START_S", 0.2)
@@ -75,7 +75,7 @@ def test_a_container_over_its_time_is_removed_by_name(log, monkeypatch):
     assert removals == [["rm", "--force", run[run.index("--name") + 1]]] * 2
 
 
-def test_an_engine_that_fails_is_an_error_and_a_program_that_ends_with_its_code_is_not(box, tmp_path):
+def test_engine_failures_raise_but_equal_exit_codes_do_not(box, tmp_path):
     for code in (125, 126, 127):
         assert box.run(["python", "-c", f"import sys; sys.exit({code})"]).exit_code == code
     for code in (0, 1, 125, 137):
@@ -84,7 +84,7 @@ def test_an_engine_that_fails_is_an_error_and_a_program_that_ends_with_its_code_
             box.run(["python", "-c", "pass"])
 
 
-def test_without_an_engine_that_answers_there_is_no_back_end(tmp_path, monkeypatch):
+def test_container_without_a_working_engine_is_unavailable(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SandboxUnavailable, match="docker not found; podman not found"):
         open_sandbox("container", image="img")
@@ -94,7 +94,7 @@ def test_without_an_engine_that_answers_there_is_no_back_end(tmp_path, monkeypat
         open_sandbox("container", image="img")
 
 
-def test_an_image_that_is_not_there_is_unavailable_when_the_box_is_opened(tmp_path, monkeypatch):
+def test_missing_image_raises_when_the_box_is_opened(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "docker").write_text('#!/bin/sh\n[ "$1" = info ] && exit 0\necho No such image: img >&2\nexit 125\n')
     (tmp_path / "docker").chmod(0o755)
@@ -106,6 +106,6 @@ def test_an_image_that_is_not_there_is_unavailable_when_the_box_is_opened(tmp_pa
     "options",
     [{}, {"image": ""}, {"image": "--privileged"}, {"image": "x", "engine": "lxc"}, {"image": "x", "cpus": 0}],
 )
-def test_options_that_cannot_be_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(SandboxOptionError, match="container"):
         open_sandbox("container", **options)

@@ -48,7 +48,7 @@ def answer(run=None, **fields):
     return 200, json.dumps(body).encode()
 
 
-def test_the_request_has_the_fields_of_verls(box, service):
+def test_request_has_the_fields_of_verl(box, service):
     box.write("main.py", b"print(1)")
     box.write("d/x", b"\xff")
     assert box.run(["python", "main.py"], stdin=b"in", keep=["out"]).ok
@@ -66,31 +66,31 @@ def test_the_request_has_the_fields_of_verls(box, service):
 
 
 @pytest.mark.parametrize("command", [["ls"], ["python"], ["python", "missing.py"], ["python", "-c", "1", "argument"]])
-def test_commands_that_the_service_cannot_run_are_value_errors(box, command):
+def test_commands_unknown_to_the_service_raise_value_error(box, command):
     with pytest.raises(ValueError, match="sandbox_fusion runs"):
         box.run(command)
 
 
-def test_input_that_is_no_text_is_a_value_error(box):
+def test_binary_input_raises_value_error(box):
     with pytest.raises(ValueError, match="UTF-8"):
         box.run(["python", "-c", "1"], stdin=b"\xff")
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 504])
-def test_a_call_that_the_service_could_not_take_is_made_again(box, service, status):
+def test_call_is_retried_after_429_and_5xx(box, service, status):
     service.answers = [(status, b""), (status, b"")]
     assert box.run(["python", "-c", "print(1)"]).stdout == b"1\n"
     assert len(service.requests) == 4
 
 
-def test_a_service_that_keeps_failing_is_an_error_after_so_many_calls(box, service):
+def test_failing_service_raises_after_the_retries(box, service):
     service.answers = [(500, b"")] * 9
     with pytest.raises(SandboxError, match="status 500"):
         box.run(["python", "-c", "print(1)"])
     assert len(service.requests) == 1 + 3
 
 
-def test_pauses_between_calls_are_bounded(box, service, monkeypatch):
+def test_pauses_between_retries_are_bounded(box, service, monkeypatch):
     pauses = []
     monkeypatch.setattr(fusion, "_BACKOFF_S", 0.25)
     monkeypatch.setattr(fusion, "time", SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic))
@@ -102,14 +102,14 @@ def test_pauses_between_calls_are_bounded(box, service, monkeypatch):
 
 
 @pytest.mark.parametrize("status", [400, 404, 302])
-def test_a_refusal_is_an_error_at_once(box, service, status):
+def test_other_statuses_raise_without_retry(box, service, status):
     service.answers = [(status, b"")] * 9
     with pytest.raises(SandboxError, match=f"status {status}"):
         box.run(["python", "-c", "print(1)"])
     assert len(service.requests) == 2
 
 
-def test_a_service_that_does_not_answer_in_time_is_an_error(box, service, monkeypatch):
+def test_slow_service_raises_a_timeout(box, service, monkeypatch):
     monkeypatch.setattr(box, "_client", None)
     monkeypatch.setattr(box, "_timeout", lambda: 0.1)
     monkeypatch.setattr(box, "_retries", 0)
@@ -158,13 +158,13 @@ def test_a_service_that_does_not_answer_in_time_is_an_error(box, service, monkey
         answer(files={"a": 1})[1],
     ],
 )
-def test_what_is_no_proper_answer_is_an_error_never_a_result(box, service, body):
+def test_malformed_answers_raise(box, service, body):
     service.answers = [(200, body)]
     with pytest.raises(SandboxError):
         box.run(["python", "-c", "print(1)"], keep=["a"])
 
 
-def test_results_are_read_as_the_service_means_them(box, service):
+def test_results_are_parsed_from_the_answer(box, service):
     service.answers = [
         answer({"status": "Error", "return_code": 3, "stderr": "é\ud800"}, status="Failed"),
         answer({"status": "Error", "return_code": -9}, status="Failed"),
@@ -187,7 +187,7 @@ def test_results_are_read_as_the_service_means_them(box, service):
     assert 0 < results[5].seconds < 60
 
 
-def test_a_service_that_is_not_there_is_unavailable_when_the_box_is_opened():
+def test_missing_service_raises_when_the_box_is_opened():
     with pytest.raises(SandboxUnavailable, match="url"):
         open_sandbox("sandbox_fusion", url="http://127.0.0.1:9", retries=0)
     with (
@@ -209,6 +209,6 @@ def test_a_service_that_is_not_there_is_unavailable_when_the_box_is_opened():
         {"url": "http://x", "urls": 1},
     ],
 )
-def test_options_that_cannot_be_are_refused(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(SandboxOptionError, match="sandbox_fusion"):
         open_sandbox("sandbox_fusion", **options)

@@ -82,7 +82,7 @@ def harness_killed(box, token: str, after_s: float, code: str = SLEEP, **options
 
 @pytest.mark.parametrize("cgroup", ["auto", "none"])
 @pytest.mark.parametrize("keep", [[], ["a"]])
-def test_a_harness_killed_at_any_moment_leaves_no_program_and_the_next_box_removes_the_rest(keep, cgroup, token):
+def test_killed_harness_leaves_no_program_at_any_moment(keep, cgroup, token):
     box = boxes.bubblewrap(wall_s=60, cgroup=cgroup)
     moments = random.Random(7)
     dead = [harness_killed(box, token, moments.uniform(0, 0.012), keep=keep) for _ in range(30)]
@@ -93,7 +93,7 @@ def test_a_harness_killed_at_any_moment_leaves_no_program_and_the_next_box_remov
         assert groups(box, dead) == []
 
 
-def test_a_program_cannot_give_up_the_tie_to_its_harness(token):
+def test_program_cannot_reset_its_parent_death_signal(token):
     box = boxes.bubblewrap(wall_s=60, cgroup="none")
     give_up = "import ctypes; print(ctypes.CDLL(None).prctl(1, 0, 0, 0, 0))"
     assert box.run(["python", "-c", give_up]).stdout == b"-1\n"
@@ -106,7 +106,7 @@ class Interrupted(Exception):
 
 
 @pytest.mark.parametrize("cgroup", ["auto", "none"])
-def test_an_exception_at_any_moment_leaves_no_process_no_group_and_takes_no_time(cgroup, token):
+def test_exception_leaves_no_process_or_group_at_any_moment(cgroup, token):
     box = boxes.bubblewrap(wall_s=60, cgroup=cgroup)
     where, others = Path("/proc/thread-self/cgroup").read_text(), children()
 
@@ -161,7 +161,7 @@ def test_interrupted_start_leaves_no_child(backend, moment, token, tmp_path, mon
 
 
 @pytest.mark.parametrize("keep", [[], ["a"]])
-def test_limits_that_cannot_be_set_start_no_program(keep, token, monkeypatch):
+def test_failure_to_set_limits_starts_no_program(keep, token, monkeypatch):
     box = boxes.bubblewrap(wall_s=60)
 
     def refused(self, *_):
@@ -179,7 +179,7 @@ def test_limits_that_cannot_be_set_start_no_program(keep, token, monkeypatch):
     assert processes(token) == {}
 
 
-def test_input_that_would_fill_the_box_is_refused_before_anything_starts(token):
+def test_input_above_the_box_memory_is_refused_before_start(token):
     box = boxes.bubblewrap(memory_mb=64, wall_s=2)
     for _ in range(3):
         with pytest.raises(ValueError, match="100000000 bytes in all"):
@@ -189,7 +189,7 @@ def test_input_that_would_fill_the_box_is_refused_before_anything_starts(token):
     assert box.run(["wc", "-c"], stdin=b"x" * most).stdout.strip() == str(most).encode()
 
 
-def test_a_process_with_more_than_a_thousand_open_files_has_boxes_too():
+def test_box_works_with_more_than_1024_open_files():
     box = boxes.bubblewrap(wall_s=20)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < 1300:
@@ -207,7 +207,7 @@ def test_a_process_with_more_than_a_thousand_open_files_has_boxes_too():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_process_that_can_open_no_more_files_gets_an_error_of_the_sandbox():
+def test_descriptor_exhaustion_raises_sandbox_error():
     box = boxes.bubblewrap()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
@@ -227,7 +227,7 @@ def test_a_process_that_can_open_no_more_files_gets_an_error_of_the_sandbox():
     assert box.run(["true"]).ok
 
 
-def test_what_a_run_is_given_is_not_made_on_its_groups_account(monkeypatch):
+def test_memory_of_input_is_not_charged_to_the_group(monkeypatch):
     box = boxes.bubblewrap()
     if box._parents is None:
         pytest.skip("no cgroup can be had here")
@@ -245,7 +245,7 @@ def test_what_a_run_is_given_is_not_made_on_its_groups_account(monkeypatch):
 
 @pytest.mark.parametrize("stdin", [b"", b"x"])
 @pytest.mark.parametrize("keep", [[], ["a"]])
-def test_a_program_has_three_descriptors_and_cannot_write_its_input(keep, stdin):
+def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
     box = boxes.bubblewrap()
     code = (
         "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1])\n"

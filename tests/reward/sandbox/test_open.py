@@ -9,7 +9,7 @@ from creditflow.reward import sandbox
 from creditflow.reward.sandbox import SandboxOptionError, SandboxUnavailable, UnsafeSandboxWarning, open_sandbox
 
 
-def test_the_unprotected_one_warns_once_when_made_and_not_when_run():
+def test_unsafe_back_end_warns_only_when_it_is_opened():
     with pytest.warns(UnsafeSandboxWarning, match="all your rights"):
         box = open_sandbox("unsafe_subprocess")
     with warnings.catch_warnings():
@@ -42,7 +42,7 @@ def test_auto_never_falls_back_to_running_unprotected(monkeypatch):
         (["auto"], {}, "a name expected"),
     ],
 )
-def test_what_there_is_not_is_refused_with_the_nearest(backend, options, said):
+def test_unknown_names_are_refused_with_a_suggestion(backend, options, said):
     with pytest.raises(SandboxOptionError, match=said) as caught:
         open_sandbox(backend, **options)
     assert isinstance(caught.value, ConfigError)

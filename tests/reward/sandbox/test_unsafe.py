@@ -30,12 +30,12 @@ DEEP = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
         "import os; os.rename(os.getcwd(), os.getcwd() + ' (deleted)')",
     ],
 )
-def test_nothing_is_left_of_a_programs_folder_however_deep_and_wherever_it_is(code, box, tmp_path):
+def test_folder_is_removed_even_if_deep_locked_or_moved(code, box, tmp_path):
     assert box.run(["python", "-c", code]).ok
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_put_in_the_place_of_the_programs_is_not_what_is_removed(box, tmp_path):
+def test_replacement_of_the_folder_is_not_removed(box, tmp_path):
     code = "import os; here = os.getcwd(); os.rename(here, here + 'x'); os.mkdir(here); open(here + '/kept', 'w')"
     assert box.run(["python", "-c", code]).ok
     (left,) = tmp_path.iterdir()
