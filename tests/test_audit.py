@@ -1,4 +1,4 @@
-"""Counterfactual credit on real, small runs: measured in training, and by `creditflow audit`."""
+"""Tests of counterfactual credit on real, small runs: measured in training and by `creditflow audit`."""
 
 import json
 import math
@@ -58,7 +58,7 @@ def a_play(id: str, task: str, good: float, outcome: float):
 
 
 def added(good: float) -> Values:
-    """The first agent's score says what it added; the second added nothing, as far as one play can tell."""
+    """Values of one trajectory: the first agent's follow its score, the second agent's are zero."""
     value_A = np.array([good - 0.5, 0.0])
     return Values(value_A, np.full(2, 0.1), value_A, np.full(2, np.nan), 4, ("one", "two"))
 
@@ -104,11 +104,11 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     assert kept == json.loads((tmp_path / "a.json").read_text())
     batch = Ledger.open(run).read(2).batch
     assert kept["values"].keys() == set(batch.trajectory_ids)
-    assert all(one["plays"] == 9 for one in kept["values"].values())  # of two agents: three coalitions, three times
-    # What the writer says decides nothing but by what the critic makes of it, and each answers with random bytes.
+    assert all(one["plays"] == 9 for one in kept["values"].values())  # two agents: three coalitions, three times each
+    # The writer affects the outcome only through the critic, and both answer with random bytes.
     for id, outcome in zip(batch.trajectory_ids, batch.outcome.tolist(), strict=True):
         total = sum(kept["values"][id]["shapley"].values())
-        assert -1e-9 <= outcome - total <= 1 + 1e-9  # what the baseline alone comes to
+        assert -1e-9 <= outcome - total <= 1 + 1e-9  # the outcome of the baseline alone
     again = audit(run, "--plays", 9, "--rule", "identical", "--json", tmp_path / "b.json")
     assert again.exit_code == 0
     assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
@@ -152,7 +152,7 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
     assert done.exit_code == 0, done.output
     assert "training step 1: 4 plays again" in done.output
     assert done.output.count(str(model)) == 2
-    assert "measurement error" not in done.output  # one rollout of each coalition has no known error
+    assert "measurement error" not in done.output  # with one rollout per coalition the error is unknown
     assert "noise" not in done.output
     first = audit(run, "--training-step", 1, "--plays", 3)
     assert "what training began with answers anew" in first.output

@@ -1,4 +1,4 @@
-"""What scores say of the outcome, against counting every pair."""
+"""Tests of the calibration of scores, against counts over all pairs."""
 
 import itertools
 import json
@@ -66,7 +66,7 @@ def test_calibration_error_of_honest_and_overconfident_scores() -> None:
     task = np.arange(chance.size) % 400
     honest = calibrate(Observations("a", "f", chance, right, task))
     assert honest.error < 0.02
-    assert honest.auc == pytest.approx(5 / 6, abs=0.01)  # of a uniform chance: the integral over pairs
+    assert honest.auc == pytest.approx(5 / 6, abs=0.01)  # the integral over pairs, for uniform probabilities
     assert honest.auc_low < honest.auc < honest.auc_high
     overconfident = calibrate(Observations("a", "f", np.ones(chance.size), right, task))
     assert overconfident.error == pytest.approx(1 - right.mean())
@@ -74,7 +74,7 @@ def test_calibration_error_of_honest_and_overconfident_scores() -> None:
 
 
 def test_interval_is_over_tasks_and_not_over_steps() -> None:
-    """A thousand copies of the same few plays say no more than these."""
+    """Many copies of the same few trajectories add no information."""
     few = [(0.9, True, 0), (0.2, False, 1), (0.4, True, 2), (0.6, False, 3), (0.8, True, 4), (0.5, False, 5)] * 3
     narrow, wide = calibrate(observations(few)), calibrate(observations(few * 300))
     assert (narrow.auc_low, narrow.auc_high) == (wide.auc_low, wide.auc_high)
@@ -94,9 +94,9 @@ def test_observe_collects_scored_steps_with_an_outcome() -> None:
     assert seen["plan", "f"].score_X.tolist() == [1.0, 0.0, 0.5] * 2
     assert seen["plan", "f"].right_X.tolist() == [True, False, False] * 2
     assert seen["plan", "f"].task_X.tolist() == [0, 0, 1] * 2  # the same tasks in both
-    assert seen["plan", "g"].score_X.tolist() == [0.5, 0.5, 1.0] * 2  # of no weight, and measured all the same
-    assert seen["plan", ALL].score_X.tolist() == [0.75, 0.25] * 2  # where two functions make it
-    assert seen["do", "f"].score_X.tolist() == [1.0, 0.5] * 2  # a failed score says nothing
+    assert seen["plan", "g"].score_X.tolist() == [0.5, 0.5, 1.0] * 2  # includes scores of weight 0
+    assert seen["plan", ALL].score_X.tolist() == [0.75, 0.25] * 2  # only steps with two weighted functions
+    assert seen["do", "f"].score_X.tolist() == [1.0, 0.5] * 2  # without the failed score
     assert ("do", ALL) not in seen
 
 

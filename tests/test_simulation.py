@@ -1,4 +1,4 @@
-"""Simulated teams against closed forms."""
+"""Tests of simulated teams, against closed forms."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ def of(propagation: str, **more) -> CreditOptions:
 
 @pytest.mark.parametrize(("n", "p"), [(5, 0.9), (13, 0.95), (30, 0.97), (8, 0.6)])
 def test_shared_reward_blames_right_steps_of_lost_trajectories(n, p) -> None:
-    """Steps that err independently: a step did right and the play was lost all the same with p - p^n."""
+    """With independent errors, a step is right in a lost trajectory with probability p - p^n."""
     drawn = draw(SimulatedTeam(steps=n, error=1 - p, **MANY))
     share = credited("identical", drawn, of("identical")).wrong_way
     assert share == pytest.approx(p - p**n, abs=4 * math.sqrt(0.25 / 16_000))
@@ -40,7 +40,7 @@ def test_verdicts_without_noise_give_no_wrong_sign() -> None:
 
 
 def test_error_without_recovery_spoils_all_later_outputs() -> None:
-    """do(error at t) makes outputs t..n wrong; without it, output s >= t is right with p^(s - 1) (others did right)."""
+    """do(error at t) makes outputs t..n wrong; without it, output s >= t is right with probability p^(s - 1)."""
     n, p = 12, 0.9
     team = SimulatedTeam(steps=n, error=1 - p, **MANY)
     expected = [sum(p ** (s - 1) for s in range(t, n + 1)) for t in range(1, n + 1)]
@@ -53,7 +53,7 @@ def test_error_with_full_recovery_spoils_one_output() -> None:
 
 
 def test_self_conditioning_makes_errors_follow_errors() -> None:
-    """After the first error every step errs with e + (1 - e) s: the share of right steps has a closed form."""
+    """After the first error every step errs with e + (1 - e) s, so the share of right steps has a closed form."""
     n, e, s = 10, 0.1, 0.5
     drawn = draw(SimulatedTeam(steps=n, error=e, self_conditioning=s, **MANY))
     after = 1 - (e + (1 - e) * s)

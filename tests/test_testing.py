@@ -1,4 +1,4 @@
-"""The conformance kit: what is built in passes it, and every check fails on something that is broken in one way."""
+"""Tests of the conformance checks: built-in code passes all, and code with one fault fails exactly one check."""
 
 import asyncio
 import itertools
@@ -40,7 +40,7 @@ def names(module):
 
 
 def failed(check, *args, **kwargs):
-    """The names of the checks that fail."""
+    """Run a check function that must fail; return the names of the failed checks."""
     with pytest.raises(ConformanceError) as caught:
         check(*args, **kwargs)
     return {failure.check for failure in caught.value.report.failures}
@@ -266,14 +266,14 @@ def test_functions_can_be_checked_in_a_running_event_loop():
 # ---- propagation rules ---------------------------------------------------------------------------------------------
 
 
-# `shapley` reads what was measured of each play, which made-up plays have not: tests/credit/test_shapley.py.
+# `shapley` needs measured values of each trajectory, which these batches lack: see tests/credit/test_shapley.py.
 @pytest.mark.parametrize("name", [name for name in PROPAGATION_RULES.names() if name != "shapley"])
 def test_every_built_in_rule_conforms_and_is_independent(name):
     assert set(check_propagation_rule(name, independent=True).passed) == names(rules)
 
 
 def paid(flow, **columns):
-    """A conforming rule: own reward, and the outcome to all; with other columns, whatever is wanted."""
+    """A conforming rule: own reward plus the outcome for all steps; `columns` replace columns of its Credit."""
     trajectory_S, zero = flow.batch.trajectory_of_step, np.zeros_like(flow.own_S)
     known_S, scored_S = flow.outcome_known_N[trajectory_S], flow.scored_S
     reached_S = np.where(known_S, 3, np.where(scored_S, 1, 0)).astype(np.uint8)
@@ -393,7 +393,7 @@ def test_constant_threshold_conforms():
 
 
 class Mean:
-    """A conforming kind: each agent's mean sub-reward."""
+    """A conforming threshold: each agent's mean sub-reward."""
 
     floor = 0.1
 
@@ -536,7 +536,7 @@ def test_shared_threshold_skips_the_absent_agent_check():
     assert failed(check_threshold, {"kind": "tuned"}) == {"absent_agents_stay"}
 
 
-# ---- the kit itself ------------------------------------------------------------------------------------------------
+# ---- the checks themselves -----------------------------------------------------------------------------------------
 
 
 def test_every_check_can_fail():

@@ -1,4 +1,4 @@
-"""Back ends for the tests: the local ones, and stand-ins for the services of the others."""
+"""Back ends for the tests: the local ones, and stubs for the services of the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def bubblewrap(**options: Any) -> Sandbox:
 
 @contextlib.contextmanager
 def opened(backend: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Sandbox]:
-    """Open a box of a back end, with a stand-in for its service if it needs one."""
+    """Open a box of a back end, with a stub for its service if it needs one."""
     if backend == "bubblewrap":
         yield bubblewrap(**options)
     elif backend == "unsafe_subprocess":
@@ -68,7 +68,7 @@ def fusion_service(answer: Callable[[dict[str, Any]], tuple[int, bytes]]) -> Ite
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            # A client that has read enough goes away.
+            # A client that has read enough closes the connection.
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(body)
 

@@ -163,7 +163,7 @@ def boxed(tmp_path_factory):
     return verdicts
 
 
-# They bite
+# Attacks succeed without a box
 
 
 def test_attacks_include_every_named_attack():
@@ -195,10 +195,10 @@ def test_careless_back_end_fails_the_harness_attacks(tmp_path, monkeypatch):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as own:
         box = CarelessBox(folder, replace(LIMITS, wall_s=0.5))
         verdicts = quietly(tmp_path, box, HELD_BY_CARE - {"wrecked_folder"}, jobs=10)
-        # It takes the folder away, from under the other attacks.
+        # It removes the folder that the other attacks use.
         Path(own, "folder").mkdir()
         verdicts |= quietly(tmp_path, CarelessBox(Path(own, "folder")), ["wrecked_folder"])
-        # the thread that waits for the other end of the pipe
+        # ends the thread that waits for the other end of the pipe
         os.close(os.open(Path(folder, "pipe"), os.O_WRONLY | os.O_NONBLOCK))
 
     fates = {name: verdicts[name].fate for name in HELD_BY_CARE}
@@ -206,7 +206,7 @@ def test_careless_back_end_fails_the_harness_attacks(tmp_path, monkeypatch):
     assert verdicts["kept_devices"].seen.startswith("the back end did not return")
 
 
-# A box contains them
+# A box contains the attacks
 
 
 @pytest.mark.parametrize("name", ["control", *ATTACKS])

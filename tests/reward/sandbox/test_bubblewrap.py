@@ -107,7 +107,7 @@ def test_network_and_loopback_are_refused(box):
 
 
 def test_dangerous_system_calls_are_refused(box):
-    # Numbers of x86_64 from <asm/unistd_64.h>; those from 424 are the same everywhere.
+    # Numbers of x86_64 from <asm/unistd_64.h>; from 424 on they are the same on all architectures.
     calls = {"memfd_create": 319, "unshare": 272, "ptrace": 101, "bpf": 321, "keyctl": 250, "userfaultfd": 323,
              "perf_event_open": 298, "process_vm_readv": 310, "mount": 165, "setns": 308, "shmget": 29,
              "io_uring_setup": 425, "clock_settime": 227, "kexec_load": 246, "open_tree": 428}  # fmt: skip
@@ -160,7 +160,7 @@ def test_processes_are_counted_per_box(box):
 
 
 def test_cpu_time_is_bounded_and_reported():
-    box = boxes.bubblewrap(wall_s=60, cpu_s=1)  # on a busy machine a second of the processor takes long
+    box = boxes.bubblewrap(wall_s=60, cpu_s=1)  # on a busy machine one CPU second takes long
     for keep in ([], ["a"]):
         result = python(box, "while True: pass", keep=keep)
         assert (result.limit, result.exit_code, result.signal) == ("cpu", None, signal.SIGKILL)
@@ -378,7 +378,7 @@ def test_ordinary_user_can_open_a_box():
         "except BlockingIOError: print(1)'])\nprint(r.stdout)\n"
     )
     source = Path(bubblewrap.__file__).parents[3]
-    # This interpreter may be in a home that others cannot enter; the modules are loaded from where they can be read.
+    # This interpreter may be in a home that other users cannot enter; load the modules from readable folders.
     paths = f"{source}:{Path(pyseccomp.__file__).parent}"
     for path in (source, Path(pyseccomp.__file__)):
         if any(not parent.stat().st_mode & 0o001 for parent in path.parents):

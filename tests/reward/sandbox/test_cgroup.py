@@ -1,4 +1,4 @@
-"""Where a cgroup is looked for and what is written there, on folders that stand for the kernel's."""
+"""Tests of cgroup location and settings, on folders that imitate the kernel's."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ LIMITS = Limits(memory_mb=10, processes=7)
 
 
 def opened(parents: cgroup.Parents) -> cgroup.Group:
-    """A group that is made, or nothing."""
+    """Make a group; remove it if an exception comes."""
     with contextlib.ExitStack() as stack:
         group = parents.group()
         stack.callback(group.close)
@@ -45,7 +45,7 @@ def v2(tmp_path, controllers="cpu memory pids", subtree="", procs=""):
 
 @pytest.fixture
 def kernel(monkeypatch):
-    """Makes the files of a new group, as the kernel does, and removes them with the folder."""
+    """Make the files of a new group, as the kernel does, and remove them with the folder."""
     files = [
         "memory.limit_in_bytes",
         "memory.max",
@@ -129,7 +129,7 @@ def test_version_2_needs_both_controllers_and_a_mount(tmp_path):
 
 
 def busy(monkeypatch, until):
-    """The kernel's rule: a folder that has processes hands its controllers to no group."""
+    """Imitate the kernel's rule: a folder with processes cannot enable controllers for its groups."""
     real = cgroup._set
 
     def write(file, value, **options):
@@ -196,13 +196,13 @@ def test_sweep_kills_processes_left_in_a_group(tmp_path, monkeypatch):
         cgroup.Parents(2, tmp_path, None).sweep()
         assert left.returncode == -signal.SIGKILL
     assert not folder.exists()
-    assert (tmp_path / "tasks").read_text() == "0"  # where a thread of ours would have gone
+    assert (tmp_path / "tasks").read_text() == "0"  # a thread of this process would have moved there
 
 
 def test_group_names_differ_from_those_of_a_reused_pid(tmp_path):
     (tmp_path / "ours").mkdir()
     parents = cgroup.Parents(2, tmp_path / "ours", None)
-    for number in range(100):  # whatever a process of our number may have left
+    for number in range(100):  # groups that a dead process with our pid may have left
         (tmp_path / "ours" / f"{cgroup._owner()}-{os.getpid()}-{number}").mkdir()
     names = {opened(parents).folders[0].name for _ in range(20)}
     assert len(names) == 20

@@ -1,4 +1,4 @@
-"""What every back end does alike, on those that work here and on stand-ins for the services of the others."""
+"""Tests of the behaviour common to all back ends; stubs replace the services that are unavailable here."""
 
 import contextlib
 import threading
@@ -193,7 +193,7 @@ def test_endless_output_is_cut_off(box):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_wall_clock_ends_an_endless_program(backend, tmp_path, monkeypatch):
-    # A container's start is not on the program's clock.
+    # The program's time limit excludes the start of a container.
     monkeypatch.setattr(container, "_START_S", 0.5)
     with boxes.opened(backend, tmp_path, monkeypatch, wall_s=1.0) as box:
         started = time.monotonic()
@@ -261,7 +261,7 @@ def test_concurrent_runs_are_isolated(box):
 
 
 def children() -> set[str]:
-    """This process's children, those that ended and were not waited for included."""
+    """Children of this process, including those that ended and were not waited for."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # a thread that has just ended

@@ -1,6 +1,6 @@
-"""The container back end's command line, its refusals, and how it tells the engine's failures from a program's end.
+"""Tests of the container back end: its command line, refused options, and the engine's own failures.
 
-Its runs are tested with the other back ends' (test_conformance), on a stand-in for docker.
+test_conformance tests its runs together with those of the other back ends, on a stub for docker.
 """
 
 import ast
@@ -62,7 +62,7 @@ def test_every_run_has_a_unique_container_name(box, log):
     for _ in range(2):
         box.run(["python", "-c", "pass"])
     names = [args[args.index("--name") + 1] for args in calls(log) if args[0] == "run"]
-    assert len(set(names)) == 3  # one when it was opened
+    assert len(set(names)) == 3  # opening the box runs one
 
 
 def test_container_above_its_time_limit_is_removed(log, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the Sandbox Fusion back end sends, and that nothing but a proper answer is taken for a program's result."""
+"""Tests of the Sandbox Fusion back end: its requests, its retries, and the refusal of malformed answers."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ def quick_and_direct(monkeypatch):
 
 
 class Service:
-    """Answers the opening call properly, and then what it is told to, in turn."""
+    """Answer the opening call properly, and later calls with `answers` in order."""
 
     def __init__(self) -> None:
         self.requests: list[dict] = []

@@ -1,4 +1,4 @@
-"""That no program starts unconfined or outlives its harness, whenever and however that ends; that nothing is left."""
+"""Tests of the launch: no program starts unconfined or outlives its harness, and no process or group is left."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ SLEEP = "import time; time.sleep(77)"
 
 
 def processes(token: str) -> dict[int, str]:
-    """By pid, the first word of those that have the token in their command lines."""
+    """Processes with the token in their command lines: the name of the program by pid."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -45,7 +45,7 @@ def groups(box, pids) -> list[Path]:
 
 
 def eventually(empty: Callable[[], object], wait_s: float = 60.0) -> object:
-    """What the function gives, which should come to be nothing."""
+    """Call `empty` until its result is empty or the time is over; return the last result."""
     deadline = time.monotonic() + wait_s
     while (found := empty()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -54,7 +54,7 @@ def eventually(empty: Callable[[], object], wait_s: float = 60.0) -> object:
 
 @pytest.fixture
 def token():
-    """A word for command lines, by which what a failing test leaves is ended, too."""
+    """A word for command lines; the fixture kills remaining processes with it, even if the test fails."""
     word = f"token-{os.getpid()}-{time.monotonic_ns()}"
     yield word
     for pid in processes(word):
@@ -62,7 +62,7 @@ def token():
 
 
 def harness_killed(box, token: str, after_s: float, code: str = SLEEP, **options) -> int:
-    """Start a harness that runs a program, and kill it so long after that; its pid."""
+    """Start a harness that runs a program, kill it after `after_s` seconds, and return its pid."""
     begun, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -124,7 +124,7 @@ def test_exception_leaves_no_process_or_group_at_any_moment(cgroup, token):
             started = time.monotonic()
             with pytest.raises(Interrupted):
                 run(moments.uniform(0.0005, 0.02))
-            assert time.monotonic() - started < 30  # half of what the program may take
+            assert time.monotonic() - started < 30  # half of wall_s
             assert groups(box, [os.getpid()]) == []
             assert Path("/proc/thread-self/cgroup").read_text() == where
     finally:
@@ -135,7 +135,7 @@ def test_exception_leaves_no_process_or_group_at_any_moment(cgroup, token):
 
 
 def interrupted_at(event, name):
-    """A profile function that raises when the C function `name` returns, or the Python function of that name."""
+    """A profile function that raises when the C or Python function `name` returns."""
 
     def profile(frame, what, argument):
         if what == event and name == (argument.__name__ if event == "c_return" else frame.f_code.co_name):
@@ -213,7 +213,7 @@ def test_descriptor_exhaustion_raises_sandbox_error():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
     held: list[int] = []
     try:
-        with contextlib.suppress(OSError):  # full, which is what it is to be
+        with contextlib.suppress(OSError):  # until the descriptor table is full
             while True:
                 held.append(os.open("/dev/null", os.O_RDONLY))
         for _ in range(4):
@@ -255,6 +255,6 @@ def test_program_has_three_descriptors_and_read_only_input(keep, stdin):
     result = box.run(["python", "-c", code], stdin=stdin, keep=keep)
     fds, rest = result.stdout.decode().splitlines()
     assert (fds, rest.split()[0]) == ("[0, 1, 2]", repr(stdin))
-    # The shell leaves none of its own, but for a name that one of them gives to every command.
+    # The shell adds no variables, except `_`, which some shells set for every command.
     assert set(rest.split()[1:]) - {"_"} == {"HOME", "LANG", "PATH", "TMPDIR"}
     assert box.run(["cat"], stdin=stdin).stdout == stdin

@@ -1,4 +1,4 @@
-"""Which back end a name gives, and that nothing unprotected is had but by its name."""
+"""Tests of `open_sandbox`: back ends by name, and no unprotected one without its name."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""That the unprotected back end at least clears up after programs, and says what it cannot run."""
+"""Tests of the unprotected back end: it removes the folders of its programs."""
 
 import tempfile
 import warnings
