@@ -1,7 +1,6 @@
-"""Other systems' traces to trajectories.
+"""Trajectories from traces of other systems.
 
-It knows the nouns, and how others write down what agents did; nothing of training. `read_spans` and its relatives bring
-spans into one form, `convert` makes trajectories of them.
+`read_spans` and the `from_*` functions read spans into one form; `convert` builds trajectories from them.
 """
 
 from creditflow.adapters.chat_log import from_chat_log

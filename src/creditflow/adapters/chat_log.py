@@ -1,19 +1,19 @@
-"""Logs of OpenAI-like chats, as spans: so the same rules make trajectories of them.
+"""Chat logs as spans, so that `convert` applies the same rules to them.
 
-It knows the form of the logs; not the rules. A line is either a conversation,
+A line is either a conversation,
 
     {"messages": [..., {"role": "assistant", "content": ..., "name": AGENT, "reward": ...}], "reward": ...}
 
-each of whose assistant messages answers all that stands before it, or one call,
+in which each assistant message responds to all messages before it, or one call,
 
     {"request": {"messages": [...], ...}, "response": {... a chat completion ...}, "agent": AGENT, "reward": ...}
 
-with the request and the response of OpenAI's API, Anthropic's, Bedrock's, Gemini's or Ollama's.
+with the request and the response of the OpenAI, Anthropic, Bedrock, Gemini or Ollama API.
 
-The lines of one `trajectory_id` (or `trace_id`, `conversation_id`, `session_id`) are one play, in their order; a line
-without such an id is a play. A reward is a number or `{name: number}`. A conversation's reward is the play's; a call's
-or a message's is that step's, except that a reward called `outcome` or `final_reward` is the play's. Messages that a
-later line repeats, as chats are often logged, count once.
+Lines with the same `trajectory_id` (or `trace_id`, `conversation_id`, `session_id`) form one trajectory, in file order;
+a line without such an id is a trajectory. A reward is a number or `{name: number}`. A conversation's reward belongs to
+the trajectory and a call's or a message's to that step, except that a reward named `outcome` or `final_reward` always
+belongs to the trajectory. Chat logs often repeat earlier messages in later lines; these count once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _PLAY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
 
 def is_chat_log(value: Any) -> bool:
-    """Whether a JSON value looks like a line of one."""
+    """Whether a JSON value looks like a line of a chat log."""
     return isinstance(value, Mapping) and ("messages" in value or {"request", "response"} <= value.keys())
 
 
 def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int = 0) -> list[Span]:
-    """Spans of the lines, given as JSON values. `after`: how many lines there were in the files before this one.
+    """Convert lines, given as JSON values, to spans.
 
-    Raises DataError for a line of another form.
+    `after`: the number of lines in the files before this one. Raises DataError for a line of another form.
     """
     spans: list[Span] = []
     for number, line in enumerate(lines, after + 1):
@@ -51,7 +51,7 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
 
 
 _STRIDE = 1 << 32
-"""Nanoseconds from one line to the next: logs have order, and no times that could be relied on."""
+"""Nanoseconds between lines. Logs have an order but no reliable times, so times are made from line numbers."""
 
 
 def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
@@ -84,11 +84,11 @@ def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[S
 
 
 _ANSWERING = ("assistant", "model")
-"""Roles of a model: OpenAI's, and Gemini's."""
+"""Roles of a model's messages: OpenAI's and Gemini's."""
 
 
 def _spelled(message: Mapping[str, Any]) -> bytes:
-    """The same for the same messages; empty for one that JSON cannot hold."""
+    """A message as canonical JSON, for hashing; empty if JSON cannot hold it."""
     try:
         return json.dumps(message, sort_keys=True).encode()
     except (TypeError, ValueError, RecursionError):
@@ -112,7 +112,7 @@ def _call(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
     choices = _choices(response)
     time = number * _STRIDE
     for place, (message, choice) in enumerate(choices):
-        # Several choices have one response's id, and are not the same call recorded twice.
+        # Several choices share the id of one response. Without an id they do not count as one call recorded twice.
         response_id = _first(answer, ("id", "responseId", "response_id")) if len(choices) == 1 else None
         more = {
             "gen_ai.output.messages": [{**message, "finish_reason": _first(choice, _WHY_ENDED)}],
@@ -136,7 +136,7 @@ _READ = ("messages", "input", "contents", "prompt")
 
 
 def _prompt(request: Mapping[str, Any]) -> list[Any]:
-    """The messages of a request to OpenAI (chat, responses, completions), Anthropic, Bedrock or Gemini."""
+    """Messages of a request to OpenAI (chat, responses, completions), Anthropic, Bedrock or Gemini."""
     system, read = _first(request, _SYSTEM), _first(request, _READ)
     messages = list(read) if isinstance(read, list | tuple) else [] if read is None else [read]
     return ([_as_message(system, "system")] if system else []) + [_as_message(one, "user") for one in messages]
@@ -144,7 +144,7 @@ def _prompt(request: Mapping[str, Any]) -> list[Any]:
 
 def _as_message(value: Any, role: str) -> Mapping[str, Any]:
     if isinstance(value, Mapping):
-        is_item = "role" not in value and "content" not in value and "type" in value  # of OpenAI's responses
+        is_item = "role" not in value and "content" not in value and "type" in value  # from OpenAI's responses API
         return {"role": role, **({"content": [value]} if is_item else value)}
     return {"role": role, "content": value}
 
@@ -152,8 +152,8 @@ def _as_message(value: Any, role: str) -> Mapping[str, Any]:
 def _choices(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """The message of each choice of a response, with the object that describes the choice.
 
-    OpenAI's completions have `choices`, Gemini's `candidates`; other providers give one message: Bedrock's in `output`,
-    Ollama's in `message`; Anthropic's response is that message, and OpenAI's responses have a list of items.
+    OpenAI completions have `choices` and Gemini responses `candidates`. Other providers return one message: Bedrock in
+    `output`, Ollama in `message`, Anthropic as the response itself. OpenAI's responses API returns a list of items.
     """
     if not isinstance(response, Mapping):
         return [({"content": response}, {})]
@@ -171,7 +171,7 @@ def _choices(response: Any) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def _message_in(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The message that `holder` has, or is; an object in no known form keeps its keys, which name it."""
+    """The message in `holder`, or `holder` itself as one; an unknown form keeps its keys, which name it in reports."""
     message = holder.get(key)
     if isinstance(message, Mapping):
         return message
@@ -189,7 +189,7 @@ _ABOUT_A_RESPONSE = frozenset(
         *("logprobs", "token_ids", "prompt_token_ids", "choices", "candidates", "stop_sequence", *_WHY_ENDED),
     )
 )
-"""Keys that describe a response and are not its content."""
+"""Keys that describe a response rather than holding its content."""
 
 
 def _first(given: Mapping[str, Any], keys: Sequence[str]) -> Any:
@@ -208,7 +208,7 @@ _REWARDS = ("reward", "rewards")
 
 
 def _unread_rewards(holder: Mapping[str, Any], number: int, more: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """Keys of a line or a message that are like a reward's and are not read as one; `more`: further ones."""
+    """Keys of a line or a message that look like rewards but are not read as such; `more`: further keys."""
     given = [key for key in _REWARDS if holder.get(key) is not None]
     for key in holder:
         if isinstance(key, str) and "reward" in key.lower() and (key not in _REWARDS or key in given[1:]):

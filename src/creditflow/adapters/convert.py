@@ -1,7 +1,7 @@
-"""Spans to trajectories: which calls are steps, of which agent, following which, with which rewards.
+"""Converts spans to trajectories: selects the steps and sets their agents, parents and rewards.
 
-It puts together what the other modules find out; docs/adapters.md has the rules in words. Every model call becomes a
-step or is listed as left out, with the reason; so does every reward.
+docs/adapters.md explains the rules. Every model call becomes a step or is listed as left out, with the reason; every
+reward is assigned or listed likewise.
 """
 
 from __future__ import annotations
@@ -29,73 +29,73 @@ from creditflow.rollout.reuse import reused
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory, into_range
 
 OUTCOMES = (*OF_THE_WHOLE, "reward", "primary")
-"""Of several rewards of a whole play, the first of these names is its outcome; else the one that was given first."""
+"""Names of outcome rewards, in order of precedence. If none is given, a trajectory's first reward is its outcome."""
 
 
 class Tokens(Protocol):
-    """Turns texts into tokens, for steps whose trace has none."""
+    """A tokenizer for steps without token ids in the trace."""
 
     def prompt(self, messages: Sequence[Message]) -> Sequence[int]:
-        """As the model read them."""
+        """Token ids of a prompt."""
         ...
 
     def response(self, text: str, *, ended: bool) -> Sequence[int]:
-        """As the model wrote it; `ended`: by itself."""
+        """Token ids of a response; `ended`: the model stopped by itself, before any length limit."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What to make of spans."""
+    """Options of `convert`."""
 
     agent_match: str = ""
     """A regular expression (`re.search`): calls of other agents are left out."""
     outcome: str = ""
     """The name of the reward that is the outcome; empty: see `rewards.place`."""
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """By name, what a reward may be; [0, 1] for those not named."""
+    """Reward name to range of values; [0, 1] for rewards without an entry."""
     trajectory_by: str = ""
-    """The attribute, of a span, of one around it or of the resource, that says which play it belongs to; empty: the
-    trace, with those that link to it."""
+    """The attribute that identifies a span's trajectory, read from the span, an enclosing span or the resource. Empty:
+    a trace is a trajectory, together with the traces that link to it."""
     uid_by: str = ""
-    """The attribute, found likewise, that names the task; empty: plays that begin with the same prompt are of one."""
+    """The attribute that names the task, read likewise. Empty: trajectories with the same first prompt share a task."""
     tokens: Tokens | None = None
-    """For steps without token ids in the trace; `info["tokens"]` says whose they are."""
+    """A tokenizer for steps without token ids in the trace; `info["tokens"]` records the source of the ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A model call that is no step, a further response of one that is, a reward that is nobody's, or a record of models
-    that could not be read.
+    """A model call, a further response, a reward or a record that was not converted, with the reason.
+
+    A record is a `gen_ai.*` event that no rule reads, or a part of a file that could not be read.
     """
 
     what: Literal["model call", "choice", "reward", "record"]
     trajectory: str
     span: str
     name: str
-    """The span's, the reward's or the record's; of a choice its text."""
+    """The name of the span, reward or record; the text of a choice."""
     reason: str
 
 
 @dataclass(slots=True)
 class Converted:
-    """What spans have become."""
+    """The result of `convert`."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     mended: Counter[str] = field(default_factory=Counter)
-    """How often something was wrong with a span that was used all the same."""
+    """Defects of spans that were used all the same, with their counts."""
     passed_over: Counter[str] = field(default_factory=Counter)
-    """By name, the spans that are neither a call nor an agent's nor give a reward, and messages on such spans."""
+    """Counts by name of the spans that are no call, no agent and no reward, and of message events on other spans."""
     spans: int = 0
 
 
 def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Converted:
-    """The trajectories that `spans` tell of, by the rules of docs/adapters.md.
+    """Convert spans to trajectories by the rules of docs/adapters.md.
 
-    `spans`: those of one play need not lie together. Steps have no tokens where the trace has none, unless
-    `options.tokens` makes them; log-probabilities that are not known are NaN.
-    Raises ConfigError where `options` cannot be used.
+    The spans of one trajectory need not be adjacent. Steps without token ids in the trace have no tokens unless
+    `options.tokens` is given; unknown log-probabilities are NaN. Raises ConfigError for unusable `options`.
     """
     options = options or ConvertOptions()
     try:
@@ -118,7 +118,7 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
 
 
 def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
-    """What lies in no span that has the attribute belongs to a play of the trace's own."""
+    """Group spans by the value of an attribute; a trace's spans without a value form one group."""
     plays: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
         for span, value in zip(spans, _inherited(spans, key), strict=True):
@@ -127,8 +127,10 @@ def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, l
 
 
 def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
-    """Traces that link to one another are one play, by the name of the first: a message's receiver begins a trace of
-    its own, as does who scores a play later. A span that links to several is of none: it may be a batch of many plays.
+    """Join traces that link to one another into one group, under the name of the first.
+
+    A message's receiver often starts a new trace, and so does a later scoring of the trajectory. A span that links to
+    several traces joins none: it may be a batch of many trajectories.
     """
     joined = {trace: trace for trace in traces}
 
@@ -154,7 +156,7 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
 
 
 def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
-    """Of each span its value of an attribute, that of the nearest one around it, or that of its resource."""
+    """[n] an attribute's value for each span: its own, the nearest enclosing span's, or its resource's."""
     own = [span.attributes.get(key) for span in spans]
     forest = forest_of([span.id for span in spans], [span.parent for span in spans])
     found = zip(forest.inherited(own), spans, strict=True)
@@ -167,7 +169,7 @@ def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
 def _convert(
     name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], made: Converted
 ) -> None:
-    """Adds what becomes of one play's spans to `made`."""
+    """Convert the spans of one trajectory and add the results to `made`."""
     play = Play.read(spans, made.mended)
     chosen = choose(play, wanted)
     _note_what_is_not_read(name, play, made)
@@ -229,7 +231,7 @@ def _steps(name: str, play: Play, chosen: Chosen, calls: Sequence[ModelCall], to
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )
-    parents = read if all(read[1:]) else _parents(play, chosen, read)  # nothing had ended before the first one
+    parents = read if all(read[1:]) else _parents(play, chosen, read)  # the first step has no parents either way
     turns: dict[str, int] = {}
     originals: set[str] = set()
     steps = []
@@ -277,14 +279,14 @@ def _steps(name: str, play: Play, chosen: Chosen, calls: Sequence[ModelCall], to
 
 
 def _spelled(messages: Sequence[Message]) -> str:
-    """As the recorder's `spelled` has them; here every content is a text, so nothing else is looked for."""
+    """Messages as the recorder's `spelled` writes them; here every content is a text, which simplifies it."""
     return "\n\n".join([f"[{message['role']}]\n{message['content']}" for message in messages])
 
 
 def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[dict[str, Any]]:
-    """The marker of each medium with its original, unless that is in `originals`: an earlier step of the play has it.
+    """The marker of each medium, with its original on first use in the trajectory (`originals` holds the hashes).
 
-    Prompts repeat what was said before, so an image of the first prompt is in every later one.
+    Prompts repeat the conversation, so an image of the first prompt is in every later one.
     """
     for marker, original in media:
         text = dumped(original)
@@ -297,7 +299,7 @@ def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[di
 
 
 def _parents(play: Play, chosen: Chosen, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """By what the steps have read, and by time for those that have read nothing."""
+    """Parents from reused text, or from times and nesting for steps that reuse none."""
     step_of = {at: step for step, at in enumerate(chosen.calls)}
     after = before(play.forest, play.start, play.end, [at in step_of for at in range(len(play.spans))])
     return [
@@ -307,8 +309,9 @@ def _parents(play: Play, chosen: Chosen, read: Sequence[tuple[int, ...]]) -> lis
 
 
 def _times(value: float, n: int) -> tuple[Any, ...]:
-    """n times `value`. Where that is short, steps share it: to make one for each, and to have them all looked through
-    for cyclic garbage afterwards, would take a tenth of the time.
+    """A tuple of `n` times `value`. Steps share short ones.
+
+    Separate tuples, and their garbage collection, would take a tenth of the conversion time.
     """
     return _shared(value, n) if n <= _SHORT else (value,) * n
 
@@ -318,7 +321,7 @@ _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
 def _asked(play: Play, chosen: Chosen) -> Sequence[Message]:
-    """What the play began with, whether that call is a step or is left out: who answered it is another matter."""
+    """The prompt of the trajectory's first call, whether that call is a step or is left out."""
     told = (messages for at in chosen.made if (messages := play.call(at).messages))
     return next(told, ())
 
@@ -334,7 +337,7 @@ def _uid(play: Play, asked: Sequence[Message], key: str) -> str:
 
 
 def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions) -> list[Given]:
-    """Gives steps and play their rewards; what it returns was given again later."""
+    """Assign rewards to the steps and the trajectory; return those that a later one replaced."""
     replaced: list[Given] = []
     last: dict[tuple[int, str], Given] = {}
     for one in given:
@@ -362,7 +365,7 @@ def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions
 
 
 def _score(value: Any, range_: tuple[float, float]) -> Score:
-    """A reward as a score; one that is no number in its range has failed."""
+    """A reward as a score, with status `failed` unless the value is a number in its range."""
     number = _number(value)
     try:
         return Score(into_range(number, range_), range_)
@@ -373,7 +376,7 @@ def _score(value: Any, range_: tuple[float, float]) -> Score:
 
 
 def _number(value: Any) -> float:
-    """NaN for what is none."""
+    """`value` as a float; NaN if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

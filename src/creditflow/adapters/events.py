@@ -1,6 +1,6 @@
-"""Model calls that events alone tell of: in log records whose span is not there, or that name a span of something else.
+"""Model calls recorded only in events: in log records whose span is missing or is not a model call.
 
-It knows which events are of one call, by OpenTelemetry's conventions; what they say is read as any call's is.
+Groups events into calls by OpenTelemetry's conventions; `meaning` reads their contents as it reads any call's.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from creditflow.adapters.spans import NO_SPAN, Event, Span, is_of_models
 
 _READ, _WROTE = frozenset((*ROLES, PROMPT)), frozenset((CHOICE, TEXT))
 MESSAGES = _READ | _WROTE | {DETAILS}
-"""Names of the events that have a call's messages."""
+"""Names of the events that hold a call's messages."""
 
 
 def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
-    """`spans`; each call that the events of one tell of, and that is not the span itself, is one more, inside of it."""
+    """Yield `spans`, and one more span inside a span for each call that its events record besides the span itself."""
     spans = list(spans)
     if nameless := [span for span in spans if span.id == NO_SPAN]:
         spans = _with_their_events(spans, nameless)
@@ -40,10 +40,10 @@ def with_calls_apart(spans: Iterable[Span]) -> Iterator[Span]:
 
 
 def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span]:
-    """`spans`, where calls that lack messages have the events of `nameless`, the records that name no span.
+    """Give calls without messages the events of `nameless`, the log records that name no span.
 
-    In each trace, the calls that the records tell of are matched in order with the calls that lack messages; where
-    their numbers differ, nothing tells which belongs to which.
+    In each trace, the recorded calls are matched in order with the calls that lack messages. If the counts differ, the
+    match is ambiguous and neither is changed.
     """
     traces = {span.trace for span in nameless}
     lacking: dict[str, list[Span]] = {}
@@ -65,7 +65,7 @@ def _with_their_events(spans: list[Span], nameless: Sequence[Span]) -> list[Span
 
 
 def unread(span: Span) -> Iterator[str]:
-    """Names of a span's events that are of models and that nothing reads."""
+    """Names of a span's generative-AI events that no rule reads."""
     for event in span.events:
         if is_of_models(event) and event.name not in MESSAGES and not is_evaluation(event):
             yield event.name
@@ -86,7 +86,7 @@ def _parts(span: Span) -> list[Span]:
 
 
 def _told(span: Span) -> list[list[Event]]:
-    """Events by the call that they tell of; none where the span is that call."""
+    """Events grouped by the call they record; empty if the span is that call."""
     whole = [[event] for event in span.events if event.name == DETAILS]
     if is_call(span):
         return whole if len(whole) > 1 else []
@@ -94,7 +94,7 @@ def _told(span: Span) -> list[list[Event]]:
 
 
 def _exchanges(events: Sequence[Event]) -> list[list[Event]]:
-    """One event a message: what is read after something was written begins another call."""
+    """Group events of one message each; a prompt message after a response begins another call."""
     found: list[list[Event]] = []
     answered = True
     for event in events:

@@ -1,7 +1,6 @@
-"""Spans as a forest: who encloses whom, and what had ended where before something began.
+"""Spans as a forest: enclosure, and the order in time of the spans inside one another.
 
-It knows positions, parents and times; not what spans mean. All of it is iterative, and takes n log n for n spans of any
-depth.
+Works on positions, parents and times alone. All functions are iterative and take O(n log n) for n spans of any depth.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ NEVER = 1 << 63
 """Later than any time, in nanoseconds."""
 MISSING, CIRCLE = "a parent that is not in the trace", "a parent that is inside of its own child"
 MOST_EXITS = 64
-"""So many steps, those that ended last, may be somebody's parents by time: parallel branches that all end before all of
-another set begin would have as many edges as the product."""
+"""The most parents by time of one step, the last to end. Without a limit, m parallel branches followed by n others have
+m * n edges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """n spans of one trace, those that enclose before those that are enclosed."""
+    """The enclosure of n spans of one trace."""
 
     parents: list[int]
-    """[n] of each span the position of the one that encloses it; -1: none."""
+    """[n] position of the enclosing span; -1: none."""
     order: list[int]
-    """[n] all positions, parents before children, the children of one span by their own positions."""
+    """[n] all positions, parents before children; children of one span in order of position."""
     mended: dict[int, str]
-    """By position: what was wrong with its parent, which it has no longer."""
+    """Position to the defect of its parent, which was removed."""
 
     def inherited(self, own: Sequence[T | None]) -> list[T | None]:
-        """[n] each span's own value, or that of the nearest one around it that has one."""
+        """[n] each span's own value, or that of the nearest enclosing span with one."""
         found, parents = list(own), self.parents
         for at in self.order:
             if found[at] is None and parents[at] >= 0:
@@ -45,10 +44,10 @@ class Forest:
 
 
 def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
-    """The forest that the parents' names make.
+    """Build the forest from ids and parent ids.
 
-    Where an id stands twice, the first has the children. A parent that is not there, and one of those that would go
-    round in a circle (the first by position), is none, and is told in `mended`.
+    A duplicate id's first span gets the children. A missing parent is removed, and so is the parent of the first span
+    (by position) of each cycle; `mended` lists both.
     """
     n = len(ids)
     at_id = dict(zip(reversed(ids), range(n - 1, -1, -1), strict=True))
@@ -65,7 +64,7 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
         mended[at] = CIRCLE
         parents[at] = -1
     children: dict[int, list[int]] = {}
-    """Of those that have any; of -1 the roots."""
+    """Parent to children; -1: the roots."""
     for at, parent in enumerate(parents):
         if parent in children:
             children[parent].append(at)
@@ -82,7 +81,7 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
 
 
 def _closing_circles(parents: Sequence[int]) -> list[int]:
-    """Of each circle its first position."""
+    """The first position of each cycle."""
     found, seen_from = [], [-1] * len(parents)
     for start in range(len(parents)):
         at = start
@@ -99,19 +98,22 @@ def _closing_circles(parents: Sequence[int]) -> list[int]:
 
 
 def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
-    """[n] for each chosen span, the chosen ones that it follows; empty for others.
+    """[n] for each chosen span, the chosen spans that it follows; empty for other spans.
 
-    `start`, `end`: [n] times, `start < end`. What lies inside one span, taken together, is a unit. A span looks for the
-    nearest span around it (the trace itself at last) inside of which a whole unit had ended when it began; of the units
-    there it follows those that none of the others had followed; and of each of these units those of its spans that
-    nothing in it came after. So a call in an agent's loop follows the one before it in the same loop, whatever goes on
-    beside it; the first call of a branch follows what came before the branches; and what comes after them follows the
-    last of each. At most `MOST_EXITS` each, those that ended last.
+    `start`, `end`: [n] times, `start < end`. A unit is the set of all chosen spans at and inside one span. To find the
+    predecessors of a span:
+
+    1. Take the nearest enclosing span (in the end the trace itself) with a child unit that ended before the span began.
+    2. Of the child units that ended by then, keep those that no other such unit came after.
+    3. Of each of these, take the spans that nothing in the unit came after, at most `MOST_EXITS`, the last to end.
+
+    A call in an agent's loop thus follows the call before it in the same loop, regardless of parallel work. The first
+    call of a branch follows the calls before the branches, and a call after them follows the last calls of each.
     """
     units = _units(forest, start, end, chosen)
     n = len(forest.parents)
     inside: dict[int, list[int]] = {n: []}
-    """Of each span the units directly inside; of n those of the trace itself."""
+    """Span to the units directly inside; n: those of the trace itself."""
     for at in forest.order:
         if at in units:
             around = forest.parents[at] if forest.parents[at] >= 0 else n
@@ -125,7 +127,7 @@ def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
     stack = [n]
     while stack:
         at = stack.pop()
-        if at < 0:  # all inside has been gone through
+        if at < 0:  # the end of a span's children
             path.pop()
             continue
         if at < n and chosen[at] and (nearest := path.deepest(start[at])) is not None:
@@ -144,19 +146,19 @@ class _Unit:
     """All chosen spans at and inside one span."""
 
     began: int
-    """The first beginning."""
+    """The earliest start."""
     last_began: int
     ended: int
-    """The last end."""
+    """The latest end."""
     exits: tuple[int, ...]
-    """Those that ended after all had begun: nothing in the unit came after them."""
+    """Spans that ended after all had begun, so that nothing in the unit came after them."""
 
 
 def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Unit]:
-    """The units of the spans where something is chosen."""
+    """Span to unit, for each span with a chosen span at or inside it."""
     units: dict[int, _Unit] = {}
     parts: dict[int, list[_Unit]] = {}
-    """Of the spans that enclose any, the units directly inside; gone once the span's own is made."""
+    """Span to the units directly inside; removed once the span's own unit is made."""
     for at in reversed(forest.order):
         inner = parts.pop(at, None)
         if chosen[at]:
@@ -182,7 +184,7 @@ def _joined(parts: Sequence[_Unit], end: Sequence[int]) -> _Unit:
 
 
 def _last(spans: list[int], end: Sequence[int]) -> tuple[int, ...]:
-    """At most `MOST_EXITS`, those that ended last."""
+    """At most `MOST_EXITS` of `spans`, the last to end."""
     return tuple(spans if len(spans) <= MOST_EXITS else heapq.nlargest(MOST_EXITS, spans, key=end.__getitem__))
 
 
@@ -191,12 +193,12 @@ _BEGAN, _ENDED = attrgetter("began"), attrgetter("ended")
 
 @dataclass(frozen=True, slots=True)
 class _Siblings:
-    """The units directly inside one span, by their ends."""
+    """The units directly inside one span, sorted by end."""
 
     units: list[_Unit]
     ends: list[int]
     began_by: list[int]
-    """The latest first beginning of a unit up to each."""
+    """Running maximum of the units' earliest starts."""
 
     @classmethod
     def of(cls, units: list[_Unit]) -> _Siblings:
@@ -204,7 +206,7 @@ class _Siblings:
         return cls(units, list(map(_ENDED, units)), list(accumulate(map(_BEGAN, units), max)))
 
     def last_before(self, time: int, end: Sequence[int]) -> tuple[int, ...]:
-        """The exits of those units that had ended by `time` and that no other such unit came after."""
+        """The exits of the units that ended by `time` and that no other such unit came after."""
         stop = bisect_right(self.ends, time)
         first = bisect_right(self.ends, self.began_by[stop - 1], 0, stop)
         if first == stop - 1:
@@ -214,10 +216,10 @@ class _Siblings:
 
 
 class _Path:
-    """Numbers from the root down to where one is, and the deepest that is at most a given one.
+    """The path from the root to the current span, with a number each; finds the deepest span within a bound.
 
-    Only a number that no deeper one undercuts can be the answer: these rise with depth, so they are bisected. A push
-    overwrites one place of them, which a pop restores.
+    Only a number with no smaller number below it can be the answer. Such numbers rise with depth, so they are bisected.
+    A push overwrites one entry, which the pop restores.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
-"""What a span says: a model call, a reward, an agent at work, or none of these.
+"""Classifies a span as a model call, a reward, an agent at work, or none of these.
 
-It knows conventions of names: OpenTelemetry's for generative AI (`gen_ai.*`, as attributes, events and log records), of
-OpenLLMetry, OpenInference and Agent Lightning, and creditflow's own. It does not know trees or times, nor what becomes
-of what it reads. Everything that it reads was written by others: what does not have the expected form is as if it were
-not there.
+Reads the naming conventions of OpenTelemetry for generative AI (`gen_ai.*`, as attributes, events and log records),
+OpenLLMetry, OpenInference, Agent Lightning and creditflow. Traces come from other programs, so values of an unexpected
+form are ignored.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _CALLS = (
     *("chat", "text_completion", "generate_content", "completion"),
     *("chat.completions", "chat.streaming_completions", "text.completions", "text.streaming_completions"),
 )
-"""Of `gen_ai.operation.name`, as the conventions and as Semantic Kernel have it, and of OpenLLMetry's
-`llm.request.type`."""
+"""Values that mark a model call: of `gen_ai.operation.name` (by the conventions and by Semantic Kernel) and of
+OpenLLMetry's `llm.request.type`."""
 _NO_CALLS = ("embeddings", "execute_tool", "create_agent", "invoke_agent", "invoke_workflow", "retrieval")
 
 
@@ -49,13 +48,13 @@ _NOTHING = "neither messages nor a response were recorded in a form that is know
 
 @dataclass(slots=True)
 class ModelCall:
-    """One request to a model. Not frozen: there is one for every step, and freezing doubles what making it takes."""
+    """One request to a model. Not frozen: each step has one, and a frozen dataclass takes twice as long to create."""
 
     messages: list[Message]
-    """`role` and `content`, a text, of each."""
+    """The prompt; each message has `role` and `content`, a text."""
     response: str
     agent: str = ""
-    """As the call itself says; empty where it does not."""
+    """The agent's name in the call's own attributes; empty if they have none."""
     response_id: str = ""
     model: str = ""
     temperature: float = 1.0
@@ -63,21 +62,21 @@ class ModelCall:
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
-    """Usage, finish reason and what else a step keeps."""
+    """Token counts, finish reason and error, for `Step.info`."""
     said: str = ""
-    """The response as others may read it: without its reasoning."""
+    """The response without its reasoning, as other agents read it."""
     choices: Sequence[str] = ()
     """Further responses to the same request."""
     media: Sequence[tuple[str, Any]] = ()
-    """Marker and original of each image, audio, video or file in its messages and its response."""
+    """Marker and original of each image, audio, video or file in the messages and the response."""
     unknown: Sequence[str] = ()
-    """Names of the parts in no known form, in its messages and its response."""
+    """Names of the parts in no known form, in the messages and the response."""
     unusable: str = ""
-    """The reason why it cannot be a step; empty where it can."""
+    """The reason why the call cannot be a step; empty if it can."""
 
     @property
     def fullness(self) -> int:
-        """How much was recorded, to compare records of the same call."""
+        """Completeness of the record, to compare records of the same call."""
         return 8 * bool(self.response_ids) + 4 * bool(self.messages) + 2 * bool(self.response) + bool(self.logprobs)
 
 
@@ -98,17 +97,17 @@ _NO_SCORE = NoScore("no score was recorded")
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """Numbers, or labels, that were given to something."""
+    """Named numbers or labels and their target."""
 
     values: list[tuple[str, Any]]
     links: list[tuple[tuple[str, str], ...]] = field(default_factory=list)
-    """What it was given to: the first that there is. Each is pairs of an attribute and its value, all of which a span
-    must have; `span_id` and `trace_id` are the span's own. No pairs at all: the whole play."""
+    """The target: the first link that resolves. A link is pairs of attribute and value, all of which a span must have
+    (`span_id` and `trace_id` are the span's ids). A link without pairs is the whole trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAtWork:
-    """What lies inside is done by an agent."""
+    """A span that encloses an agent's work."""
 
     name: str
 
@@ -117,8 +116,9 @@ Meaning = ModelCall | Reward | AgentAtWork
 
 
 def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
-    """What `span` says (None: nothing of interest), and all rewards that it gives: what it is there to give, and what
-    it has of its own, whatever else it is.
+    """The meaning of `span` (None: nothing of interest) and all its rewards.
+
+    The rewards are those of a reward span and those attached to a span of any kind.
     """
     names = _names_of(span.attributes)
     meaning = _meaning(span, names)
@@ -146,47 +146,48 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
 
 _READ = ("gen_ai.prompt", "llm.input_messages", "agentlightning.operation.input.messages")
 _WROTE = ("gen_ai.completion", "llm.output_messages", "agentlightning.operation.output.choices")
-"""Where messages are spread over attributes: `gen_ai.prompt.0.role`. OpenLLMetry and AgentOps, OpenInference, Weave."""
+"""Prefixes of messages spread over attributes (`gen_ai.prompt.0.role`): OpenLLMetry, AgentOps, OpenInference, Weave."""
 _SPREAD = frozenset((*_READ, *_WROTE))
 _REWARD, _LINK, _OWN = "agentlightning.reward", "agentlightning.link", "creditflow.reward"
 _FEEDBACK = ("evaluations", "annotations")
 EVALUATION, _OF_EVALUATION = "gen_ai.evaluation.result", "gen_ai.evaluation."
 _GIVING = frozenset((_OWN, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK)))
-"""Lists that give rewards, whatever the span is."""
+"""Lists that give rewards on a span of any kind."""
 _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" for word in _FEEDBACK))
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the names of a span's attributes say, whatever their values: most spans of a trace have the same names as
-    many others, so it is found out once for all of these, and nobody asks for what is not there.
+    """Facts that follow from the names of a span's attributes alone.
+
+    Many spans of a trace have the same attribute names, so these facts are computed once per set of names.
     """
 
     lists: dict[str, list[dict[str, str]]]
-    """Attributes such as `gen_ai.prompt.0.role`, by list and in the order of their numbers: of each entry, by what
-    follows the number, the attribute. `creditflow.reward.NAME` is a list of one."""
+    """Attributes such as `gen_ai.prompt.0.role`, by list. The entries are in order of their numbers; each maps the rest
+    of the name (`role`) to the attribute. `creditflow.reward.NAME` is a list of one entry."""
     spread: bool
-    """Whether messages are."""
+    """Whether messages are spread over attributes."""
     gives: bool
-    """Whether there are rewards, whatever the span is."""
+    """Whether the span gives rewards, whatever its kind."""
     evaluates: bool
-    """Whether there are OpenTelemetry's attributes of an evaluation."""
+    """Whether it has OpenTelemetry's attributes of an evaluation."""
     like_rewards: Sequence[str]
-    """Attributes with a reward's name that are not read as one."""
+    """Attributes with "reward" in their name that are not read as one."""
     of_reward: bool
-    """Whether it may be there to give a reward."""
+    """Whether it may be a reward span."""
     of_call: bool
     """Whether it may be a model call."""
     of_kind: bool
-    """Whether there is an attribute that says what the span is."""
+    """Whether it has an attribute that states its kind."""
     like_call: bool
-    """Whether it has what only model calls have, if nothing says that it is something else."""
+    """Whether it has attributes that only model calls have, unless its kind is something else."""
     says_and_has: bool
-    """Whether it has both a model and messages: a call, though it names its agent."""
+    """Whether it has both a model and messages, and so is a call even if it names an agent."""
     of_agent: bool
     """Whether it may be an agent's."""
     prompt_ids: Sequence[str]
-    """Those attributes that there are of the ones that may say it, first things first; as are the following."""
+    """The attributes present that may hold the prompt's token ids, in order of precedence; likewise the next fields."""
     response_ids: Sequence[str]
     response_id: Sequence[str]
     model: Sequence[str]
@@ -194,15 +195,14 @@ class _Names:
     temperature: Sequence[str]
     counts: Sequence[tuple[str, Sequence[str]]]
     whole: bool
-    """Whether messages are, each list of them in one attribute."""
+    """Whether a single attribute holds a whole list of messages."""
     plain: Callable[[Mapping[str, Any]], Sequence[Any]] | None
-    """Gets the content of the message that was written, and role and content of each that was read, where messages are
-    spread over attributes and have no more than these.
-    """
+    """Reads the content of the response, then role and content of each prompt message. Only for messages spread over
+    attributes with no further fields."""
     read_from: list[dict[str, str]]
-    """The attributes of each message that was read."""
+    """The attributes of each prompt message."""
     wrote: list[dict[str, str]]
-    """The attributes of each message that was written."""
+    """The attributes of each response message."""
 
     @classmethod
     def read(cls, keys: tuple[str, ...]) -> _Names:
@@ -217,7 +217,7 @@ class _Names:
             return tuple(key for key in wanted if key in there)
 
         lists = {name: [entries[number] for number in sorted(entries)] for name, entries in places.items()}
-        # Two conventions on one span say the same twice.
+        # Two conventions on one span repeat the same messages.
         read, wrote = (next((lists[name] for name in one if name in lists), []) for one in (_READ, _WROTE))
         spread = not _SPREAD.isdisjoint(places)
         evaluates = any(key.startswith(_OF_EVALUATION) for key in keys)
@@ -248,14 +248,14 @@ class _Names:
         )
 
     def listed(self, attributes: Mapping[str, Any], name: str) -> list[Raw]:
-        """The entries of a list."""
+        """The entries of list `name`, with their values."""
         return [_entry(attributes, entry) for entry in self.lists.get(name, ())]
 
 
 def _plain_getter(
     read: Sequence[Mapping[str, str]], wrote: Sequence[Mapping[str, str]]
 ) -> Callable[[Mapping[str, Any]], Sequence[Any]] | None:
-    """See `_Names.plain`; None where messages are not of that form."""
+    """See `_Names.plain`; None if the messages have another form."""
     are_texts = all(entry.keys() <= OF_A_TEXT and {"role", "content"} <= entry.keys() for entry in read)
     if not (read and are_texts and len(wrote) == 1 and "content" in wrote[0] and wrote[0].keys() <= OF_A_TEXT):
         return None
@@ -269,7 +269,7 @@ def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
 
 _names = lru_cache(maxsize=1 << 9)(_Names.read)
 _MOST_NAMES = 128
-"""Of spans with more attributes, nothing is remembered: it would be much, and of few others."""
+"""Names of spans with more attributes are not cached: the entries would be large, and few spans would share them."""
 
 
 def _names_of(attributes: Mapping[str, Any]) -> _Names:
@@ -279,7 +279,7 @@ def _names_of(attributes: Mapping[str, Any]) -> _Names:
 
 @lru_cache(maxsize=1 << 14)
 def _place(key: str) -> tuple[str, int, str] | None:
-    """List, number and rest of an attribute's name; None for those that are no part of a list."""
+    """List, number and rest of an attribute's name; None if it is not part of a list."""
     if key.startswith(f"{_OWN}."):
         return _OWN, 0, key[len(_OWN) + 1 :]
     if key == _OWN:
@@ -323,7 +323,7 @@ _SAYS_CALL = (
     ("langsmith.span.kind", ("llm", "LLM")),
     ("mlflow.spanType", ("LLM", "CHAT_MODEL", '"LLM"', '"CHAT_MODEL"')),
 )
-"""Attributes that mark a call in other conventions, and their values."""
+"""Attributes, with their values, that mark a model call in other conventions."""
 _OF_CALL = frozenset(("gen_ai.operation.name", *(key for key, _ in _SAYS_CALL), *_RESPONSE_IDS))
 
 
@@ -371,11 +371,11 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
 
 
 _NOTHING_BESIDE = Found()
-"""For calls whose messages are plain texts. Never changed."""
+"""Empty result for calls with plain-text messages. Never modified."""
 
 
 def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
-    """`values`, if all are texts in ASCII that need no reading, as those of most calls are."""
+    """`values` if all are ASCII texts that need no parsing, as in most calls; otherwise None."""
     try:
         if not all(map(str.isascii, values)):
             return None
@@ -385,14 +385,14 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
 
 
 def _messages(span: Span, names: _Names, found: Found) -> tuple[list[Message], list[Raw]]:
-    """The messages that a call read, in short, and those that it wrote."""
+    """The prompt messages of a call, reduced to role and text, and its response messages."""
     attributes = span.attributes
     read, wrote = _from_attributes(attributes) if names.whole else ([], [])
     if span.events:
         told: tuple[list[Raw], list[Raw]] = [], []
         for event in span.events:
             _from_event(event, *told)
-        read, wrote = read or told[0], wrote or told[1]  # what attributes say, events say again
+        read, wrote = read or told[0], wrote or told[1]  # events repeat the attributes
     if read or wrote or not names.spread:
         return in_short(read, found), wrote
     wrote = [from_spread(_entry(attributes, entry)) for entry in names.wrote]
@@ -400,7 +400,7 @@ def _messages(span: Span, names: _Names, found: Found) -> tuple[list[Message], l
 
 
 def _why_unusable(attributes: Mapping[str, Any], messages: Sequence[Message], unknown: Sequence[str]) -> str:
-    """The reason why a call without a response cannot be a step; it names an unknown form."""
+    """The reason why a call without a response cannot be a step, with the names of unknown forms or attributes."""
     if unknown:
         return f"its response is in a form that is not known: {', '.join(unknown)[:200]}"
     others = [
@@ -422,7 +422,7 @@ _LIKE_CONTENT = re.compile(
 
 
 def _with_thoughts(wrote: Sequence[Raw]) -> Sequence[Raw]:
-    """Messages with their thoughts: OpenLLMetry writes Anthropic's as messages of their own, before the answer."""
+    """Merge reasoning into the message after it: OpenLLMetry writes Anthropic's reasoning as separate messages."""
     if not any(one.get("role") == "thinking" for one in wrote):
         return wrote
     found: list[Raw] = []
@@ -439,8 +439,9 @@ def _with_thoughts(wrote: Sequence[Raw]) -> Sequence[Raw]:
 
 
 def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Raw, Sequence[Raw]]:
-    """What a call said, and further choices that it was given: some conventions have a message for each choice, others
-    for each item of one response (a text, a call of a tool).
+    """The response of a call, and its further choices.
+
+    Some conventions have one message per choice, others one per item of a response (a text, a tool call).
     """
     parameters = json_of(attributes.get("llm.invocation_parameters"))
     several = isinstance(parameters, dict) and isinstance(n := parameters.get("n"), int) and n > 1
@@ -457,23 +458,24 @@ def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bo
         return False
     if operation in _CALLS or any(attributes.get(key) in values for key, values in _SAYS_CALL):
         return True
-    # Some tracers note an agent's first and last message at its own span, too, as if it were one call.
+    # Some tracers also put an agent's first and last message on the agent's span, as for a call.
     return has_a_calls and not any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
 
 
 def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
-    """Of a span that no convention tells to be a call, and that is no agent's: whether it has what calls have. It is
-    read as far as it can be, or told to be left out.
+    """Whether a span has attributes of a call though no convention marks it as one.
+
+    Such a span is read as far as possible, or listed as left out.
     """
     if not names.like_call:
         return False
-    around_calls = ".do" not in text_of(attributes.get("ai.operationId", ".do"))  # Vercel's, of several requests
+    around_calls = ".do" not in text_of(attributes.get("ai.operationId", ".do"))  # Vercel: encloses several requests
     is_other = around_calls or any(attributes.get(key) not in _SAYS_NOTHING for key in _KINDS)
     return operation not in _NO_CALLS and not is_other
 
 
 def is_call(span: Span) -> bool:
-    """Whether its attributes say that a span is a model call."""
+    """Whether a span is a model call by its attributes."""
     attributes, names = span.attributes, _names_of(span.attributes)
     operation = attributes.get("gen_ai.operation.name")
     if _is_call(attributes, operation, names):
@@ -482,7 +484,7 @@ def is_call(span: Span) -> bool:
 
 
 def is_nothing(span: Span) -> bool:
-    """Whether its attributes do not say what a span is: neither a model call nor an agent, a tool or their like."""
+    """Whether a span's attributes give no kind: no model call, agent, tool or similar."""
     operation = span.attributes.get("gen_ai.operation.name")
     kinds = (operation, *(span.attributes.get(key) for key in _KINDS))
     return not (any(kinds) or is_call(span) or _agent_name(span, operation))
@@ -515,16 +517,16 @@ _WHOLE_PAIRS = (
     ("langfuse.observation.input", "langfuse.observation.output"),
     ("gen_ai.prompt", "gen_ai.completion"),
 )
-"""Two attributes, of all that was read and of all that was written: Langfuse's, and OpenTelemetry's first ones."""
+"""Pairs of attributes with the whole prompt and the whole response: Langfuse's, and the first of OpenTelemetry."""
 _OF_MESSAGES = frozenset(
     (_OTEL_READ, _OTEL_WROTE, _VERCEL_READ, _VERCEL_THOUGHT, *_VERCEL_SAID, *_VERCEL_CALLS, *_WHOLE_PAIRS[1])
 )
-"""Only model calls have these, if nothing says that a span is something else."""
+"""Attributes that only model calls have, unless the span's kind is something else."""
 _WHOLE = _OF_MESSAGES | {_SYSTEM, _VERCEL_PROMPT, _VERCEL_FILES, *_WHOLE_PAIRS[0]}
 
 
 def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
-    """The messages that a call read and wrote, by OpenTelemetry's conventions since 1.37 or those of others."""
+    """Prompt and response messages of a call, by OpenTelemetry's conventions since 1.37 or those of others."""
     read = messages_of(attributes.get(_OTEL_READ))
     if (system := json_of(attributes.get(_SYSTEM))) is not None:
         first = {"role": "system", "parts": [system] if isinstance(system, dict | str) else system}
@@ -552,21 +554,24 @@ def _from_vercel(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
 
 
 def _vercel_prompt(prompt: Any) -> list[Raw]:
-    """The messages of `ai.prompt`: an object of `system`, and of `prompt` or `messages`."""
+    """The messages of `ai.prompt`, an object with `system`, and `prompt` or `messages`."""
     if not isinstance(prompt, dict):
         return messages_of(prompt)
     system = [{"role": "system", "content": prompt["system"]}] if prompt.get("system") else []
     return system + messages_of(prompt.get("messages") or prompt.get("prompt"))
 
 
-# Events. The messages of a call are in one, or in one each.
+# Events: one holds all messages of a call, or each holds one.
 DETAILS = "gen_ai.client.inference.operation.details"
 ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistant", "tool")}
 CHOICE, PROMPT, TEXT = "gen_ai.choice", "gen_ai.content.prompt", "gen_ai.content.completion"
 
 
 def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
-    """By OpenTelemetry's conventions before, one event a message, and since, one for all."""
+    """Add an event's messages to `read` and `wrote`.
+
+    OpenTelemetry's older conventions have one event per message, the current ones a single event for all.
+    """
     if event.name == DETAILS:
         if not (read or wrote):
             more_read, more_wrote = _from_attributes(event.attributes)
@@ -616,7 +621,7 @@ _HOTTEST = 1e6
 
 
 def _token_ids(value: Any) -> tuple[int, ...]:
-    """A list of ids, or the first of several, or a text that says either."""
+    """Token ids from a list, from the first of several lists, or from either written as text; empty if malformed."""
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -628,8 +633,8 @@ def _token_ids(value: Any) -> tuple[int, ...]:
     if countOf(map(type, ids), int) != len(ids):
         return ()
     try:
-        # All are from 0 to 2^31 - 1 if the highest bit of each is unset, as 4 bytes without a sign. To look at bytes
-        # takes half the time of `min` and `max`, and traces have more token ids than anything else.
+        # All ids are from 0 to 2^31 - 1 if the highest bit of each unsigned 32-bit value is unset. This check takes
+        # half the time of `min` and `max`, and traces have more token ids than anything else.
         return ids if array("I", ids).tobytes()[_HIGHEST::4].isascii() else ()
     except OverflowError:
         return ()
@@ -639,7 +644,7 @@ _HIGHEST = 3 if sys.byteorder == "little" else 0
 
 
 def _logprobs(value: Any) -> tuple[float, ...]:
-    """Of OpenAI's list of tokens."""
+    """Log-probabilities from OpenAI's list of tokens; empty if any is missing."""
     if value is None:
         return ()
     found = [one.get("logprob") if isinstance(one, dict) else one for one in listed(value)]
@@ -654,7 +659,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 
 
 def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
-    """Who made a call, where the call itself says so."""
+    """The agent's name in a call's own attributes; empty if there is none."""
     named = _first(attributes, names.agent)
     return _TEAM_ID.sub("", text_of(named)) if named and named != _UNNAMED else _node(attributes)
 
@@ -662,13 +667,13 @@ def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
 _GRAPH_NODE = "traceloop.association.properties.langgraph_node"
 _AGENT_OF_CALL = ("creditflow.agent", "gen_ai.agent.name", _GRAPH_NODE)
 _UNNAMED = "OpenAI Agent"
-"""What OpenTelemetry's instrumentation of the Agents SDK calls all that is no agent's own span."""
+"""The agent name that OpenTelemetry's Agents SDK instrumentation gives to every span except an agent's."""
 _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
-"""AutoGen adds it to the name of an agent in a team; each run has another."""
+"""The suffix that AutoGen adds to agent names in a team; it differs in each run."""
 
 
 def _node(attributes: Mapping[str, Any]) -> str:
-    """The node of a LangGraph, as OpenInference keeps it."""
+    """The LangGraph node in OpenInference's metadata; empty if there is none."""
     metadata = attributes.get("metadata")
     if isinstance(metadata, str) and "langgraph_node" in metadata and isinstance(read := json_of(metadata), dict):
         return text_of(read.get("langgraph_node"))
@@ -692,7 +697,7 @@ _KINDS = (
     *("openinference.span.kind", "traceloop.span.kind", "agentops.span.kind"),
     *("langfuse.observation.type", "langsmith.span.kind"),
 )
-"""Attributes that give the kind of a span in other conventions."""
+"""Attributes that state the kind of a span in other conventions."""
 _SAYS_NOTHING = (None, "", "span", "SPAN")
 _OF_KIND = frozenset(("gen_ai.operation.name", *(key for key, _ in _SAYS_CALL), *_KINDS))
 _OF_AGENT = frozenset(
@@ -709,7 +714,7 @@ _OF_AGENT = frozenset(
 
 
 def _agent_name(span: Span, operation: Any) -> str:
-    """The name of the agent whose work a span is; empty: no agent's."""
+    """The agent's name if a span is an agent's work, otherwise empty."""
     attributes = span.attributes
     if operation == "create_agent":
         return ""
@@ -721,7 +726,7 @@ def _agent_name(span: Span, operation: Any) -> str:
     if attributes.get("langfuse.observation.type") in ("agent", "AGENT"):
         return text_of(span.name)
     if operation == "invoke_agent" or attributes.get("openinference.span.kind") == "AGENT":
-        node = attributes.get("graph.node.id")  # OpenInference's name of an agent; the span is named for what it does
+        node = attributes.get("graph.node.id")  # OpenInference's agent name; the span is named after its action
         return text_of(node or span.name.removeprefix("invoke_agent").strip())
     return _node(attributes) or text_of(attributes.get(_GRAPH_NODE))
 
@@ -738,7 +743,7 @@ _OF_REWARD = frozenset(
 
 
 def _reward_span(span: Span, names: _Names) -> Reward | None:
-    """A span that is there to give a reward: model calls inside are made by whoever judges."""
+    """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
     attributes = span.attributes
     values: list[tuple[str, Any]] = []
     if _REWARD in names.lists:
@@ -757,7 +762,7 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
         return None
     if not values and not (names.gives or any(map(is_evaluation, span.events))):
         values = [(span.name or "reward", NoScore(f"no score was recorded in a form that is known: {_spelled(span)}"))]
-    # A link of Agent Lightning's is all its pairs together; of OpenTelemetry's each is one.
+    # All pairs of Agent Lightning form one link; each link of OpenTelemetry is separate.
     pairs = tuple(
         (text_of(one["key_match"]), text_of(one["value_match"]))
         for one in names.listed(attributes, _LINK)
@@ -779,8 +784,10 @@ def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
 
 
 def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]:
-    """Beside those that a reward's span is there for: `creditflow.reward.NAME`; OpenTelemetry's event
-    `gen_ai.evaluation.result`; OpenInference's evaluations and annotations, those of the whole trace included.
+    """All rewards of a span, those of `meaning` included.
+
+    Reads `creditflow.reward.NAME`, OpenTelemetry's event `gen_ai.evaluation.result`, and OpenInference's evaluations
+    and annotations of the span and of the whole trace.
     """
     attributes = span.attributes
     values = [(text_of(name), value) for own in names.listed(attributes, _OWN) for name, value in own.items()]
@@ -808,25 +815,25 @@ _NOT_READ = NoScore("it is not read as a reward: name the attribute creditflow.r
 
 
 def _evaluation(said: Mapping[str, Any]) -> tuple[str, Any]:
-    """OpenTelemetry's evaluation: its name, and its score or what stands in place of one."""
+    """Name and score of OpenTelemetry's evaluation; without a score, a `NoScore` with its label."""
     label = NoScore.label(said.get("gen_ai.evaluation.score.label"))
     name = text_of(said.get("gen_ai.evaluation.name")) or "evaluation"
     return name, said.get("gen_ai.evaluation.score.value", label)
 
 
 def is_evaluation(event: Event) -> bool:
-    """Whether an event tells a score: by its name, or by what it has."""
+    """Whether an event is an evaluation, by its name or its attributes."""
     return event.name == EVALUATION or any(key.startswith(_OF_EVALUATION) for key in _said_by(event))
 
 
 def _said_by(event: Event) -> Mapping[str, Any]:
-    """An event's attributes, and those in its body."""
+    """An event's attributes, merged with those in its body."""
     body = json_of(event.body)
     return {**body, **event.attributes} if isinstance(body, dict) else event.attributes
 
 
 def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
-    """`evaluations.0.evaluation.name` and `.score`."""
+    """Name and score of each entry, such as `evaluations.0.evaluation.name` and `.score`."""
     one = word.removesuffix("s")
     for entry in entries:
         name = text_of(entry.get(f"{one}.name")) or one

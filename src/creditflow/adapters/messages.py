@@ -1,7 +1,7 @@
-"""Messages of models and agents, in whatever form: the text of each.
+"""Reads the texts of model and agent messages in various forms.
 
-It reads OpenAI's form, that of OpenTelemetry's conventions (`parts`), and messages that are spread over attributes, a
-piece in each; `parts` reads the parts of a content. It does not look at spans.
+Reads OpenAI's form, the form of OpenTelemetry's conventions (`parts`), and messages spread over several attributes.
+Module `parts` reads the parts of a content.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from creditflow.trajectory import Message
 OF_A_TEXT = frozenset(("role", "content", "finish_reason"))
 """Keys of a message that is one text."""
 DIGITS = 9
-"""An entry's number in a list has fewer."""
+"""The number of an entry in a list has fewer digits."""
 NOT_PLAIN = ("[", "data:")
-"""A content that begins so may be a list of parts as JSON, or a data URL."""
+"""Prefixes of a content that may be a JSON list of parts, or a data URL."""
 
 
 def in_short(messages: Sequence[Raw], found: Found) -> list[Message]:
-    """The role and the text of each."""
+    """Role and text of each message."""
     return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, found)} for one in messages]
 
 
 def from_spread(spread: Raw) -> Raw:
-    """The message whose parts and tool calls are spread, too: `message.tool_calls.0.tool_call.function.name`."""
+    """Build a message from attributes such as `role` or `message.tool_calls.0.tool_call.function.name`."""
     if OF_A_TEXT.issuperset(spread):
         return spread
     message: Raw = {}
@@ -50,7 +50,7 @@ def from_spread(spread: Raw) -> Raw:
 
 
 def messages_of(raw: Any) -> list[Raw]:
-    """Those of one attribute: a list of them, an object that has one, a text, or JSON of any of these."""
+    """The messages in one attribute: a list, an object that holds a list, a text, or JSON with any of these."""
     if raw is None:
         return []
     found = json_of(raw)
@@ -66,12 +66,12 @@ def messages_of(raw: Any) -> list[Raw]:
 
 
 def is_plain(content: Any) -> bool:
-    """Whether a content is a text that is neither JSON of parts nor a data URL."""
+    """Whether a content is a text that is neither a JSON list of parts nor a data URL."""
     return type(content) is str and not content.startswith(NOT_PLAIN)
 
 
 def content_of(message: Raw, found: Found) -> str:
-    """The text of a message: its reasoning, its parts in lines, a tool call as JSON."""
+    """The text of a message: reasoning, one line per part, tool calls as JSON."""
     content = message.get("content")
     if is_plain(content) and OF_A_TEXT.issuperset(message):
         return text_of(content)
@@ -79,7 +79,7 @@ def content_of(message: Raw, found: Found) -> str:
 
 
 def response_of(message: Raw, found: Found) -> tuple[str, str]:
-    """A response's text, and the part of it that others may read: agents are handed it without its reasoning.
+    """The text of a response, and the same without reasoning, as other agents read it.
 
     Both are empty if no part of the message has a known form.
     """
@@ -96,12 +96,12 @@ def response_of(message: Raw, found: Found) -> tuple[str, str]:
 
 
 _BESIDE = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Keys of reasoning beside the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM. A message may have the
-same reasoning under several, so the first counts."""
+"""Keys of reasoning outside the content: vLLM, SGLang and DeepSeek; OpenRouter; Ollama; LiteLLM. A message may have the
+same reasoning under several keys, so only the first counts."""
 
 
 def parts_of(message: Raw) -> list[Any]:
-    """A message as one list of parts: reasoning, texts, media, results of tools, calls."""
+    """A message as one list of parts: reasoning, texts, media, tool results, tool calls."""
     content = message.get("content")
     calls = (
         *listed(message.get("tool_calls")),
@@ -126,7 +126,7 @@ def _lines(message: Raw, found: Found) -> Iterator[Line]:
 
 
 def _is_about(key: Any) -> bool:
-    """Whether a key describes a message and is not its content."""
+    """Whether a key describes a message rather than holding its content."""
     return key in _ABOUT or not isinstance(key, str) or "." in key
 
 
@@ -135,7 +135,7 @@ _ABOUT = frozenset(("role", "finish_reason", "name", "id", "index", "type", "too
 
 
 def _content_parts(content: str) -> Sequence[Any]:
-    """The parts of a content that is JSON of them, or the text itself."""
+    """The parts of a content that is a JSON list of them, or the text itself."""
     if content[:1] == "[" and isinstance(read := json_of(content), list) and are_parts(read):
         return read
     return (content,) if content else ()
@@ -153,7 +153,7 @@ def _reasoning_beside(message: Raw) -> Iterator[Any]:
 
 
 def _further(message: Raw) -> Iterator[Any]:
-    """OpenAI's further kinds of a response: a refusal, audio with its transcript; OpenRouter's images."""
+    """Further kinds of response content: OpenAI's refusal and audio with transcript, OpenRouter's images."""
     if isinstance(refusal := message.get("refusal"), str) and refusal:
         yield {"type": "refusal", "refusal": refusal}
     if isinstance(audio := message.get("audio"), dict) and audio:
@@ -165,7 +165,7 @@ def _further(message: Raw) -> Iterator[Any]:
 
 
 def listed(value: Any) -> Sequence[Any]:
-    """A list as it is, JSON of one read; anything else as a list of one, and None as an empty one."""
+    """`value` as a list: a list or a JSON list of it as is, None as an empty list, anything else as a list of one."""
     found = json_of(value) if isinstance(value, str) else value
     return found if isinstance(found, LIST_TYPES) else () if found is None else (found,)
 

@@ -1,6 +1,6 @@
-"""The parts of a message, in the form of any provider, as text.
+"""Converts the parts of a message, in any provider's form, to text.
 
-A message's content is a text or a list of parts: texts, reasoning, images and other media, calls of tools and their
+A message's content is a text or a list of parts: texts, reasoning, images and other media, tool calls and their
 results. OpenAI, Anthropic, Bedrock (and Strands), Gemini, Vercel's AI SDK, OpenInference and OpenTelemetry each have
 their own form. Media become a short marker. A part in no known form becomes a marker with its name.
 """
@@ -19,17 +19,17 @@ from creditflow.adapters.spans import text_of
 
 Raw = dict[str, Any]
 LIST_TYPES = (list, tuple)
-"""Not `list | tuple`: that makes a new type at every check, and there are dozens for each span."""
+"""A tuple, as `list | tuple` would make a new type at every check, dozens of times per span."""
 Kind = Literal["text", "block", "reasoning", "tool", "media", "unknown"]
 Line = tuple[Kind, str]
-"""`block`: a text that continues the block before it, as providers split one text at citations and chunks."""
+"""Kind and text. A `block` continues the block before it: providers split one text at citations and chunks."""
 MOST_DEEP = 16
-"""Parts may hold parts (a tool's result, a message); deeper ones are not read."""
+"""Maximum nesting of parts that is read (a tool result or a message may hold parts)."""
 
 
 @dataclass(slots=True)
 class Found:
-    """Media and unknown parts that a reader of messages met."""
+    """Media and unknown parts found while reading messages."""
 
     media: list[tuple[str, Any]] = field(default_factory=list)
     """Marker and original part of each image, audio, video or file."""
@@ -38,7 +38,7 @@ class Found:
 
 
 def joined(lines: Sequence[Line]) -> str:
-    """One text: each line on its own, except that a block continues the block before it."""
+    """Join lines with newlines, but a block directly to the block before it."""
     pieces: list[str] = []
     before: Kind | None = None
     for kind, text in lines:
@@ -50,11 +50,11 @@ def joined(lines: Sequence[Line]) -> str:
 
 
 def lines_of(parts: Sequence[Any], found: Found, depth: int = 0) -> list[Line]:
-    """The lines of parts: one or more of each, except for parts that carry no text by their form."""
+    """The lines of parts: at least one for each, except for kinds without text."""
     lines: list[Line] = []
     for part in parts:
         for kind, text in _lines_of_part(part, found, depth):
-            # A result or a thought may stand twice in a message, in two forms.
+            # A message may hold a tool result or its reasoning twice, in two forms.
             twice = kind in ("tool", "reasoning") and lines and lines[-1][1] == text and not _is_call(part)
             if not twice:
                 lines.append((kind, text))
@@ -113,7 +113,7 @@ def _contents(message: Raw) -> Sequence[Any]:
 
 
 def are_parts(value: Sequence[Any]) -> bool:
-    """Whether a list, read from a text, is a message's parts, and not JSON that the message is about."""
+    """Whether a list read from a text holds message parts, rather than JSON that the message is about."""
     if not value or not all(isinstance(part, dict) and part for part in value):
         return False
     typed = [isinstance(part.get("type"), str) for part in value]
@@ -142,7 +142,7 @@ _RESULTS = (
 )
 _RESULT_KEYS = ("response", "result", "content", "output", "server_tool_call_response")
 _EMPTY = ("step-start", "cache_point", "item_reference")
-"""Parts that carry no text by their form."""
+"""Kinds of parts without text."""
 _REDACTED = "[redacted reasoning]"
 
 
@@ -151,12 +151,12 @@ def _is_reasoning(part: Raw, kind: str | None) -> bool:
 
 
 def _reasoning(part: Raw) -> str:
-    """The text of a part of reasoning; a marker where the provider has redacted it."""
+    """The text of a reasoning part; a marker if the provider has redacted it."""
     for key in ("thinking", "text", "content", "reasoning", "summary"):
         value = part.get(key)
         if isinstance(value, str) and value:
             return value
-        if isinstance(value, LIST_TYPES):  # OpenAI's: a list of texts
+        if isinstance(value, LIST_TYPES):  # OpenAI: a list of texts
             texts = [one.get("text") for one in value if isinstance(one, dict)]
             if written := "\n".join(text for text in texts if isinstance(text, str) and text):
                 return written
@@ -168,7 +168,7 @@ def _is_call(part: Any) -> bool:
 
 
 def _call(part: Raw) -> str:
-    """A call of a tool as JSON: `name` and `arguments`."""
+    """A tool call as JSON: `name` and `arguments`."""
     function = part.get("function")  # OpenAI's form
     told = function if isinstance(function, dict) else part
     given = json_of(_first(told, ("arguments", "input", "args", "server_tool_call")))
@@ -177,7 +177,7 @@ def _call(part: Raw) -> str:
 
 
 def _result(value: Any, found: Found, depth: int) -> Iterator[Line]:
-    """The lines of a tool's result: its parts, a text, or JSON."""
+    """The lines of a tool result: its parts, a text, or JSON."""
     if isinstance(value, str):
         read = json_of(value)
         if isinstance(read, list) and are_parts(read):
@@ -186,7 +186,7 @@ def _result(value: Any, found: Found, depth: int) -> Iterator[Line]:
             kind: Kind = "media" if is_data_url(value) else "tool"
             yield kind, _medium({"url": value}, "file", value, found) if kind == "media" else value
             return
-    if isinstance(value, dict) and value.get("type") in _OUTPUTS and "value" in value:  # Vercel's
+    if isinstance(value, dict) and value.get("type") in _OUTPUTS and "value" in value:  # Vercel's form
         yield from _result(value["value"], found, depth + 1) if depth < MOST_DEEP else ()
     elif isinstance(value, list) and are_parts(value):
         yield "tool", joined(lines_of(value, found, depth + 1))
@@ -204,8 +204,8 @@ def _first(part: Mapping[str, Any], keys: Sequence[str]) -> Any:
 
 
 _A_MESSAGE = "{'content': "
-"""So begins the text of a message that calls a tool, by OpenTelemetry's instrumentation of the Agents SDK: it is
-OpenAI's whole message, as Python prints it."""
+"""Prefix of a tool-calling message from OpenTelemetry's Agents SDK instrumentation: its text is the `repr` of OpenAI's
+whole message."""
 
 
 def _lines_of_repr(text: str, found: Found, depth: int) -> Iterator[Line]:
@@ -276,7 +276,7 @@ def _medium(part: Any, modality: str, original: Any, found: Found) -> str:
 
 
 def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Keys and values at any of a few depths of a part; the innermost last."""
+    """Keys and values of a part and of the objects in it, down to a depth of three."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if isinstance(inner, dict) and depth < 3:
@@ -286,7 +286,7 @@ def _fields(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _size(payload: str | bytes) -> str:
-    """The number of bytes, of base64 or plain; empty for a text that is not base64 (a note that data was removed)."""
+    """The size of a base64 or binary payload; empty for other text (such as a note that data was removed)."""
     if isinstance(payload, bytes):
         size = len(payload)
     elif not _BASE64.fullmatch(payload[:256]):
@@ -300,7 +300,7 @@ def _size(payload: str | bytes) -> str:
 
 
 def shortened(value: Any, found: Found, depth: int = 0) -> Any:
-    """A JSON value with markers in place of its media."""
+    """A JSON value with markers in place of media."""
     if isinstance(value, str):
         return _medium({"url": value}, "file", value, found) if is_data_url(value) else value
     if depth > MOST_DEEP:
@@ -362,7 +362,7 @@ _WRAPPED: dict[str, Any] = {
     **dict.fromkeys(("codeExecutionResult", "code_execution_result"), _w_texts),
     **dict.fromkeys(("cachePoint",), _w_nothing),
 }
-"""Readers of parts without a type, by the key that names them: Bedrock's and Gemini's forms."""
+"""Identifying key to reader, for parts without a type: Bedrock's and Gemini's forms."""
 _KINDS = frozenset((*_TEXTS, *_REASONING, *_CALLS, *_RESULTS, *_MEDIA, *_EMPTY, "generic"))
 
 
@@ -370,7 +370,7 @@ _KINDS = frozenset((*_TEXTS, *_REASONING, *_CALLS, *_RESULTS, *_MEDIA, *_EMPTY, 
 
 
 def json_of(value: Any) -> Any:
-    """The value of a text that is JSON; other texts and values as they are."""
+    """Parse a text that is a JSON object or array; return any other value as is."""
     if isinstance(value, str) and value[:1] in ("{", "["):
         try:
             return json.loads(value)
@@ -380,7 +380,7 @@ def json_of(value: Any) -> Any:
 
 
 def dumped(value: Any) -> str:
-    """JSON of a value; empty for what JSON cannot hold."""
+    """A value as JSON; empty if JSON cannot hold it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=_spelled)
     except (ValueError, RecursionError, TypeError):

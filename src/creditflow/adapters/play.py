@@ -1,6 +1,6 @@
-"""The spans of one play, read: how they nest, when they were, what they mean, and which calls become steps.
+"""The spans of one trajectory with their nesting, times and meanings, and the choice of calls that become steps.
 
-It knows nothing of forms and conventions (`spans`, `meaning`), nor of what steps and rewards are made into.
+`spans` and `meaning` handle forms and conventions; `convert` builds the steps.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from creditflow.adapters.meaning import AgentAtWork, Meaning, ModelCall, Reward,
 from creditflow.adapters.spans import Span
 
 NO_AGENT = "agent"
-"""The name of an agent that nothing names."""
+"""The agent name of calls without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """n spans."""
+    """The n spans of one trajectory."""
 
     spans: Sequence[Span]
     forest: Forest
@@ -30,16 +30,16 @@ class Play:
     """[n] nanoseconds; `start < end`."""
     meanings: list[Meaning | None]
     rewards: list[tuple[int, Reward]]
-    """Each with its span, by their beginnings."""
+    """Span and reward, in order of the spans' starts."""
     agent_around: list[int | None]
-    """[n] the nearest span of an agent at work around it, or itself."""
+    """[n] the nearest enclosing agent span, or the span itself if it is one."""
     agent_at: list[int | None]
-    """[n] the same; where there is none, the one that began last of those that go on from before it began until after
-    it ended (tracers that do not know of one another do not nest)."""
+    """[n] the same; if there is none, the last agent span to start among those whose times enclose the span's (separate
+    tracers do not nest their spans)."""
 
     @classmethod
     def read(cls, spans: Sequence[Span], mended: Counter[str]) -> Play:
-        """Counts in `mended` what was wrong with spans."""
+        """Read the spans; count their defects in `mended`."""
         forest = forest_of([span.id for span in spans], [span.parent for span in spans])
         mended.update(forest.mended.values())
         read = [read_span(span) for span in spans]
@@ -60,21 +60,23 @@ class Play:
         return cls(spans, forest, start, end, meanings, rewards, around, working)
 
     def call(self, at: int) -> ModelCall:
-        """What a call's span says."""
+        """The model call of span `at`, which must be one."""
         meaning = self.meanings[at]
         assert type(meaning) is ModelCall
         return meaning
 
     def agent_of(self, at: int) -> str:
-        """By what the call says itself, else by the agent at work there."""
+        """The agent's name by the call's own attributes, else by its agent span."""
         around = self.agent_at[at]
         work = None if around is None else self.meanings[around]
         return self.call(at).agent or (work.name if isinstance(work, AgentAtWork) else "") or NO_AGENT
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
-    """[n] beginnings and ends. One that is missing is the other one, or, where both are, when the span before in the
-    file began; one that ends before it begins ends where it began. Nothing is shorter than a nanosecond.
+    """[n] starts and ends, at least a nanosecond apart.
+
+    A missing time is set to the other one, or, if both are missing, to the start of the span before it in the file. An
+    end before the start is set to the start.
     """
     starts, ends, latest = [], [], 0
     for span in spans:
@@ -94,13 +96,13 @@ def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list
 
 
 _LOOKED_BACK = 64
-"""Of agents that began before something, so many are looked at."""
+"""The number of preceding agent spans searched for one whose times enclose a span's."""
 
 
 def _meanwhile(
     spans: Sequence[int], agents: Sequence[int], start: Sequence[int], end: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Of each span that lies, by its times alone, in an agent's, that agent's."""
+    """Pairs of a span and the agent span whose times enclose it."""
     agents = sorted(agents, key=start.__getitem__)
     began = [start[agent] for agent in agents]
     for at in spans:
@@ -112,26 +114,26 @@ def _meanwhile(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which calls become steps."""
+    """The calls that become steps, and the reasons for leaving out the rest."""
 
     calls: list[int]
-    """Spans, in the order of their beginnings."""
+    """Spans of the calls that become steps, in order of start."""
     made: list[int]
-    """The same with those that are left out for what they are, or for whose: all that were made, each once."""
+    """The same and the calls left out for their agent or for a missing response: each call made, once."""
     agents: list[str]
-    """Of each of these, who made it."""
+    """The agent of each of `calls`."""
     several: list[int]
-    """Those of them that were given several responses."""
+    """Those of `calls` with several responses."""
     same_as: dict[int, int]
-    """Of a call that repeats another one, that one."""
+    """Repeated record of a call to the record that is kept."""
     left_out: dict[int, str]
-    """Of every other call, why not."""
+    """Every other call, with the reason."""
     shared_ids: int
-    """How many calls had the response id of another one, and another response."""
+    """Number of calls with the response id of another call but a different response."""
 
 
 def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
-    """The calls of the agents that are `wanted`, each once; not those of a reward, nor those that brought nothing."""
+    """Choose the calls whose agents match `wanted`, each once, without judges' calls and calls without a response."""
     reward = _rewards_around(play)
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
@@ -155,7 +157,7 @@ def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
     agents = {at: play.agent_of(at) for at in able if at not in same_as}
     made = [*agents, *_alone(play.forest, unable, able)] if unable else list(agents)
     made.sort(key=play.end.__getitem__)
-    made.sort(key=play.start.__getitem__)  # of those that began together, as they ended
+    made.sort(key=play.start.__getitem__)  # calls with the same start stay in order of their ends
     named = {agent for agent in agents.values() if wanted.search(agent)}
     for at, agent in agents.items():
         if agent not in named:
@@ -166,14 +168,15 @@ def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
 
 
 def _rewards_around(play: Play) -> list[int | None]:
-    """[n] the nearest span that is there to give a reward around each, or itself."""
+    """[n] the nearest enclosing reward span, or the span itself if it is one."""
     own = [at if type(meaning) is Reward else None for at, meaning in enumerate(play.meanings)]
     return play.forest.inherited(own) if play.rewards else own
 
 
 def _alone(forest: Forest, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
-    """Those of which nothing was recorded, unless another record may be of the same call: by its response id, or since
-    one lies inside of the other.
+    """Calls in `unable` with no other record.
+
+    Another record of the same call has its response id, or encloses it, or lies inside it.
     """
     ids = {call.response_id for call in able.values()} - {""}
     around = forest.inherited([at if at in able else None for at in range(len(forest.parents))])
@@ -187,23 +190,23 @@ def _alone(forest: Forest, unable: Mapping[int, ModelCall], able: Mapping[int, M
 
 
 def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
-    """Calls that were recorded more than once, and how many have the response id of another one without being the same.
+    """Map repeated records of calls to the record kept, and count calls that share only a response id.
 
-    The same are those of one response id, if they have the same response too or one lies inside of the other: there are
-    servers that give an id twice. Where one has no id, those of the same response inside of one another. The fullest
-    record stays; of equals the outermost, then the first.
+    Two records are of one call if they have the same response id and either the same response or one inside the other
+    (some servers return an id twice). If one has no id, they need the same response and one inside the other. The
+    fullest record is kept; among equals the outermost, then the first.
     """
     inside: dict[int, int] = {}
-    """Of what lies in a call, or is one, the nearest call."""
+    """Span to the nearest enclosing call, or to itself if it is a call."""
     of_id: dict[str, int] = {}
-    """By response id the first call."""
+    """Response id to its first call."""
     of_both: dict[tuple[str, str], int] = {}
-    """By response id and response, where an id has several responses."""
+    """Response id and response to their first call, for ids with several responses."""
     shared = 0
     group: dict[int, int] = {}
-    """By call, the first of those that are the same."""
+    """Call to the first record of the same call."""
     members: dict[int, list[int]] = {}
-    """By the first of those that are the same, all of them."""
+    """First record to all records of the same call."""
     for at in forest.order:
         around = inside.get(forest.parents[at])
         if at not in able:
@@ -221,14 +224,14 @@ def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> tuple[dict[int, 
                 if response and call.response and response != call.response:
                     first = of_both.setdefault((call.response_id, call.response), at)
                     shared += first == at
-                else:  # of a record without a text nothing more is known than the id
+                else:  # a record without a text has only its id to match
                     first = known
         group[at] = first
         if first != at:
             members.setdefault(first, [first]).append(at)
     same_as = {}
     for found in members.values():
-        fullest = max(found, key=lambda at: able[at].fullness)  # of equals the first
+        fullest = max(found, key=lambda at: able[at].fullness)  # among equals the first
         same_as.update({at: fullest for at in found if at != fullest})
     return same_as, shared
 

@@ -1,4 +1,4 @@
-"""Files of traces, whatever form they have."""
+"""Reads trace files in all supported forms."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from creditflow.errors import DataError
 
 
 def read_spans(paths: Path | str | Iterable[Path | str]) -> list[Span]:
-    """The spans of a file, or of several that belong together (collectors write spans into one and the log records
-    that have their messages into another): OTLP as JSON (one object, or one in each line), OTLP as protobuf (`.pb`,
-    `.bin`), Agent Lightning's spans as JSON (a list, or one in each line), or logs of chats (`chat_log`).
+    """Read the spans of one file, or of several that belong together.
 
-    Raises DataError where a file cannot be read as any of these.
+    Collectors may write spans to one file and the log records with their messages to another. Reads OTLP as JSON (one
+    object, or one per line), OTLP as protobuf (`.pb`, `.bin`, `.binpb`), Agent Lightning's spans as JSON (a list, or
+    one per line), and chat logs (`chat_log`). Raises DataError for a file of another form.
     """
     objects: list[Any] = []
     chats: list[Span] = []

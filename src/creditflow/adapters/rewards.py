@@ -1,7 +1,6 @@
-"""Which step, or which whole play, a reward of a trace belongs to.
+"""Assigns each reward of a trace to a step or to the whole trajectory.
 
-It knows the rules, in their order: what the reward says itself; the agent at work around it; time. Not what becomes of
-the numbers.
+The rules, in order: the reward's own links, the agent span around it, its time.
 """
 
 from __future__ import annotations
@@ -18,41 +17,42 @@ from creditflow.adapters.spans import text_of
 
 Rule = Literal["name", "link", "agent", "time"]
 WHOLE = -1
-"""In place of a step: the whole play."""
+"""Stands for the whole trajectory in place of a step's index."""
 OF_THE_WHOLE = ("outcome", "final_reward")
-"""A reward of one of these names is the whole play's, wherever it was given."""
+"""Names of rewards that belong to the whole trajectory, wherever they were given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One number that a reward gives, and whose it is."""
+    """One value of a reward, with its owner."""
 
     at: int
     """The reward's span."""
     name: str
     value: Any
     owner: int | None
-    """A step, `WHOLE`, or nobody."""
+    """A step's index, `WHOLE`, or None if unassigned."""
     rule: Rule
     nobody: str = ""
-    """Why it is nobody's."""
+    """The reason why it is unassigned."""
 
 
 def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
-    """Every number of every reward of `play`, by time.
+    """Assign every value of every reward of `play`, in order of time.
 
-    1. One of the name `outcome` is the whole play's, and so is one of a name in `OF_THE_WHOLE`.
-    2. What says where it belongs (a link to a span, the id of a response, an attribute of the span itself) belongs
-       there: to that call's step; to the last step, by then, of an agent whose span it is; to the whole play, where the
-       span encloses all calls; to the last call inside of any other span, by then; and where there is none inside (a
-       tool's span), to whom a reward would belong that was given there when it began. Of several links the first counts
-       that leads somewhere.
-    3. What lies inside of an agent's span belongs to the last step that this agent had made by then; unless all calls
-       and all rewards lie inside of agents' spans, these calls all inside of that one, which then says nothing.
-    4. Any other belongs to the last step that had ended by then. But where all had ended, and no step has a reward of
-       that name, it is the whole play's.
+    1. A reward named `outcome` or one of `OF_THE_WHOLE` belongs to the whole trajectory.
+    2. A reward with a target (a link to a span, a response id, or an attribute of the span itself) belongs to it. A
+       call's reward belongs to its step, and that of a span around all calls to the whole trajectory. That of an
+       agent's span belongs to the agent's last step so far, that of any other span to the last call inside it so far.
+       If a span has no calls (a tool's), its reward is treated as one given when the span began. Of several links the
+       first one that resolves counts.
+    3. A reward inside an agent's span belongs to the agent's last step so far. This rule does not apply if the span
+       contains all calls, unless some reward lies outside all agents' spans.
+    4. Any other reward belongs to the last step that had ended by then. It belongs to the whole trajectory if all steps
+       had ended and no step has a reward of that name.
 
-    All calls count, also those that are left out: what belongs to one of these is nobody's, and not the next one's.
+    Calls that are left out count as well: a reward that belongs to one of them is unassigned, rather than the next
+    step's.
     """
     if not play.rewards:
         return []
@@ -69,7 +69,7 @@ def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
 
 
 class _Owners:
-    """What is asked of one play again and again."""
+    """Look-ups over one trajectory that every reward shares."""
 
     def __init__(self, play: Play, chosen: Chosen) -> None:
         self._play, self._chosen = play, chosen
@@ -85,7 +85,7 @@ class _Owners:
                 own.calls.append(at)
                 own.ends.append(play.end[at])
         self._outside = any(play.agent_around[at] is None for at, _ in play.rewards)
-        """Whether a reward lies inside of no agent's span: then those that do are not the whole play's."""
+        """Whether a reward lies outside all agents' spans; rule 3 then applies even to an agent span around all calls."""
         inside = [0] * len(play.spans)
         for at in chosen.made:
             inside[at] = 1
@@ -93,7 +93,7 @@ class _Owners:
             if (parent := play.forest.parents[at]) >= 0:
                 inside[parent] += inside[at]
         self._n_inside = inside
-        """[n] calls at and inside of each span."""
+        """[n] number of calls at and inside each span."""
 
     def given(self, at: int, reward: Reward, outcome: str) -> Iterator[Given]:
         owner, rule, nobody = self._owner(at, reward)
@@ -106,14 +106,14 @@ class _Owners:
                 yield Given(at, name, value, owner, rule, nobody)
 
     def _owner(self, at: int, reward: Reward) -> _Owner:
-        own = not isinstance(self._play.meanings[at], Reward)  # an attribute of what it belongs to
+        own = not isinstance(self._play.meanings[at], Reward)  # an attribute of its target span
         time = self._play.end[at] if own else self._play.start[at]
         if not self._chosen.calls:
             return None, "time", "the play has no step"
         return self._linked(at, reward, time) if reward.links else self._by_place(at, time)
 
     def _by_place(self, at: int, time: int) -> _Owner:
-        """Whose a reward is that was given at `at`, and says no more."""
+        """The owner of a reward at `at` without a target, by rules 3 and 4."""
         around = self._play.agent_around[at]
         if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
             call = self._of_agent[around].last_by(time)
@@ -121,7 +121,7 @@ class _Owners:
         return self._step(self._all.last_by(time), "time", "no step had ended by then")
 
     def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
-        """The step that a call is, or why it is none; `otherwise`: why there is no call."""
+        """The step of a call, or the reason why it is no step; `otherwise`: the reason if `call` is None."""
         if call is None:
             return None, rule, otherwise
         call = self._chosen.same_as.get(call, call)
@@ -137,7 +137,7 @@ class _Owners:
         return found
 
     def _at(self, link: tuple[tuple[str, str], ...], given_at: int, time: int) -> _Owner:
-        """Whose what is linked to `link` is, or why it is nobody's."""
+        """The owner that a link resolves to, or the reason why it resolves to none."""
         if not link:
             return WHOLE, "link", ""
         first, *others = sorted([self._with(key, value) for key, value in link], key=len)
@@ -146,13 +146,13 @@ class _Owners:
             return None, "link", f"what it is linked to ({_spelled(link)}) is not in the play"
         same_as, end = self._chosen.same_as, self._play.end
         if steps := [at for one in spans if (at := same_as.get(one, one)) in self._step_of]:
-            # A server may have given the id of a response again: meant is the last that was there.
+            # A server may have reused a response id: the link means the last such call so far.
             return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link", "")
         owner, rule, nobody = self._of_span(spans[0], time)
         return owner, rule if spans[0] == given_at else "link", nobody
 
     def _of_span(self, at: int, time: int) -> _Owner:
-        """Whose a reward is that belongs to a span which is no step's."""
+        """The owner of a reward whose target span is not a step's."""
         n_inside = self._n_inside[at]
         if at in self._chosen.left_out:
             return self._step(at, "link", "")
@@ -165,7 +165,7 @@ class _Owners:
         return self._by_place(at, self._play.start[at])
 
     def _last_inside(self, at: int, time: int) -> int | None:
-        """Of the calls inside of a span, the last that had ended by `time`."""
+        """The last call inside a span that had ended by `time`."""
         place, behind = self._extent
         stop = bisect_right(self._all.ends, time)
         recent = reversed(self._all.calls[max(0, stop - _LOOKED_BACK) : stop])
@@ -173,9 +173,7 @@ class _Owners:
 
     @cached_property
     def _extent(self) -> tuple[list[int], list[int]]:
-        """[n], [n] of each span its place among all, as they enclose one another, and the first place behind what it
-        encloses.
-        """
+        """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
         order, parents = self._play.forest.order, self._play.forest.parents
         place = [0] * len(order)
         for at, span in enumerate(order):
@@ -187,7 +185,7 @@ class _Owners:
         return place, behind
 
     def _with(self, key: str, value: str) -> Sequence[int]:
-        """The spans that have an attribute of this value."""
+        """Spans whose attribute (or id) `key` has this value."""
         if key not in self._spans_with:
             if len(self._spans_with) == _MOST_KEYS:
                 return ()
@@ -202,11 +200,11 @@ class _Owners:
 
 
 _Owner = tuple[int | None, Rule, str]
-"""Whose a reward is, by which rule, and why it is nobody's."""
+"""The owner, the rule that found it, and the reason if there is no owner."""
 _MOST_KEYS, _MOST_SPANS = 16, 64
-"""So many different attributes may be linked by in one play, and so many spans that a link's rarest pair fits count."""
+"""Limits: different link attributes in one trajectory, and candidate spans that match a link's rarest pair."""
 _LOOKED_BACK = 1024
-"""So many calls, the last that had ended, are asked whether they lie inside of a span."""
+"""The number of last-ended calls searched for one inside a span."""
 
 
 def _is_in(rising: Sequence[int], number: int) -> bool:
@@ -220,12 +218,12 @@ def _spelled(link: tuple[tuple[str, str], ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Calls by their ends."""
+    """Calls sorted by end."""
 
     calls: list[int]
     ends: list[int]
 
     def last_by(self, time: int) -> int | None:
-        """The last that had ended by `time`."""
+        """The last call that had ended by `time`."""
         place = bisect_right(self.ends, time)
         return self.calls[place - 1] if place else None

@@ -1,8 +1,7 @@
-"""Spans of a trace, and the forms in which they come: OTLP (JSON, lines of JSON, protobuf), OpenTelemetry's own
-objects, Agent Lightning's.
+"""Spans of a trace, read from OTLP (JSON, JSON lines, protobuf), OpenTelemetry objects or Agent Lightning's spans.
 
-It knows the forms; not what attributes mean. What is damaged inside a readable form becomes a span with what is left of
-it: nothing is dropped here.
+Nothing is dropped here: a damaged span in a readable file keeps the fields that could be read. `meaning` interprets the
+attributes.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from creditflow.adapters.collector import without_collection
 from creditflow.errors import DataError, InputError, first_line
 
 LATEST = (1 << 63) - 2
-"""Times are nanoseconds since 1970 from 0 to here; others are none."""
+"""The largest valid time. Times are nanoseconds since 1970, above 0; a value outside this range counts as missing."""
 _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(slots=True)
 class Event:
-    """What was noted while a span was open, or in a log record that names the span."""
+    """An event recorded on a span, or a log record that names the span."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -39,7 +38,7 @@ class Event:
 
 @dataclass(slots=True)
 class Link:
-    """Another span that this one says it belongs to."""
+    """A reference from one span to another."""
 
     trace: str
     span: str
@@ -47,35 +46,35 @@ class Link:
 
 @dataclass(slots=True)
 class Span:
-    """One span, in nobody's form."""
+    """One span, independent of the form it was read from."""
 
     trace: str
     id: str
     parent: str | None
     name: str
     start: int | None
-    """Nanoseconds since 1970; None: not said."""
+    """Nanoseconds since 1970; None: not recorded."""
     end: int | None
     attributes: Mapping[str, Any]
     events: list[Event] = field(default_factory=list)
     links: Sequence[Link] = ()
     error: str = ""
-    """What its status says, where that is an error."""
+    """The status message if the status is an error, otherwise empty."""
     resource: Mapping[str, Any] = field(default_factory=dict)
     trace_id: str = ""
-    """OpenTelemetry's own, where `trace` is something else."""
+    """OpenTelemetry's trace id, if `trace` is something else."""
     unread: Sequence[tuple[str, str]] = ()
-    """Records of its file that could not be read: the name of each, and the reason."""
+    """Name and reason of each record of the file that could not be read."""
 
 
 NO_SPAN = "log records without a span"
-"""The id of the span that is made for log records which name none; there is one a trace."""
+"""The id of the span made for log records that name none, one per trace."""
 
 
 def json_values(data: bytes, path: Path) -> Iterator[Any]:
-    """The one value of a JSON file, or those of its lines."""
+    """Yield the single value of a JSON file, or the value of each line."""
     try:
-        # The decoder keeps back a character that the end of the data tears: its line is torn, too.
+        # The decoder holds back a last character that is cut off; its line is cut off too.
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(data)
     except UnicodeDecodeError as error:
         if data.startswith(_COMPRESSED):
@@ -90,14 +89,14 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
     except RecursionError as error:
         raise DataError(f"{path}: is nested too deep to be spans") from error
     except ValueError as error:
-        lines = [line for line in text.split("\n") if line.strip()]  # JSON may have other ends of lines in its texts
+        lines = [line for line in text.split("\n") if line.strip()]  # JSON strings may contain other line separators
         if len(lines) < 2:
             raise DataError(f"{path}: expected OTLP as JSON: {first_line(error)}") from error
     for number, line in enumerate(lines, 1):
         try:
             yield json.loads(line)
         except (ValueError, RecursionError) as error:
-            if number == len(lines):  # the writer was stopped in the middle of it
+            if number == len(lines):  # the writer was interrupted
                 warnings.warn(f"{path}: line {number}, the last, is torn; all before it is read", stacklevel=2)
                 return
             raise DataError(
@@ -107,12 +106,13 @@ def json_values(data: bytes, path: Path) -> Iterator[Any]:
 
 
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""So begin gzip's and zstandard's files."""
+"""Magic numbers of gzip and zstandard files."""
 
 
 def _of_signals(objects: list[Any], where: str) -> list[Any]:
-    """Without metrics and profiles, which collectors may write into the same file. Raises DataError if there is nothing
-    else.
+    """`objects` without metrics and profiles, which collectors may write to the same file.
+
+    Raises DataError if nothing else is left.
     """
     found = [one for one in objects if not (isinstance(one, dict) and not _OTHER_SIGNALS.isdisjoint(one))]
     if objects and not found:
@@ -124,8 +124,9 @@ _OTHER_SIGNALS = frozenset(("resourceMetrics", "resourceProfiles"))
 
 
 def expect_spans(values: Iterable[Any], where: str) -> list[dict[str, Any]]:
-    """The JSON objects of spans and log records, of `values` or of lists in it. Raises DataError for others; its
-    message begins with `where`.
+    """The JSON objects of spans and log records, from `values` or from lists in it.
+
+    Raises DataError for other objects; its message begins with `where`.
     """
     objects = _of_signals([one for value in values for one in (value if isinstance(value, list) else [value])], where)
     for number, one in enumerate(objects, 1):
@@ -154,13 +155,13 @@ _NOT_READ = {
     "context": "spans of OpenTelemetry's console exporter",
     "data": "a trace of Jaeger",
 }
-"""Forms that are not read, by a key that only they have; an error names them."""
+"""Unsupported forms, by a key that only they have, for the error message."""
 
 
 def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
-    """The spans of JSON values, or of lists of them: OTLP or Agent Lightning's.
+    """Read spans from JSON values, or lists of them, in OTLP or Agent Lightning's form.
 
-    Raises DataError for others; its message begins with `where`.
+    Raises DataError for other values; its message begins with `where`.
     """
     objects = expect_spans(values, where)
     spans, logs = _otlp(one for one in objects if "span_id" not in one)
@@ -171,8 +172,10 @@ def from_json(values: Iterable[Any], where: str = "spans") -> list[Span]:
 
 
 def from_otlp_json(messages: Iterable[Mapping[str, Any]]) -> list[Span]:
-    """The spans of OTLP messages in their JSON form; log records that name a span become its events, in whatever
-    message they are. Those about generative AI whose span is nowhere become one.
+    """Read spans from OTLP messages in JSON form.
+
+    Log records that name a span become its events, even from another message. `gen_ai.*` records whose span is missing
+    become a new span.
     """
     return _joined(*_otlp(messages))
 
@@ -208,7 +211,7 @@ def _otlp(messages: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[_Log]
 def _each(
     holder: Mapping[str, Any], keys: Sequence[str], where: str, lost: list[tuple[str, str]]
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects in a list of `holder`, each with its place in the file; what is no object goes to `lost`."""
+    """Yield the objects in a list of `holder`, each with its place in the file; list other values in `lost`."""
     key = next((key for key in keys if holder.get(key) is not None), keys[0])
     found = holder.get(key)
     place = f"{where}.{key}" if where else key
@@ -228,7 +231,7 @@ def _each(
 
 _BESIDE_LISTS = frozenset(("resource", "scope", "schemaUrl", "instrumentationLibrary", "resourceMetrics"))
 UNREADABLE = "unreadable"
-"""The id of the span that is made for records of a file other than spans."""
+"""The id of the span that carries the unreadable records of a file."""
 
 
 def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
@@ -240,22 +243,21 @@ def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
 
 
 def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
-    """The name of a log record's event: its own field, or an attribute where the record has no such field."""
+    """The event name of a log record, from its field or an attribute; a `gen_ai.*` name is preferred."""
     names = [text_of(one) for one in (name, *map(attributes.get, ("event.name", "otel.event.name"))) if one]
     return next((one for one in names if one.startswith("gen_ai.")), names[0] if names else "")
 
 
 def is_of_models(event: Event) -> bool:
-    """Whether an event is one of OpenTelemetry's conventions for generative AI, by its name or by what it has."""
+    """Whether an event belongs to OpenTelemetry's generative-AI conventions, by its name, attributes or body."""
     body = event.body if isinstance(event.body, dict) else {}
     return event.name.startswith("gen_ai.") or any(key.startswith("gen_ai.") for key in (*event.attributes, *body))
 
 
 def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[Span] = ()) -> list[Span]:
-    """Spans with the events that log records tell of them. For `gen_ai.*` records whose span is not there one is made,
-    without a name.
+    """Attach log records to spans as events; `gen_ai.*` records whose span is missing get a new span without a name.
 
-    `named_otherwise`: more spans, whose traces have names that log records do not know.
+    `named_otherwise`: further spans, whose `trace` differs from the trace id in log records.
     """
     spans = [*spans, *named_otherwise]
     if not logs:
@@ -264,7 +266,7 @@ def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[S
     any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
     events: dict[int, tuple[Span, list[Event]]] = {}
     for number, log in enumerate(logs):
-        # The records of one call belong together; an evaluation stands alone, at its own time.
+        # The records of one call belong together; an evaluation is separate, with its own time.
         is_alone = "evaluation" in log.event.name or any("evaluation" in key for key in log.event.attributes)
         key = log.trace, log.span or (f"log record {number}" if is_alone else NO_SPAN)
         found = known.get(key) or (other_names if log.trace else any_trace).get(log.span)
@@ -280,13 +282,13 @@ def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[S
 
 
 def _by_id(spans: Sequence[Span]) -> dict[str, Span]:
-    """Those whose id is no other's."""
+    """Id to span, for spans with a unique id."""
     often = Counter(span.id for span in spans)
     return {span.id: span for span in spans if span.id and often[span.id] == 1}
 
 
 def _in_order(events: list[Event]) -> list[Event]:
-    """By time, each once: collectors may write records in another order, or twice."""
+    """Events sorted by time without duplicates: collectors may write records out of order, or twice."""
     if any(event.time is None for event in events):
         return events
     once = {repr(event): event for event in events}
@@ -318,16 +320,17 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
 
 
 def from_otlp_protobuf(data: bytes, where: str = "spans") -> list[Span]:
-    """The spans of OTLP messages: one (TracesData, LogsData, or a request to export them, which has the same bytes), or
-    many, each behind its length in four bytes, as collectors write them to files.
+    """Read spans from OTLP messages in protobuf.
 
-    Raises DataError where the bytes are something else, InputError where opentelemetry-proto is not installed.
+    `data` is one message (TracesData, LogsData, or an export request, which has the same bytes) or a sequence of
+    messages, each after its length in four bytes, as collectors write them to files. Raises DataError for other bytes,
+    InputError if opentelemetry-proto is not installed.
     """
     return from_otlp_json(protobuf_messages(data, where))
 
 
 def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
-    """OTLP messages as `from_otlp_protobuf` takes them, in their JSON form."""
+    """Decode the bytes that `from_otlp_protobuf` accepts to OTLP messages in JSON form."""
     try:
         from google.protobuf.json_format import MessageToDict
         from google.protobuf.message import DecodeError
@@ -338,8 +341,8 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
         raise InputError(f"{where}: protobuf needs opentelemetry-proto: pip install 'creditflow[traces]'") from error
 
     def one(part: bytes) -> Any:
-        # Nothing in the bytes says what they are. Read as metrics, nothing else has names that are texts; read as
-        # spans, log records are broken or have no ids.
+        # The bytes do not identify their message type. Parsed as metrics, only metrics have valid names; parsed as
+        # spans, log records fail or have no ids.
         with suppress(DecodeError):
             measured = MetricsData.FromString(part)
             metrics = [
@@ -367,7 +370,7 @@ def protobuf_messages(data: bytes, where: str) -> list[dict[str, Any]]:
 
 
 def _framed(data: bytes, where: str) -> list[bytes]:
-    """The messages of a file in which each follows its length; none where it is no such file."""
+    """The messages of a file of length-prefixed messages; empty for any other file."""
     parts: list[bytes] = []
     at = 0
     while at < len(data):
@@ -388,7 +391,7 @@ def _attributes(raw: Any) -> dict[str, Any]:
 
 
 def _value(raw: Any) -> Any:
-    """An OTLP AnyValue as Python has it; one that is nested deeper than Python reads is None."""
+    """An OTLP AnyValue as a Python value; None if it is malformed or nested too deep."""
     if not isinstance(raw, dict) or not raw:
         return None
     kind, value = next(iter(raw.items()))
@@ -407,7 +410,7 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
 
 
 def _hex(raw: Any) -> str:
-    """An id: OTLP's JSON has it in hexadecimal, protobuf's own JSON in base64; of zeros alone, it is none."""
+    """An id in hexadecimal, from OTLP JSON (hexadecimal) or protobuf's JSON (base64); empty for all zeros."""
     text = text_of(raw)
     try:
         id = text.lower() if len(text) in (16, 32) else base64.b64decode(text, validate=True).hex()
@@ -417,12 +420,12 @@ def _hex(raw: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A text that UTF-8 can hold; empty for None. Half a surrogate pair, which is no character, becomes U+FFFD."""
-    if type(value) is str and value.isascii():  # as most are
+    """`value` as a text that UTF-8 can encode; empty for None. A lone surrogate becomes U+FFFD."""
+    if type(value) is str and value.isascii():  # the common case
         return value
     try:
         text = value if isinstance(value, str) else "" if value is None else str(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits; a list in a list in a list
+    except (ValueError, RecursionError):  # a number of thousands of digits; a deeply nested list
         return ""
     if text.isascii():
         return text
@@ -430,7 +433,7 @@ def text_of(value: Any) -> str:
 
 
 def time_of(raw: Any) -> int | None:
-    """Nanoseconds; None for what is no time."""
+    """`raw` as nanoseconds; None if it is not a valid time."""
     try:
         time = int(raw)
     except (TypeError, ValueError, OverflowError):
@@ -450,7 +453,7 @@ def _objects(raw: Any) -> list[Any]:
 
 
 def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
-    """Of OpenTelemetry's `ReadableSpan`s, and of its log records (`ReadableLogRecord`), as exporters get them."""
+    """Read OpenTelemetry's `ReadableSpan` and `ReadableLogRecord` objects, as exporters receive them."""
     found = []
     for span in spans:
         context, parent, status = span.context, span.parent, span.status
@@ -487,7 +490,7 @@ def _readable_log(log: Any) -> _Log:
 
 
 def from_agent_lightning(spans: Iterable[Any]) -> list[Span]:
-    """Of Agent Lightning's spans (0.3), its objects or what `model_dump` makes of them: a play is one attempt."""
+    """Read Agent Lightning's spans (0.3), as objects or as `model_dump` output; each attempt is one trajectory."""
     with without_collection():
         return [
             _of_agent_lightning(raw if type(raw) is dict or isinstance(raw, Mapping) else vars(raw)) for raw in spans
@@ -531,8 +534,8 @@ def _link(context: Mapping[str, Any]) -> Link:
 
 
 def _plain(value: Any) -> Mapping[str, Any]:
-    """A mapping, or a model's fields as one."""
-    if type(value) is dict or isinstance(value, Mapping):  # the first is what most are, and soon told
+    """A mapping as is, or a model's fields as a mapping."""
+    if type(value) is dict or isinstance(value, Mapping):  # most are a dict, and the first check is fast
         return value
     return getattr(value, "__dict__", None) or {}
 
