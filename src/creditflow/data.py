@@ -1,6 +1,6 @@
-"""Reads and writes tasks: verl-schema Parquet and JSONL, published GSM8K, or a function of the user's.
+"""Reads and writes tasks: Parquet and JSONL in verl's schema, published GSM8K, or a user's function.
 
-It must not know what is done with a task. pyarrow is imported only when a Parquet file is read or written.
+pyarrow is imported only when a Parquet file is read or written.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ Split = Literal["train", "val"]
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _SHAREGPT = {"human": "user", "gpt": "assistant"}
-"""Roles by their names in ShareGPT's files, which no chat template has."""
+"""Role names in ShareGPT files, which no chat template accepts, to standard roles."""
 _CALCULATION = re.compile(r"<<([^<>]*)>>")
 
 
 def load_tasks(
     files: str | Sequence[str] | None, base: Path, recipe_settings: Mapping[str, Any], split: Split
 ) -> list[Task]:
-    """The tasks of `data.train_files` or `data.val_files`, file after file.
+    """Load the tasks of `data.train_files` or `data.val_files`, in the order of the files.
 
-    A file is looked up in `base` (the recipe's folder), then in the working directory: `.parquet` or `.jsonl` with
-    verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as `function(split=..., recipe=...)`
-    and returns a list of tasks. Raises DataError (with file and line, where there is one) for what cannot be used.
+    A file is looked up in `base` (the recipe's folder), then in the working directory. It is `.parquet` or `.jsonl`
+    with verl's columns, or GSM8K's JSONL as published. `file.py:function` is called as
+    `function(split=..., recipe=...)` and returns a list of tasks. Raises DataError, with the file and the line if
+    there is one, for unusable files and tasks.
     """
     key = f"data.{split}_files"
     names = [files] if isinstance(files, str) else list(files or [])
@@ -49,22 +50,22 @@ def load_tasks(
 
 
 def validation_words(train_files: Any, val_files: Any, count: int) -> str:
-    """Count and source of the validation tasks: without `data.val_files` they come from `data.train_files`."""
+    """Describe the count and source of validation tasks, which without `data.val_files` is `data.train_files`."""
     noun = "task" if count == 1 else "tasks"
     if val_files is not None:
         return f"{count} {noun}"
     files = [train_files] if isinstance(train_files, str) else list(train_files or [])
-    if all(is_reference(name) for name in files):  # the function gets split="val", and may make other tasks
+    if all(is_reference(name) for name in files):  # the function gets split="val" and may return other tasks
         return f"{count} {noun} of data.train_files with split=val (data.val_files is not set)"
     return f"{count} training {noun} (data.val_files is not set)"
 
 
 def gsm8k_tasks(path: Path | str) -> list[Task]:
-    """The tasks of a published GSM8K file (JSONL of question and answer), in verl's terms.
+    """Load a published GSM8K file (JSONL of question and answer) as tasks in verl's schema.
 
     `ground_truth` is the number after ####, without thousands separators. `extra_info` holds `index`, `split` (by the
-    file's name), `answer` (the solution as published) and `calculations` (what stands between << and >>: `48/2=24`).
-    Raises DataError with the line of what is no such row.
+    file's name), `answer` (the solution as published) and `calculations` (the texts between << and >>, such as
+    `48/2=24`). Raises DataError, with the line, for any other row.
     """
     path = _existing(Path(path), "gsm8k")
     tasks: list[Task] = []
@@ -78,10 +79,10 @@ def gsm8k_tasks(path: Path | str) -> list[Task]:
 
 
 def write_tasks(tasks: Sequence[Task], out: Path | str, ability: str = "math") -> None:
-    """Write verl's columns (data_source, prompt, ability, reward_model, extra_info) as Parquet.
+    """Write tasks as Parquet with verl's columns (data_source, prompt, ability, reward_model, extra_info).
 
-    Written to the side, synced, then renamed: `out` is either as it was or complete. Raises DataError where the tasks
-    do not fit one table (`ground_truth` a number in one and a text in another).
+    The write is atomic: a temporary file is synced, then renamed to `out`. Raises DataError if the tasks do not fit one
+    table, for example if `ground_truth` is a number in one task and a text in another, or if `out` cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -156,7 +157,7 @@ def _existing(path: Path, key: str) -> Path:
 
 
 def _jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number (from 1) and object of each line that is not blank."""
+    """Yield line number (from 1) and object for each line that is not blank."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -182,7 +183,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
 
 
 def _task(row: Mapping[str, Any], where: str) -> Task:
-    """A row with verl's columns."""
+    """Build a task from a row with verl's columns."""
     if missing := [name for name in ("data_source", "prompt", "reward_model") if row.get(name) is None]:
         raise DataError(f"{where}: missing {', '.join(missing)} (verl's columns), got {_keys(row)}")
     prompt, reward_model, extra_info = row["prompt"], row["reward_model"], row.get("extra_info")
@@ -204,9 +205,9 @@ def _task(row: Mapping[str, Any], where: str) -> Task:
 
 
 def _message(message: object, where: str) -> dict[str, Any]:
-    """A message of a prompt: no null keys, its content as one text.
+    """Return a prompt message without null keys, with its content as one text.
 
-    Raises DataError for what is no message, or holds more than text.
+    Raises DataError for a value that is not a message, or for content other than text.
     """
     if not isinstance(message, dict) or not isinstance(message.get("role"), str) or "content" not in message:
         raise DataError(f"{where}: expected a message {{role, content}}, got {str(message)[:80]!r}")
@@ -225,9 +226,9 @@ def _message(message: object, where: str) -> dict[str, Any]:
 
 
 def _expect_json(value: object, where: str, ascii_only: bool = True) -> None:
-    """Raises DataError, with the place, for what JSON cannot say: a date, bytes.
+    """Raise DataError, with the place, for a value that JSON cannot represent (a date, bytes).
 
-    `ascii_only`: half of a surrogate pair is then spelled out; otherwise it is refused, for no tokenizer reads it.
+    `ascii_only`: accept a lone surrogate, which is then escaped; otherwise refuse it, as no tokenizer can encode it.
     """
     try:
         json.dumps(value, ensure_ascii=ascii_only).encode()

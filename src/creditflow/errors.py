@@ -1,6 +1,6 @@
-"""What can go wrong, as one small hierarchy.
+"""The exceptions of creditflow.
 
-Every message names what it is about (an id, a key, a file), what was expected and what came.
+Every message names its subject (an id, a key, a file), the expected value and the actual one.
 """
 
 import difflib
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class CreditflowError(Exception):
-    """The base of every error that creditflow raises on purpose."""
+    """Base class of the errors that creditflow raises."""
 
     trajectories: Sequence[Any] = ()
-    """The trajectories that it was raised for; their `info` holds the failures."""
+    """The trajectories concerned; their `info` holds the failures."""
 
 
 class InputError(CreditflowError):
@@ -33,54 +33,54 @@ class ModelError(InputError):
 
 
 class RewardError(InputError):
-    """A reward function cannot be loaded, or matches nothing, so that nothing would be learned."""
+    """A reward function cannot be loaded, or matches no step, so that training would have no signal."""
 
 
 class UnknownAgentError(ConfigError):
-    """An option speaks of an agent that is not in the team."""
+    """An option names an agent that is not in the team."""
 
 
 class BatchError(CreditflowError):
-    """Columns that do not make a trajectory batch, or one that the options cannot be applied to."""
+    """The columns do not form a valid trajectory batch, or the options do not apply to it."""
 
 
 class EmptyBatchError(BatchError):
-    """There is no step to assign credit to."""
+    """The batch has no steps to assign credit to."""
 
 
 class ShapeError(BatchError):
-    """A column, or a mask, has the wrong length or type."""
+    """A column or a mask has the wrong length or type."""
 
 
 class CycleError(BatchError):
-    """Steps use one another's output in a circle."""
+    """The parents of steps form a cycle."""
 
 
 class OrderError(BatchError):
-    """A parent comes after its child, or steps lie in another order than they were made."""
+    """A parent comes after its child, or steps are not in the order in which they were made."""
 
 
 class NotFiniteError(BatchError):
-    """NaN or infinity where a number was expected."""
+    """A value is NaN or infinite where a finite number is expected."""
 
 
 class ScoreRangeError(BatchError):
-    """A score outside [0, 1] after rescaling from its declared range."""
+    """A score lies outside its declared range (outside [0, 1] after rescaling), or the range is invalid."""
 
 
 class TooManyFailedScores(CreditflowError):
-    """More scores failed than `reward.max_failed_frac` allows; training on the rest would mislead."""
+    """More scores failed than `reward.max_failed_frac` allows; training on the rest would be misleading."""
 
 
 class AgentError(CreditflowError):
-    """Raised by a workflow where the agents themselves went wrong (unparsable output, an illegal action).
+    """Raised by a workflow for an agent's mistake (unparsable output, an illegal action).
 
-    The trajectory is kept with outcome 0: were it dropped, crashing would cost an agent nothing.
+    The trajectory is kept with outcome 0. If it were dropped, an agent could crash without cost.
     """
 
 
 class PromptTooLong(CreditflowError):
-    """A prompt leaves no room for a response; its trajectory ends there with status `truncated`."""
+    """A prompt leaves no room for a response; its trajectory ends with status `truncated`."""
 
 
 class RolloutTimedOut(CreditflowError):
@@ -93,9 +93,9 @@ class RolloutTimedOut(CreditflowError):
 
 
 class EndpointError(CreditflowError):
-    """A model behind an endpoint gave no usable reply, however often it was asked; the play that waited for it failed.
+    """A model behind an endpoint gave no usable reply after all retries; the rollout that waited for it failed.
 
-    `timed_out`: it did not answer in time. `prompt_too_long`: it said that it has no room for the prompt.
+    `timed_out`: the endpoint did not reply in time. `prompt_too_long`: it rejected the prompt as too long.
     """
 
     def __init__(self, message: str, *, timed_out: bool = False, prompt_too_long: bool = False) -> None:
@@ -105,21 +105,21 @@ class EndpointError(CreditflowError):
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its type's name where it says nothing."""
+    """The first line of an error's message; the name of its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def says_disk_full(error: BaseException) -> bool:
-    """Whether an error is that of a write for which there was no room."""
+    """Whether an error comes from a write to a full disk (or beyond a quota)."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """` (did you mean 'x'?)` with the known word that is nearest, whatever its case; empty where none is near."""
+    """` (did you mean 'x'?)` with the nearest known word, ignoring case; empty if none is close."""
     spellings = {name.lower(): name for name in known}
     close = difflib.get_close_matches(str(word)[:_LONGEST_WORD].lower(), spellings, n=1)
     return f" (did you mean {spellings[close[0]]!r}?)" if close else ""
 
 
 _LONGEST_WORD = 200
-"""Characters of a word that are compared; the comparison takes longer than linear."""
+"""Number of characters of a word that are compared; the time of the comparison is superlinear."""

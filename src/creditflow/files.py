@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all: written to the side, synced, renamed. Knows no contents."""
+"""Atomic writes of files and folders: written under a temporary name, synced, renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from creditflow.errors import InputError, first_line, says_disk_full
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
-    """`write` fills a file beside `target`, which then takes its place; what goes wrong leaves `target` as it was."""
+    """Let `write` fill a temporary file, then rename it to `target`; on an error `target` stays as it was."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         write(aside)
@@ -28,8 +28,9 @@ def write_whole(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def write_named(target: Path, write: Callable[[Path], object], option: str) -> None:
-    """`write_whole` for a file that an option of a command names; its folder is made. Raises InputError where it cannot
-    be written, but for a full disk, which is no mistake of the input.
+    """Call `write_whole` for a file named by a command's option; make its folder.
+
+    Raises InputError if the file cannot be written. A full disk is not an input error: its OSError propagates.
     """
     make_folder(target.parent, option)
     try:
@@ -41,7 +42,7 @@ def write_named(target: Path, write: Callable[[Path], object], option: str) -> N
 
 
 def json_ready(value: Any) -> Any:
-    """`value`, with null in place of numbers that JSON has no word for, in mappings and lists too."""
+    """`value` with None in place of NaN and infinities, in nested mappings and lists too."""
     if isinstance(value, Mapping):
         return {key: json_ready(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -50,7 +51,7 @@ def json_ready(value: Any) -> Any:
 
 
 def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
-    """`fill` fills a folder beside `target`, which is then renamed. If `target` is there by then, it is kept."""
+    """Let `fill` fill a temporary folder, then rename it to `target`; an existing `target` is kept."""
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -60,7 +61,7 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
         aside.chmod(0o755)
         aside.rename(target)
     except OSError:
-        if not target.is_dir():  # another process was quicker, which is as good
+        if not target.is_dir():  # if it exists, another process made it first, with the same result
             raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -68,7 +69,7 @@ def make_whole(target: Path, fill: Callable[[Path], object]) -> None:
 
 
 def make_folder(path: Path, key: str) -> None:
-    """The folder `path`, that the option `key` asks for; raises InputError where it cannot be made."""
+    """Make the folder `path`, which the option `key` names; raise InputError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,7 +78,7 @@ def make_folder(path: Path, key: str) -> None:
 
 @contextmanager
 def alone_in(folder: Path, refused: Exception) -> Iterator[None]:
-    """While no other process is in here with the same folder, which is there. Raises `refused` where one is."""
+    """Hold an exclusive lock on an existing folder; raise `refused` if another process holds it."""
     with (folder / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,4 @@
-"""Reads Hugging Face folders safely: local files only, safetensors only, no code from the folder.
-
-It must not know what a model is for: that is the engine's, or the reward function's.
-"""
+"""Loads Hugging Face folders safely: local files only, safetensors only, no code from the folder."""
 
 from __future__ import annotations
 
@@ -22,11 +19,12 @@ _AUTO_CLASS: dict[Kind, str] = {
 def load_folder(
     folder: Path | str, kind: Kind, key: str, dtype: Any = None, *, new_head: bool = False
 ) -> tuple[Any, Any]:
-    """The model and the tokenizer in `folder`; weights as `dtype` (default float32), on the CPU.
+    """Load the model and the tokenizer in `folder`; weights as `dtype` (default float32), on the CPU.
 
-    `key`: the option that names the folder, for the message. `new_head`: of a token classifier, whose one output per
-    token is then 0 everywhere if the folder has no such weights. Raises ModelError that names what is missing: weights
-    among them, for transformers fills in random ones (a causal LM read as a token classifier gets a random head).
+    `key`: the option that names the folder, for error messages. `new_head`: a token classifier without head weights
+    gets a new head, with one output per token that is 0 everywhere. Raises ModelError with the missing part. Missing
+    weights are an error too: transformers would fill in random ones (a causal LM loaded as a token classifier would
+    get a random head).
     """
     import torch
     import transformers
@@ -43,7 +41,7 @@ def load_folder(
         raise unusable(key, path, f"has no usable config.json: {first_line(error)}") from error
     tokenizer = load_tokenizer(path, key)
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # what is missing is told below, and a head that is no use is not worth a warning
+    logging.set_verbosity_error()  # missing weights raise an error below; unused ones need no warning
     try:
         model, info = getattr(transformers, _AUTO_CLASS[kind]).from_pretrained(
             path,
@@ -72,10 +70,10 @@ def load_folder(
 
 
 def _align(model: Any) -> None:
-    """Weights in memory of torch's own, which begins at multiples of 64 bytes.
+    """Move weights to memory that torch allocated, which begins at multiples of 64 bytes.
 
-    What a file is read into begins anywhere, and products' last bits may depend on that: of two processes that load one
-    model, each would have its own.
+    Weights read from a file may begin at any address, and the last bits of matrix products may depend on it: two
+    processes that load the same model would compute different results.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.data_ptr() % _ALIGNED:
@@ -86,7 +84,7 @@ _ALIGNED = 64
 
 
 def load_tokenizer(folder: Path | str, key: str) -> Any:
-    """The tokenizer in `folder`; raises ModelError where there is none that can be used."""
+    """Load the tokenizer in `folder`; raise ModelError if it has no usable one."""
     from transformers import AutoTokenizer
 
     path = Path(folder)
@@ -100,22 +98,22 @@ def load_tokenizer(folder: Path | str, key: str) -> Any:
 
 
 def unusable(key: str, path: Path, why: str) -> ModelError:
-    """The error that says why the folder that `key` names cannot be used."""
+    """An error for the unusable folder that option `key` names, with the reason."""
     return ModelError(f"{key}: {path} {why}")
 
 
 def n_tokens(model: Any) -> int:
-    """Token ids that a model reads and predicts: often more than its tokenizer has, where the vocabulary is padded."""
+    """The size of a model's vocabulary, which may be padded beyond that of its tokenizer."""
     return int(model.get_input_embeddings().num_embeddings)
 
 
 @dataclass(frozen=True, slots=True)
 class PositionLimit:
-    """The number of tokens that one row of a model may have, prompt and response together."""
+    """The largest number of tokens in one row of a model, prompt and response together."""
 
     tokens: int
     rope: str = ""
-    """The kind of rotary embedding whose frequencies change beyond the limit; empty where they do not."""
+    """The kind of rotary embedding whose frequencies change beyond the limit; empty if they do not."""
 
     @property
     def reason(self) -> str:
@@ -133,11 +131,11 @@ _UNLIMITED = 1 << 30
 
 
 def position_limit(config: Any) -> PositionLimit:
-    """The limit that a model's configuration sets.
+    """The position limit in a model's configuration.
 
-    transformers computes the rotary frequencies of longrope (Phi-3, Phi-4-mini) and of dynamic NTK from the longest
-    position of a pass. Beyond a switch the rows of a batch would change each other, and a row that grows past it would
-    change its own past. Up to the switch neither happens, so it is the limit.
+    transformers computes the rotary frequencies of longrope (Phi-3, Phi-4-mini) and dynamic NTK from the longest
+    position of a pass. Beyond a threshold the rows of a batch would affect each other, and a row that grows past it
+    would change its earlier positions. Up to the threshold neither happens, so it is the limit.
     """
     text = config.get_text_config(decoder=True)
     limits = (getattr(text, name, None) for name in _LIMITS)
@@ -149,7 +147,7 @@ def position_limit(config: Any) -> PositionLimit:
 
 
 def _rope_switches(text: Any, positions: int) -> Iterator[tuple[str, int]]:
-    """The kinds of rotary embedding whose frequencies change, and the most tokens before they do."""
+    """Kinds of rotary embedding whose frequencies change, each with the most tokens before the change."""
     parameters = getattr(text, "rope_parameters", None) or {}
     each = parameters.values() if all(isinstance(one, dict) for one in parameters.values()) else [parameters]
     for rope in each:

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for: its import stays light."""
+"""Lazy imports of a package's names, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def attach(package: str, where: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """The `__getattr__` of `package` (PEP 562); `where`: the names that each module of it gives.
+    """Return a `__getattr__` for `package` (PEP 562); `where` maps each of its modules to the names in it.
 
-    No name may be that of a module of the package: once that is imported, it stands in the name's place.
+    A name must not equal the name of a module of the package: importing that module would replace it.
     """
     module_of = {name: module for module, names in where.items() for name in names}
 
@@ -19,7 +19,7 @@ def attach(package: str, where: Mapping[str, tuple[str, ...]]) -> Callable[[str]
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(import_module(module_of[name]), name)
-        setattr(sys.modules[package], name, value)  # asked for once
+        setattr(sys.modules[package], name, value)  # later look-ups skip this function
         return value
 
     return get

@@ -1,6 +1,6 @@
-"""Finds the user's own functions: `package.module:name`, or `file.py:name` relative to the recipe.
+"""Loads the user's functions: `package.module:name`, or `file.py:name` relative to the recipe.
 
-Naming a function in a recipe is asking to run it: this imports Python code, as the user's own command line does.
+Loading imports the module, so it runs the Python code that a recipe names.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import Any
 from creditflow.errors import ConfigError, did_you_mean
 
 _USER_MODULE = "creditflow_user_"
-"""How the names begin under which users' files are imported."""
+"""Prefix of the module names under which the user's files are imported."""
 _FILES: dict[str, tuple[str, bytes]] = {}
-"""The users' files that this process has loaded: module name -> path and text."""
+"""The user's files loaded by this process: module name -> path and text."""
 
 
 def load_object(reference: str, base: Path, key: str) -> Any:
-    """The object that `reference` names.
+    """Import and return the object that `reference` names.
 
-    `base`: the folder that a relative file is looked up in (the recipe's, then the working directory). `key`: the
-    option that holds the reference, for the message of a ConfigError.
+    A relative file is looked up in `base` (the recipe's folder), then in the working directory. `key`: the option that
+    holds the reference, for error messages. Raises ConfigError if the module, the file or the name does not exist or
+    cannot be loaded.
     """
     where, colon, name = reference.rpartition(":")
     if not colon or not where or not name:
@@ -62,8 +63,8 @@ def _load_file(file: str, base: Path, key: str) -> Any:
         raise ConfigError(f"{key}: no file {file!r} in {base} or the working directory")
     path = path.resolve()
     text = path.read_bytes()
-    # One module per file and process: two references to the same file must share its state. A file that was edited
-    # meanwhile, under a notebook, is another one.
+    # One module per file and process, so that two references to a file share its state. A file that was edited in the
+    # meantime (in a notebook session) gets a new module.
     name = f"{_USER_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + b' ' + text).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
@@ -74,7 +75,7 @@ def _load_file(file: str, base: Path, key: str) -> Any:
     sys.modules[name] = module
     _FILES[name] = (str(path), text)
     try:
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # the user's own, asked for by name
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))  # the user's own code, named in the recipe
     except SyntaxError as error:
         del sys.modules[name], _FILES[name]
         raise ConfigError(f"{key}: {error.filename or path}:{error.lineno or 1}: {error.msg}") from error
@@ -92,17 +93,17 @@ def _load_file(file: str, base: Path, key: str) -> Any:
 
 
 def loaded_files() -> dict[str, tuple[str, bytes]]:
-    """The users' files that this process has loaded, as they were then: module name -> path and text."""
+    """The user's files loaded by this process, as they were at loading: module name -> path and text."""
     return dict(_FILES)
 
 
 def offer_files(files: Mapping[str, tuple[str, bytes]]) -> None:
-    """Let this process import, under the same names, the files that another one has loaded."""
+    """Make files that another process has loaded importable here, under the same module names."""
     sys.meta_path.insert(0, _Offered(files))
 
 
 class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds and loads the files that were offered, from their text: another machine need not have them."""
+    """Imports offered files from their text, as another machine may not have them on disk."""
 
     def __init__(self, files: Mapping[str, tuple[str, bytes]]) -> None:
         self.files = files
@@ -112,7 +113,7 @@ class _Offered(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
             return None
         spec = importlib.util.spec_from_loader(fullname, self, origin=self.files[fullname][0])
         assert spec is not None
-        spec.has_location = True  # sets __file__: a recipe may look for what lies beside it
+        spec.has_location = True  # sets __file__: a recipe may open files beside it
         return spec
 
     def get_source(self, fullname: str) -> str:

@@ -1,4 +1,4 @@
-"""How a long command shows that it lives: a bar in a terminal, plain lines elsewhere. Knows no training."""
+"""Progress of long commands: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Bar(Protocol):
-    """Something long that advances."""
+    """A progress bar."""
 
     def advance(self, amount: int = 1, status: str = "") -> None:
-        """So much further; `status` says how it stands."""
+        """Advance by `amount` and show `status` if it is not empty."""
         ...
 
     def note(self, status: str) -> None:
-        """What is being done just now; shown where it can be shown in passing, in a terminal."""
+        """Show the current activity, in a terminal only."""
         ...
 
 
 class Reporter:
-    """Says what happens, on standard error, so that standard output stays for results."""
+    """Prints progress to standard error; standard output is for results."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, markup=False, emoji=False)
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, title: str, total: int) -> Iterator[Bar]:
-        """A bar of `total` parts; without a terminal, one plain line per part where parts carry a status."""
+        """Open a bar of `total` parts; without a terminal, print one line for each part with a status."""
         if not self.console.is_terminal:
             yield _PlainBar(self, title, total)
             return
@@ -71,4 +71,4 @@ class _PlainBar:
             self.reporter.say(f"{self.title} {self.done}/{self.total} {status}")
 
     def note(self, status: str) -> None:
-        """A line for each would drown the others."""
+        """Print nothing: notes would flood the log."""

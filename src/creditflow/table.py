@@ -1,11 +1,10 @@
-"""A batch as an Arrow table: the step files, and what travels between processes.
+"""Trajectory batches as Arrow tables, for Parquet files and messages between processes.
 
-It knows the nouns and how they lie in columns; not who writes, sends or asks. This module imports pyarrow, so it is
-imported where it is used.
+This module imports pyarrow at the top, so callers import it inside functions.
 
-A table has one row a step, in the batch's order, and one row with a null `step_id` for a trajectory without steps.
-What is said of a trajectory stands in each of its rows; in memory as a dictionary, so that a task of 100 kB is there
-once and not thirty times.
+A table has one row per step, in the batch's order, and one row with a null `step_id` for a trajectory without steps.
+The columns of a trajectory repeat in each of its rows. In memory they are dictionary-encoded, so that a task of 100 kB
+is stored once rather than for each of thirty steps.
 """
 
 from __future__ import annotations
@@ -77,36 +76,36 @@ _OF_STEP = pa.schema(
         ("stratum", _TEXT),
         ("step_info", _TEXT),  # JSON
         ("ref_logprobs", _REALS),
-        # The scores once more, as the numbers that credit is made of.
+        # The scores again, as the numbers from which credit is computed.
         ("score_names", pa.list_(_TEXT)),
-        ("score_values", _REALS),  # rescaled to [0, 1]; null where the scoring failed
+        ("score_values", _REALS),  # rescaled to [0, 1]; null if the scoring failed
         ("score_status", pa.list_(pa.int8())),  # 1 ok, 2 failed, 3 timeout
         ("score_weights", _REALS),
     ]
 )
 _CAME_LATER = {"ref_logprobs", "score_names", "score_values", "score_status", "score_weights"}
-"""Older files have none of these."""
+"""Columns that older files do not have."""
 
 
 _SCHEMA = pa.schema([*_OF_TRAJECTORY, *_OF_STEP])
 
 
 def schema() -> pa.Schema:
-    """The columns of a table: those of the trajectory, then those of the step."""
+    """The columns of a table: trajectory columns, then step columns."""
     return _SCHEMA
 
 
 class Column(Sequence[T]):
-    """Values of an Arrow column, each decoded when it is asked for. Equal to a tuple of the same values.
+    """Values of an Arrow column, each decoded on access. Equal to a tuple of the same values.
 
-    Asking raises BatchError for what cannot be decoded: no writer of ours wrote it.
+    Access raises BatchError for a value that cannot be decoded, so was not written by this module.
     """
 
     __slots__ = ("_decode", "_made", "_name", "_values")
 
     def __init__(self, values: pa.ChunkedArray, decode: Callable[[Any], T] | None = None, name: str = "") -> None:
         self._values, self._decode, self._name = values, decode, name
-        self._made: dict[int, T] = {}  # so that what may be changed in place is the same object every time
+        self._made: dict[int, T] = {}  # so that each access returns the same mutable object
 
     def __len__(self) -> int:
         return len(self._values)
@@ -155,19 +154,20 @@ class Column(Sequence[T]):
 
 
 def table_of(played: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
-    """The table of a batch, or of trajectories: that which the batch came from, if it came from one.
+    """The table of a batch or of trajectories; a batch built from a table returns that table.
 
-    Raises BatchError where what is given does not make a batch, or holds what cannot be written (a task or `info` that
-    JSON has no word for, text that UTF-8 cannot hold).
+    Raises BatchError if the trajectories do not form a batch or hold a value that cannot be written: a task or `info`
+    that JSON cannot represent, or text that UTF-8 cannot encode.
     """
     batch = played if isinstance(played, TrajectoryBatch) else TrajectoryBatch.from_trajectories(played)
     return batch.table if batch.table is not None else _spread(pa.Table.from_batches([_compact(batch)]))
 
 
 def pack(played: Trajectory | Sequence[Trajectory]) -> bytes:
-    """One message of whole, scored trajectories, for `unpack` in another process of the same run.
+    """Pack finished, scored trajectories into a message for `unpack` in another process of the same run.
 
-    A record batch without its schema, compressed, after a checksum and its size. Raises BatchError as `table_of` does.
+    The message is a checksum, the uncompressed size, and a compressed record batch without its schema. Raises
+    BatchError like `table_of`.
     """
     trajectories = [played] if isinstance(played, Trajectory) else list(played)
     message = _compact(TrajectoryBatch.from_trajectories(trajectories)).serialize()
@@ -176,9 +176,9 @@ def pack(played: Trajectory | Sequence[Trajectory]) -> bytes:
 
 
 def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
-    """The table of all trajectories in `messages`, in their order.
+    """Read the trajectories in `messages` into one table, in order.
 
-    Raises BatchError where a message was damaged on its way, or was packed by another version of creditflow.
+    Raises BatchError for a damaged message, or one packed by a version of creditflow with another schema.
     """
     parts, batches, size = [], [], 0
     for place, message in enumerate(messages):
@@ -190,18 +190,18 @@ def unpack(messages: Iterable[bytes | memoryview]) -> pa.Table:
             batches, size = [], 0
     parts.append(pa.Table.from_batches(batches, schema()).combine_chunks())
     table = pa.concat_tables(parts)
-    del parts, batches  # or what is joined below would be there twice
+    del parts, batches  # free the parts before their columns are joined
     for place, field in enumerate(table.schema):
-        if pa.types.is_list(field.type):  # so that the batch's tokens need no copy
+        if pa.types.is_list(field.type):  # so that the batch can view its tokens without a copy
             table = table.set_column(place, field, table.column(place).combine_chunks())
     return _spread(table)
 
 
 _CODEC = pa.Codec("lz4")
 _CHECKSUM, _SIZE = 4, 8
-"""Bytes of a message before its compressed part."""
+"""Bytes of the checksum and the size at the start of a message."""
 _AT_ONCE = 1 << 23
-"""Bytes of small messages that become one chunk while they are still in the processor's cache."""
+"""Bytes of messages that are combined into one chunk at a time, while they are still in the processor's cache."""
 
 
 def _opened(message: memoryview, place: int) -> pa.Buffer:
@@ -215,7 +215,7 @@ def _opened(message: memoryview, place: int) -> pa.Buffer:
 
 
 def _checksum(rest: bytes | memoryview) -> bytes:
-    """Of the schema, too: a message of other columns does not fit."""
+    """CRC-32 of the schema and `rest`, so that a message with other columns does not match."""
     return zlib.crc32(rest, _schema_checksum()).to_bytes(_CHECKSUM, "little")
 
 
@@ -225,7 +225,7 @@ def _schema_checksum() -> int:
 
 
 def _compact(batch: TrajectoryBatch) -> pa.RecordBatch:
-    """The rows of a batch; what is said of a trajectory stands in its first row only."""
+    """The rows of a batch, with trajectory columns in the first row of each trajectory only."""
     lengths_N = np.bincount(batch.trajectory_of_step, minlength=batch.n_trajectories)
     rows_N = np.maximum(lengths_N, 1)
     trajectory_of_row = np.full(int(rows_N.sum()), -1, dtype=np.int64)
@@ -314,7 +314,7 @@ def _json(values: Sequence[object], what: str, ids: Sequence[str]) -> pa.Array:
 
 
 def _spelled(value: object) -> str:
-    """JSON that every reader can read: half a surrogate pair, which is no character, becomes U+FFFD."""
+    """A value as JSON that every reader accepts: a lone surrogate becomes U+FFFD."""
     text = json.dumps(value)
     if "\\ud" not in text:
         return text
@@ -335,7 +335,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _names(names: Sequence[str], codes: Ints) -> pa.Array:
-    """The names that codes stand for; -1: null."""
+    """The names that codes index; -1: null."""
     return _take(_text(names, "name", names), codes)
 
 
@@ -353,7 +353,7 @@ def _offsets(counts: NDArray[Any]) -> Ints:
 
 
 def _spread(table: pa.Table) -> pa.Table:
-    """What stands in the first row of a trajectory, in all of its rows."""
+    """Copy trajectory columns from the first row of each trajectory to all of its rows, dictionary-encoded."""
     first_R = table.column("trajectory_id").is_valid()
     trajectory_of_row = pa.array(np.cumsum(first_R.to_numpy()) - 1)
     for place, field in enumerate(_OF_TRAJECTORY):
@@ -371,10 +371,10 @@ def _spread(table: pa.Table) -> pa.Table:
 
 
 def batch_of(table: pa.Table) -> TrajectoryBatch:
-    """The batch that a table holds. Text and JSON are decoded when they are asked for.
+    """Build a batch from a table. Text and JSON are decoded on access.
 
-    Columns of tokens may be views of the table, which cannot be written to. Raises BatchError where columns are missing
-    or contradict one another, naming the step or the trajectory.
+    Token columns may be read-only views of the table. Raises BatchError, naming the step or the trajectory, if columns
+    are missing or inconsistent.
     """
     known = _known(table)
     first_R, has_step_R = _starts(known)
@@ -391,13 +391,13 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
 
 
 def _known(table: pa.Table) -> pa.Table:
-    """The columns that a batch is made of, with their types; older tables are completed."""
+    """Select a batch's columns and cast them to the schema's types; add the columns that older tables lack."""
     present = set(table.column_names)
     if missing := sorted(set(schema().names) - _CAME_LATER - present):
         raise BatchError(f"expected the columns of a trajectory batch, missing {', '.join(missing)}")
     try:
         later = _from_before(table) if _CAME_LATER - present else {}
-    except (ValueError, TypeError, KeyError) as error:  # a status, a range or a value that no score has
+    except (ValueError, TypeError, KeyError) as error:  # an invalid status, range or value of a score
         raise BatchError(f"column scores: {first_line(error)}") from error
     columns = []
     for field in schema():
@@ -411,7 +411,7 @@ def _known(table: pa.Table) -> pa.Table:
 
 
 def _from_before(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns that came later, for a table that was written before: the scores' numbers from their JSON."""
+    """The columns that an older table lacks: no reference log-probabilities, and the scores' numbers from JSON."""
     scores, ids = Column(table.column("scores"), _scores_of_json, "scores"), table.column("step_id")
     masks = table.column("response_mask").to_pylist()
 
@@ -436,7 +436,7 @@ def _from_before(table: pa.Table) -> dict[str, pa.Array]:
 
 
 def _starts(table: pa.Table) -> tuple[Bools, Bools]:
-    """(first_R, has_step_R): which rows begin a trajectory, and which are steps."""
+    """(first_R, has_step_R): whether each row begins a trajectory, and whether it is a step."""
     ids = _plain(table.column("trajectory_id"))
     if ids.null_count:
         raise BatchError(f"row {_first(ids.is_null().to_numpy(False))}: expected a trajectory_id, got none")
@@ -454,11 +454,11 @@ def _starts(table: pa.Table) -> tuple[Bools, Bools]:
 
 
 class _Steps:
-    """The rows that are steps, column by column; nothing of a trajectory without steps."""
+    """The rows that are steps, in columns, without the rows of trajectories without steps."""
 
     def __init__(self, table: pa.Table, has_step_R: Bools, trajectory_S: Ints) -> None:
         self.table, self.has_step_R, self.trajectory_S, self.n = table, has_step_R, trajectory_S, len(trajectory_S)
-        self.rows = table  # but for lists, which are empty in other rows and so need nothing left out
+        self.rows = table  # scalar columns only: lists are empty in rows without a step, so `lists` reads `table`
         if self.n < len(has_step_R):
             edges = np.flatnonzero(np.diff(has_step_R, prepend=False, append=False)).reshape(-1, 2)
             scalars = table.select([field.name for field in _SCHEMA if not pa.types.is_list(field.type)])
@@ -475,19 +475,19 @@ class _Steps:
         return np.array(self.column(name).to_numpy(), dtype=np.int64)
 
     def lists(self, name: str) -> tuple[Ints, pa.Array]:
-        """The length of each step's list, and their values one after the other."""
+        """The length of each step's list, and the concatenated values."""
         lists = _whole(self.table.column(name))
         if lists.null_count:
             missing_S = lists.is_null().to_numpy(False)[self.has_step_R]
             self.refuse(missing_S, lambda s: f"expected a value in column {name}, got none")
         lengths_R = np.diff(lists.offsets.to_numpy()).astype(np.int64)
-        if lengths_R[~self.has_step_R].any():  # no writer of ours leaves anything there
+        if lengths_R[~self.has_step_R].any():  # not the case in tables from this module
             lists = lists.filter(pa.array(self.has_step_R))
         start, stop = lists.offsets[0].as_py(), lists.offsets[-1].as_py()
         return lengths_R[self.has_step_R], lists.values.slice(start, stop - start)
 
     def numbers(self, name: str, *, optional: bool = False) -> tuple[Ints, NDArray[Any]]:
-        """The same, as an array; a value that is missing is NaN if it may be."""
+        """`lists` with the values as an array; missing values become NaN if `optional`, or else raise BatchError."""
         lengths_S, values = self.lists(name)
         if not optional:
             self.refuse_nulls(name, lengths_S, values, "numbers")
@@ -566,7 +566,7 @@ def _step_columns(steps: _Steps, plays: pa.Table) -> dict[str, Any]:
 
 
 def _edges(steps: _Steps, index_S: Ints) -> tuple[Ints, Ints]:
-    """[E] the step that each edge leads to, and the index in its trajectory of the one that it comes from."""
+    """[E] child step of each edge, and its parent's index in the trajectory."""
     parents_S, parent_E = steps.numbers("parents")
     child_E = np.repeat(np.arange(steps.n), parents_S)
 
@@ -602,9 +602,10 @@ def _answers(plays: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
 
 
 def _expect_outcomes_ok(plays: pa.Table) -> None:
-    """Raises BatchError where an outcome has a number although its scoring failed.
+    """Raise BatchError if an outcome has a number although its scoring failed.
 
-    Only what does not say `ok` as our own writer says it is decoded: no text within JSON can hold those quotes.
+    Texts that contain `"status": "ok"` as this module writes it are not decoded: quotes inside a JSON string would be
+    escaped, so the match is safe.
     """
     scores = plays.column("outcome_score")
     says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
@@ -697,7 +698,7 @@ def _first(wrong: Bools) -> int:
 
 
 def _plain(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """One array of text."""
+    """A column as one array, dictionaries decoded to text."""
     return _whole(column.cast(_TEXT) if pa.types.is_dictionary(column.type) else column)
 
 
@@ -708,7 +709,7 @@ def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
 
 
 def _codes(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, tuple[str, ...]]:
-    """Integer codes in order of first appearance, -1 for null, and the names that they stand for."""
+    """Integer codes in order of first appearance, -1 for null, and the names that they index."""
     coded = _plain(column).dictionary_encode()
     return coded.indices.fill_null(-1).to_numpy().astype(np.int64), tuple(coded.dictionary.to_pylist())
 
@@ -740,11 +741,11 @@ _REPEATED = {
     *(field.name for field in _OF_TRAJECTORY if field.type == _TEXT),
     *("agent", "policy", "stratum", "response_mask", "score_names", "score_status"),
 }
-"""Columns of few different values. For the others to look for repetitions costs more than it saves."""
+"""Columns with few distinct values, written with a dictionary, which for other columns costs more than it saves."""
 
 
 _SPLIT = ("prompt_ids", "response_ids", "logprobs", "ref_logprobs")
-"""Columns of numbers whose high bytes are alike: byte by byte they are a fifth smaller, and written faster."""
+"""Numeric columns with similar high bytes: byte-stream split makes them a fifth smaller and faster to write."""
 
 
 def write(
@@ -758,7 +759,7 @@ def write(
 ) -> None:
     """See `TrajectoryBatch.write_parquet`. `trajectory_columns`, `token_columns`: further [N] and [T] columns.
 
-    `facts`: what is said of the file as a whole, as JSON can hold it.
+    `facts`: metadata of the file as a whole, as JSON values.
     """
     table, step_columns, facts = table_of(batch), step_columns or {}, facts or {}
     has_step_R = table.column("step_id").is_valid().to_numpy()
@@ -790,7 +791,7 @@ def write(
         table.schema,
         compression="zstd",  # a third smaller than lz4, for a fifth more time
         use_dictionary=[leaf[name] for name in leaf if name in repeated],
-        dictionary_pagesize_limit=1 << 30,  # a long task stays where it stands once
+        dictionary_pagesize_limit=1 << 30,  # keeps a long task in the dictionary, so stored once
         column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in leaf if name in split},
         write_statistics=False,
         store_schema=False,  # other readers need not know that texts were dictionaries here
@@ -811,19 +812,19 @@ def read(path: Path | str) -> TrajectoryBatch:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What stands in a file beside the batch."""
+    """The further contents of a file beside the batch."""
 
     facts: dict[str, Any]
     step: dict[str, NDArray[Any]]
     """[S] columns by name; NaN for null."""
     trajectory: dict[str, NDArray[Any]]
-    """[N]"""
+    """[N] columns by name."""
     token: dict[str, NDArray[Any]]
-    """[T]"""
+    """[T] columns by name."""
 
 
 def facts_of(path: Path | str) -> dict[str, Any]:
-    """What a file says of itself as a whole, without reading it. Raises BatchError for one that is none of ours."""
+    """Read the `facts` in a file's metadata, without its columns. Raises BatchError for a file of another kind."""
     try:
         with pq.ParquetFile(path) as file:
             return _facts(file)
@@ -845,9 +846,9 @@ def read_beside(
     trajectory_columns: Iterable[str] = (),
     token_columns: Iterable[str] = (),
 ) -> tuple[TrajectoryBatch, Beside]:
-    """The batch in a file, and those of the named columns beside it that are there.
+    """Read the batch in a file, and the named further columns that the file has.
 
-    Raises BatchError for a file that is none of ours, or whose columns contradict one another.
+    Raises BatchError for a file of another kind or with inconsistent columns.
     """
     try:
         repeated = [field.name for field in _OF_TRAJECTORY if field.type == _TEXT]

@@ -1,6 +1,6 @@
-"""Locations of errors in users' code: file, line and function, and the whole traceback.
+"""Locations of errors in the user's code: file, line and function, and the full traceback.
 
-In the short form, frames of creditflow, of Python and of installed libraries are left out.
+The short form leaves out frames of creditflow, Python and installed libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from creditflow.trajectory import Trajectory
 _NOT_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _LIBRARIES = ("site-packages", "dist-packages")
 _SHOWN = 3
-"""Frames of the short form: the innermost ones."""
+"""Number of frames in the short form, the innermost ones."""
 _NAME = 60
 TRACEBACK_CHARACTERS = 20_000
 
@@ -27,13 +27,13 @@ TRACEBACK_CHARACTERS = 20_000
 def location(error: BaseException) -> str:
     """The user's frames of an exception, innermost last: `team.py:42 in reward, text.py:7 in parse`.
 
-    Empty where it went through none of them.
+    Empty if it passed through none.
     """
     return ", ".join(list(_users_frames(error.__traceback__))[-_SHOWN:])
 
 
 def located(error: BaseException, text: str) -> str:
-    """`text`, which describes the exception, and where it was raised."""
+    """`text`, a description of the exception, with the location in the user's code."""
     where = location(error)
     return f"{text} ({where})" if where else text
 
@@ -42,9 +42,9 @@ _Error = TypeVar("_Error", bound=Exception)
 
 
 def at_users_line(error: _Error, raised: BaseException | None = None) -> _Error:
-    """The same exception; its message ends with the user's frames, if it was raised below any.
+    """Append the user's frames to the message of an exception, if it has any, and return it.
 
-    `raised`: the exception that reached the user's code in its place.
+    `raised`: the exception that passed through the user's code instead of `error`.
     """
     for one in (error, raised):
         if one is not None and location(one):
@@ -54,32 +54,32 @@ def at_users_line(error: _Error, raised: BaseException | None = None) -> _Error:
 
 
 def of_function(function: Callable[..., object]) -> str:
-    """The place of a function: `team.py:10 in solve`; empty for a callable without Python code."""
+    """The location of a function: `team.py:10 in solve`; empty for a callable without Python code."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f"{Path(code.co_filename).name[-_NAME:]}:{code.co_firstlineno} in {code.co_name}"
 
 
 def traceback_text(error: BaseException) -> str:
-    """The whole traceback, with its causes; of a very long one, beginning and end."""
+    """The full traceback with its causes; the middle of a very long one is cut out."""
     try:
         text = "".join(traceback.format_exception(error)).encode("utf-8", "replace").decode()
-    except Exception as broken:  # it may call `__str__` and `__repr__` of the user's classes
+    except Exception as broken:  # formatting may call `__str__` and `__repr__` of the user's classes
         text = f"{type(error).__name__}: its traceback cannot be written ({type(broken).__name__})\n"
     half = TRACEBACK_CHARACTERS // 2
     return text if len(text) <= TRACEBACK_CHARACTERS else f"{text[:half]}\n...\n{text[-half:]}"
 
 
 KEY = "tracebacks"
-"""In a trajectory's `info`: the whole traceback of what failed in it, by what that was."""
+"""Key in a trajectory's `info`: full tracebacks by the name of the part that failed."""
 
 
 def keep_traceback(trajectory: Trajectory, what: str, text: str) -> None:
-    """Keep the first traceback of `what` with a trajectory: it travels with it to the run's folder."""
+    """Store the first traceback of `what` in a trajectory's `info`, which is written to the run's folder."""
     trajectory.info.setdefault(KEY, {}).setdefault(what, text)
 
 
 def _users_frames(at: TracebackType | None) -> Iterator[str]:
-    """Outermost first."""
+    """The user's frames, outermost first."""
     while at is not None:
         code = at.tb_frame.f_code
         if _is_users(code.co_filename):

@@ -1,6 +1,6 @@
-"""The nouns that every room speaks: Task, Score, Step, Trajectory, and TrajectoryBatch, the same in columns.
+"""The data types of creditflow: Task, Score, Step, Trajectory, and TrajectoryBatch, the same in columns.
 
-This module knows nothing of models, rewards or credit. It imports numpy; pyarrow only when a file is read or written.
+This module is independent of models, rewards and credit. It imports pyarrow only to read or write a file.
 
 Shape suffixes: N trajectories, S steps, E edges, T response tokens, P prompt tokens, K reward functions.
 """
@@ -31,11 +31,11 @@ TrajectoryStatus = Literal["ok", "failed", "truncated"]
 TRAJECTORY_STATUSES: tuple[TrajectoryStatus, ...] = ("ok", "failed", "truncated")
 
 NOT_MATCHED, OK, FAILED, TIMEOUT = 0, 1, 2, 3
-"""Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: no such function looked at the step."""
+"""Codes of `TrajectoryBatch.score_status`. NOT_MATCHED: the function did not match the step."""
 RIGHT = 1.0 - 1e-9
-"""A score, rescaled to [0, 1], from which on a step or an answer counts as right."""
+"""The lowest rescaled score in [0, 1] at which a step or an answer counts as right."""
 RANGE_TOLERANCE = 1e-6
-"""Share of a range's width. Rounding may put a value this far beyond a bound; it then counts as the bound."""
+"""Tolerance for rounding, as a share of a range's width: a value this far beyond a bound counts as the bound."""
 CODE_OF_STATUS: dict[ScoreStatus, int] = {"ok": OK, "failed": FAILED, "timeout": TIMEOUT}
 
 
@@ -45,27 +45,27 @@ class Task:
 
     data_source: str
     prompt: tuple[Message, ...]
-    """Chat messages; `text` gives the last user message, which is what most workflows want."""
+    """Chat messages; `text` is the content of the last one, the only one that most workflows need."""
     ground_truth: Any
-    """verl's `reward_model.ground_truth`. Anything that JSON can hold."""
+    """verl's `reward_model.ground_truth`, any JSON value."""
     extra_info: dict[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        """The content of the last message."""
+        """The content of the last message; empty for an empty prompt."""
         return str(self.prompt[-1]["content"]) if self.prompt else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one reward function said of one step, or the outcome function of one trajectory."""
+    """The result of a reward function for one step, or of the outcome function for one trajectory."""
 
     value: float | tuple[float, ...]
     """One number, or one per response token. Meaningless unless `status` is ok."""
     range: tuple[float, float] = (0.0, 1.0)
-    """What the function may return; gates and credit see the value rescaled from it to [0, 1]."""
+    """Range of the function's values; gates and credit use the value rescaled from it to [0, 1]."""
     weight: float = 1.0
-    """Share in the step's weighted mean. 0: measured and reported, never part of credit."""
+    """Weight in the step's weighted mean. 0: measured and reported, but never part of credit."""
     status: ScoreStatus = "ok"
     reason: str = ""
     seconds: float = 0.0
@@ -74,11 +74,11 @@ class Score:
 
     @property
     def rescaled(self) -> float:
-        """The (mean) value, rescaled from `range` to [0, 1]; NaN where the scoring failed."""
+        """The (mean) value, rescaled from `range` to [0, 1]; NaN if the scoring failed."""
         return self.rescaled_over(())
 
     def rescaled_over(self, response_mask: Sequence[int]) -> float:
-        """The same, the mean of token values being taken over the tokens that the policy sampled, if there are any."""
+        """Like `rescaled`, but the mean of token values covers only the tokens that the policy sampled, if any."""
         if self.status != "ok":
             return float("nan")
         value = self.value
@@ -97,7 +97,7 @@ def _value(outcome: Score) -> float:
 
 
 def clip_rounding(value: float, low: float, high: float) -> float:
-    """The bound where rounding alone puts `value` beyond it (`RANGE_TOLERANCE`); any other value as it is."""
+    """`value`, moved to the bound if it is beyond it only by rounding (`RANGE_TOLERANCE`)."""
     if low <= value <= high:
         return value
     slack = RANGE_TOLERANCE * (high - low)
@@ -107,9 +107,9 @@ def clip_rounding(value: float, low: float, high: float) -> float:
 
 
 def into_range(value: float, allowed: tuple[float, float]) -> float:
-    """`value`, clipped to the bound where rounding alone puts it beyond.
+    """`value`, clipped to a bound if it is beyond it only by rounding.
 
-    Raises ScoreRangeError, with all digits, for a value further out and for NaN.
+    Raises ScoreRangeError for a value further out and for NaN; the message has all digits.
     """
     low, high = allowed
     clipped = clip_rounding(value, low, high)
@@ -133,7 +133,7 @@ class Step:
     """Position in the trajectory, from 0."""
     agent: str
     turn: int
-    """How many steps this agent had made before in this trajectory."""
+    """Number of earlier steps of this agent in this trajectory."""
     parents: tuple[int, ...]
     """Indices of the steps whose responses this prompt used; each smaller than `index`."""
     prompt: str
@@ -145,65 +145,65 @@ class Step:
     logprobs: tuple[float, ...] = ()
     """Natural log-probability of each response token when it was sampled; 0 where the mask is 0."""
     temperature: float = 1.0
-    """At which the response was sampled, and `logprobs` taken. 0: greedy; then nothing was sampled (mask 0)."""
+    """Sampling temperature, at which `logprobs` hold. 0: greedy decoding; no token counts as sampled (mask 0)."""
     policy: str = "default"
     policy_version: int = 0
-    """How many updates the policy had seen when it sampled this response."""
+    """Number of updates of the policy before it sampled this response."""
     scores: dict[str, Score] = field(default_factory=dict)
     stratum: str | None = None
-    """A label made from the prompt alone that splits groups (`algorithm.strata`)."""
+    """A label, computed from the prompt alone, that splits groups (`algorithm.strata`)."""
     info: dict[str, Any] = field(default_factory=dict)
     ref_logprobs: tuple[float, ...] = ()
-    """Natural log-probability of each response token, whatever its mask, by the policy's frozen reference; at the same
-    temperature as `logprobs` (at 1 where that is 0). Empty where the engine hands over none."""
+    """Natural log-probability of each response token under the policy's frozen reference, whatever its mask; at the
+    temperature of `logprobs` (at 1 if that is 0). Empty if the engine provides none."""
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One play of a task. The plays of one task share `uid`: they are its group."""
+    """The record of one rollout. The trajectories of a task share `uid` and form its group."""
 
     id: str
     uid: str
     task: Task
     steps: list[Step] = field(default_factory=list)
     answer_steps: tuple[int, ...] = ()
-    """Indices of the steps that the answer came from; the last step if the workflow named none."""
+    """Indices of the steps that produced the answer; the last step if the workflow named none."""
     answer: str | None = None
-    """What the workflow returned."""
+    """The workflow's return value."""
     outcome: Score | None = None
-    """The global reward; None until scored, and where no outcome function is given."""
+    """The global reward; None before scoring, or without an outcome function."""
     status: TrajectoryStatus = "ok"
     info: dict[str, Any] = field(default_factory=dict)
 
 
 def _codes(values: Iterable[str]) -> tuple[Ints, tuple[str, ...]]:
-    """Integer codes in order of first appearance, and the names that they stand for."""
+    """Integer codes in order of first appearance, and the names that they index."""
     names: dict[str, int] = {}
     codes = [names.setdefault(value, len(names)) for value in values]
     return np.asarray(codes, dtype=np.int64), tuple(names)
 
 
 class _FromTable:
-    """A batch that remembers its table. Not in a field, for a batch with other columns (`replace`) has none."""
+    """A batch that keeps its table, in a slot rather than a field so that a copy with other columns drops it."""
 
     __slots__ = ("_table",)
 
     @property
     def table(self) -> Any:
-        """The `pyarrow.Table` that the batch was made of (`table.batch_of`); None if it was made otherwise."""
+        """The `pyarrow.Table` from which the batch was built (`table.batch_of`); None for any other batch."""
         return getattr(self, "_table", None)
 
     def remember(self, table: Any) -> None:
-        """`table` is written in place of the columns: it must say the same."""
+        """Keep `table`, which must hold the same data as the columns: `write_parquet` writes it instead."""
         object.__setattr__(self, "_table", table)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryBatch(_FromTable):
-    """N trajectories with S steps, column by column: what credit, engine and ledger work on.
+    """N trajectories with S steps in columns, the input of credit, engine and ledger.
 
-    Steps lie trajectory by trajectory, each trajectory's in the order in which they were made, so parents come before
-    children and one reverse pass over the edges does any propagation.
+    Steps are grouped by trajectory, in the order in which they were made. Parents therefore come before children, and
+    any propagation takes one reverse pass over the edges.
     """
 
     # Trajectories
@@ -213,7 +213,7 @@ class TrajectoryBatch(_FromTable):
     group_of_trajectory: Ints
     """[N] index into `group_names` (the `uid`)."""
     outcome: Floats
-    """[N] the outcome in its own units; NaN where there is none or its scoring failed."""
+    """[N] outcome in its original range; NaN if missing or its scoring failed."""
     outcome_scores: Sequence[Score | None]
     status_of_trajectory: Ints
     """[N] index into TRAJECTORY_STATUSES."""
@@ -223,9 +223,9 @@ class TrajectoryBatch(_FromTable):
     # Steps
     step_ids: Sequence[str]
     trajectory_of_step: Ints
-    """[S] non-decreasing index of the trajectory."""
+    """[S] index of the trajectory, non-decreasing."""
     index_of_step: Ints
-    """[S] position inside its trajectory."""
+    """[S] position in the trajectory."""
     agent_names: tuple[str, ...]
     agent_of_step: Ints
     """[S] index into `agent_names`."""
@@ -252,17 +252,17 @@ class TrajectoryBatch(_FromTable):
     # Scores
     score_names: tuple[str, ...]
     scores: Floats
-    """[S, K] each score rescaled to [0, 1] (the mean, where it came per token); NaN where not ok."""
+    """[S, K] scores rescaled to [0, 1] (the mean of scores per token); NaN unless the status is ok."""
     score_status: Ints
     """[S, K] NOT_MATCHED, OK, FAILED or TIMEOUT."""
     score_weights: Floats
-    """[S, K] weight of the function; 0 where it did not match."""
+    """[S, K] weight of the function; 0 if it did not match the step."""
     raw_scores: Sequence[dict[str, Score]]
-    """[S] the scores as they were given."""
+    """[S] the original scores by function."""
 
     # Tokens
     prompt_offsets: Ints
-    """[S+1] bounds of each step's tokens in `prompt_ids`."""
+    """[S+1] bounds of each step's prompt tokens in `prompt_ids`."""
     prompt_ids: TokenIds
     token_offsets: Ints
     """[S+1] bounds of each step's response tokens in the [T] columns."""
@@ -270,7 +270,7 @@ class TrajectoryBatch(_FromTable):
     response_mask: Bools
     logprobs: Floats
     ref_logprobs: Floats = field(default_factory=lambda: np.zeros(0))
-    """[T], NaN for the tokens of steps without any; [0] where no step has any."""
+    """[T] reference log-probabilities, NaN for steps without any; empty if no step has any."""
 
     @property
     def n_trajectories(self) -> int:
@@ -284,15 +284,15 @@ class TrajectoryBatch(_FromTable):
 
     @property
     def scored(self) -> Bools:
-        """[S, K] whether the score is there and ok."""
+        """[S, K] whether the score exists and is ok."""
         return np.equal(self.score_status, OK)
 
     @classmethod
     def from_trajectories(cls, trajectories: Sequence[Trajectory]) -> TrajectoryBatch:
-        """Columns of `trajectories`.
+        """Build a batch from trajectories.
 
-        Raises BatchError where a field has another type, or a step's index, parents or token columns contradict one
-        another, or a score's range is empty.
+        Raises BatchError if a field has the wrong type, if a step's index, parents or token columns are inconsistent,
+        or if a score's range is empty.
         """
         if isinstance(trajectories, Trajectory):
             raise BatchError("expected a list of trajectories, got one; put it in a list")
@@ -388,7 +388,7 @@ class TrajectoryBatch(_FromTable):
         )
 
     def to_trajectories(self) -> list[Trajectory]:
-        """The trajectories that the columns were made of."""
+        """Convert the columns back to trajectories."""
         trajectories = []
         parents: list[list[int]] = [[] for _ in range(self.n_steps)]
         for child, parent in zip(self.edge_child.tolist(), self.edge_parent.tolist(), strict=True):
@@ -438,11 +438,11 @@ class TrajectoryBatch(_FromTable):
         )
 
     def write_parquet(self, path: Path | str, step_columns: dict[str, NDArray[Any]] | None = None) -> None:
-        """Write one row per step (and one for each trajectory without steps), everything included: the columns of
-        `table.schema`. A batch that was made of a table is written as that table is.
+        """Write one row per step, and one per trajectory without steps, with the columns of `table.schema`.
 
-        `step_columns`: further [S] columns, such as an assignment's credit; they are there for readers of the file and
-        are not part of the batch. The file is written as it is named; for a crash-safe write see `ledger`.
+        A batch built from a table is written as that table. `step_columns`: further [S] columns for readers of the
+        file, such as an assignment's credit; they are not part of the batch. The file is written in place; for a
+        crash-safe write see `ledger`.
         """
         from creditflow import table
 
@@ -450,10 +450,10 @@ class TrajectoryBatch(_FromTable):
 
     @classmethod
     def read_parquet(cls, path: Path | str) -> TrajectoryBatch:
-        """The batch that `write_parquet` wrote; columns that it does not know are left aside.
+        """Read a batch that `write_parquet` wrote, ignoring further columns.
 
-        Texts and JSON are decoded when they are asked for. Files written before there were `ref_logprobs` have none.
-        Raises BatchError for a file that is none of ours, or whose columns contradict one another.
+        Texts and JSON are decoded on access. Files from before the column `ref_logprobs` have none. Raises BatchError
+        for a file of another kind or with inconsistent columns.
         """
         from creditflow import table
 
@@ -535,7 +535,7 @@ def _check_status(where: str, status: str, known: Iterable[str]) -> None:
 
 
 def _shown(value: object) -> str:
-    """The type and a short text of a value."""
+    """Type and short `repr` of a value."""
     return f"{type(value).__name__} {repr(value)[:60]}"
 
 
@@ -562,7 +562,7 @@ def _ref_logprobs(steps: Sequence[Step]) -> Floats:
 
 
 def check_range(where: str, score: Score) -> None:
-    """Raises ScoreRangeError, beginning with `where`, for a score that cannot be rescaled."""
+    """Raise ScoreRangeError, its message beginning with `where`, for a score with an invalid range."""
     low, high = score.range
     if score.status == "ok" and not (math.isfinite(high - low) and low < high):
         raise ScoreRangeError(f"{where}: expected a range of finite numbers, low < high, got {score.range}")

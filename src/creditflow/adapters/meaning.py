@@ -659,7 +659,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 
 
 def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
-    """The agent's name in a call's own attributes; empty if there is none."""
+    """The agent's name in a call's own attributes; empty if missing."""
     named = _first(attributes, names.agent)
     return _TEAM_ID.sub("", text_of(named)) if named and named != _UNNAMED else _node(attributes)
 
@@ -673,7 +673,7 @@ _TEAM_ID = re.compile(r"_[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 def _node(attributes: Mapping[str, Any]) -> str:
-    """The LangGraph node in OpenInference's metadata; empty if there is none."""
+    """The LangGraph node in OpenInference's metadata; empty if missing."""
     metadata = attributes.get("metadata")
     if isinstance(metadata, str) and "langgraph_node" in metadata and isinstance(read := json_of(metadata), dict):
         return text_of(read.get("langgraph_node"))

@@ -34,8 +34,8 @@ class Play:
     agent_around: list[int | None]
     """[n] the nearest enclosing agent span, or the span itself if it is one."""
     agent_at: list[int | None]
-    """[n] the same; if there is none, the last agent span to start among those whose times enclose the span's (separate
-    tracers do not nest their spans)."""
+    """[n] the same, or else the last agent span to start among those whose times enclose the span's (separate tracers
+    do not nest their spans)."""
 
     @classmethod
     def read(cls, spans: Sequence[Span], mended: Counter[str]) -> Play:

@@ -17,7 +17,7 @@ from creditflow.adapters.spans import text_of
 
 Rule = Literal["name", "link", "agent", "time"]
 WHOLE = -1
-"""Stands for the whole trajectory in place of a step's index."""
+"""The owner of a reward for the whole trajectory, in place of a step's index."""
 OF_THE_WHOLE = ("outcome", "final_reward")
 """Names of rewards that belong to the whole trajectory, wherever they were given."""
 
@@ -85,7 +85,7 @@ class _Owners:
                 own.calls.append(at)
                 own.ends.append(play.end[at])
         self._outside = any(play.agent_around[at] is None for at, _ in play.rewards)
-        """Whether a reward lies outside all agents' spans; rule 3 then applies even to an agent span around all calls."""
+        """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
         inside = [0] * len(play.spans)
         for at in chosen.made:
             inside[at] = 1
@@ -121,7 +121,7 @@ class _Owners:
         return self._step(self._all.last_by(time), "time", "no step had ended by then")
 
     def _step(self, call: int | None, rule: Rule, otherwise: str) -> _Owner:
-        """The step of a call, or the reason why it is no step; `otherwise`: the reason if `call` is None."""
+        """The step of a call, or the reason for its omission; `otherwise`: the reason without a call."""
         if call is None:
             return None, rule, otherwise
         call = self._chosen.same_as.get(call, call)
@@ -200,7 +200,7 @@ class _Owners:
 
 
 _Owner = tuple[int | None, Rule, str]
-"""The owner, the rule that found it, and the reason if there is no owner."""
+"""The owner, the rule that found it, and the reason for a missing owner."""
 _MOST_KEYS, _MOST_SPANS = 16, 64
 """Limits: different link attributes in one trajectory, and candidate spans that match a link's rarest pair."""
 _LOOKED_BACK = 1024
