@@ -67,7 +67,7 @@ def scores(trajectory, name):
     return [step.scores[name].value for step in trajectory.steps if name in step.scores]
 
 
-def test_a_desk_that_asks_everything_once_books_the_trip():
+def test_desk_that_asks_everything_books_the_trip():
     trajectory = played(asks(*TRIP))
 
     assert trajectory.outcome.value == 1.0
@@ -78,7 +78,7 @@ def test_a_desk_that_asks_everything_once_books_the_trip():
     assert scores(trajectory, "truthful") == [1.0] * 12
 
 
-def test_each_reads_the_whole_conversation_and_the_desk_does_not_read_the_goal():
+def test_only_the_customer_reads_the_goal():
     trajectory = played(asks(*TRIP))
 
     assert [step.parents for step in trajectory.steps] == [tuple(range(k)) for k in range(23)]
@@ -88,20 +88,20 @@ def test_each_reads_the_whole_conversation_and_the_desk_does_not_read_the_goal()
 
 
 @pytest.mark.parametrize(("known", "right"), [(9, 0.8), (8, 0.6), (5, 0.0), (0, 0.0)])
-def test_who_books_too_early_is_charged_for_what_is_missing(known, right):
+def test_early_booking_scores_lower(known, right):
     trajectory = played(asks(*list(TRIP)[:known]))
 
     assert scores(trajectory, "asked_or_booked") == [1.0] * known + [pytest.approx(right)]
     assert trajectory.outcome.value == 0.0
 
 
-def test_who_asks_the_same_again_is_charged_for_it():
+def test_repeated_question_scores_zero():
     trajectory = played(asks("day", "day", "hour", "day"))
 
     assert scores(trajectory, "asked_or_booked")[:4] == [1.0, 0.0, 1.0, 0.0]
 
 
-def test_who_never_books_comes_to_an_end():
+def test_dialogue_without_a_booking_ends():
     trajectory = played(lambda prompt: "day")
 
     assert len(trajectory.steps) == 40
@@ -110,14 +110,14 @@ def test_who_never_books_comes_to_an_end():
 
 
 @pytest.mark.parametrize("said", ["", "book", "book day", "book " + "day friday " * 10, "hello", "🙂"])
-def test_what_is_neither_question_nor_booking_is_wrong(said):
+def test_other_messages_of_the_desk_score_zero(said):
     trajectory = played(lambda prompt: said)
 
     assert set(scores(trajectory, "asked_or_booked")) == {0.0}
     assert (trajectory.status, trajectory.outcome.value) == ("ok", 0.0)
 
 
-def test_a_customer_who_strays_is_reported_and_not_paid_for_it():
+def test_untruthful_customer_is_reported_without_credit():
     def fickle(prompt):
         return "sunday" if prompt.splitlines()[-1] == "day" else wishes(prompt)
 
@@ -130,7 +130,7 @@ def test_a_customer_who_strays_is_reported_and_not_paid_for_it():
     assert trajectory.outcome.value == 0.0
 
 
-def test_who_books_the_same_again_is_charged_for_it():
+def test_repeated_booking_scores_zero():
     def deaf(prompt):
         return "and then?" if prompt.splitlines()[-1].startswith("book") else wishes(prompt)
 
@@ -139,7 +139,7 @@ def test_who_books_the_same_again_is_charged_for_it():
     assert scores(trajectory, "asked_or_booked") == [1.0] * 11 + [0.0] * 9
 
 
-def test_the_warm_up_teaches_what_a_dialogue_then_asks():
+def test_warm_up_messages_match_the_dialogue():
     heard = {"desk": [], "customer": []}
 
     class Hears(Scripted):

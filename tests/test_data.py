@@ -32,7 +32,7 @@ def jsonl(path: Path, *lines: object) -> Path:
     return path
 
 
-def test_gsm8k_as_published_becomes_tasks_in_verls_terms():
+def test_published_gsm8k_becomes_verl_tasks():
     tasks = gsm8k_tasks(GSM8K)
     assert len(tasks) == 64
     assert tasks[1] == Task(
@@ -55,17 +55,17 @@ def test_gsm8k_as_published_becomes_tasks_in_verls_terms():
     )
 
 
-def test_thousands_separators_are_no_part_of_the_truth(tmp_path):
+def test_thousands_separators_are_removed_from_the_truth(tmp_path):
     path = jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "It is 1,080.\n#### 1,080"})
     (task,) = gsm8k_tasks(path)
     assert (task.ground_truth, task.extra_info["split"], task.extra_info["calculations"]) == ("1080", "test", [])
 
 
-def test_the_published_file_is_understood_wherever_tasks_are_read(tmp_path):
+def test_load_tasks_reads_published_gsm8k(tmp_path):
     assert load(str(GSM8K), tmp_path) == gsm8k_tasks(GSM8K)
 
 
-def test_parquet_holds_verls_columns_and_gives_the_same_tasks_back(tmp_path):
+def test_parquet_has_verls_columns_and_round_trips(tmp_path):
     import pyarrow.parquet as pq
 
     tasks = gsm8k_tasks(GSM8K)
@@ -77,33 +77,33 @@ def test_parquet_holds_verls_columns_and_gives_the_same_tasks_back(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["train.parquet"]
 
 
-def test_tasks_without_extra_info_survive_the_round_trip(tmp_path):
+def test_tasks_without_extra_info_round_trip(tmp_path):
     tasks = [Task("mine", ({"role": "user", "content": "q"},), 72)]
     write_tasks(tasks, tmp_path / "t.parquet")
     assert load("t.parquet", tmp_path) == tasks
 
 
-def test_tasks_that_fit_no_table_leave_nothing_behind(tmp_path):
+def test_inconsistent_tasks_leave_nothing_behind(tmp_path):
     tasks = [Task("mine", ({"role": "user", "content": "q"},), truth) for truth in ("72", 72)]
     with pytest.raises(DataError, match="do not fit one Parquet table"):
         write_tasks(tasks, tmp_path / "t.parquet")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_jsonl_with_verls_columns(tmp_path):
+def test_jsonl_with_verls_columns_is_read(tmp_path):
     jsonl(tmp_path / "t.jsonl", ROW, "", {**ROW, "extra_info": None})
     first, second = load("t.jsonl", tmp_path)
     assert first == Task("mine", ({"role": "user", "content": "How many?"},), "72", {"index": 3})
     assert second.extra_info == {}
 
 
-def test_several_files_are_read_one_after_the_other(tmp_path):
+def test_several_files_are_read_in_order(tmp_path):
     jsonl(tmp_path / "a.jsonl", {**ROW, "data_source": "a"})
     jsonl(tmp_path / "b.jsonl", {**ROW, "data_source": "b"})
     assert [task.data_source for task in load(["b.jsonl", "a.jsonl"], tmp_path)] == ["b", "a"]
 
 
-def test_a_file_is_looked_up_beside_the_recipe_then_in_the_working_directory(tmp_path, monkeypatch):
+def test_file_is_looked_up_beside_the_recipe_first(tmp_path, monkeypatch):
     (tmp_path / "recipe").mkdir()
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "t.jsonl", {**ROW, "data_source": "here"})
@@ -112,7 +112,7 @@ def test_a_file_is_looked_up_beside_the_recipe_then_in_the_working_directory(tmp
     assert load("t.jsonl", tmp_path / "recipe")[0].data_source == "beside"
 
 
-def test_a_function_makes_tasks_for_a_split_from_the_recipes_settings(tmp_path):
+def test_task_function_gets_split_and_recipe(tmp_path):
     (tmp_path / "make.py").write_text(
         "from creditflow.trajectory import Task\n"
         "def tasks(split, recipe):\n"
@@ -160,20 +160,20 @@ def test_a_function_makes_tasks_for_a_split_from_the_recipes_settings(tmp_path):
         ({}, r"t.jsonl:2: missing .* an empty object"),
     ],
 )
-def test_a_malformed_line_is_named_by_file_and_number(tmp_path, line, message):
+def test_malformed_line_is_named_by_file_and_number(tmp_path, line, message):
     jsonl(tmp_path / "t.jsonl", ROW, line)
     with pytest.raises(DataError, match=message) as error:
         load("t.jsonl", tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_a_line_that_is_not_utf8_is_named(tmp_path):
+def test_line_with_invalid_utf8_is_named(tmp_path):
     (tmp_path / "t.jsonl").write_bytes(json.dumps(ROW).encode() + b'\n{"data_source": "\xff\xfe"}\n')
     with pytest.raises(DataError, match=r"t.jsonl:2"):
         load("t.jsonl", tmp_path)
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path):
+def test_unusable_files_are_named(tmp_path):
     (tmp_path / "empty.jsonl").write_text("\n\n")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 no more")
     (tmp_path / "t.csv").write_text("a,b\n")
@@ -192,7 +192,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
             load(files, tmp_path)
 
 
-def test_a_parquet_row_without_its_columns_is_named(tmp_path):
+def test_parquet_row_without_columns_is_named(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -201,7 +201,7 @@ def test_a_parquet_row_without_its_columns_is_named(tmp_path):
         load("t.parquet", tmp_path)
 
 
-def test_converting_wants_published_rows(tmp_path):
+def test_gsm8k_tasks_expects_published_rows(tmp_path):
     with pytest.raises(DataError, match=r"t.jsonl:1: expected GSM8K's question and answer, got data_source"):
         gsm8k_tasks(jsonl(tmp_path / "t.jsonl", ROW))
     with pytest.raises(DataError, match="no such file"):
@@ -257,7 +257,7 @@ def test_keys_that_parquet_adds_are_removed_from_prompts(tmp_path):
         ("reward_model", {"ground_truth": b"72"}, r"reward_model\.ground_truth: .* got a bytes"),
     ],
 )
-def test_a_value_that_json_cannot_say_is_named(tmp_path, column, value, place):
+def test_value_outside_json_is_named(tmp_path, column, value, place):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -266,7 +266,7 @@ def test_a_value_that_json_cannot_say_is_named(tmp_path, column, value, place):
         load("t.parquet", tmp_path)
 
 
-def test_a_task_function_that_raises_is_located(tmp_path):
+def test_error_in_a_task_function_is_located(tmp_path):
     (tmp_path / "make.py").write_text("def tasks(split, recipe):\n    return [recipe['labels']]\n")
     with pytest.raises(DataError, match=r"make\.py:tasks raised KeyError: 'labels' \(make\.py:2 in tasks\)$"):
         load("make.py:tasks", tmp_path)

@@ -18,7 +18,7 @@ def names(folder: Path) -> list[str]:
 # write_whole
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
+def test_file_is_written_whole(tmp_path: Path) -> None:
     target = tmp_path / "a.bin"
     contents = bytes(range(256)) * 5000
     write_whole(target, lambda path: path.write_bytes(contents))
@@ -26,7 +26,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.bin"]
 
 
-def test_a_file_is_replaced_and_nothing_of_the_old_one_is_left(tmp_path: Path) -> None:
+def test_file_is_replaced_completely(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old and long")
     write_whole(target, lambda path: path.write_text("new"))
@@ -34,7 +34,7 @@ def test_a_file_is_replaced_and_nothing_of_the_old_one_is_left(tmp_path: Path) -
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     def write(aside: Path) -> None:
         assert aside.parent == tmp_path  # the same file system, so that the renaming is one step
         with aside.open("w") as file:
@@ -54,7 +54,7 @@ def test_the_old_file_stands_until_the_new_one_is_complete(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("old", [None, "old"])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyError("bug"), KeyboardInterrupt()])
-def test_a_writer_that_raises_leaves_the_file_as_it_was(tmp_path: Path, old: str | None, error: BaseException) -> None:
+def test_failing_writer_leaves_the_file_unchanged(tmp_path: Path, old: str | None, error: BaseException) -> None:
     def write(aside: Path) -> None:
         aside.write_text("half")
         raise error
@@ -68,7 +68,7 @@ def test_a_writer_that_raises_leaves_the_file_as_it_was(tmp_path: Path, old: str
     assert names(tmp_path) == (["a.txt"] if old else [])
 
 
-def test_a_writer_that_writes_nothing_is_an_error_and_the_file_stays(tmp_path: Path) -> None:
+def test_writer_without_output_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
     with pytest.raises(FileNotFoundError):
@@ -77,13 +77,13 @@ def test_a_writer_that_writes_nothing_is_an_error_and_the_file_stays(tmp_path: P
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_file_in_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_file_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "missing" / "a.txt", lambda path: path.write_text("new"))
     assert names(tmp_path) == []
 
 
-def test_a_file_cannot_take_a_folders_place(tmp_path: Path) -> None:
+def test_file_cannot_replace_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "inside").write_text("kept")
     with pytest.raises(OSError, match="directory"):
@@ -101,7 +101,7 @@ def fill(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
 
-def test_a_named_file_that_cannot_be_written_is_told_with_its_option_but_for_a_full_disk(tmp_path: Path) -> None:
+def test_write_named_error_names_the_option(tmp_path: Path) -> None:
     write_named(tmp_path / "deep" / "a.txt", lambda path: path.write_text("a"), "-o")
     assert (tmp_path / "deep" / "a.txt").read_text() == "a"
     with pytest.raises(InputError, match=f"-o: {tmp_path / 'deep'} cannot be written: Is a directory"):
@@ -114,7 +114,7 @@ def test_a_named_file_that_cannot_be_written_is_told_with_its_option_but_for_a_f
         write_named(tmp_path / "b.txt", full, "-o")
 
 
-def test_a_folder_is_made_whole_with_what_lies_deep_in_it(tmp_path: Path) -> None:
+def test_folder_is_made_whole_with_nested_files(tmp_path: Path) -> None:
     target = tmp_path / "cache" / "models" / "m"
     make_whole(target, fill)
     assert (target / "deep" / "er" / "weights.bin").read_bytes() == b"\0\1" * 1000
@@ -123,7 +123,7 @@ def test_a_folder_is_made_whole_with_what_lies_deep_in_it(tmp_path: Path) -> Non
     assert stat.S_IMODE(target.stat().st_mode) == 0o755  # others may read a shared cache
 
 
-def test_a_folder_is_not_there_before_it_is_complete(tmp_path: Path) -> None:
+def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
     target = tmp_path / "m"
     seen: list[bool] = []
 
@@ -136,7 +136,7 @@ def test_a_folder_is_not_there_before_it_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("disk full"), RuntimeError("did not learn"), KeyboardInterrupt()])
-def test_a_filler_that_raises_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+def test_failing_filler_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     def half(folder: Path) -> None:
         fill(folder)
         raise error
@@ -146,7 +146,7 @@ def test_a_filler_that_raises_leaves_nothing(tmp_path: Path, error: BaseExceptio
     assert names(tmp_path) == []
 
 
-def test_of_two_that_make_one_folder_the_first_is_kept(tmp_path: Path) -> None:
+def test_first_of_two_concurrent_folders_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "m"
 
     def slower(folder: Path) -> None:
@@ -160,7 +160,7 @@ def test_of_two_that_make_one_folder_the_first_is_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["m"]
 
 
-def test_a_mistake_in_the_filler_is_told_even_where_the_folder_is_there(tmp_path: Path) -> None:
+def test_filler_error_is_raised_for_an_existing_folder(tmp_path: Path) -> None:
     target = tmp_path / "m"
     make_whole(target, fill)
 
@@ -173,7 +173,7 @@ def test_a_mistake_in_the_filler_is_told_even_where_the_folder_is_there(tmp_path
     assert names(tmp_path) == ["m"]
 
 
-def test_a_folder_cannot_take_a_files_place(tmp_path: Path) -> None:
+def test_folder_cannot_replace_a_file(tmp_path: Path) -> None:
     target = tmp_path / "m"
     target.write_text("kept")
     with pytest.raises(OSError, match="directory"):
@@ -185,7 +185,7 @@ def test_a_folder_cannot_take_a_files_place(tmp_path: Path) -> None:
 # make_folder
 
 
-def test_a_folder_is_made_with_its_parents_and_may_be_there_already(tmp_path: Path) -> None:
+def test_make_folder_makes_parents_and_may_exist(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one"
     make_folder(path, "trainer.default_local_dir")
     (path / "kept").write_text("kept")
@@ -194,7 +194,7 @@ def test_a_folder_is_made_with_its_parents_and_may_be_there_already(tmp_path: Pa
 
 
 @pytest.mark.parametrize("below", ["", "sub", "sub/sub"])
-def test_a_folder_that_cannot_be_made_is_told_with_the_option_and_the_reason(tmp_path: Path, below: str) -> None:
+def test_make_folder_error_names_option_and_reason(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("kept")
     path = tmp_path / "file" / below
     reason = os.strerror(20) if below else os.strerror(17)

@@ -43,19 +43,19 @@ def refused(reference: str, base: Path) -> str:
     return message.removeprefix("team.workflow: ")
 
 
-def test_a_module_is_imported_by_its_dotted_name(base: Path) -> None:
+def test_module_is_imported_by_its_dotted_name(base: Path) -> None:
     assert load_object("math:sqrt", base, "k") is math.sqrt
     assert load_object("creditflow.loading:load_object", base, "k") is load_object
 
 
-def test_a_file_is_found_beside_the_recipe_before_the_working_directory(base: Path, elsewhere: Path) -> None:
+def test_file_beside_the_recipe_comes_first(base: Path, elsewhere: Path) -> None:
     (elsewhere / "mine.py").write_text("where = 'elsewhere'")
     assert load_object("mine.py:where", base, "k") == "elsewhere"
     (base / "mine.py").write_text("where = 'base'")
     assert load_object("mine.py:where", base, "k") == "base"
 
 
-def test_a_file_may_lie_in_a_folder_below_or_be_named_in_full(base: Path) -> None:
+def test_file_may_be_a_relative_or_absolute_path(base: Path) -> None:
     (base / "sub").mkdir()
     (base / "sub" / "mine.py").write_text("value = []")
     value = load_object("sub/mine.py:value", base, "k")
@@ -63,7 +63,7 @@ def test_a_file_may_lie_in_a_folder_below_or_be_named_in_full(base: Path) -> Non
     assert load_object("../base/sub/mine.py:value", base, "k") is value
 
 
-def test_a_file_is_run_once_and_its_functions_share_its_state(base: Path) -> None:
+def test_file_runs_once_and_shares_its_state(base: Path) -> None:
     (base / "mine.py").write_text(
         "calls = []\n"
         "open('runs.txt', 'a').write('run ')\n"
@@ -77,26 +77,26 @@ def test_a_file_is_run_once_and_its_functions_share_its_state(base: Path) -> Non
     assert Path("runs.txt").read_text() == "run "
 
 
-def test_a_link_to_a_file_is_the_same_file(base: Path) -> None:
+def test_symlink_to_a_file_is_the_same_module(base: Path) -> None:
     (base / "mine.py").write_text("value = []")
     (base / "link.py").symlink_to(base / "mine.py")
     assert load_object("link.py:value", base, "k") is load_object("mine.py:value", base, "k")
 
 
-def test_files_of_one_name_in_two_folders_are_two_modules(base: Path, elsewhere: Path) -> None:
+def test_same_file_name_in_two_folders_is_two_modules(base: Path, elsewhere: Path) -> None:
     (base / "mine.py").write_text("where = 'base'")
     (elsewhere / "mine.py").write_text("where = 'elsewhere'")
     assert load_object("mine.py:where", base, "k") == "base"
     assert load_object("mine.py:where", elsewhere, "k") == "elsewhere"
 
 
-def test_a_file_named_like_a_module_of_pythons_own_hides_nothing(base: Path) -> None:
+def test_file_does_not_shadow_a_standard_module(base: Path) -> None:
     (base / "math.py").write_text("sqrt = 'mine'")
     assert load_object("math.py:sqrt", base, "k") == "mine"
     assert load_object("math:sqrt", base, "k") is math.sqrt
 
 
-def test_a_file_may_define_dataclasses_which_look_their_module_up(base: Path) -> None:
+def test_file_may_define_dataclasses(base: Path) -> None:
     (base / "mine.py").write_text(
         "from __future__ import annotations\n"
         "import dataclasses\n"
@@ -108,43 +108,41 @@ def test_a_file_may_define_dataclasses_which_look_their_module_up(base: Path) ->
 
 
 @pytest.mark.parametrize("reference", ["", ":", "solve", "mine.py", "mine.py:", ":solve", "a/b.py"])
-def test_what_is_no_reference_is_told_with_what_was_expected(reference: str, base: Path) -> None:
+def test_malformed_reference_is_refused(reference: str, base: Path) -> None:
     expected = f"expected `package.module:function` or `file.py:function`, got {reference!r}"
     assert refused(reference, base) == expected
 
 
-def test_a_missing_file_is_told_with_the_places_that_were_looked_in(base: Path) -> None:
+def test_missing_file_error_lists_the_search_path(base: Path) -> None:
     assert refused("mine.py:solve", base) == f"no file 'mine.py' in {base} or the working directory"
     (base / "mine.py").mkdir()
     assert refused("mine.py:solve", base) == f"no file 'mine.py' in {base} or the working directory"
 
 
-def test_a_missing_module_is_told_by_its_name(base: Path) -> None:
+def test_missing_module_is_named(base: Path) -> None:
     assert refused("no_such_package:solve", base) == "no module 'no_such_package'"
     assert refused("no_such_package.sub:solve", base) == "no module 'no_such_package'"
     assert refused("creditflow.no_such_module:solve", base) == "no module 'creditflow.no_such_module'"
 
 
-def test_the_module_that_is_missing_is_named_where_another_one_needs_it(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_dependency_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (base / "mine_of_this_test.py").write_text("import no_such_package")
     monkeypatch.syspath_prepend(base)
     assert refused("mine_of_this_test:solve", base) == "no module 'no_such_package'"
 
 
-def test_a_relative_module_is_refused(base: Path) -> None:
+def test_relative_module_is_refused(base: Path) -> None:
     assert refused(".loading:load_object", base).startswith("'.loading' is no module's name")
 
 
 @pytest.mark.parametrize("where", ["mine.py", "math"])
-def test_a_missing_name_is_told_with_where_it_was_looked_for(where: str, base: Path) -> None:
+def test_missing_name_error_names_the_module(where: str, base: Path) -> None:
     (base / "mine.py").write_text("def solve(): pass")
     assert refused(f"{where}:xyzzy", base) == f"{where} has no 'xyzzy'"
     assert refused("mine.py:slove", base) == "mine.py has no 'slove' (did you mean 'solve'?)"
 
 
-def test_a_syntax_error_is_told_with_file_and_line(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_syntax_error_has_file_and_line(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = base / "broken_of_this_test.py"
     broken.write_text("a = 1\n\ndef solve(:\n    pass\n")
     assert refused("broken_of_this_test.py:solve", base).startswith(f"{broken}:3: ")
@@ -152,14 +150,14 @@ def test_a_syntax_error_is_told_with_file_and_line(base: Path, monkeypatch: pyte
     assert refused("broken_of_this_test:solve", base).startswith(f"{broken}:3: ")
 
 
-def test_a_file_that_could_not_be_loaded_may_be_mended_and_loaded(base: Path) -> None:
+def test_fixed_file_loads_after_an_error(base: Path) -> None:
     (base / "mine.py").write_text("def solve(:")
     assert "mine.py:1: " in refused("mine.py:solve", base)
     (base / "mine.py").write_text("solve = 'mended'")
     assert load_object("mine.py:solve", base, "k") == "mended"
 
 
-def test_an_error_of_the_file_itself_travels_and_leaves_no_half_made_module(base: Path) -> None:
+def test_error_in_a_file_propagates_and_unloads_it(base: Path) -> None:
     (base / "mine.py").write_text("solve = 'half'\n1 / 0\n")
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
@@ -167,16 +165,16 @@ def test_an_error_of_the_file_itself_travels_and_leaves_no_half_made_module(base
 
 
 @pytest.mark.parametrize("value", ["mine.py:make", "package.module:make", "no/such/folder:x"])
-def test_what_has_a_colon_and_is_no_file_is_a_reference(value: str) -> None:
+def test_value_with_a_colon_is_a_reference(value: str) -> None:
     assert is_reference(value)
 
 
 @pytest.mark.parametrize("value", ["tasks.parquet", "a/folder", "", None, 3, ["mine.py:make"]])
-def test_what_has_no_colon_or_is_no_text_is_no_reference(value: object) -> None:
+def test_value_without_a_colon_is_not_a_reference(value: object) -> None:
     assert not is_reference(value)
 
 
-def test_a_file_with_a_colon_in_its_name_is_no_reference(elsewhere: Path) -> None:
+def test_existing_file_with_a_colon_is_not_a_reference(elsewhere: Path) -> None:
     (elsewhere / "run:1.jsonl").write_text("{}")
     assert not is_reference("run:1.jsonl")
     assert not is_reference(str(elsewhere / "run:1.jsonl"))

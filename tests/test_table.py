@@ -49,7 +49,7 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
 
 @settings(max_examples=40)
 @given(plays())
-def test_a_batch_is_the_same_made_of_trajectories_of_their_table_or_of_their_messages(played):
+def test_batch_from_table_or_messages_is_the_same(played):
     batch = TrajectoryBatch.from_trajectories(played)
     for other in (
         batch_of(table_of(played)),
@@ -63,7 +63,7 @@ def test_a_batch_is_the_same_made_of_trajectories_of_their_table_or_of_their_mes
 
 @settings(max_examples=40)
 @given(plays())
-def test_messages_and_the_table_hold_the_same_rows(played):
+def test_messages_and_table_hold_the_same_rows(played):
     whole = table_of(played).to_pylist()
     assert unpack([memoryview(pack(played))]).to_pylist() == whole
     apart = unpack(map(pack, played)).to_pylist()
@@ -74,7 +74,7 @@ def test_messages_and_the_table_hold_the_same_rows(played):
 
 
 @given(situations())
-def test_credit_is_the_same_to_the_bit_wherever_the_batch_came_from(situation):
+def test_credit_is_bitwise_equal_after_transfer(situation):
     trajectories, options, values = situation
     values = None if values is None else np.array(values)
 
@@ -96,7 +96,7 @@ def test_credit_is_the_same_to_the_bit_wherever_the_batch_came_from(situation):
     assert repr(here.metrics()) == repr(there.metrics())
 
 
-def test_scores_that_are_no_number_failed_or_of_nobody_come_back_as_they_were():
+def test_nan_failed_and_missing_scores_round_trip():
     one = team()
     one.steps[0].scores["f"] = Score(float("nan"), (-1.0, 1.0), 2.0, "timeout", "too slow", 3.5, "v")
     one.steps[1].scores = {"h": Score(float("nan"))}
@@ -106,20 +106,20 @@ def test_scores_that_are_no_number_failed_or_of_nobody_come_back_as_they_were():
         np.testing.assert_array_equal(getattr(again, name), getattr(batch, name))
 
 
-def test_nothing_at_all_is_a_batch_too():
+def test_empty_batch_round_trips():
     for batch in (sent([]), batch_of(table_of([])), batch_of(unpack([pack([])]))):
         assert_same(batch, TrajectoryBatch.from_trajectories([]))
 
 
 @pytest.mark.parametrize("places", [(0,), (2,), (0, 1, 2, 3), (1, 3)])
-def test_trajectories_without_steps_lie_anywhere(places):
+def test_trajectories_without_steps_round_trip(places):
     played = [team("0"), team("1"), team("2"), team("3")]
     for n in places:
         played[n] = replace(played[n], steps=[], answer_steps=())
     assert sent(played).to_trajectories() == played
 
 
-def test_tables_joined_are_a_batch_of_all_their_plays(tmp_path: Path) -> None:
+def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
     parts = [[team("a"), play("b", [])], [], [team("c", "q1")], [play("d", [], task="q0")]]
     joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
     assert_same(joined, TrajectoryBatch.from_trajectories([trajectory for part in parts for trajectory in part]))
@@ -127,14 +127,14 @@ def test_tables_joined_are_a_batch_of_all_their_plays(tmp_path: Path) -> None:
     assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), joined)
 
 
-def test_a_batch_of_a_table_can_be_pickled_and_then_knows_its_columns_alone():
+def test_pickled_batch_drops_its_table():
     batch = sent([team(), play("u", [])])
     again = pickle.loads(pickle.dumps(batch))
     assert_same(again, batch)
     assert again.table is None
 
 
-def test_many_messages_become_few_chunks_and_tokens_one():
+def test_messages_become_few_chunks_and_tokens_one():
     played = [team(str(n)) for n in range(200)]
     long = replace(played[0], steps=[replace(played[0].steps[0], prompt="x" * 10_000_000)], answer_steps=(0,))
     played[0] = replace(long)
@@ -144,7 +144,7 @@ def test_many_messages_become_few_chunks_and_tokens_one():
     assert batch_of(table).to_trajectories() == played
 
 
-def test_what_is_said_of_a_trajectory_is_held_once():
+def test_trajectory_columns_are_stored_once():
     one = team()
     one.task.extra_info["tests"] = "x" * 100_000
     assert table_of([replace(one, steps=one.steps), team("u")]).nbytes < 130_000
@@ -154,7 +154,7 @@ def test_what_is_said_of_a_trajectory_is_held_once():
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_message_is_refused_wherever_the_damage_is():
+def test_damaged_message_is_refused():
     whole = pack(team())
     for at in range(0, len(whole), 7):
         torn = bytearray(whole)
@@ -205,7 +205,7 @@ PARTS: list[tuple[str, list[object], str]] = [
 
 
 @pytest.mark.parametrize(("name", "values", "message"), PARTS)
-def test_columns_that_contradict_one_another_are_refused_by_name(name: str, values: list[object], message: str) -> None:
+def test_inconsistent_columns_are_refused_by_name(name: str, values: list[object], message: str) -> None:
     table = plain(table_of([team(), play("u", [])]))
     assert batch_of(table).n_steps == 3
     with pytest.raises(BatchError) as raised:
@@ -213,7 +213,7 @@ def test_columns_that_contradict_one_another_are_refused_by_name(name: str, valu
     assert message in str(raised.value)
 
 
-def test_what_stands_in_the_row_of_a_trajectory_without_steps_is_no_step():
+def test_row_without_a_step_is_not_a_step():
     table = plain(table_of([team(), play("u", [])]))
     for name, value in {
         "prompt_ids": [1],
@@ -231,7 +231,7 @@ def plain(table: pa.Table) -> pa.Table:
     return table.cast(schema())
 
 
-def test_a_table_without_a_column_or_with_one_of_another_type_is_refused():
+def test_missing_or_mistyped_column_is_refused():
     table = table_of([team()])
     with pytest.raises(BatchError, match="expected the columns of a trajectory batch, missing agent, uid"):
         batch_of(table.drop_columns(["uid", "agent"]))
@@ -250,9 +250,7 @@ def test_a_table_without_a_column_or_with_one_of_another_type_is_refused():
         (lambda t: setattr(t, "outcome", Score((0.5,))), "expected one number as outcome"),
     ],
 )
-def test_trajectories_that_no_table_can_hold_are_refused_when_they_are_packed(
-    spoil: Callable[[Trajectory], Any], message: str
-) -> None:
+def test_pack_refuses_unwritable_trajectories(spoil: Callable[[Trajectory], Any], message: str) -> None:
     trajectory = team()
     spoil(trajectory)
     with pytest.raises(BatchError) as raised:
@@ -263,7 +261,7 @@ def test_trajectories_that_no_table_can_hold_are_refused_when_they_are_packed(
 # ---- columns that are decoded when asked for -----------------------------------------------------------------------
 
 
-def test_a_column_is_a_sequence_like_the_tuple_of_its_values():
+def test_column_equals_the_tuple_of_its_values():
     values = ("a", None, "cé", "")
     column = Column(pa.chunked_array([["a", None], [], ["cé", ""]], pa.string()))
     assert column == values
@@ -280,7 +278,7 @@ def test_a_column_is_a_sequence_like_the_tuple_of_its_values():
             column[at]
 
 
-def test_what_a_column_decodes_it_decodes_once_and_only_where_it_is_looked_at():
+def test_column_decodes_each_value_once_on_access():
     decoded: list[str] = []
 
     def decode(text: str) -> dict[str, str]:
@@ -298,7 +296,7 @@ def test_what_a_column_decodes_it_decodes_once_and_only_where_it_is_looked_at():
 # ---- files ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_a_table_is_written_as_the_table_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_from_a_table_is_written_as_that_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = sent([team(), play("u", []), team("v")])
     monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
     monkeypatch.setattr(Column, "_at", None)
@@ -308,14 +306,14 @@ def test_a_batch_of_a_table_is_written_as_the_table_is(tmp_path: Path, monkeypat
     assert_same(TrajectoryBatch.read_parquet(tmp_path / "b.parquet"), batch)
 
 
-def test_a_batch_whose_columns_were_replaced_is_written_with_the_new_ones(tmp_path: Path) -> None:
+def test_replaced_columns_are_written(tmp_path: Path) -> None:
     batch = replace(sent([team()]), prompts=("x", "y", "z"))
     assert batch.table is None
     batch.write_parquet(tmp_path / "b.parquet")
     assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").prompts == ("x", "y", "z")
 
 
-def test_a_file_is_the_same_whichever_way_its_batch_was_made(tmp_path: Path) -> None:
+def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
     played = [team(), play("u", []), team("v", "q1")]
     TrajectoryBatch.from_trajectories(played).write_parquet(tmp_path / "here.parquet")
     sent(played).write_parquet(tmp_path / "there.parquet")
@@ -325,7 +323,7 @@ def test_a_file_is_the_same_whichever_way_its_batch_was_made(tmp_path: Path) -> 
     assert here.schema.field("task").type == pa.string()  # for readers that know no dictionaries
 
 
-def test_a_long_task_stands_in_a_file_once_however_many_steps_have_it(tmp_path: Path) -> None:
+def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
     played = [team(str(n)) for n in range(30)]
     for n, trajectory in enumerate(played):
         trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
@@ -336,7 +334,7 @@ def test_a_long_task_stands_in_a_file_once_however_many_steps_have_it(tmp_path: 
     assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == played
 
 
-def test_a_file_tells_its_scores_as_numbers(tmp_path: Path) -> None:
+def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
     TrajectoryBatch.from_trajectories([team()]).write_parquet(tmp_path / "b.parquet")
     rows = pq.read_table(tmp_path / "b.parquet").to_pylist()
     assert [row["score_names"] for row in rows] == [["f", "g"], ["f"], []]
@@ -345,7 +343,7 @@ def test_a_file_tells_its_scores_as_numbers(tmp_path: Path) -> None:
     assert [row["score_weights"] for row in rows] == [[1.0, 0.0], [1.0], []]
 
 
-def test_a_file_from_before_there_were_scores_as_numbers_and_reference_logprobs_still_loads(tmp_path: Path) -> None:
+def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
     played = [team(), play("u", []), team("v", "q1")]
     for trajectory in played:
         for made in trajectory.steps:
@@ -364,7 +362,7 @@ def test_a_file_from_before_there_were_scores_as_numbers_and_reference_logprobs_
     assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
 
 
-def test_what_cannot_be_decoded_is_refused_when_it_is_looked_at() -> None:
+def test_undecodable_value_is_refused_on_access() -> None:
     table = plain(table_of([team()]))
     spoilt = batch_of(column(table, "scores", ["{}", "{", '{"f": {"value": 1.0}}']))
     assert spoilt.raw_scores[0] == {}
@@ -375,20 +373,20 @@ def test_what_cannot_be_decoded_is_refused_when_it_is_looked_at() -> None:
         batch_of(column(table, "task", ["[]"] * 3)).tasks[0]
 
 
-def test_an_older_file_with_a_score_of_no_range_is_refused() -> None:
+def test_older_file_with_an_empty_score_range_is_refused() -> None:
     table = plain(table_of([team()])).drop_columns(["score_values"])
     told = '{"f": {"value": 0.5, "range": [1.0, 1.0], "weight": 1.0, "status": "ok"}}'
     with pytest.raises(ScoreRangeError, match=r"step t\.1, score f: expected a range of finite numbers"):
         batch_of(column(table, "scores", ["{}", told, "{}"]))
 
 
-def test_a_file_whose_columns_contradict_one_another_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_error_in_a_file_names_the_file(tmp_path: Path) -> None:
     pq.write_table(column(plain(table_of([team()])), "index", [0, 2, 1]), tmp_path / "odd.parquet")
     with pytest.raises(BatchError, match=r"odd\.parquet: step t\.1 of trajectory t: expected index 1"):
         TrajectoryBatch.read_parquet(tmp_path / "odd.parquet")
 
 
-def test_an_outcome_whose_scoring_failed_is_none() -> None:
+def test_outcome_with_failed_scoring_is_missing() -> None:
     table = plain(table_of([team()]))
     failed = '{"value":1.0,"range":[0.0,1.0],"status":"failed","reason":"away \\"status\\": \\"ok\\""}'
     for outcome, score in ((1.0, failed), (1.0, failed.replace('","', '", "').replace('":"', '": "'))):
@@ -407,26 +405,26 @@ def test_an_outcome_whose_scoring_failed_is_none() -> None:
     ['{"f": {"value": 0.5, "range": [0, 1], "status": "bogus"}}', '{"f": {"value": "x", "range": [0, 1]}}',
      '{"f": {"value": 0.5, "range": [0, 1, 2]}}', '{"f": {"value": 0.5, "range": ["a", "b"]}}'],
 )  # fmt: skip
-def test_a_score_that_is_none_in_an_older_table_is_refused(told: str) -> None:
+def test_invalid_score_in_an_older_table_is_refused(told: str) -> None:
     table = plain(table_of([team()])).drop_columns(["score_names", "score_values", "score_status", "score_weights"])
     with pytest.raises(BatchError, match="score"):
         batch_of(column(table, "scores", ["{}", told, "{}"]))
 
 
-def test_json_that_is_too_deep_is_refused() -> None:
+def test_too_deep_json_is_refused() -> None:
     deep = "[" * 100_000 + "]" * 100_000
     batch = batch_of(column(plain(table_of([team()])), "step_info", ["{}", f'{{"a": {deep}}}', "{}"]))
     with pytest.raises(BatchError, match="column step_info, entry 1"):
         batch.step_info[1]
 
 
-def test_a_column_that_a_batch_has_already_is_not_written_beside_it(tmp_path: Path) -> None:
+def test_further_column_with_a_taken_name_is_refused(tmp_path: Path) -> None:
     batch = TrajectoryBatch.from_trajectories([team()])
     with pytest.raises(BatchError, match="column turn: a trajectory batch has one of that name already"):
         batch.write_parquet(tmp_path / "odd.parquet", {"turn": np.zeros(3)})
 
 
-def test_the_nouns_need_no_arrow() -> None:
+def test_trajectory_module_does_not_import_pyarrow() -> None:
     code = "import sys, creditflow.trajectory; print('pyarrow' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == "False\n"

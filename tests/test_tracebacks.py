@@ -30,21 +30,21 @@ def test_frames_of_libraries_and_python_are_left_out():
     assert "json/decoder.py" in traceback_text(error)
 
 
-def test_the_innermost_three_frames_are_shown():
+def test_innermost_three_frames_are_shown():
     raises, calls = deep.__code__.co_firstlineno + 2, deep.__code__.co_firstlineno + 3
     frames = [f"test_tracebacks.py:{line} in deep" for line in (calls, calls, raises)]
     assert located(raised(lambda: deep(9)), "KeyError") == f"KeyError ({', '.join(frames)})"
 
 
-def test_an_error_that_was_never_raised_has_no_location():
+def test_unraised_error_has_no_location():
     assert located(ValueError("x"), "ValueError: x") == "ValueError: x"
 
 
-def test_code_without_a_file_is_the_users():
+def test_code_without_a_file_counts_as_the_users():
     assert location(raised(lambda: exec("1 / 0"))).endswith("<string>:1")
 
 
-def test_a_long_traceback_is_cut_and_a_mute_one_written():
+def test_long_traceback_is_cut_and_unprintable_one_written():
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")

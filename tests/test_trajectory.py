@@ -14,7 +14,7 @@ from tests.strategies import assert_same, plays
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(plays())
-def test_columns_and_parquet_lose_nothing(tmp_path: Path, played: list[Trajectory]) -> None:
+def test_columns_and_parquet_round_trip(tmp_path: Path, played: list[Trajectory]) -> None:
     batch = TrajectoryBatch.from_trajectories(played)
     assert batch.to_trajectories() == played
     batch.write_parquet(tmp_path / "batch.parquet")
@@ -33,7 +33,7 @@ def play() -> Trajectory:
     return Trajectory("t", "u", Task("d", (), "x"), steps, answer_steps=(2,))
 
 
-def test_columns_say_what_the_objects_say() -> None:
+def test_columns_match_the_objects() -> None:
     batch = TrajectoryBatch.from_trajectories([play(), replace(play(), id="s", steps=[], answer_steps=())])
     assert batch.n_trajectories == 2
     assert batch.n_steps == 3
@@ -48,7 +48,7 @@ def test_columns_say_what_the_objects_say() -> None:
     assert np.isnan(batch.outcome).all()
 
 
-def test_scores_are_rescaled_from_their_range_over_sampled_tokens_and_failed_ones_are_not_a_number() -> None:
+def test_scores_are_rescaled_and_failed_ones_are_nan() -> None:
     trajectory = play()
     trajectory.steps[0].scores = {"f": Score(1.0, range=(-1.0, 3.0), weight=2.0)}
     trajectory.steps[1].scores = {"f": Score(0.0, status="failed", reason="crashed"), "g": Score((0.25, 1.0))}
@@ -72,21 +72,19 @@ def test_scores_are_rescaled_from_their_range_over_sampled_tokens_and_failed_one
         (lambda t: setattr(t, "answer_steps", (3,)), "answer steps"),
     ],
 )
-def test_columns_that_contradict_one_another_are_refused_by_name(
-    spoil: Callable[[Trajectory], None], message: str
-) -> None:
+def test_inconsistent_fields_are_refused_by_name(spoil: Callable[[Trajectory], None], message: str) -> None:
     trajectory = play()
     spoil(trajectory)
     with pytest.raises(BatchError, match=message):
         TrajectoryBatch.from_trajectories([trajectory])
 
 
-def test_two_trajectories_of_one_id_are_refused() -> None:
+def test_duplicate_trajectory_ids_are_refused() -> None:
     with pytest.raises(BatchError, match="trajectory t: ids must be unique"):
         TrajectoryBatch.from_trajectories([play(), play()])
 
 
-def test_further_columns_stand_beside_the_batch_and_are_left_aside_on_reading(tmp_path: Path) -> None:
+def test_further_columns_are_written_and_ignored_on_reading(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     batch = TrajectoryBatch.from_trajectories([play(), replace(play(), id="s", steps=[], answer_steps=())])
@@ -97,7 +95,7 @@ def test_further_columns_stand_beside_the_batch_and_are_left_aside_on_reading(tm
         batch.write_parquet(tmp_path / "c.parquet", {"advantage": np.zeros(2)})
 
 
-def test_reference_logprobs_stand_per_token_and_are_nan_for_steps_without_any() -> None:
+def test_missing_reference_logprobs_are_nan() -> None:
     one = play()
     assert TrajectoryBatch.from_trajectories([one]).ref_logprobs.shape == (0,)
     one.steps[1].ref_logprobs = (-1.5, -0.25)
@@ -105,7 +103,7 @@ def test_reference_logprobs_stand_per_token_and_are_nan_for_steps_without_any() 
     np.testing.assert_array_equal(batch.ref_logprobs, [np.nan, np.nan, -1.5, -0.25, np.nan, np.nan])
 
 
-def test_a_file_from_before_there_were_reference_logprobs_still_loads(tmp_path: Path) -> None:
+def test_older_file_without_reference_logprobs_loads(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     batch = TrajectoryBatch.from_trajectories([play()])
@@ -114,7 +112,7 @@ def test_a_file_from_before_there_were_reference_logprobs_still_loads(tmp_path: 
     assert TrajectoryBatch.read_parquet(tmp_path / "old.parquet").to_trajectories() == batch.to_trajectories()
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_unreadable_parquet_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_bytes(b"PAR1 torn")
     with pytest.raises(BatchError, match=r"x\.parquet: not a readable Parquet file"):
         TrajectoryBatch.read_parquet(tmp_path / "x.parquet")
@@ -134,7 +132,7 @@ def test_score_of_another_type_is_refused(score):
 
 
 @pytest.mark.parametrize("value", ["0.5", None, [0.5], (0.5, "x"), (None, 1.0)])
-def test_value_that_is_no_number_is_refused(value):
+def test_non_numeric_score_value_is_refused(value):
     made = play()
     made.steps[0].scores["f"] = Score(value)
     with pytest.raises(BatchError, match=r"scores\['f'\]: expected a number"):
@@ -177,7 +175,7 @@ def test_arguments_of_another_kind_are_refused():
         assign(batch, {"propagation": "none"})
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     made = play()
     made.steps[1].scores["f"] = Score(np.float32(0.5))
     made.steps[1].parents, made.answer_steps = (np.int64(0),), [np.int32(2)]

@@ -17,7 +17,7 @@ def plays(*lines: Any) -> list[Trajectory]:
     return made.trajectories
 
 
-def test_each_assistant_message_of_a_conversation_is_a_step_that_read_all_before_it() -> None:
+def test_assistant_message_is_a_step_reading_all_before() -> None:
     messages = [
         {"role": "user", "content": "What is 3 + 4?"},
         {"role": "assistant", "content": "I shall add them up.", "name": "planner", "reward": 0.5},
@@ -44,7 +44,7 @@ def asked(text: str) -> dict[str, Any]:
     return {"model": "m", "temperature": 0.5, "messages": [{"role": "user", "content": text}]}
 
 
-def test_calls_of_one_id_are_one_play_in_their_order() -> None:
+def test_calls_with_one_id_form_one_trajectory() -> None:
     first = {"trajectory_id": "p", "agent": "a", "request": asked("Plan it."), "response": completion("first, second")}
     second = {"trajectory_id": "p", "agent": "b", "request": asked("first, second"), "response": completion("done"),
               "reward": {"right": 1.0, "short": 0.25}}  # fmt: skip
@@ -57,12 +57,12 @@ def test_calls_of_one_id_are_one_play_in_their_order() -> None:
     assert alone.steps[0].response == "Hi"
 
 
-def test_several_choices_are_several_steps() -> None:
+def test_each_choice_is_a_step() -> None:
     (play,) = plays({"request": asked("Choose"), "response": completion("one", "two")})
     assert [(step.response, step.parents) for step in play.steps] == [("one", ()), ("two", ())]
 
 
-def test_token_ids_and_log_probabilities_of_vllm_are_kept() -> None:
+def test_vllm_token_ids_and_logprobs_are_kept() -> None:
     response = completion("ab", prompt_token_ids=[1, 2])
     response["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}
     (play,) = plays({"request": asked("x"), "response": response})
@@ -71,12 +71,12 @@ def test_token_ids_and_log_probabilities_of_vllm_are_kept() -> None:
     assert step.info["tokens"] == "of the trace"
 
 
-def test_a_line_of_another_form_is_refused_by_its_number() -> None:
+def test_unknown_line_is_refused_with_its_number() -> None:
     with pytest.raises(DataError, match=r"chat log: line 2: expected `messages`, or `request` and `response`"):
         from_chat_log([{"messages": []}, {"text": "hello"}])
 
 
-def test_lines_of_several_files_are_as_many_plays_unless_they_say_otherwise(tmp_path: Path) -> None:
+def test_lines_of_several_files_join_only_by_id(tmp_path: Path) -> None:
     for name in ("a", "b"):
         said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": f"Hello from {name}."}]
         lines = [{"messages": said}, {"messages": said, "trajectory_id": "both"}]
@@ -92,7 +92,7 @@ def test_lines_of_several_files_are_as_many_plays_unless_they_say_otherwise(tmp_
         read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
 
 
-def test_the_reward_of_a_conversation_of_several_lines_is_the_plays() -> None:
+def test_conversation_reward_belongs_to_the_trajectory() -> None:
     first = {
         "session_id": "s",
         "messages": [{"role": "user", "content": "Plan"}, {"role": "assistant", "content": "A"}],
@@ -105,7 +105,7 @@ def test_the_reward_of_a_conversation_of_several_lines_is_the_plays() -> None:
     assert all(step.scores == {} for step in play.steps)
 
 
-def test_what_each_line_of_a_chat_says_over_again_counts_once() -> None:
+def test_repeated_messages_count_once() -> None:
     said = ("Plan it.", "First add.", "And then?", "Then halve.")
     talk = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
     made = convert(from_chat_log([{"session_id": "s", "messages": talk[:2]}, {"session_id": "s", "messages": talk}]))
@@ -116,7 +116,7 @@ def test_what_each_line_of_a_chat_says_over_again_counts_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["outcome", "final_reward"])
-def test_outcome_of_a_call_is_the_outcome_of_its_play(name: str) -> None:
+def test_call_outcome_is_the_trajectory_outcome(name: str) -> None:
     calls = [
         {"trajectory_id": "p", "request": asked("Plan it."), "response": completion("first, second")},
         {"trajectory_id": "p", "request": asked("Do it."), "response": completion("done"),

@@ -21,7 +21,7 @@ def convert(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["convert", *map(str, arguments)])
 
 
-def test_files_of_several_forms_become_one_batch_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+def test_files_of_several_forms_become_one_batch(tmp_path: Path) -> None:
     log = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}], "reward": 3}
     (tmp_path / "log.jsonl").write_text(json.dumps(log))
     sources = [RECORDED / "langgraph_twice.json", RECORDED / "langgraph_openinference.pb", tmp_path / "log.jsonl"]
@@ -38,7 +38,7 @@ def test_files_of_several_forms_become_one_batch_and_what_was_left_out_is_told(t
     assert [row["what"] for row in rows] == ["model call"] * 4
 
 
-def test_a_tokenizer_makes_the_tokens_that_the_trace_lacks(tmp_path: Path) -> None:
+def test_tokenizer_adds_missing_tokens(tmp_path: Path) -> None:
     out, model = tmp_path / "out.parquet", tiny_byte_model()
     result = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--tokenizer", model)
     assert result.exit_code == 0, result.output
@@ -50,7 +50,7 @@ def test_a_tokenizer_makes_the_tokens_that_the_trace_lacks(tmp_path: Path) -> No
     assert step.info["tokens"] == "by a tokenizer"
 
 
-def test_an_outcome_that_no_reward_is_called_is_told(tmp_path: Path) -> None:
+def test_unknown_outcome_name_is_refused(tmp_path: Path) -> None:
     source, out = RECORDED / "autogen_otel.json", tmp_path / "out.parquet"
     result = convert(source, "-o", out, "--outcome", "outcom")
     assert (result.exit_code, out.exists()) == (2, False)
@@ -72,16 +72,14 @@ SOURCE = RECORDED / "autogen_otel.json"
         (["--credit", str(SOURCE)], "is a file already; name another folder"),
     ],
 )
-def test_an_option_that_names_what_is_not_there_is_told_and_nothing_is_written(
-    given: list[str], said: str, tmp_path: Path
-) -> None:
+def test_unknown_name_in_an_option_writes_nothing(given: list[str], said: str, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     result = convert(SOURCE, "-o", out, *given)
     assert (result.exit_code, out.exists()) == (2, False)
     assert said in result.output
 
 
-def test_folders_of_what_is_written_are_made_and_what_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_output_folders_are_made_or_refused(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out.parquet"
     assert convert(SOURCE, "-o", out, "--left-out", tmp_path / "other" / "left.jsonl").exit_code == 0
     (tmp_path / "folder").mkdir()
@@ -91,7 +89,7 @@ def test_folders_of_what_is_written_are_made_and_what_cannot_be_written_is_told(
         assert f"{option}: {tmp_path / name} cannot be written" in result.output or "cannot be made" in result.output
 
 
-def test_a_parquet_file_of_somebody_else_is_told(tmp_path: Path) -> None:
+def test_foreign_parquet_file_is_refused(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs.parquet"
     pq.write_table(pa.table({"a": [1]}), theirs)
     result = convert(theirs, "-o", tmp_path / "out.parquet")
@@ -100,7 +98,7 @@ def test_a_parquet_file_of_somebody_else_is_told(tmp_path: Path) -> None:
     assert "not of steps" in result.output
 
 
-def test_a_play_that_is_given_twice_is_told(tmp_path: Path) -> None:
+def test_duplicate_trajectory_is_refused(tmp_path: Path) -> None:
     one = tmp_path / "one.parquet"
     assert convert(SOURCE, "-o", one).exit_code == 0
     for sources in ([one, one], [one, SOURCE]):
@@ -108,7 +106,7 @@ def test_a_play_that_is_given_twice_is_told(tmp_path: Path) -> None:
         assert (result.exit_code, "stands in it twice; give each play once" in result.output) == (2, True)
 
 
-def test_an_id_that_looks_like_an_option_is_still_explained(tmp_path: Path) -> None:
+def test_why_accepts_an_id_like_an_option(tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]}
     (tmp_path / "log.jsonl").write_text(json.dumps({"trajectory_id": "-x y", **line}))
     made = convert(tmp_path / "log.jsonl", "-o", tmp_path / "out.parquet", "--credit", tmp_path / "run")
@@ -116,7 +114,7 @@ def test_an_id_that_looks_like_an_option_is_still_explained(tmp_path: Path) -> N
     assert (why.exit_code, "-x y/0" in why.stdout) == (0, True)
 
 
-def test_a_run_that_is_there_already_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_existing_run_is_refused_before_writing(tmp_path: Path) -> None:
     source, run = RECORDED / "langgraph_openinference.json", tmp_path / "run"
     assert convert(source, "-o", tmp_path / "one.parquet", "--credit", run).exit_code == 0
     again = convert(source, "-o", tmp_path / "two.parquet", "--credit", run)
@@ -125,7 +123,7 @@ def test_a_run_that_is_there_already_is_told_before_anything_is_written(tmp_path
     assert "is a run already" in again.output
 
 
-def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
+def test_converted_trajectories_are_credited(tmp_path: Path) -> None:
     out, run = tmp_path / "out.parquet", tmp_path / "run"
     made = convert(RECORDED / "langgraph_openinference.json", "-o", out, "--credit", run)
     assert made.exit_code == 0
@@ -139,7 +137,7 @@ def test_converted_plays_are_credited_and_explained(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
 
 
-def test_plays_without_an_outcome_and_torn_lines_are_warned_of(tmp_path: Path) -> None:
+def test_missing_outcomes_and_torn_lines_warn(tmp_path: Path) -> None:
     call = {"request": {"messages": [{"role": "user", "content": "Hi"}]}, "response": "Hello."}
     for reward, warned in (({"good": 1.0}, True), ({"outcome": 1.0}, False), (None, True)):
         (tmp_path / "log.jsonl").write_text(json.dumps({**call, "reward": reward}) + '\n{"request": {"mess')
@@ -161,7 +159,7 @@ def test_plays_without_an_outcome_and_torn_lines_are_warned_of(tmp_path: Path) -
         (["-o", "x.parquet", "--tokenizer", "nowhere"], "--tokenizer: nowhere"),
     ],
 )
-def test_bad_input_is_one_line_and_writes_nothing(
+def test_bad_input_prints_one_line_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -41,7 +41,7 @@ CALLED = {
 }
 
 
-def test_a_text_and_a_call_of_a_tool_in_two_messages_are_one_response() -> None:
+def test_text_and_tool_call_messages_form_one_response() -> None:
     assert step(openinference({"content": "I look it up."}, CALLED)).response == (
         'I look it up.\n{"name": "weather", "arguments": {"in": "Rome"}}'
     )
@@ -57,26 +57,26 @@ def test_a_text_and_a_call_of_a_tool_in_two_messages_are_one_response() -> None:
          for key, value in (("content", word), ("finish_reason", "stop"))},
     ],
 )  # fmt: skip
-def test_of_several_choices_the_first_is_the_step_and_the_others_are_listed(attributes: dict[str, Any]) -> None:
+def test_first_choice_is_the_step_and_the_rest_are_listed(attributes: dict[str, Any]) -> None:
     found = made(attributes)
     assert [step.response for step in found.trajectories[0].steps] == ["one"]
     assert [(left.what, left.name) for left in found.left_out] == [("choice", "two")]
 
 
-def test_two_calls_of_a_tool_that_are_alike_are_two() -> None:
+def test_identical_tool_calls_are_both_kept() -> None:
     call = {"type": "tool_call", "name": "roll", "arguments": {"sides": 6}}
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(call, call)}
     assert step(attributes).response.splitlines() == ['{"name": "roll", "arguments": {"sides": 6}}'] * 2
 
 
-def test_a_tools_result_that_stands_twice_is_told_once() -> None:
+def test_tool_result_in_two_forms_is_read_once() -> None:
     read = [{"role": "tool", "content": "sunny", "parts": [{"type": "tool_call_response", "response": "sunny"}]}]
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": json.dumps(read),
                   "gen_ai.output.messages": said(text("fine"))}  # fmt: skip
     assert step(attributes).prompt == "[tool]\nsunny"
 
 
-def test_reasoning_is_a_part_of_the_response_that_nobody_else_reads() -> None:
+def test_parents_by_text_ignore_reasoning() -> None:
     plan = said({"type": "reasoning", "content": "hm, let me think"}, text("First add, then halve."))
     spans = [
         Span("t", "plan", None, "x", 1, 2, {"gen_ai.operation.name": "chat", "gen_ai.output.messages": plan}),
@@ -91,7 +91,7 @@ def test_reasoning_is_a_part_of_the_response_that_nobody_else_reads() -> None:
     assert (steps[2].parents, steps[2].info["parents_by"]) == ((0,), "text")
 
 
-def test_what_attributes_and_events_both_say_is_read_once() -> None:
+def test_duplicate_conventions_are_read_once() -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": "user", "content": "Hello"}]'}
     found = step(
         attributes, Event("gen_ai.user.message", {"content": "Hello"}), Event("gen_ai.choice", {"content": "Hi"})
@@ -102,12 +102,12 @@ def test_what_attributes_and_events_both_say_is_read_once() -> None:
     assert (step(twice).prompt, step(twice).response) == ("[user]\nHello", "Hi")
 
 
-def test_the_body_of_an_event_may_be_json_in_a_text() -> None:
+def test_event_body_may_be_a_json_text() -> None:
     body = json.dumps({"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"})
     assert step({"gen_ai.operation.name": "chat"}, Event("gen_ai.choice", {}, body)).response == "Hi"
 
 
-def test_calls_as_semantic_kernel_names_them_are_steps() -> None:
+def test_semantic_kernel_calls_are_steps() -> None:
     events = [
         Event("gen_ai.content.prompt", {"gen_ai.prompt": '[{"role": "user", "content": "Hello"}]'}),
         Event("gen_ai.content.completion", {"gen_ai.completion": '[{"role": "assistant", "content": "Hi"}]'}),
@@ -115,7 +115,7 @@ def test_calls_as_semantic_kernel_names_them_are_steps() -> None:
     assert step({"gen_ai.operation.name": "chat.completions"}, *events).response == "Hi"
 
 
-def test_calls_as_vercels_sdk_writes_them_are_steps() -> None:
+def test_vercel_calls_are_steps() -> None:
     found = step(
         {
             "ai.operationId": "ai.generateText.doGenerate",
@@ -129,7 +129,7 @@ def test_calls_as_vercels_sdk_writes_them_are_steps() -> None:
     assert found.response == 'I look.\n{"name": "weather", "arguments": {"in": "Rome"}}'
 
 
-def test_what_looks_like_a_call_of_no_known_convention_is_told_to_be_left_out() -> None:
+def test_call_of_unknown_convention_is_left_out() -> None:
     found = made({"gen_ai.system": "gcp.vertex.agent", "gen_ai.request.model": "m", "llm_request": "{}"})
     assert [(left.what, left.reason) for left in found.left_out] == [
         ("model call", "neither messages nor a response were recorded in a form that is known: it has llm_request")
@@ -139,7 +139,7 @@ def test_what_looks_like_a_call_of_no_known_convention_is_told_to_be_left_out() 
 
 
 @pytest.mark.parametrize("kind", [("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent")])
-def test_an_agent_that_notes_its_first_and_last_message_is_no_call_but_the_agent_of_its_calls(
+def test_agent_span_with_messages_is_not_a_call(
     kind: tuple[str, str],
 ) -> None:
     noted = openinference({"content": "Done."}, **{"agent.name": "writer"})
@@ -156,14 +156,14 @@ def test_an_agent_that_notes_its_first_and_last_message_is_no_call_but_the_agent
 
 
 @pytest.mark.parametrize("reasons", [["MAX_TOKENS"], "length", '["length"]', ("max_output_tokens",)])
-def test_a_call_that_ran_out_of_room_is_known_however_it_is_spelled(reasons: Any) -> None:
+def test_length_finish_reason_truncates_in_any_spelling(reasons: Any) -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.output.messages": said(text("cut o")),
                   "gen_ai.response.finish_reasons": reasons}  # fmt: skip
     (trajectory,) = made(attributes).trajectories
     assert trajectory.status == "truncated"
 
 
-def test_log_probabilities_that_no_number_holds_are_none() -> None:
+def test_too_large_logprobs_become_nan() -> None:
     attributes = {
         "gen_ai.completion.0.content": "Hi",
         "response_token_ids": [1],
@@ -172,6 +172,6 @@ def test_log_probabilities_that_no_number_holds_are_none() -> None:
     assert str(step(attributes).logprobs) == "(nan,)"
 
 
-def test_the_name_that_a_call_gives_its_agent_has_no_id_of_a_team() -> None:
+def test_team_id_is_removed_from_the_agent_name() -> None:
     name = "writer_01234567-89ab-cdef-0123-456789abcdef"
     assert step({"gen_ai.completion.0.content": "Hi", "gen_ai.agent.name": name}).agent == "writer"

@@ -57,7 +57,7 @@ PLAY = [agent("plan", 0, 10), call("a", 1, 5, "plan"), agent("write", 10, 40), c
         call("c", 20, 25, "write"), call("d", 50, 60)]  # fmt: skip
 
 
-def test_steps_lie_by_time_and_know_their_agents_turns_and_spans() -> None:
+def test_steps_are_in_order_of_time() -> None:
     trajectory = one(PLAY[::-1])
     assert [(step.agent, step.turn) for step in trajectory.steps] == [
         ("plan", 0), ("write", 0), ("write", 1), ("agent", 0)]  # fmt: skip
@@ -69,42 +69,42 @@ def test_steps_lie_by_time_and_know_their_agents_turns_and_spans() -> None:
 # ---- rewards -------------------------------------------------------------------------------------------------------
 
 
-def test_a_link_beats_the_agent_around_and_the_agent_beats_time() -> None:
+def test_link_precedes_agent_and_agent_precedes_time() -> None:
     linked = reward(30, 0.25, "linked", "write")
     linked.links = [Link("t", "a")]
     found = scores(one([*PLAY, linked, reward(31, 0.5, "mine", "write"), reward(70, 0.75, "mine", "plan")]))
     assert found == [{"linked": 0.25, "mine": 0.75}, {}, {"mine": 0.5}, {}]
 
 
-def test_a_reward_by_time_is_that_of_the_last_step_that_had_ended() -> None:
+def test_reward_by_time_belongs_to_the_last_ended_step() -> None:
     assert scores(one([*PLAY, reward(18), reward(30, 0.5)])) == [{}, {"right": 1.0}, {"right": 0.5}, {}]
 
 
-def test_a_reward_before_any_step_had_ended_is_nobodys() -> None:
+def test_reward_before_all_steps_is_unassigned() -> None:
     made = convert([*PLAY, reward(2)])
     assert [(left.what, left.reason) for left in made.left_out] == [("reward", "no step had ended by then")]
 
 
-def test_a_reward_when_all_have_ended_is_the_outcome() -> None:
+def test_reward_after_all_steps_is_the_outcome() -> None:
     trajectory = one([*PLAY, reward(61, 0.5)])
     assert trajectory.outcome is not None
     assert (trajectory.outcome.value, trajectory.info["outcome"], scores(trajectory)) == (0.5, "right", [{}] * 4)
 
 
-def test_the_last_of_a_series_is_its_steps_and_no_outcome() -> None:
+def test_last_reward_of_a_series_is_not_the_outcome() -> None:
     trajectory = one([*PLAY, reward(18), reward(61, 0.5)])
     assert trajectory.outcome is None
     assert scores(trajectory) == [{}, {"right": 1.0}, {}, {"right": 0.5}]
 
 
-def test_the_outcome_may_be_named() -> None:
+def test_outcome_option_names_the_reward() -> None:
     trajectory = one([*PLAY, reward(18, 0.25, "total"), reward(61, 0.5)], outcome="total")
     assert trajectory.outcome is not None
     assert trajectory.outcome.value == 0.25
     assert trajectory.info["rewards"] == {"right": 0.5}
 
 
-def test_a_reward_is_nobodys_where_the_call_before_it_is_left_out() -> None:
+def test_reward_of_a_left_out_call_is_unassigned() -> None:
     unheard = span("b", 11, 12, gen_ai__operation__name="chat")
     made = convert([call("a", 1, 2), unheard, reward(13, 0.0), call("c", 20, 21)])
     assert scores(made.trajectories[0]) == [{}, {}]
@@ -113,7 +113,7 @@ def test_a_reward_is_nobodys_where_the_call_before_it_is_left_out() -> None:
     ]
 
 
-def test_an_empty_record_of_a_call_that_was_recorded_elsewhere_takes_no_reward() -> None:
+def test_empty_repeated_record_takes_no_reward() -> None:
     for same in ({"parent": "a"}, {"gen_ai__response__id": "1"}):
         unheard = span("b", 2, 3, gen_ai__operation__name="chat", **same)
         found = one([call("a", 1, 4, gen_ai__response__id="1"), unheard, reward(13, 0.0), call("c", 20, 21)])
@@ -121,7 +121,7 @@ def test_an_empty_record_of_a_call_that_was_recorded_elsewhere_takes_no_reward()
 
 
 @pytest.mark.parametrize("wanted", ["", "writer"])
-def test_the_outcome_is_the_same_whoever_is_asked_for(wanted: str) -> None:
+def test_outcome_is_independent_of_agent_match(wanted: str) -> None:
     spans = [call("a", 1, 2, gen_ai__agent__name="writer"), reward(3, 1.0, "style"),
              call("b", 4, 5, gen_ai__agent__name="verifier"), reward(6, 0.0, "final")]  # fmt: skip
     found = one(spans, agent_match=wanted)
@@ -140,9 +140,7 @@ OWN = {"creditflow__reward__good": 0.5}
         (span("tool", 1, 2, **OWN), "no step had ended by then"),
     ],
 )
-def test_a_reward_on_a_span_of_neither_call_nor_agent_is_that_of_the_last_call_inside_or_before(
-    where: Span, whose: Any
-) -> None:
+def test_reward_on_other_span_belongs_to_last_call(where: Span, whose: Any) -> None:
     calls = [call("a", 4, 6), call("b", 10, 15, "chapter"), call("c", 40, 45)]
     made = convert([*calls, where])
     if isinstance(whose, str):
@@ -151,13 +149,13 @@ def test_a_reward_on_a_span_of_neither_call_nor_agent_is_that_of_the_last_call_i
         assert scores(made.trajectories[0]) == whose
 
 
-def test_a_reward_on_a_span_after_all_calls_is_the_outcome_and_needs_no_name() -> None:
+def test_unnamed_reward_on_a_last_span_is_the_outcome() -> None:
     found = one([call("a", 4, 6), span("evaluate", 7, 8, creditflow__reward=0.25)])
     assert (found.info["outcome"], found.outcome and found.outcome.value) == ("reward", 0.25)
 
 
 @given(st.data())
-def test_a_reward_on_a_span_is_that_of_the_call_inside_that_ended_last(data: st.DataObject) -> None:
+def test_reward_on_a_span_matches_a_plain_search(data: st.DataObject) -> None:
     """Against all that lies inside, walked span by span. There is a call outside of the span, and one in it."""
     n = data.draw(st.integers(4, 12))
     parents = [-1, -1, 1] + [data.draw(st.integers(-1, at - 1)) for at in range(3, n)]
@@ -176,7 +174,7 @@ def test_a_reward_on_a_span_is_that_of_the_call_inside_that_ended_last(data: st.
     assert {step.info["span_id"] for step in one(spans).steps if step.scores} == {str(last)}
 
 
-def test_a_link_by_several_pairs_is_found_whatever_their_order() -> None:
+def test_link_pairs_resolve_in_any_order() -> None:
     calls = [call(f"s{at}", 10 * at, 10 * at + 5) for at in range(100)]
     for pairs in (("trace_id", "span_id"), ("span_id", "trace_id")):
         link = {f"agentlightning__link__{at}__key_match": key for at, key in enumerate(pairs)}
@@ -186,7 +184,7 @@ def test_a_link_by_several_pairs_is_found_whatever_their_order() -> None:
         assert [at for at, score in enumerate(scores(found)) if score] == [80]
 
 
-def test_a_label_without_a_number_is_told_to_be_nobodys() -> None:
+def test_label_without_a_number_is_unassigned() -> None:
     labelled = {"gen_ai.evaluation.name": "safe", "gen_ai.evaluation.score.label": "pass"}
     rated = call("a", 1, 2, evaluations__0__evaluation__name="kind", evaluations__0__evaluation__label="yes")
     rated.events = [Event("gen_ai.evaluation.result", labelled)]
@@ -198,14 +196,14 @@ def test_a_label_without_a_number_is_told_to_be_nobodys() -> None:
     assert made.trajectories[0].steps[0].scores == {}
 
 
-def test_an_agent_around_all_steps_says_nothing() -> None:
+def test_agent_around_all_steps_is_ignored() -> None:
     inside = [agent("all", 0, 100), *(call(name, 10 * at, 10 * at + 5, "all") for at, name in enumerate("abc"))]
     trajectory = one([*inside, reward(16, 0.5, "right", "all"), reward(90, 1.0, "total", "all")])
     assert scores(trajectory) == [{}, {"right": 0.5}, {}]
     assert trajectory.outcome is not None
 
 
-def test_several_dimensions_are_kept() -> None:
+def test_all_reward_dimensions_are_kept() -> None:
     more = {"agentlightning__reward__1__name": "style", "agentlightning__reward__1__value": 0.5}
     trajectory = one([*PLAY, reward(18, **more), reward(70, 0.0, "speed", agentlightning__reward__1__name="outcome",
                                                         agentlightning__reward__1__value=1.0)])  # fmt: skip
@@ -215,31 +213,31 @@ def test_several_dimensions_are_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [None, "much", math.nan, math.inf, 10**400, [1]])
-def test_a_reward_that_is_no_number_has_failed_and_is_not_zero(value: Any) -> None:
+def test_non_numeric_reward_has_failed(value: Any) -> None:
     (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
     assert (score.status, math.isnan(score.rescaled)) == ("failed", True)
     assert "expected a number" in score.reason
 
 
-def test_a_reward_outside_its_range_has_failed_and_a_range_mends_it() -> None:
+def test_reward_outside_its_range_has_failed() -> None:
     (score,) = one([*PLAY, reward(18, -1.0)]).steps[1].scores.values()
     assert (score.status, score.reason) == ("failed", "expected a value in [0, 1], got -1; give the reward's range")
     assert scores(one([*PLAY, reward(18, -0.5)], ranges={"right": (-1.0, 1.0)}))[1] == {"right": 0.25}
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.1 * 0.1 * 100, 1.0), (-1e-17, 0.0)])
-def test_converted_reward_beyond_by_rounding_is_clipped(value: float, expected: float) -> None:
+def test_reward_beyond_by_rounding_is_clipped(value: float, expected: float) -> None:
     (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
     assert (score.status, score.value) == ("ok", expected)
 
 
-def test_a_reward_that_is_given_twice_counts_the_second_time() -> None:
+def test_repeated_reward_counts_the_second_time() -> None:
     made = convert([*PLAY, reward(26, 0.0), reward(27, 1.0)])
     assert scores(made.trajectories[0])[2] == {"right": 1.0}
     assert [(left.span, left.reason) for left in made.left_out] == [("reward at 26", "given again later")]
 
 
-def test_calls_inside_of_a_reward_are_the_judges() -> None:
+def test_calls_inside_a_reward_span_are_left_out() -> None:
     judge = reward(27, parent="write")
     judge.end = 40
     made = convert([*PLAY, judge, call("judge", 28, 30, "reward at 27")])
@@ -247,7 +245,7 @@ def test_calls_inside_of_a_reward_are_the_judges() -> None:
     assert [(left.span, left.reason) for left in made.left_out] == [("judge", "made by a reward")]
 
 
-def test_rewards_as_attributes_of_a_span_belong_to_it() -> None:
+def test_reward_attributes_belong_to_their_span() -> None:
     spans = [span("root", 0, 100, creditflow__reward__outcome=0.5)]
     spans += [call("a", 1, 5, "root", creditflow__reward__right=1.0), agent("write", 10, 20, "root")]
     spans[-1].attributes = {**spans[-1].attributes, "creditflow.reward.style": 0.25}
@@ -258,7 +256,7 @@ def test_rewards_as_attributes_of_a_span_belong_to_it() -> None:
     assert trajectory.outcome.value == 0.5
 
 
-def test_evaluations_of_opentelemetry_and_openinference_are_rewards() -> None:
+def test_otel_and_openinference_evaluations_are_rewards() -> None:
     spans = [call("a", 1, 5, gen_ai__response__id="r1"), call("b", 6, 9)]
     score = {"gen_ai.evaluation.name": "right", "gen_ai.evaluation.score.value": 0.5}
     spans[0].events = [Event("gen_ai.evaluation.result", score)]
@@ -276,7 +274,7 @@ def test_evaluations_of_opentelemetry_and_openinference_are_rewards() -> None:
 # ---- calls ---------------------------------------------------------------------------------------------------------
 
 
-def test_calls_of_other_agents_are_left_out_and_so_are_their_rewards() -> None:
+def test_unmatched_agents_lose_calls_and_rewards() -> None:
     made = convert([*PLAY, reward(30, parent="write"), reward(8, 0.5, "good", "plan")], ConvertOptions("plan|agent"))
     assert [step.agent for step in made.trajectories[0].steps] == ["plan", "agent"]
     assert [(left.what, left.reason) for left in made.left_out] == [
@@ -287,7 +285,7 @@ def test_calls_of_other_agents_are_left_out_and_so_are_their_rewards() -> None:
     assert scores(made.trajectories[0]) == [{"good": 0.5}, {}]
 
 
-def test_one_call_recorded_twice_is_one_step_with_the_fuller_record() -> None:
+def test_repeated_call_keeps_the_fuller_record() -> None:
     spans = [call("outer", 1, 9, gen_ai__response__id="r", wrote="yes"), call("inner", 2, 8, "outer",
              gen_ai__response__id="r", response_token_ids=[1, 2], wrote="yes")]  # fmt: skip
     linked = reward(20)
@@ -298,14 +296,14 @@ def test_one_call_recorded_twice_is_one_step_with_the_fuller_record() -> None:
     assert [left.reason for left in made.left_out] == ["the same call as span inner"]
 
 
-def test_a_call_inside_of_another_with_the_same_response_is_the_same() -> None:
+def test_nested_call_with_the_same_response_is_one() -> None:
     made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="yes")])
     assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["outer"]
     made = convert([call("outer", 1, 9, wrote="yes"), call("inner", 2, 8, "outer", wrote="no")])
     assert len(made.trajectories[0].steps) == 2
 
 
-def test_a_call_that_brought_nothing_is_left_out_with_the_reason() -> None:
+def test_call_without_a_response_is_left_out() -> None:
     failed = span("f", 1, 2, gen_ai__operation__name="chat")
     failed.error = "rate limit"
     made = convert([failed, span("g", 3, 4, gen_ai__operation__name="chat")])
@@ -314,7 +312,7 @@ def test_a_call_that_brought_nothing_is_left_out_with_the_reason() -> None:
         "it failed: rate limit", "neither messages nor a response were recorded in a form that is known"]  # fmt: skip
 
 
-def test_token_ids_of_the_trace_are_kept_and_log_probabilities_that_it_lacks_are_unknown() -> None:
+def test_missing_logprobs_of_trace_tokens_are_nan() -> None:
     step = one([call("a", 1, 2, prompt_token_ids=[1, 2], response_token_ids="[3, 4]")]).steps[0]
     assert (step.prompt_ids, step.response_ids, step.response_mask) == ((1, 2), (3, 4), (1, 1))
     assert all(math.isnan(value) for value in step.logprobs)
@@ -323,12 +321,12 @@ def test_token_ids_of_the_trace_are_kept_and_log_probabilities_that_it_lacks_are
     assert step.logprobs == (-0.5, -1.0)
 
 
-def test_an_agent_is_found_by_time_where_tracers_did_not_nest() -> None:
+def test_agent_is_found_by_time_without_nesting() -> None:
     assert [step.agent for step in one([agent("writer", 0, 10), call("a", 2, 5), call("b", 12, 15)]).steps] == [
         "writer", "agent"]  # fmt: skip
 
 
-def test_two_calls_that_a_server_gave_one_id_are_two() -> None:
+def test_calls_that_share_a_response_id_are_two() -> None:
     same = {"gen_ai__response__id": "chatcmpl-1"}
     made = convert([call("a", 1, 2, **same), call("b", 3, 4, **same), call("c", 5, 6, wrote="response of b", **same),
                     reward(8, response_id="x", agentlightning__link__0__key_match="gen_ai.response.id",
@@ -340,7 +338,7 @@ def test_two_calls_that_a_server_gave_one_id_are_two() -> None:
     assert scores(play) == [{}, {"right": 1.0}]  # the last of that id
 
 
-def test_log_probabilities_of_other_tokens_are_not_taken() -> None:
+def test_logprobs_of_other_tokens_are_ignored() -> None:
     class Letters:
         def prompt(self, messages: Any) -> list[int]:
             return []
@@ -357,14 +355,14 @@ def test_log_probabilities_of_other_tokens_are_not_taken() -> None:
 # ---- parents and times ---------------------------------------------------------------------------------------------
 
 
-def test_parents_are_the_texts_that_were_read_and_else_what_came_before() -> None:
+def test_parents_come_from_text_and_else_from_time() -> None:
     spans = [call("a", 0, 2, wrote="the plan is long"), call("b", 3, 4), call("c", 5, 6, read="Do: the plan is long!")]
     trajectory = one(spans)
     assert [(step.parents, step.info["parents_by"]) for step in trajectory.steps] == [
         ((), "time"), ((0,), "time"), ((0,), "text")]  # fmt: skip
 
 
-def test_missing_and_skewed_times_are_mended_and_counted() -> None:
+def test_missing_and_skewed_times_are_repaired() -> None:
     made = convert([call("a", 5, None), call("b", None, 9), call("c", None, None), call("d", 20, 11)])
     assert [step.info["span_id"] for step in made.trajectories[0].steps] == ["a", "b", "c", "d"]
     assert dict(made.mended) == {
@@ -374,7 +372,7 @@ def test_missing_and_skewed_times_are_mended_and_counted() -> None:
 # ---- plays ---------------------------------------------------------------------------------------------------------
 
 
-def test_plays_are_told_apart_by_trace_or_by_an_attribute() -> None:
+def test_trajectories_split_by_trace_or_attribute() -> None:
     spans = [span("x", 0, 9, session="one"), call("a", 1, 2, "x"), span("y", 0, 9, session="two"), call("b", 3, 4, "y")]
     spans.append(call("c", 5, 6))
     assert len(one(spans).steps) == 3
@@ -383,7 +381,7 @@ def test_plays_are_told_apart_by_trace_or_by_an_attribute() -> None:
         "one": ["a"], "two": ["b"], "t": ["c"]}  # fmt: skip
 
 
-def test_plays_that_begin_with_the_same_prompt_are_of_one_task() -> None:
+def test_trajectories_with_one_first_prompt_share_a_task() -> None:
     spans = [call("a", 1, 2, read="Add 3 and 4."), call("b", 1, 2, read="Add 3 and 4."), call("c", 1, 2)]
     for number, play in enumerate(spans):
         play.trace = str(number)
@@ -393,7 +391,7 @@ def test_plays_that_begin_with_the_same_prompt_are_of_one_task() -> None:
     assert convert(spans, ConvertOptions(uid_by="task")).trajectories[2].uid == "T"
 
 
-def test_which_task_it_was_does_not_hang_on_who_is_asked_for() -> None:
+def test_task_is_independent_of_agent_match() -> None:
     spans = []
     for number in range(3):
         plan = call("p", 1, 2, read="Add 3 and 4.", wrote=f"plan {number} is long", gen_ai__agent__name="planner")
@@ -405,12 +403,12 @@ def test_which_task_it_was_does_not_hang_on_who_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("options", [{"agent_match": "("}, {"ranges": {"right": (1.0, 0.0)}}])
-def test_options_that_cannot_be_used_are_refused(options: Any) -> None:
+def test_unusable_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match=r"regular expression|low < high"):
         convert([], ConvertOptions(**options))
 
 
-def test_traces_that_link_to_one_another_are_one_play_and_a_batch_that_links_to_many_joins_none() -> None:
+def test_linked_traces_form_one_trajectory() -> None:
     def moved(span: Span, trace: str, *links: Link) -> Span:
         return replace(span, trace=trace, links=links)
 

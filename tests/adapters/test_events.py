@@ -95,7 +95,7 @@ def steps(made: Converted) -> list[Step]:
     st.sampled_from(["a" * 32, "b" * 32, "0" * 32]),
     st.integers(0, 99),
 )
-def test_every_call_in_a_record_is_a_step_with_its_own_prompt(places: list[str], trace: str, seed: int) -> None:
+def test_each_recorded_call_is_a_step_with_its_prompt(places: list[str], trace: str, seed: int) -> None:
     logs = [log for number, place in enumerate(places) for log in whole(number, place, trace)]
     logs += random.Random(seed).sample(logs, 1)  # written twice
     random.Random(seed).shuffle(logs)
@@ -108,7 +108,7 @@ def test_every_call_in_a_record_is_a_step_with_its_own_prompt(places: list[str],
 
 
 @given(st.lists(st.sampled_from([HANDLER, "f" * 16]), min_size=1, max_size=8), st.integers(0, 99))
-def test_calls_in_a_record_for_each_message_are_told_apart_by_time(places: list[str], seed: int) -> None:
+def test_one_record_per_message_groups_calls_by_time(places: list[str], seed: int) -> None:
     logs = [log for number, place in enumerate(places) for log in spoken(number, place)]
     random.Random(seed).shuffle(logs)
     assert sorted((step.response, step.prompt) for step in steps(read(logs))) == [
@@ -117,23 +117,23 @@ def test_calls_in_a_record_for_each_message_are_told_apart_by_time(places: list[
 
 
 @pytest.mark.parametrize("call", [whole, spoken])
-def test_calls_inside_of_an_agents_span_are_the_agents(call: Any) -> None:
+def test_calls_inside_an_agent_span_belong_to_it(call: Any) -> None:
     made = read([*call(0, CHAT), *call(1, HANDLER)])
     assert [(step.agent, step.response) for step in steps(made)] == [("writer", "answer 0"), ("writer", "answer 1")]
     assert made.left_out == []
 
 
-def test_what_an_agents_span_says_at_its_end_is_no_call() -> None:
+def test_messages_on_an_agent_span_are_not_a_call() -> None:
     made = read([*spoken(0, CHAT), *spoken(1, AGENT)])
     assert [step.response for step in steps(made)] == ["answer 0"]
 
 
-def test_a_call_that_failed_is_told_though_only_its_prompt_was_recorded() -> None:
+def test_failed_call_with_only_a_prompt_is_listed() -> None:
     (left,) = read(spoken(0, "f" * 16)[:1], []).left_out
     assert (left.what, left.reason) == ("model call", "no response was recorded")
 
 
-def test_a_span_that_names_several_calls_keeps_what_else_it_says() -> None:
+def test_span_with_several_calls_keeps_its_rewards() -> None:
     events = [Event(DETAILS, {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in range(2)]
     score = {"gen_ai.evaluation.name": "good", "gen_ai.evaluation.score.value": 0.5}
     events.insert(1, Event("gen_ai.evaluation.result", score))
@@ -143,7 +143,7 @@ def test_a_span_that_names_several_calls_keeps_what_else_it_says() -> None:
     assert trajectory.outcome.value == 0.5
 
 
-def test_records_find_spans_of_agent_lightning_by_their_ids() -> None:
+def test_records_attach_to_agent_lightning_spans_by_id() -> None:
     span = {"span_id": CHAT, "trace_id": "a" * 32, "rollout_id": "r", "attempt_id": "1", "name": "chat",
             "attributes": {"gen_ai.operation.name": "chat"}}  # fmt: skip
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": whole(0, CHAT)}]}]}
@@ -151,6 +151,6 @@ def test_records_find_spans_of_agent_lightning_by_their_ids() -> None:
     assert (trajectory.id, trajectory.answer) == ("r/1", "answer 0")
 
 
-def test_a_record_of_another_trace_is_not_a_spans_that_has_the_same_id() -> None:
+def test_record_of_another_trace_with_one_id_is_separate() -> None:
     made = read([*whole(0, CHAT), *whole(1, CHAT, "b" * 32)])
     assert sorted((play.id[0], play.answer) for play in made.trajectories) == [("a", "answer 0"), ("b", "answer 1")]

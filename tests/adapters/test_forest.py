@@ -48,7 +48,7 @@ def traces(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[bool]
 
 @settings(max_examples=500)
 @given(traces())
-def test_what_a_call_follows_is_what_the_definition_says(
+def test_before_matches_the_plain_definition(
     trace: tuple[list[int], list[int], list[int], list[bool]],
 ) -> None:
     parents, start, end, chosen = trace
@@ -62,7 +62,7 @@ def test_what_a_call_follows_is_what_the_definition_says(
         assert all(end[parent] <= start[at] for parent in found)
 
 
-def test_the_first_call_of_each_branch_follows_the_plan_and_the_last_follows_every_branch() -> None:
+def test_branches_follow_the_plan_and_join_in_the_summary() -> None:
     #        plan, branch a (2 calls), branch b (2 calls, side by side with a), summary
     ids = ["root", "plan", "a", "a1", "a2", "b", "b1", "b2", "sum"]
     of = [None, "root", "root", "a", "a", "root", "b", "b", "root"]
@@ -74,28 +74,28 @@ def test_the_first_call_of_each_branch_follows_the_plan_and_the_last_follows_eve
     assert names == {"plan": [], "a1": ["plan"], "a2": ["a1"], "b1": ["plan"], "b2": ["b1"], "sum": ["a2", "b2"]}
 
 
-def test_a_circle_is_opened_at_its_first_span_and_told() -> None:
+def test_cycle_is_cut_at_its_first_span() -> None:
     forest = forest_of(["a", "b", "c", "d"], ["c", "a", "b", "c"])
     assert forest.parents == [-1, 0, 1, 2]
     assert forest.mended == {0: CIRCLE}
     assert forest_of(["a"], ["a"]).parents == [-1]
 
 
-def test_a_parent_that_is_not_there_is_none_and_told() -> None:
+def test_missing_parent_is_removed() -> None:
     forest = forest_of(["a", "b"], ["nobody", "a"])
     assert forest.parents == [-1, 0]
     assert forest.mended == {0: MISSING}
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9)), max_size=12))
-def test_any_names_make_a_forest_whose_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
+def test_forest_order_has_parents_first(pairs: list[tuple[int, int]]) -> None:
     forest = forest_of([str(name) for name, _ in pairs], [str(parent) for _, parent in pairs])
     assert sorted(forest.order) == list(range(len(pairs)))
     place = {at: order for order, at in enumerate(forest.order)}
     assert all(parent < 0 or place[parent] < place[at] for at, parent in enumerate(forest.parents))
 
 
-def test_a_trace_of_any_depth_is_gone_through_without_recursion() -> None:
+def test_deep_trace_needs_no_recursion() -> None:
     n = 20_000
     forest = forest_of([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
     start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
@@ -104,7 +104,7 @@ def test_a_trace_of_any_depth_is_gone_through_without_recursion() -> None:
     assert forest.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
 
 
-def test_many_beside_each_other_hand_on_only_those_that_ended_last() -> None:
+def test_parents_by_time_are_limited_to_the_last_ended() -> None:
     n = 500
     start = [0] * n + [1000] * n
     end = [1 + at for at in range(n)] + [2000] * n
@@ -112,7 +112,7 @@ def test_many_beside_each_other_hand_on_only_those_that_ended_last() -> None:
     assert all(sorted(found) == list(range(n - MOST_EXITS, n)) for found in follows[n:])
 
 
-def test_a_flat_trace_is_a_chain() -> None:
+def test_flat_trace_is_a_chain() -> None:
     times = random.Random(0).sample(range(0, 1000, 3), 50)
     order = sorted(range(50), key=times.__getitem__)
     end = [time + 1 for time in times]

@@ -156,12 +156,12 @@ def survives(seed: int) -> None:
 
 @settings(max_examples=200)
 @given(st.integers(0, 2**40))
-def test_mutated_spans_lose_nothing_and_break_nothing(seed: int) -> None:
+def test_mutated_spans_lose_nothing(seed: int) -> None:
     survives(seed)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_mutated_span_sets_lose_nothing_and_break_nothing() -> None:
+def test_many_mutated_span_sets_lose_nothing() -> None:
     first = int(os.environ.get("FUZZ_FROM", "0"))
     for seed in range(first, first + 100_000):
         try:
@@ -209,7 +209,7 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 @settings(max_examples=200)
 @given(st.sampled_from([LOG, LIGHTNING]), st.integers(0, 2**40))
-def test_mutated_logs_of_chats_and_spans_of_agent_lightning_break_nothing(written: list[Any], seed: int) -> None:
+def test_mutated_chat_logs_and_lightning_spans_convert(written: list[Any], seed: int) -> None:
     draw = random.Random(seed)
     lines = deepcopy(written)
     for _ in range(draw.choice([1, 2, 4, 16])):
@@ -233,13 +233,13 @@ def chain(depth: int) -> list[Span]:
     ]  # fmt: skip
 
 
-def test_a_trace_ten_thousand_deep_is_ten_thousand_steps() -> None:
+def test_trace_of_depth_10_000_converts() -> None:
     made = convert(chain(10_000))
     assert len(made.trajectories[0].steps) == 10_000
     nothing_is_lost(chain(10_000), made)
 
 
-def test_values_nested_deeper_than_python_reads_are_as_if_they_were_not_there() -> None:
+def test_too_deeply_nested_values_are_ignored() -> None:
     value: Any = {"stringValue": "x"}
     for _ in range(5000):
         value = {"arrayValue": {"values": [value]}}

@@ -60,7 +60,7 @@ def names(recorded: dict[str, Any]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_renamed_attribute_loses_no_call_and_no_reward(name: str) -> None:
+def test_renamed_attribute_keeps_calls_and_rewards(name: str) -> None:
     recorded = RECORDED[name]
     called = {span["spanId"] for span in all_of([recorded]) if is_call(span)}
     _, n_rewards = counts(convert(from_json([recorded])))
@@ -145,13 +145,13 @@ def read(spans: list[dict[str, Any]], logs: list[dict[str, Any]]) -> Converted:
     ],
     ids=["eventName", "event.name", "otel.event.name", "both names", "body", "no name"],
 )
-def test_evaluation_is_imported_however_it_is_named(log: dict[str, Any]) -> None:
+def test_evaluation_is_imported_under_each_name(log: dict[str, Any]) -> None:
     made = read([span(CALL)], [{"traceId": "c" * 32, "spanId": "a" * 16, "timeUnixNano": "3000", **log}])
     (step,) = made.trajectories[0].steps
     assert {name: score.value for name, score in step.scores.items()} == {"good": 0.5}
 
 
-def test_evaluation_in_attributes_of_a_span_is_imported() -> None:
+def test_evaluation_in_span_attributes_is_imported() -> None:
     made = read([span({**CALL, **SCORE})], [])
     assert [list(step.scores) for step in made.trajectories[0].steps] == [["good"]]
 
@@ -174,7 +174,7 @@ def test_evaluation_without_a_known_score_is_listed(attributes: dict[str, Any], 
     assert (left.what, left.span, left.name) == ("reward", "b", name)
 
 
-def test_messages_without_span_ids_go_to_the_call_without_them() -> None:
+def test_messages_without_span_ids_attach_to_empty_calls() -> None:
     def message(time: int, name: str, body: dict[str, Any]) -> dict[str, Any]:
         return {"traceId": "c" * 32, "timeUnixNano": str(time), "eventName": name,
                 "body": {"kvlistValue": {"values": pairs(body)}}}  # fmt: skip
@@ -201,7 +201,7 @@ def test_messages_without_span_ids_go_to_the_call_without_them() -> None:
     assert alone.left_out == []
 
 
-def test_event_of_an_unknown_name_is_listed() -> None:
+def test_unknown_event_is_listed() -> None:
     event = Event("gen_ai.choice.delta", {"content": "Hi"})
     made = convert([Span("t", "a", None, "chat", 1, 2, CALL, [event, Event("exception", {})])])
     assert [(one.what, one.name, one.reason) for one in made.left_out] == [
@@ -227,7 +227,7 @@ def _holders(value: Any) -> Iterator[dict[str, Any]]:
         yield from _holders(inner)
 
 
-def test_renamed_key_of_a_chat_log_loses_no_text_and_no_reward() -> None:
+def test_renamed_chat_log_key_keeps_texts_and_rewards() -> None:
     """Every response is a step, is in a prompt, or is listed; so is every reward."""
     n = 0
     for place, holder in enumerate(_holders(LINES)):

@@ -55,7 +55,7 @@ def converted(name: str) -> tuple[Converted, Trajectory]:
 @pytest.mark.parametrize(
     "name", ["langgraph_openinference.json", "langgraph_openinference.pb", "langgraph_openllmetry.json"]
 )
-def test_a_langgraph_is_four_steps_whose_parents_are_the_texts_that_they_read(name: str) -> None:
+def test_langgraph_run_has_four_steps_with_parents_by_text(name: str) -> None:
     made, trajectory = converted(name)
     assert steps_of(trajectory) == GRAPH
     assert trajectory.outcome is not None
@@ -65,7 +65,7 @@ def test_a_langgraph_is_four_steps_whose_parents_are_the_texts_that_they_read(na
     assert trajectory.steps[0].info["completion_tokens"] == 10
 
 
-def test_calls_that_two_instrumentations_recorded_are_steps_once() -> None:
+def test_doubly_instrumented_calls_are_steps_once() -> None:
     made, trajectory = converted("langgraph_twice.json")
     assert steps_of(trajectory) == GRAPH
     assert [one.what for one in made.left_out] == ["model call"] * 4
@@ -73,7 +73,7 @@ def test_calls_that_two_instrumentations_recorded_are_steps_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["agents_sdk_openinference.json", "agents_sdk_otel.json"])
-def test_a_tool_and_a_hand_over_of_the_agents_sdk(name: str) -> None:
+def test_agents_sdk_run_with_a_tool_and_a_handoff(name: str) -> None:
     made, trajectory = converted(name)
     assert steps_of(trajectory) == HELP  # one of them leaves out arguments that are empty
     assert trajectory.outcome is not None
@@ -81,7 +81,7 @@ def test_a_tool_and_a_hand_over_of_the_agents_sdk(name: str) -> None:
     assert trajectory.steps[0].info["rewards_by"] == {"found": "agent"}
 
 
-def test_a_conversation_of_autogen_and_a_score_by_response_id() -> None:
+def test_autogen_run_with_a_score_by_response_id() -> None:
     made, trajectory = converted("autogen_otel.json")
     assert steps_of(trajectory) == SEA
     assert made.left_out == []
@@ -89,9 +89,7 @@ def test_a_conversation_of_autogen_and_a_score_by_response_id() -> None:
 
 
 @pytest.mark.parametrize("name", ["autogen_otel_logs", "autogen_otel_logs_before"])
-def test_messages_in_log_records_are_found_in_the_same_file_in_another_and_without_spans(
-    name: str, tmp_path: Path
-) -> None:
+def test_log_record_messages_are_found_in_any_file(name: str, tmp_path: Path) -> None:
     made, trajectory = converted(f"{name}.json")
     assert (steps_of(trajectory), made.left_out) == (SEA, [])
     recorded = json.loads((RECORDED / f"{name}.json").read_text())
@@ -116,7 +114,7 @@ def in_base64(value: dict[str, Any]) -> dict[str, Any]:
     return {key: base64.b64encode(bytes.fromhex(one)).decode() if key in ids else one for key, one in value.items()}
 
 
-def test_a_score_by_an_id_that_was_not_recorded_is_told() -> None:
+def test_score_with_an_unknown_response_id_is_listed() -> None:
     made, trajectory = converted("autogen_openinference.json")
     assert [step[:4] for step in steps_of(trajectory)] == [step[:4] for step in SEA]
     (left,) = made.left_out

@@ -23,13 +23,13 @@ from creditflow.errors import DataError
 RECORDED = Path(__file__).parent / "recorded"
 
 
-def test_json_and_protobuf_of_the_same_spans_are_the_same() -> None:
+def test_json_and_protobuf_give_the_same_spans() -> None:
     as_json, as_protobuf = (read_spans(RECORDED / f"langgraph_openinference.{form}") for form in ("json", "pb"))
     assert as_json == as_protobuf
     assert len(as_json) == 13
 
 
-def test_metrics_beside_spans_are_passed_over_and_refused_alone(tmp_path: Path) -> None:
+def test_metrics_are_ignored_beside_spans_and_refused_alone(tmp_path: Path) -> None:
     metrics = [
         Metric(
             name="gen_ai.client.token.usage", description="8 bytes!", histogram=Histogram(data_points=[{"sum": 7.0}])
@@ -53,14 +53,14 @@ def test_metrics_beside_spans_are_passed_over_and_refused_alone(tmp_path: Path) 
             read_spans(file)
 
 
-def test_texts_with_other_ends_of_lines_are_no_ends_of_lines_of_json(tmp_path: Path) -> None:
+def test_unicode_line_separators_do_not_end_json_lines(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "one\u2028two\x85three"}, {"role": "assistant", "content": "four"}]
     file = tmp_path / "log.jsonl"
     file.write_text(f"{json.dumps({'messages': said}, ensure_ascii=False)}\n" * 2)
     assert len(convert(read_spans(file)).trajectories) == 2
 
 
-def test_opentelemetrys_own_objects_are_read() -> None:
+def test_readable_spans_are_converted() -> None:
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
@@ -89,7 +89,7 @@ def lightning(name: str, start: float, end: float, parent: str | None = None, **
     }  # fmt: skip
 
 
-def test_agent_lightnings_spans_are_read_as_one_play_of_an_attempt() -> None:
+def test_agent_lightning_attempt_is_one_trajectory() -> None:
     spans = [
         lightning("agent", 100.0, 109.0, agent__name="writer"),
         lightning("openai.chat.completion", 101.0, 102.0, "agent", gen_ai__prompt__0__role="user",
@@ -129,7 +129,7 @@ def test_agent_lightnings_spans_are_read_as_one_play_of_an_attempt() -> None:
         ("x.json", b'{"messages": "hi"}', "line 1: messages: expected a list"),
     ],
 )
-def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+def test_file_of_an_unknown_form_is_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=said):
         read_spans(tmp_path / name)
@@ -137,7 +137,7 @@ def test_a_file_that_is_none_of_these_is_refused(tmp_path: Path, name: str, data
 
 @pytest.mark.parametrize("end", ["a character", "a text", "a line"])
 @pytest.mark.parametrize("form", ["spans", "chats"])
-def test_torn_last_line_is_warned_of_and_the_rest_read(tmp_path: Path, end: str, form: str) -> None:
+def test_torn_last_line_warns_and_the_rest_is_read(tmp_path: Path, end: str, form: str) -> None:
     span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "Größe"}
     line = {"spans": {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]},
             "chats": {"messages": [{"role": "user", "content": "Größe?"}]}}[form]  # fmt: skip
@@ -148,7 +148,7 @@ def test_torn_last_line_is_warned_of_and_the_rest_read(tmp_path: Path, end: str,
         assert len(read_spans(tmp_path / "x.jsonl")) == 2
 
 
-def test_torn_last_protobuf_message_is_warned_of(tmp_path: Path) -> None:
+def test_torn_last_protobuf_message_warns(tmp_path: Path) -> None:
     traced = (RECORDED / "langgraph_openinference.pb").read_bytes()
     framed = len(traced).to_bytes(4, "big") + traced
     (tmp_path / "x.pb").write_bytes(framed + framed[:-1])
@@ -156,14 +156,14 @@ def test_torn_last_protobuf_message_is_warned_of(tmp_path: Path) -> None:
         assert len(read_spans(tmp_path / "x.pb")) == 13
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="No such file"):
         read_spans(tmp_path / "nowhere.json")
     with pytest.raises(DataError, match="is a folder; name the files in it"):
         read_spans(tmp_path)
 
 
-def test_lines_of_json_are_read_and_logs_find_their_spans(tmp_path: Path) -> None:
+def test_json_lines_attach_log_records_to_spans(tmp_path: Path) -> None:
     span = {"traceId": "a" * 32, "spanId": "b" * 16, "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
     span["attributes"] = [{"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]  # type: ignore[assignment]
     body = {"kvlistValue": {"values": [{"key": "content", "value": {"stringValue": "Hello?"}}]}}
@@ -180,7 +180,7 @@ def test_lines_of_json_are_read_and_logs_find_their_spans(tmp_path: Path) -> Non
     assert (trajectory.task.text, trajectory.answer) == ("Hello?", "Yes.")
 
 
-def test_log_records_of_opentelemetrys_own_kind_find_their_spans() -> None:
+def test_readable_log_records_attach_to_spans() -> None:
     provider, spans = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     logged, logs = LoggerProvider(), InMemoryLogRecordExporter()
@@ -194,12 +194,12 @@ def test_log_records_of_opentelemetrys_own_kind_find_their_spans() -> None:
     assert (trajectory.task.text, trajectory.answer) == ("What is 3 + 4?", "7")
 
 
-def test_log_records_about_other_matters_are_no_spans() -> None:
+def test_unrelated_log_records_make_no_spans() -> None:
     logs = [{"spanId": "b" * 16, "body": {"stringValue": "started"}}, {"eventName": "app.click"}, {}]
     assert from_json([{"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}]) == []
 
 
-def test_of_spans_with_one_id_a_log_record_finds_that_of_its_trace() -> None:
+def test_log_record_attaches_within_its_trace() -> None:
     spans = [{"traceId": trace * 32, "spanId": "c" * 16} for trace in "ab"]
     log = {"traceId": "a" * 32, "spanId": "c" * 16, "eventName": "gen_ai.choice"}
     one, other = from_json(
@@ -211,5 +211,5 @@ def test_of_spans_with_one_id_a_log_record_finds_that_of_its_trace() -> None:
     assert ([event.name for event in one.events], other.events) == (["gen_ai.choice"], [])
 
 
-def test_a_span_has_what_its_reader_gave_and_no_more() -> None:
+def test_span_has_no_events_by_default() -> None:
     assert Span("t", "s", None, "n", None, None, {}).events == []

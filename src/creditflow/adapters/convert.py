@@ -87,7 +87,7 @@ class Converted:
     mended: Counter[str] = field(default_factory=Counter)
     """Defects of spans that were used all the same, with their counts."""
     passed_over: Counter[str] = field(default_factory=Counter)
-    """Counts by name of ignored spans (neither call, agent nor reward) and of message events on spans without a call."""
+    """Counts by name of ignored spans (neither call, agent nor reward) and of message events on other spans."""
     spans: int = 0
 
 
