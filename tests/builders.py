@@ -1,4 +1,4 @@
-"""Batches from compact specifications, for tests of any room.
+"""Batches from compact specifications, for all tests.
 
 batch_of(
     play("a", [step("planner"), step("executor", 0.4), step("verifier", "failed")], outcome=1.0),
@@ -18,16 +18,16 @@ from creditflow.rollout.client import Generation
 from creditflow.trajectory import Message, Score, Step, Task, Trajectory, TrajectoryBatch, TrajectoryStatus
 
 ScoreSpec = float | Score | str
-"""A value; a whole Score; or `"failed"` / `"timeout"`."""
+"""A value, a Score, or `"failed"` / `"timeout"`."""
 
 
 def mostly_slow(values: Iterable[Any], fast: Collection[Any]) -> list[Any]:
-    """Parameters of a test, of which `make test` runs those in `fast` alone, and `make test-all` every one."""
+    """Test parameters; `make test` runs those in `fast` only, `make test-all` all of them."""
     return [pytest.param(value, marks=() if value in fast else pytest.mark.slow) for value in values]
 
 
 def unlocated(reason: str) -> str:
-    """A reason of failure without file, line and function: `ValueError: x (f.py:3 in g)`."""
+    """A failure reason without its location: `ValueError: x (f.py:3 in g)` becomes `ValueError: x`."""
     return re.sub(r" \([^()]*\.py:\d+[^()]*\)", "", reason)
 
 
@@ -53,8 +53,10 @@ def step(
     parents: Sequence[int] | None = None,
     **more: object,
 ) -> StepSpec:
-    """`scores`: nothing, one (named "f"), or several by name. `parents`: default the step before. `more`: Step fields;
-    `tokens=k` makes k response tokens, all sampled."""
+    """Specify a step. `scores`: none, one (named "f"), or several by name. `parents`: default the step before.
+
+    `more`: fields of Step; `tokens=k` adds k response tokens, all sampled.
+    """
     if scores is None:
         named = {}
     elif isinstance(scores, Mapping):
@@ -83,7 +85,7 @@ def play(
     status: TrajectoryStatus = "ok",
     answer_steps: tuple[int, ...] = (),
 ) -> Trajectory:
-    """A trajectory; turns are counted."""
+    """Build a trajectory from step specifications; turns are counted."""
     turns: Counter[str] = Counter()
     made = []
     for index, spec in enumerate(steps):
@@ -122,7 +124,7 @@ def batch_of(*plays: Trajectory) -> TrajectoryBatch:
 
 
 class Letters:
-    """What a model client of a test speaks: a token is a character."""
+    """Encoding of a test's model client, with one token per character."""
 
     def encode(self, messages: Sequence[Message], tools=()) -> tuple[str, tuple[int, ...]]:
         text = "\n".join(message["content"] for message in (*messages, *({"content": str(tool)} for tool in tools)))
@@ -136,7 +138,7 @@ class Letters:
 
 
 class Scripted:
-    """A model of one byte per token that answers by what the prompt asks for."""
+    """A model with one token per byte; `answer` maps a prompt to the response bytes."""
 
     version = 0
     max_positions = 100_000

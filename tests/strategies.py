@@ -1,4 +1,4 @@
-"""Random plays with something in every field, for properties of columns, tables and files. They have no meaning."""
+"""Random trajectories that use every field, for property tests of columns, tables and files."""
 
 from dataclasses import fields
 
@@ -82,7 +82,7 @@ def plays(draw: st.DrawFn) -> list[Trajectory]:
 
 
 def assert_same(one: TrajectoryBatch, other: TrajectoryBatch) -> None:
-    """Every column holds the same, of the same type."""
+    """Assert that all columns are equal in value, type and shape."""
     for field in fields(TrajectoryBatch):
         mine, its = getattr(one, field.name), getattr(other, field.name)
         if isinstance(its, np.ndarray):

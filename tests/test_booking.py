@@ -1,4 +1,4 @@
-"""The recipe booking: what dialogues of desks and customers that are right, wrong or absurd come to."""
+"""Tests of the booking recipe: scores of right, wrong and absurd dialogues of desk and customer."""
 
 import asyncio
 import random
@@ -25,13 +25,13 @@ TRIP = dict(zip(TASK.ground_truth.split()[::2], TASK.ground_truth.split()[1::2],
 
 
 def wishes(prompt):
-    """What a customer says who wants that trip and answers what it is asked."""
+    """The message of a customer that wants the trip and answers the last question."""
     asked = prompt.splitlines()[1:]
     return "hello" if not asked else "thanks" if asked[-1].startswith("book") else TRIP.get(asked[-1], "unknown")
 
 
 def played(desk, customer=wishes):
-    """The scored play of a desk and a customer that say so of what they have heard and said, one a line."""
+    """The scored trajectory of a scripted desk and customer; each maps its prompt, one message per line, to a reply."""
     agents = {name: AgentSpec(policy=agent.policy) for name, agent in RECIPE.config.team.agents.items()}
     models = {
         policy: Scripted(lambda prompt, say=say: say(prompt).encode())
@@ -51,7 +51,7 @@ def played(desk, customer=wishes):
 
 
 def asks(*questions):
-    """A desk that asks these, and then books what it was told."""
+    """A desk that asks these questions, then books with the customer's answers."""
 
     def say(prompt):
         _, *said = prompt.splitlines()
@@ -126,7 +126,7 @@ def test_untruthful_customer_is_reported_without_credit():
     assert scores(trajectory, "truthful").count(0.0) == 1
     (weight,) = [one.weight for one in RECIPE.config.reward.functions if one.fn.endswith("truthful")]
     assert weight == 0
-    assert scores(trajectory, "asked_or_booked")[-1] == pytest.approx(0.8)  # the desk believed it
+    assert scores(trajectory, "asked_or_booked")[-1] == pytest.approx(0.8)  # the desk booked the untrue answer
     assert trajectory.outcome.value == 0.0
 
 

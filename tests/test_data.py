@@ -241,7 +241,7 @@ def test_keys_that_parquet_adds_are_removed_from_prompts(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Parquet gives each message every key that any message has; here a column holds texts or parts, not both.
+    # Parquet gives each message the keys of all messages. A column holds either texts or parts, so use texts only.
     talk = [one if isinstance(one["content"], str | None) else {**one, "content": "Warm?"} for one in TALK]
     pq.write_table(pa.Table.from_pylist([{**ROW, "prompt": talk}]), tmp_path / "t.parquet")
     assert pq.read_table(tmp_path / "t.parquet").to_pylist()[0]["prompt"][0]["tool_calls"] is None

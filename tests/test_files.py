@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all."""
+"""Tests of atomic writes of files and folders."""
 
 import errno
 import os
@@ -36,7 +36,7 @@ def test_file_is_replaced_completely(tmp_path: Path) -> None:
 
 def test_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     def write(aside: Path) -> None:
-        assert aside.parent == tmp_path  # the same file system, so that the renaming is one step
+        assert aside.parent == tmp_path  # the same file system, so that renaming is atomic
         with aside.open("w") as file:
             file.write("ne")
             file.flush()
@@ -120,7 +120,7 @@ def test_folder_is_made_whole_with_nested_files(tmp_path: Path) -> None:
     assert (target / "deep" / "er" / "weights.bin").read_bytes() == b"\0\1" * 1000
     assert names(target) == ["config.json", "deep"]
     assert names(target.parent) == ["m"]
-    assert stat.S_IMODE(target.stat().st_mode) == 0o755  # others may read a shared cache
+    assert stat.S_IMODE(target.stat().st_mode) == 0o755  # other users may read a shared cache
 
 
 def test_folder_appears_only_when_complete(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Finding the user's own functions by reference."""
+"""Tests of loading the user's functions by reference."""
 
 import math
 import sys
@@ -21,7 +21,7 @@ def _no_module_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, which is not the recipe's folder."""
+    """A working directory other than the recipe's folder."""
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""A batch that travels as bytes, or through a table, is the batch that it was."""
+"""Tests of batches as tables, messages and files: every conversion preserves the batch."""
 
 import pickle
 import subprocess
@@ -26,7 +26,7 @@ TOKENS = {"tokens": 2, "prompt_ids": (1, 2, 3)}
 
 
 def team(id: str = "t", task: str = "q0") -> Trajectory:
-    """Three steps of two agents, of whom the first has two scores and the second one that failed."""
+    """Three steps of two agents: the first step has two scores, the second a failed one."""
     return play(
         id,
         [
@@ -44,7 +44,7 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
     return batch_of(unpack(map(pack, trajectories)))
 
 
-# ---- nothing is lost -----------------------------------------------------------------------------------------------
+# ---- round trips ---------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
@@ -67,7 +67,7 @@ def test_messages_and_table_hold_the_same_rows(played):
     whole = table_of(played).to_pylist()
     assert unpack([memoryview(pack(played))]).to_pylist() == whole
     apart = unpack(map(pack, played)).to_pylist()
-    for row in (*whole, *apart):  # in which order a step's scores are told is its message's choice
+    for row in (*whole, *apart):  # the order of a step's scores depends on the message
         lists = [row.pop(f"score_{name}") or [] for name in ("names", "values", "status", "weights")]
         row["scores as numbers"] = sorted(zip(*lists, strict=True), key=str)
     assert apart == whole
@@ -151,7 +151,7 @@ def test_trajectory_columns_are_stored_once():
     assert len(unpack([pack(one)]).column("task").chunk(0).dictionary) == 1
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
+# ---- invalid input -------------------------------------------------------------------------------------------------
 
 
 def test_damaged_message_is_refused():
@@ -227,7 +227,7 @@ def test_row_without_a_step_is_not_a_step():
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """As others would write it: no dictionaries."""
+    """The table as another program would write it, without dictionaries."""
     return table.cast(schema())
 
 
@@ -258,7 +258,7 @@ def test_pack_refuses_unwritable_trajectories(spoil: Callable[[Trajectory], Any]
     assert message in str(raised.value)
 
 
-# ---- columns that are decoded when asked for -----------------------------------------------------------------------
+# ---- columns decoded on access -------------------------------------------------------------------------------------
 
 
 def test_column_equals_the_tuple_of_its_values():
@@ -320,7 +320,7 @@ def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
     here, there = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "there"))
     assert here.schema == there.schema
     assert here.to_pylist() == there.to_pylist()
-    assert here.schema.field("task").type == pa.string()  # for readers that know no dictionaries
+    assert here.schema.field("task").type == pa.string()  # for readers without support for dictionaries
 
 
 def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_outcome_with_failed_scoring_is_missing() -> None:
             batch_of(odd)
     none = column(column(table, "outcome", [None] * 3), "outcome_score", [failed] * 3)
     assert np.isnan(batch_of(none).outcome).all()
-    ok = '{"value":1.0,"range":[0,1],"status":"ok"}'  # as another writer would have it
+    ok = '{"value":1.0,"range":[0,1],"status":"ok"}'  # as another program would write it
     spaced = column(column(table, "outcome", [1.0] * 3), "outcome_score", [ok] * 3)
     assert batch_of(spaced).outcome.tolist() == [1.0]
 

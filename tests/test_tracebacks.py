@@ -1,4 +1,4 @@
-"""The user's frames of an exception, and its whole traceback."""
+"""Tests of the user's frames of an exception, and of its full traceback."""
 
 import json
 

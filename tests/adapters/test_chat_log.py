@@ -1,4 +1,4 @@
-"""Logs of chats, by line."""
+"""Tests of chat logs."""
 
 import json
 from pathlib import Path

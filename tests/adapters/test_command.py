@@ -1,4 +1,4 @@
-"""`creditflow convert` as a user meets it."""
+"""Tests of the command `creditflow convert`."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""What is read of a model call, as each convention writes it."""
+"""Tests of model calls in the form of each convention."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rules by which spans become trajectories, one at a time."""
+"""Tests of the rules that convert spans to trajectories, one at a time."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def span(name: str, start: int | None, end: int | None, parent: str | None = Non
 
 
 def call(name: str, start: int | None, end: int | None, parent: str | None = None, **attributes: Any) -> Span:
-    """A call whose prompt is `read` and whose response is the span's name, unless it says otherwise."""
+    """A call with prompt `read` and response `wrote`; the defaults contain the span's name."""
     read, wrote = attributes.pop("read", f"do {name}"), attributes.pop("wrote", f"response of {name}")
     return span(
         name,
@@ -136,7 +136,7 @@ OWN = {"creditflow__reward__good": 0.5}
     ("where", "whose"),
     [
         (span("chapter", 9, 30, **OWN), [{}, {"good": 0.5}, {}]),  # around b alone
-        (span("tool", 16, 17, **OWN), [{}, {"good": 0.5}, {}]),  # after b, around nothing
+        (span("tool", 16, 17, **OWN), [{}, {"good": 0.5}, {}]),  # after b, around no call
         (span("tool", 1, 2, **OWN), "no step had ended by then"),
     ],
 )
@@ -156,7 +156,7 @@ def test_unnamed_reward_on_a_last_span_is_the_outcome() -> None:
 
 @given(st.data())
 def test_reward_on_a_span_matches_a_plain_search(data: st.DataObject) -> None:
-    """Against all that lies inside, walked span by span. There is a call outside of the span, and one in it."""
+    """Compare with a plain search over all spans inside. One call is always outside the span, and one inside."""
     n = data.draw(st.integers(4, 12))
     parents = [-1, -1, 1] + [data.draw(st.integers(-1, at - 1)) for at in range(3, n)]
     is_call = [True, False, True] + [data.draw(st.booleans()) for _ in range(3, n)]
@@ -335,7 +335,7 @@ def test_calls_that_share_a_response_id_are_two() -> None:
     assert [step.info["span_id"] for step in play.steps] == ["a", "b"]
     assert [left.reason for left in made.left_out] == ["the same call as span b"]
     assert made.mended["a response id of another call"] == 1
-    assert scores(play) == [{}, {"right": 1.0}]  # the last of that id
+    assert scores(play) == [{}, {"right": 1.0}]  # the last call with that id
 
 
 def test_logprobs_of_other_tokens_are_ignored() -> None:
@@ -369,7 +369,7 @@ def test_missing_and_skewed_times_are_repaired() -> None:
         "no end time": 1, "no start time": 1, "no time at all": 1, "an end before its start": 1}  # fmt: skip
 
 
-# ---- plays ---------------------------------------------------------------------------------------------------------
+# ---- trajectories --------------------------------------------------------------------------------------------------
 
 
 def test_trajectories_split_by_trace_or_attribute() -> None:

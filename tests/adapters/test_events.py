@@ -1,4 +1,4 @@
-"""Model calls that only events tell of: each is a step, wherever its record was written and whatever it names."""
+"""Tests of model calls recorded only in events, in any place and under any span id."""
 
 import random
 from typing import Any
@@ -45,7 +45,7 @@ def message(role: str, text: str) -> dict[str, Any]:
 
 
 def whole(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, Any]]:
-    """A call in one record, as the conventions of today have it."""
+    """A call in one log record, by the current conventions."""
     said = {
         "gen_ai.operation.name": "chat",
         "gen_ai.response.id": f"id {number}",
@@ -65,7 +65,7 @@ def whole(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, An
 
 
 def spoken(number: int, span_id: str, trace: str = "a" * 32) -> list[dict[str, Any]]:
-    """A call in a record for each message, as the conventions of before have it."""
+    """A call with one log record per message, by the previous conventions."""
     said = {"gen_ai.user.message": {"content": f"question {number}"},
             "gen_ai.choice": {"message": {"content": f"answer {number}"}}}  # fmt: skip
     return [

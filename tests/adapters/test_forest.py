@@ -1,4 +1,4 @@
-"""Who encloses whom, and who follows whom, against plain definitions."""
+"""Tests of the enclosure and the order of spans against plain definitions."""
 
 import random
 from itertools import pairwise
@@ -17,7 +17,7 @@ def enclosing(parents: list[int], at: int) -> list[int]:
 
 
 def plainly_before(parents: list[int], start: list[int], end: list[int], chosen: list[bool], at: int) -> set[int]:
-    """By the definition alone: units are sets, and everything is looked at."""
+    """Compute the predecessors directly from the definition, with units as sets and a full search."""
     n = len(parents)
     calls = [i for i in range(n) if chosen[i]]
 
@@ -63,7 +63,7 @@ def test_before_matches_the_plain_definition(
 
 
 def test_branches_follow_the_plan_and_join_in_the_summary() -> None:
-    #        plan, branch a (2 calls), branch b (2 calls, side by side with a), summary
+    #        plan, branch a (2 calls), branch b (2 calls, parallel to a), summary
     ids = ["root", "plan", "a", "a1", "a2", "b", "b1", "b2", "sum"]
     of = [None, "root", "root", "a", "a", "root", "b", "b", "root"]
     start = [0, 1, 4, 4, 8, 4, 5, 9, 20]
@@ -99,7 +99,7 @@ def test_deep_trace_needs_no_recursion() -> None:
     n = 20_000
     forest = forest_of([str(at) for at in range(n)], [None, *(str(at) for at in range(n - 1))])
     start, end = list(range(0, 2 * n, 2)), list(range(1, 2 * n, 2))
-    follows = before(forest, start, end, [True] * n)  # each began inside of the one before, which had ended
+    follows = before(forest, start, end, [True] * n)  # each span is inside the one before but begins after its end
     assert follows[0] == ()
     assert forest.inherited(["deep", *[None] * (n - 1)])[-1] == "deep"
 

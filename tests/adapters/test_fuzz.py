@@ -1,4 +1,4 @@
-"""Mutated spans: nothing but the documented error, and no call and no reward that is neither used nor told."""
+"""Tests with mutated spans: only the documented error is raised, and each call and reward is used or listed."""
 
 import json
 import os
@@ -29,7 +29,7 @@ ODD: list[Any] = [
 
 
 def odd(draw: random.Random) -> Any:
-    """One of its own: what is mutated further is nobody else's."""
+    """A copy of a random odd value, so that later mutations do not change `ODD`."""
     return deepcopy(draw.choice(ODD))
 
 
@@ -70,9 +70,7 @@ def _odd_time(draw: random.Random, spans: list[dict[str, Any]]) -> None:
 
 
 def _other_parent(draw: random.Random, spans: list[dict[str, Any]]) -> None:
-    draw.choice(spans)["parentSpanId"] = draw.choice(spans).get(
-        "spanId"
-    )  # circles, overlapping siblings, a second root
+    draw.choice(spans)["parentSpanId"] = draw.choice(spans).get("spanId")  # cycles, overlapping siblings, a second root
 
 
 def _same_id(draw: random.Random, spans: list[dict[str, Any]]) -> None:
@@ -116,9 +114,7 @@ GIVES = ("agentlightning.", "reward", "agentops.", "openinference.span.kind")
 
 
 def calls_by_their_word(spans: list[Span]) -> list[str]:
-    """Ids of the spans that say to be calls, by a table of this test's own; without those that may be there to give a
-    reward, which comes first.
-    """
+    """Ids of the spans marked as calls by `SAYS_CALL`, without possible reward spans, which take precedence."""
     return [
         span.id
         for span in spans
@@ -129,7 +125,7 @@ def calls_by_their_word(spans: list[Span]) -> list[str]:
 
 
 def nothing_is_lost(spans: list[Span], made: Converted) -> None:
-    """Counted anew, from the spans alone."""
+    """Check the result against counts made from the spans alone."""
     told = Counter(step.info["span_id"] for trajectory in made.trajectories for step in trajectory.steps)
     told += Counter(left.span for left in made.left_out if left.what == "model call")
     assert Counter(calls_by_their_word(spans)) <= told
@@ -199,7 +195,7 @@ LIGHTNING: list[Any] = [
 
 
 def _places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Every place in a JSON value: what holds it, and its key."""
+    """Every place in a JSON value, as its container and key."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         found.append((value, key))
         if isinstance(inner, dict | list):

@@ -1,4 +1,4 @@
-"""No span, record or evaluation disappears: it is imported, or it is listed."""
+"""Tests that every span, record and evaluation is imported or listed."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def is_call(span: dict[str, Any]) -> bool:
 
 
 def counts(made: Converted) -> tuple[set[str], int]:
-    """Ids of the spans whose calls are imported or listed, and how many rewards are."""
+    """Ids of the spans with an imported or listed call, and the number of imported or listed rewards."""
     steps = [step for play in made.trajectories for step in play.steps]
     calls = {step.info["span_id"] for step in steps} | {one.span for one in made.left_out if one.what == "model call"}
     rewards = sum(len(step.scores) for step in steps) + sum(one.what == "reward" for one in made.left_out)
@@ -39,7 +39,7 @@ def counts(made: Converted) -> tuple[set[str], int]:
 
 
 def renamed(recorded: dict[str, Any], old: str) -> dict[str, Any]:
-    """A copy in which an attribute, or all attributes that begin with `old.`, have another name."""
+    """A copy with attribute `old`, and all attributes that begin with `old.`, renamed."""
     copy = deepcopy(recorded)
     for record in (*all_of([copy]), *logs_of([copy])):
         for pair in record.get("attributes", ()):
@@ -49,7 +49,7 @@ def renamed(recorded: dict[str, Any], old: str) -> dict[str, Any]:
 
 
 def names(recorded: dict[str, Any]) -> Iterator[str]:
-    """Names and beginnings of names of the attributes of calls and rewards."""
+    """Names and name prefixes of the attributes of calls and rewards."""
     found = set()
     for record in (*all_of([recorded]), *logs_of([recorded])):
         if is_call(record) or any(key.startswith(GIVES) for key in keys_of(record)) or "body" in record:
@@ -228,7 +228,7 @@ def _holders(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_renamed_chat_log_key_keeps_texts_and_rewards() -> None:
-    """Every response is a step, is in a prompt, or is listed; so is every reward."""
+    """Every response is a step, in a prompt, or listed; every reward is assigned or listed."""
     n = 0
     for place, holder in enumerate(_holders(LINES)):
         for key in holder:

@@ -36,7 +36,7 @@ def call(read: Any, wrote: Any) -> Converted:
 
 
 def spread(prompt: dict[str, Any], response: dict[str, Any], read: str, wrote: str, **more: Any) -> Converted:
-    """Convert one call with messages that are spread over attributes."""
+    """Convert one call with messages spread over attributes."""
     attributes = {f"{read}.0.{key}": value for key, value in prompt.items()}
     attributes |= {f"{wrote}.0.{key}": value for key, value in response.items()}
     return convert([Span("t", "a", None, "chat", 1, 2, attributes | more)])

@@ -1,4 +1,4 @@
-"""Spans of real runs (`recorded/record.py`), and what they must become: checked by hand, written down here."""
+"""Tests of recorded spans of real runs (`recorded/record.py`) against results checked by hand."""
 
 import base64
 import json
@@ -75,7 +75,7 @@ def test_doubly_instrumented_calls_are_steps_once() -> None:
 @pytest.mark.parametrize("name", ["agents_sdk_openinference.json", "agents_sdk_otel.json"])
 def test_agents_sdk_run_with_a_tool_and_a_handoff(name: str) -> None:
     made, trajectory = converted(name)
-    assert steps_of(trajectory) == HELP  # one of them leaves out arguments that are empty
+    assert steps_of(trajectory) == HELP  # one instrumentation omits empty arguments
     assert trajectory.outcome is not None
     assert (trajectory.outcome.value, made.left_out) == (0.0, [])
     assert trajectory.steps[0].info["rewards_by"] == {"found": "agent"}
@@ -109,7 +109,7 @@ def test_log_record_messages_are_found_in_any_file(name: str, tmp_path: Path) ->
 
 
 def in_base64(value: dict[str, Any]) -> dict[str, Any]:
-    """Ids as protobuf's own JSON has them."""
+    """Convert ids to base64, as in protobuf's JSON."""
     ids = ("traceId", "spanId", "parentSpanId")
     return {key: base64.b64encode(bytes.fromhex(one)).decode() if key in ids else one for key, one in value.items()}
 

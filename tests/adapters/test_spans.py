@@ -1,4 +1,4 @@
-"""The forms in which spans come."""
+"""Tests of reading spans in each form."""
 
 import gzip
 import json
@@ -79,7 +79,7 @@ def test_readable_spans_are_converted() -> None:
 
 
 def lightning(name: str, start: float, end: float, parent: str | None = None, **attributes: Any) -> dict[str, Any]:
-    """As `Span.model_dump()` of Agent Lightning 0.3 gives it."""
+    """A span as returned by `Span.model_dump()` of Agent Lightning 0.3."""
     given = {key.replace("__", "."): value for key, value in attributes.items()}
     return {
         "rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": 0, "trace_id": "0" * 32, "span_id": name,

@@ -1,8 +1,8 @@
-"""Records the spans of real runs of agent frameworks, for the tests of adapters: `python record.py [NAME ...]`.
+"""Records the spans of real runs of agent frameworks, for the adapter tests: `python record.py [NAME ...]`.
 
 Needs an environment with the `frameworks` extra and the instrumentations named in docs/adapters.md. The model is a
-server on loopback that answers by rote, so that what is recorded can be checked by hand. Writes NAME.json (OTLP) for
-each, log records in the same file; NAME.pb, the spans as protobuf, for one.
+loopback server with scripted responses, so that the recordings can be checked by hand. Writes each run to NAME.json
+(OTLP spans and log records), and the spans of one run also to NAME.pb (protobuf).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VERDICT = "Both parts are right, the answer is 14."
 
 
 def by_rote(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the model says; one rule for each agent of each run."""
+    """The scripted response of the model, with one rule per agent of each run."""
     system = next((str(m["content"]) for m in messages if m["role"] == "system"), "")
     last, texts = messages[-1], [str(message["content"]) for message in messages]
     look_up, hand_over = _call("look_up", {"order": "A17"}), _call("transfer_to_refunds", {})
@@ -53,7 +53,7 @@ def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 class Rote(BaseHTTPRequestHandler):
-    """Chat completions by rote."""
+    """A server of scripted chat completions."""
 
     answered = 0
 
@@ -87,14 +87,14 @@ class Rote(BaseHTTPRequestHandler):
 
 
 def served() -> str:
-    """The address of a server that answers by rote."""
+    """Start a server of scripted responses and return its URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Rote)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/v1"
 
 
 def score(name: str, value: float, **more: str) -> None:
-    """A reward in Agent Lightning's form, where one is now."""
+    """Record a reward in Agent Lightning's form inside the current span."""
     from opentelemetry import trace
 
     attributes = {"agentlightning.reward.0.name": name, "agentlightning.reward.0.value": value, **more}
@@ -103,7 +103,7 @@ def score(name: str, value: float, **more: str) -> None:
 
 
 def langgraph(url: str) -> None:
-    """planner -> executor, twice, each time scored -> verifier; then the outcome."""
+    """Run planner, executor (twice, each time scored) and verifier; then record the outcome."""
     from langchain_core.messages import HumanMessage, SystemMessage
     from langchain_openai import ChatOpenAI
     from langgraph.graph import END, START, StateGraph
@@ -143,7 +143,7 @@ def langgraph(url: str) -> None:
 
 
 def agents_sdk(url: str) -> None:
-    """A triage agent calls a tool, which is scored, and hands over to a second agent; then the outcome."""
+    """Run a triage agent that calls a scored tool and hands off to a second agent; then record the outcome."""
     from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
     from openai import AsyncOpenAI
 
@@ -162,7 +162,7 @@ def agents_sdk(url: str) -> None:
 
 
 def autogen(url: str) -> None:
-    """Writer and critic, two rounds; then a score of the critic's first reply, by its id, and the outcome."""
+    """Run writer and critic for two rounds; then score the critic's first reply by its id and record the outcome."""
     from autogen_agentchat.agents import AssistantAgent
     from autogen_agentchat.conditions import MaxMessageTermination
     from autogen_agentchat.teams import RoundRobinGroupChat
@@ -203,7 +203,7 @@ def _openinference_agents(provider: Any) -> None:
     from agents import set_trace_processors
     from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
 
-    set_trace_processors([])  # nothing is sent anywhere
+    set_trace_processors([])  # disables the upload of traces
     OpenAIAgentsInstrumentor().instrument(tracer_provider=provider)
 
 
@@ -252,7 +252,7 @@ RUNS: dict[str, tuple[Callable[..., None], tuple[Callable[[Any], None], ...]]] =
 
 
 def record(name: str) -> None:
-    """One run, in a process that has made no other."""
+    """Record one run; needs a new process for each."""
     from google.protobuf.json_format import MessageToJson
     from opentelemetry import _logs, trace
     from opentelemetry.exporter.otlp.proto.common._log_encoder import encode_logs
@@ -285,7 +285,7 @@ def record(name: str) -> None:
 
 
 def _in_hex(value: Any) -> Any:
-    """OTLP's JSON has ids in hexadecimal, where protobuf's own has base64."""
+    """Convert ids from base64 (protobuf's JSON) to hexadecimal (OTLP's JSON)."""
     if isinstance(value, list):
         return [_in_hex(one) for one in value]
     if isinstance(value, dict):
