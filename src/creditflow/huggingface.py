@@ -21,10 +21,10 @@ def load_folder(
 ) -> tuple[Any, Any]:
     """Load the model and the tokenizer in `folder`; weights as `dtype` (default float32), on the CPU.
 
-    `key`: the option that names the folder, for error messages. `new_head`: a token classifier without head weights
-    gets a new head, with one output per token that is 0 everywhere. Raises ModelError with the missing part. Missing
-    weights are an error too: transformers would fill in random ones (a causal LM loaded as a token classifier would
-    get a random head).
+    `key`: the option that names the folder, for error messages. `new_head`: load a token classifier with one output
+    per token, which is 0 everywhere if the folder has no head weights. Raises ModelError with the missing part.
+    Missing weights are an error too: transformers would fill in random ones (a causal LM loaded as a token classifier
+    would get a random head).
     """
     import torch
     import transformers

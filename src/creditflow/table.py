@@ -458,7 +458,7 @@ class _Steps:
 
     def __init__(self, table: pa.Table, has_step_R: Bools, trajectory_S: Ints) -> None:
         self.table, self.has_step_R, self.trajectory_S, self.n = table, has_step_R, trajectory_S, len(trajectory_S)
-        self.rows = table  # scalar columns only: lists are empty in rows without a step, so `lists` reads `table`
+        self.rows = table  # used for scalar columns; lists are empty in rows without a step, so `lists` reads `table`
         if self.n < len(has_step_R):
             edges = np.flatnonzero(np.diff(has_step_R, prepend=False, append=False)).reshape(-1, 2)
             scalars = table.select([field.name for field in _SCHEMA if not pa.types.is_list(field.type)])
