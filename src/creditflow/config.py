@@ -1,7 +1,7 @@
-"""Every option, typed and documented, under verl's names wherever verl has one.
+"""Typed, documented configuration options, under verl's names where verl has the option.
 
-A recipe is YAML; `key=value` overrides come after it. This module reads, merges and validates. It knows what an option
-may be, not what it does.
+A recipe is a YAML file; `key=value` overrides apply on top of it. This module reads, merges and validates recipes. It
+defines the allowed values of each option, not the option's effect.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataConfig:
-    """Tasks, and how long prompts and responses may be."""
+    """Data sets, batch sizes and length limits."""
 
     train_files: Any = None
-    """One path or a list (verl-schema Parquet or JSONL), or `file.py:function` that makes the tasks."""
+    """One path or a list (Parquet or JSONL with verl's columns), or `file.py:function` that makes the tasks."""
     val_files: Any = None
     """The same, for evaluation; default: the training tasks."""
     train_batch_size: int = 16
-    """Tasks per training step; each is played `actor_rollout_ref.rollout.n` times."""
+    """Tasks per training step, each with `actor_rollout_ref.rollout.n` rollouts."""
     val_max_samples: int = -1
-    """Evaluate on the first so many tasks; -1: all."""
+    """Number of tasks to evaluate on, from the first; -1: all."""
     max_prompt_length: int = 1024
     """Tokens; a longer prompt ends its trajectory as `truncated`."""
     max_response_length: int = 512
     """Tokens per step; a response that reaches it is `truncated`."""
     shuffle: bool = True
     seed: int = 0
-    """Seed of the run: the order of the data and the plays follow from it."""
+    """Seed of the run; it determines the order of the data and the rollouts."""
 
 
 @dataclass
@@ -60,27 +60,27 @@ class ModelConfig:
 
 @dataclass
 class ActorModelConfig(ModelConfig):
-    """The model of every policy that names none, and what of a policy's model is trained."""
+    """The default model of all policies, and how it is trained."""
 
     lora_rank: int = 0
-    """Train a LoRA adapter of this rank, and nothing else; 0: all weights."""
+    """Rank of the LoRA adapter; only the adapter is trained. 0: train all weights."""
     lora_alpha: int = 16
-    """What the adapter adds is scaled by lora_alpha / lora_rank."""
+    """The adapter's output is scaled by lora_alpha / lora_rank."""
     target_modules: Any = "all-linear"
-    """The modules that get one: a list of names as peft has them, or `all-linear`, all linear layers but the last."""
+    """The modules with an adapter: a list of names as in peft, or `all-linear`, all linear layers but the last."""
     layers_to_transform: list[int] | None = None
-    """Of these layers only, from 0; default: of all."""
+    """Indices of the layers with an adapter, from 0; default: all."""
 
 
 @dataclass
 class OptimConfig:
-    """AdamW, as torch has it."""
+    """AdamW, as in torch."""
 
     lr: float = 1e-6
     lr_warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
     lr_scheduler_type: str = "constant"
-    """After that: `constant`, or half a `cosine` that reaches 0 when the run ends."""
+    """Schedule after the warm-up: `constant`, or half a `cosine` that reaches 0 when the run ends."""
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
 
@@ -101,7 +101,7 @@ class ActorConfig:
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     ppo_mini_batch_size: int = 8
-    """Tasks per optimizer update; default: 8, or `data.train_batch_size` where that is smaller."""
+    """Tasks per optimizer update; default: 8, or `data.train_batch_size` if that is smaller."""
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 16384
     """Tokens of one micro-batch."""
@@ -111,7 +111,7 @@ class ActorConfig:
     clip_ratio_c: float = 3.0
     """Dual clip: the loss of a token of negative advantage grows no further beyond this ratio."""
     entropy_coeff: float = 0.0
-    """Of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     loss_agg_mode: str = "token-mean"
     """`token-mean`, `seq-mean-token-mean`, `seq-mean-token-sum`, `seq-mean-token-sum-norm` (a sequence is one step's
     response) or `traj-mean-step-mean`."""
@@ -130,25 +130,25 @@ def _critics_optim() -> OptimConfig:
 
 @dataclass
 class CriticConfig:
-    """The value model of an estimator that has one (`algorithm.adv_estimator: gae`), and how it is updated.
+    """The value model of an estimator with a critic (`algorithm.adv_estimator: gae`), and how it is updated.
 
-    Its mini-batches are the actor's.
+    The critic uses the actor's mini-batches.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    """Default: the policy's own, with a new head that says 0."""
+    """Default: the policy's model, with a new head that predicts 0."""
     sees: str = "step"
-    """What a value is told from: `step`, what the agent was told itself; `play`, everything that the policy's agents
-    were told and said in the play so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no
-    critic, so this takes nothing from the agents."""
+    """Input of the value model. `step`: the agent's own prompt; `play`: all prompts and responses of the policy's
+    agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so the
+    agents' inputs stay the same."""
     optim: OptimConfig = field(default_factory=_critics_optim)
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 32768
     """Tokens of one micro-batch."""
     cliprange_value: float = 0.5
-    """How far a value may move in one training step before its loss stops pulling."""
+    """How far a value may move in one training step before its loss is clipped."""
     loss_agg_mode: str = "token-mean"
-    """As the actor's."""
+    """Same values as the actor's."""
     loss_scale_factor: int | None = None
     grad_clip: float = 1.0
 
@@ -158,41 +158,41 @@ class ValKwargs:
     """How an evaluation samples."""
 
     n: int = 1
-    """Plays of each validation task."""
+    """Rollouts per validation task."""
     temperature: float = 1.0
     do_sample: bool = True
-    """Sampled evaluation. A greedy pass is reported beside it in any case (`*_greedy`)."""
+    """Evaluate by sampling. A greedy pass (`*_greedy`) is always reported as well."""
 
 
 @dataclass
 class MultiTurnConfig:
-    """How an agent with tools takes its turns, within one step."""
+    """Turns of an agent with tools, within one step."""
 
     max_assistant_turns: int = 8
-    """How often it may speak."""
+    """Maximum number of the agent's turns."""
     max_parallel_calls: int = 4
-    """Calls of tools in one turn; further ones are refused."""
+    """Tool calls in one turn; further calls are refused."""
     max_tool_response_length: int = 2048
-    """Characters of a tool's result; of a longer one, beginning and end."""
+    """Characters of a tool's result; a longer result keeps its beginning and end."""
     format: str = "hermes"
-    """How calls are written: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    """Format of tool calls: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 
 
 @dataclass
 class RolloutConfig:
-    """How plays are sampled."""
+    """How rollouts are sampled."""
 
     n: int = 8
-    """Plays of each task."""
+    """Rollouts per task."""
     temperature: float = 1.0
     max_num_seqs: int = 1024
-    """Calls generated together at most."""
+    """Maximum number of calls in one batch of generation."""
     max_failed_frac: float = 0.5
-    """Stop when a larger share of plays fails: what is left would be no fair sample."""
+    """Stop if a larger share of rollouts fails: the rest would be a biased sample."""
     timeout_s: float = 600.0
-    """Seconds for one rollout; time in the run's own sampler does not count. A rollout that takes longer is ended."""
+    """Seconds for one rollout; time in the run's own sampler does not count. A longer rollout is cancelled."""
     timeout_outcome: str = "mask"
-    """`mask`: its trajectory is `failed`, and left out of training. `zero`: its outcome is 0, the team's own doing."""
+    """`mask`: the trajectory is `failed` and left out of training. `zero`: its outcome is 0, a failure of the team."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
@@ -208,88 +208,88 @@ class ActorRolloutRefConfig:
 
 @dataclass
 class FilterGroupsConfig:
-    """Dynamic sampling: tasks that teach nothing are replaced by others."""
+    """Dynamic sampling: replace tasks without a learning signal."""
 
     enable: bool = False
-    """Leave out tasks whose plays all come to the same outcome."""
+    """Leave out tasks whose rollouts all have the same outcome."""
     max_num_gen_batches: int = 10
-    """Batches of tasks that are played for one training step, at most."""
+    """Maximum number of task batches to roll out for one training step."""
 
 
 @dataclass
 class AlgorithmConfig(CreditOptions):
-    """The options of credit (`creditflow.credit.CreditOptions`), with what else is said in their section."""
+    """Credit options (`creditflow.credit.CreditOptions`) and the other keys of `algorithm.*`."""
 
     propagation: Any = None
-    """None: `threshold`, unless `threshold_share` says otherwise."""
+    """None: `threshold`, unless `threshold_share` sets the rule."""
     lam: Any = None
-    """None: 0.95, unless `error_minimization` says otherwise."""
+    """None: 0.95, unless `error_minimization` sets it."""
     threshold_share: bool | None = None
     """True/false: the same as `propagation: threshold/discounted`; contradicting it is an error."""
     error_minimization: Any = None
     """`{gae_lambda: 0.95}` or `gae_lambda=0.95`: the same as `lam`."""
     strata: str | None = None
-    """`file.py:function` of a step that returns a label (from the prompt alone) or None."""
+    """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     counterfactual_plays: int = 16
-    """With `propagation: shapley`: so many plays, at most, to measure what the agents of one trajectory added to its
-    outcome. At least 2^A - 1 for A agents, up to four; A^2 beyond."""
+    """With `propagation: shapley`: the maximum number of rollouts to measure the agents' contributions to the
+    outcome of one trajectory. At least 2^A - 1 for A agents, up to four; A^2 beyond."""
 
 
 @dataclass
 class RewardConfig:
-    """All reward functions, where they run, and how many of their scores may fail."""
+    """Reward functions, where they run, and how many of their scores may fail."""
 
     functions: list[RewardFunctionConfig] = field(default_factory=list)
     max_failed_frac: float = 0.2
-    """Stop when a larger share of scores fails, or of the outcomes alone."""
+    """Stop if a larger share of all scores, or of the outcomes alone, fails."""
     backend: str = "process"
     """Where functions run: `process`, worker processes of this machine; `ray`, Ray actors (`ray_kwargs.ray_init`);
     `inline`, this process, without time-outs, for a debugger."""
     num_workers: int | None = None
     """Worker processes, or Ray actors; default: one per core, at most eight."""
     timeout: float = 60.0
-    """Seconds for one call of a function that has no `timeout` of its own."""
+    """Seconds for one call of a function without its own `timeout`."""
     max_in_flight: int = 256
-    """Calls of async functions that wait at a time."""
+    """Maximum number of pending calls of async functions."""
     cache_size: int = 1_000_000
-    """Numbers that are remembered of what functions returned, by function and inputs; an answer of one takes eleven.
-    0: none."""
+    """Size of the cache of function results, in numbers; keyed by function and inputs. A result of one number takes
+    eleven. 0: no cache."""
     sandbox: dict[str, Any] = field(default_factory=dict)
-    """Where untrusted code runs: `backend` and its options (`creditflow.reward.sandbox`), for every function that takes
-    an argument `sandbox`."""
+    """Where untrusted code runs: `backend` and its options (`creditflow.reward.sandbox`), for every function with a
+    `sandbox` argument."""
     decomp_granularity: str | None = None
     """`trajectory` (outcome only), `agent`, `step` (default) or `token_level`: the same as
     `algorithm.decomp_granularity`; contradicting it is an error."""
 
 
 DEFAULT_POLICY = "default"
-"""Through which an agent acts that names none, and the one policy of a recipe without `policies`."""
+"""The policy of agents that name none, and the only policy of a recipe without `policies`."""
 
 
 @dataclass
 class EndpointConfig:
-    """An OpenAI-compatible server with a frozen model. A text in its place is its `base_url`."""
+    """An OpenAI-compatible server with a frozen model. A plain string is read as the `base_url`."""
 
     base_url: str = ""
     """Such as http://127.0.0.1:8000/v1."""
     model: str | None = None
-    """As the server knows it; default: the policy's `model.path`."""
+    """The server's name for the model; default: the policy's `model.path`."""
     api_key_env: str | None = None
     """The environment variable that holds the key, never the key itself; without it, the key sent is `none`."""
     timeout: float = 120.0
-    """Seconds for one try."""
+    """Seconds for one attempt."""
     max_retries: int = 6
-    """After 5xx, broken connections and time-outs. Rate limits (429) do not count among them."""
+    """Retries after 5xx, broken connections and time-outs. Rate limits (429) do not count."""
     give_up_after: float = 600.0
-    """Seconds since the call after which no try begins; so long are rate limits waited for."""
+    """Seconds since the call after which no attempt begins; also the longest wait for rate limits."""
     max_in_flight: int = 256
-    """Requests at a time, of each process that plays."""
+    """Concurrent requests of each rollout process."""
     headers: dict[str, str] = field(default_factory=dict)
-    """Sent with every request; no keys."""
+    """Sent with every request; must not hold API keys."""
     extra_body: dict[str, Any] = field(default_factory=dict)
-    """Further fields of every request (`top_p`, `chat_template_kwargs`). They go before our own (`max_tokens`,
-    `temperature`, `seed`); null takes one out."""
+    """Extra fields of every request (`top_p`, `chat_template_kwargs`). They override creditflow's own (`max_tokens`,
+    `temperature`, `seed`); null removes a field."""
 
 
 @dataclass
@@ -299,13 +299,13 @@ class PolicyConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """Default: `actor_rollout_ref.model`."""
     lora_rank: int | None = None
-    """Default: `actor_rollout_ref.model.lora_rank`. The rest of what an adapter is stands there, for all policies."""
+    """Default: `actor_rollout_ref.model.lora_rank`. All policies share the other adapter options of that section."""
     optim: dict[str, Any] = field(default_factory=dict)
-    """What of `actor_rollout_ref.actor.optim` is another for this one."""
+    """Overrides of `actor_rollout_ref.actor.optim` for this policy."""
     trainable: bool | None = None
-    """Default: true, but false for a model behind an endpoint."""
+    """Default: true; false for a model behind an endpoint."""
     endpoint: EndpointConfig | None = None
-    """Where the model answers, if it is not the engine's own. It is frozen: of its text, nothing can be trained."""
+    """The server of a remote model. A policy with an endpoint is frozen: its responses cannot be trained on."""
 
     @property
     def trained(self) -> bool:
@@ -320,65 +320,65 @@ class AgentConfig:
     system: str = ""
     """System prompt."""
     policy: str = DEFAULT_POLICY
-    """One of `policies`, through which it acts."""
+    """The name of the agent's policy in `policies`."""
     match: str = ""
-    """Regular expression: a call over HTTP that says nothing else of whose it is, is this agent's where its system
-    prompt matches. Without any, where it holds the `system` of one agent."""
+    """Regular expression. An HTTP call without another sign of its agent belongs to this agent if its system prompt
+    matches. Without any `match`, it belongs to the agent whose `system` the prompt contains."""
     tools: list[Any] = field(default_factory=list)
-    """What it may call: names of `creditflow.toolbox`, `file.py:function`, or `{fn, name, args, timeout}`."""
+    """The agent's tools: names from `creditflow.toolbox`, `file.py:function`, or `{fn, name, args, timeout}`."""
 
 
 @dataclass
 class TeamConfig:
-    """Who plays, and by which workflow."""
+    """The agents and their workflow."""
 
     workflow: str = "???"
     """`package.module:function` or `file.py:function`."""
     agents: dict[str, AgentConfig] = field(default_factory=dict)
     ignored_fields: list[str] = field(default_factory=list)
-    """Of calls over HTTP: fields that are refused, as they would change what is sampled, and shall be ignored instead
-    (`response_format`, `tool_choice`, `top_p`). A step's `info["ignored"]` names those that its call had."""
+    """Fields to ignore in HTTP calls. They would change sampling and are refused by default (`response_format`,
+    `tool_choice`, `top_p`). A step's `info["ignored"]` lists the ignored fields of its call."""
 
 
 @dataclass
 class TrainerConfig:
-    """How long, where, and on what."""
+    """Length of the run, hardware, logging and checkpoints."""
 
     total_training_steps: int | None = None
-    """Default: as many as `total_epochs` over the data takes."""
+    """Default: the number of steps in `total_epochs` passes over the data."""
     total_epochs: int = 1
     logger: list[str] = field(default_factory=lambda: ["console"])
-    """Where metrics go beside the run's metrics.jsonl, which is always written: `console`, `wandb`, `tensorboard`,
-    `mlflow`."""
+    """Metrics trackers, in addition to the run's metrics.jsonl, which is always written: `console`, `wandb`,
+    `tensorboard`, `mlflow`."""
     project_name: str = "creditflow"
-    """The project, or experiment, that trackers file the run under."""
+    """The project, or experiment, of the run in trackers."""
     experiment_name: str | None = None
-    """Its name there; default: that of its folder."""
+    """The run's name in trackers; default: the name of its folder."""
     default_local_dir: str | None = None
     """The run's folder; default runs/<recipe>-<time>."""
     val_before_train: bool = True
     test_freq: int = -1
-    """Evaluate every so many training steps; -1: only at the end."""
+    """Evaluate every `test_freq` training steps; -1: only at the end."""
     save_freq: int = -1
-    """Write a checkpoint every so many steps; -1: only at the end."""
+    """Write a checkpoint every `save_freq` training steps; -1: only at the end."""
     resume_mode: str = "auto"
-    """What becomes of a run that `default_local_dir` holds already: `auto`, it goes on from its newest whole
-    checkpoint; `disable`, it is an error; `resume_path`, it goes on from `resume_from_path`."""
+    """If `default_local_dir` already holds a run: `auto` resumes it from its newest complete checkpoint, `disable` is
+    an error, `resume_path` resumes it from `resume_from_path`."""
     resume_from_path: str | None = None
-    """A checkpoint of the run in `default_local_dir`; `resume_mode` is then `resume_path` by default. Options may be
-    others than the run began with."""
+    """A checkpoint of the run in `default_local_dir`; sets the default of `resume_mode` to `resume_path`. Options may
+    differ from those of the interrupted run."""
     max_actor_ckpt_to_keep: int | None = None
-    """Only so many of the newest checkpoints are kept; default: all."""
+    """Number of newest checkpoints to keep; default: all."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     num_threads: int = 0
     """torch threads; 0: torch's own choice."""
     critic_warmup: int = 0
-    """Training steps at the beginning in which only the critic learns."""
+    """Training steps at the beginning in which only the critic is trained."""
 
 
 def default_rules() -> dict[str, Any]:
-    """The guard's rules, unless a recipe says otherwise."""
+    """The default guard rules."""
     return {
         "accuracy": {
             "kind": "drop",
@@ -434,10 +434,10 @@ def default_rules() -> dict[str, Any]:
 
 @dataclass
 class FallbackConfig:
-    """What is trained while credit has fallen back to the shared global reward."""
+    """The trained parameters during a fallback to the shared global reward."""
 
     trainable: str = "all"
-    """`all`: what was trained before; `lora`: adapters alone, on the layers named."""
+    """`all`: the same as before the fallback; `lora`: only adapters, on the layers below."""
     lora_rank: int = 8
     lora_alpha: int = 16
     target_modules: Any = "all-linear"
@@ -447,26 +447,26 @@ class FallbackConfig:
 
 @dataclass
 class GuardConfig:
-    """What is watched, and what is done where it goes bad."""
+    """The guard rules and their limits."""
 
     enable: bool = True
     rules: dict[str, Any] = field(default_factory=default_rules)
-    """By name; null takes one away. `metric` (a name of docs/metrics.md; `*` for any agent or function), `kind`
-    (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric that counts what `metric` is a share of),
-    `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`), `cool_down`
-    (looks after a recovery in which it does not fire), `unless` (`{metric, above}`: while that holds, it
-    only warns)."""
+    """By name; null removes a rule. `metric` (a name from docs/metrics.md; `*` for any agent or function), `kind`
+    (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric with the denominator, where `metric` is a
+    share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`),
+    `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`: while that
+    condition holds, the rule only warns)."""
     max_rollbacks: int = 2
-    """Restore a checkpoint so often; where a rule asks for it once more, the run stops with a report."""
+    """Maximum number of restored checkpoints; at the next request, the run stops with a report."""
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
 
 
 @dataclass
 class RayConfig:
-    """How Ray is reached."""
+    """Connection to Ray."""
 
     ray_init: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `ray.init`: `address` joins a cluster; without it, a Ray of one's own on this machine."""
+    """Arguments of `ray.init`: `address` joins a cluster; without it, a private Ray starts on this machine."""
 
 
 @dataclass
@@ -479,32 +479,32 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    """Without any: one, `default`, with `actor_rollout_ref.model`, which is trained."""
+    """Default: one trained policy, `default`, with the model `actor_rollout_ref.model`."""
     team: TeamConfig = field(default_factory=TeamConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
     verl: dict[str, Any] = field(default_factory=dict)
     """Any options of verl, nested as in its own files; only `--engine verl` reads them. `verl.config_name` chooses the
-    file that they begin from."""
+    base file."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Whatever the recipe's own functions read (`recipe.operations` and the like)."""
+    """Options of the recipe's own functions (`recipe.operations` and the like)."""
     compare: dict[str, Any] = field(default_factory=dict)
-    """Overrides that an arm of `creditflow compare` carries: `values.<value>` and `arms.<name>`."""
+    """Overrides for the arms of `creditflow compare`: `values.<value>` and `arms.<name>`."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration, and where it came from."""
+    """A configuration and its origin."""
 
     config: Config
     name: str
     folder: Path
-    """What relative `file.py:function` references are looked up in."""
+    """The folder of relative `file.py:function` references."""
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """Options of an extended or overridden recipe that have no effect any more; for `check` and `train` to show."""
+    """Options of an extended or overridden recipe that have become ineffective; `check` and `train` print them."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """The keys that the command line set; they outrank what the recipe itself says, wherever it says it."""
+    """The keys set on the command line; they take precedence over the recipe."""
 
     def validation_words(self, count: int) -> str:
         """Count and source of the validation tasks, for messages."""
@@ -513,7 +513,7 @@ class Recipe:
         return validation_words(self.config.data.train_files, self.config.data.val_files, count)
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved configuration, as it is kept with a run."""
+        """The resolved configuration, as stored with a run."""
         from dataclasses import asdict
 
         return asdict(self.config)
@@ -523,17 +523,17 @@ class Recipe:
         from omegaconf import OmegaConf
 
         config = _escaped(_absolute(self.to_dict(), self.folder))
-        config["trainer"]["default_local_dir"] = None  # a run of it is another run
+        config["trainer"]["default_local_dir"] = None  # a run of this recipe gets a new folder
         return str(OmegaConf.to_yaml(OmegaConf.create(config)))
 
     def absolute(self) -> Recipe:
-        """The same, with paths and references that mean the same in any working directory."""
+        """Make relative paths and references absolute, so that they hold in any working directory."""
         config = recipe_of_dict(_absolute(self.to_dict(), self.folder), self.name, self.folder).config
         return dataclasses.replace(self, config=config)
 
 
 def _absolute(value: Any, folder: Path) -> Any:
-    """`value` with the paths and `file.py:function` references that are relative to `folder` made absolute."""
+    """Make the paths and `file.py:function` references in `value` that are relative to `folder` absolute."""
     if isinstance(value, dict):
         return {key: _absolute(item, folder) for key, item in value.items()}
     if isinstance(value, list):
@@ -547,7 +547,7 @@ def _absolute(value: Any, folder: Path) -> Any:
 
 
 def _escaped(value: Any) -> Any:
-    """`value` with texts in which an interpolation that was resolved will not be one again."""
+    """Escape `${` in all strings of `value`, so that resolved text is not interpolated again."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -558,8 +558,8 @@ def _escaped(value: Any) -> Any:
 def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe, apply `key=value` overrides, resolve aliases and validate.
 
-    A recipe may begin from another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key,
-    what was expected and what came; an unknown key names the nearest known one.
+    A recipe may extend another one: `extends: other.yaml`, relative to itself. Raises ConfigError with the key, the
+    expected and the actual value; an unknown key names the nearest known one.
     """
     from omegaconf import OmegaConf
 
@@ -573,7 +573,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _merged(layers: Sequence[DictConfig], path: Path) -> Config:
-    """The configuration of the layers, each over those before it, with aliases resolved and types and keys checked."""
+    """Merge the layers, later ones over earlier ones; resolve aliases and check types and keys."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -612,7 +612,7 @@ def _adapt_defaults(config: Config, given: Set[str]) -> None:
 
 
 def _adapt_rule(rule: dict[str, Any], by_default: Set[str]) -> None:
-    """Keep the defaults `shortest` within the rule's window and `recover` on the well side of its limit."""
+    """Keep the defaults `shortest` within the rule's window and `recover` on the good side of its limit."""
     limits = (("shortest", "window", min), ("recover", "above", min), ("recover", "below", max))
     for key, limit, within in limits:
         if key in by_default and _is_number(rule.get(key)) and _is_number(rule.get(limit)):
@@ -624,9 +624,9 @@ def _is_number(value: Any) -> bool:
 
 
 def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) -> list[str]:
-    """`others` without the options of credit that have no effect beside the overrides `chosen`.
+    """Remove the credit options from `others` that have no effect beside the overrides `chosen`.
 
-    A comparison gives all its arms the same overrides; an arm whose rule ignores one of them trains without it.
+    A comparison gives the same overrides to all its arms; an arm whose rule ignores one of them trains without it.
     """
     merged = _merged([*_layers(Path(path)), _dotlist([*chosen, *others])], Path(path))
     merged.algorithm.validate()
@@ -635,7 +635,7 @@ def with_effect(path: Path | str, chosen: Sequence[str], others: Sequence[str]) 
 
 
 def _credit_keys(keys: Any) -> dict[str, Any]:
-    """The options of credit that a layer sets, `reward.decomp_granularity` among them."""
+    """The credit options that a layer sets, including `reward.decomp_granularity`."""
     sections = keys if isinstance(keys, dict) else {}
     algorithm, reward = (one if isinstance(one := sections.get(name), dict) else {} for name in ("algorithm", "reward"))
     return {**algorithm, "decomp_granularity": reward.get("decomp_granularity", algorithm.get("decomp_granularity"))}
@@ -644,8 +644,8 @@ def _credit_keys(keys: Any) -> dict[str, Any]:
 def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Notices of options that the rule in force ignores, set by a layer beneath the one that chose the rule.
 
-    Raises ConfigError where the same layer sets both, or a later one sets the option: that is a contradiction, or would
-    change nothing. A layer that sets every option is the record of a run, in which nothing was chosen by hand.
+    Raises ConfigError if the same layer sets both the option and the rule (a contradiction), or if a later layer sets
+    the option (it would change nothing). A layer that sets every option is the record of a run, not a choice by hand.
     """
     every = {one.name for one in dataclasses.fields(CreditOptions)}
     by_hand = [{} if every <= layer.keys() else layer for layer in layers]
@@ -666,9 +666,9 @@ def _without_effect(algorithm: AlgorithmConfig, layers: Sequence[Mapping[str, An
 
 
 def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Options of credit by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
+    """Credit options by name, from `key=value` with or without their section (`algorithm.`, `reward.`).
 
-    Raises ConfigError for another key, naming the nearest, and for a value that YAML cannot read.
+    Raises ConfigError for an unknown key, naming the nearest, and for a value that is not valid YAML.
     """
     from omegaconf import OmegaConf
 
@@ -684,7 +684,7 @@ def credit_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def leaves(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of what stands in nested sections; an empty section is a value."""
+    """Dotted keys and values of nested sections; an empty section counts as a value."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{path}{key}.")
@@ -704,7 +704,7 @@ def with_options(recipe: Recipe, options: Mapping[str, Any]) -> Recipe:
 
 
 def _typed(kind: Any, name: str, value: Any, key: str) -> Any:
-    """`value` as the field `name` of `kind` holds it."""
+    """Convert `value` to the type of the field `name` of `kind`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -717,12 +717,12 @@ def _typed(kind: Any, name: str, value: Any, key: str) -> Any:
 
 
 def recipe_of_dict(values: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """The recipe that `Recipe.to_dict` was made of: values as they were resolved, interpolated no more."""
+    """Rebuild a recipe from `Recipe.to_dict`, without interpolating its values again."""
     return Recipe(config=_made(Config, values), name=name, folder=folder)
 
 
 def _made(kind: Any, value: Any) -> Any:
-    """`value`, made of plain dicts and lists, as the dataclasses that `kind` says."""
+    """Convert plain dicts and lists to the dataclasses of `kind`."""
     if (section := _optional_section(kind)) is not None and value is not None:
         kind = section
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
@@ -736,7 +736,7 @@ def _made(kind: Any, value: Any) -> Any:
 
 
 def _layers(path: Path) -> list[DictConfig]:
-    """The recipes that `path` extends, the outermost last."""
+    """The recipe at `path` and the recipes that it extends, the base first."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -774,14 +774,14 @@ def _dotlist(overrides: Sequence[str]) -> DictConfig:
         if "=" not in override or override.startswith("="):
             raise ConfigError(f"{override}: expected key=value")
     try:
-        # An address alone, beside an override of what else its section says, must not replace it.
+        # As `base_url`, a bare address merges with other overrides of its section instead of replacing them.
         return OmegaConf.from_dotlist([_ADDRESS.sub(r"\1.base_url=\2", override) for override in overrides])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: a value is not readable as YAML") from error
 
 
 def _spell_out_endpoints(keys: Any) -> None:
-    """`endpoint: http://...` means `endpoint: {base_url: http://...}`; here, so that overrides of either merge."""
+    """Rewrite `endpoint: http://...` as `endpoint: {base_url: http://...}`, so that overrides of both forms merge."""
     policies = keys.get("policies") if isinstance(keys, dict) else None
     for policy in policies.values() if isinstance(policies, dict) else ():
         if isinstance(policy, dict) and isinstance(policy.get("endpoint"), str):
@@ -789,7 +789,7 @@ def _spell_out_endpoints(keys: Any) -> None:
 
 
 def _checked(value: Any, kind: Any, path: str) -> Any:
-    """`value` if `kind` has all its keys (an empty section is {}); else ConfigError with the nearest known key."""
+    """Return `value` if `kind` has all its keys (an empty section is {}); else raise ConfigError (nearest key)."""
     if (section := _optional_section(kind)) is not None:
         return None if value is None else _checked(value, section, path)
     if dataclasses.is_dataclass(kind) and value is None:
@@ -820,7 +820,7 @@ def _is_union(kind: Any) -> bool:
 
 
 def _nearest(key: str, path: str, siblings: Sequence[str]) -> str:
-    """The known key that was meant, most likely: one beside it, or one of its name elsewhere."""
+    """The most likely intended key: a sibling of `key`, or a key of the same name elsewhere."""
     same_name = [name for name in _known_keys(Config) if name.rpartition(".")[2] == key]
     if not difflib.get_close_matches(key, siblings, n=1) and same_name:
         return f" (did you mean {same_name[0]!r}?)"
@@ -835,14 +835,14 @@ def _known_keys(kind: Any, path: str = "") -> Iterator[str]:
 
 
 def _yaml_fault(error: Exception) -> str:
-    """What is wrong, and in which line, where the parser says so."""
+    """The parser's message, with its line number if there is one."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"line {mark.line + 1}: {problem}" if mark and problem else first_line(error)
 
 
 def _resolve_aliases(algorithm: AlgorithmConfig, reward: RewardConfig) -> None:
-    """`threshold_share`, `error_minimization` and `reward.decomp_granularity` are other words for `propagation`, `lam`
-    and `decomp_granularity`, and are told as those.
+    """Rewrite the aliases `threshold_share`, `error_minimization` and `reward.decomp_granularity` to `propagation`,
+    `lam` and `decomp_granularity`.
     """
     if reward.decomp_granularity is not None:
         if algorithm.decomp_granularity not in (CreditOptions.decomp_granularity, reward.decomp_granularity):
@@ -881,7 +881,7 @@ def _gae_lambda(value: Any) -> float:
         try:
             return float(value["gae_lambda"])
         except (TypeError, ValueError):
-            pass  # told below, with what is expected
+            pass  # raised below, with the expected format
     raise ConfigError(
         f"algorithm.error_minimization: expected {{gae_lambda: 0.95}} or the string gae_lambda=0.95, got {value!r}"
     )
@@ -981,7 +981,7 @@ def _validate_lora(config: Config) -> None:
 
 
 def _validate(config: Config) -> None:
-    """What types alone cannot say. `algorithm` validates itself (`creditflow.credit`)."""
+    """Check constraints beyond types. `algorithm` validates itself (`creditflow.credit`)."""
     from creditflow.monitor.trackers import expect_names
 
     data, actor, rollout = config.data, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -1080,7 +1080,7 @@ def _validate_ignored_fields(fields: Sequence[str]) -> None:
 
 
 def _validate_guard(guard: GuardConfig) -> None:
-    """Metrics are looked at later, when the names of the reward functions are known."""
+    """Check the rules without their metrics, which need the names of the reward functions."""
     from creditflow.monitor.guard import specs
 
     specs(guard)
@@ -1091,7 +1091,7 @@ def _validate_guard(guard: GuardConfig) -> None:
 
 
 def _validate_policies(config: Config) -> None:
-    """Every agent acts through a policy that there is, every policy has an agent, and one at least is trained."""
+    """Check that every agent's policy exists, every policy has an agent, and at least one policy is trained."""
     agents_of = policies_in_use(config)
     names = list(config.policies) or [DEFAULT_POLICY]
     for policy, agents in agents_of.items():
@@ -1133,7 +1133,7 @@ def _validate_endpoint(key: str, policy: PolicyConfig, endpoint: EndpointConfig)
 
 
 def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:
-    """The dotted names of the options that two configurations, as nested sections, do not have in common."""
+    """The dotted names of the options that differ between two configurations, given as nested sections."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for key in before.keys() | now.keys():
             yield from different_options(before.get(key), now.get(key), f"{path}.{key}" if path else str(key))
@@ -1142,7 +1142,7 @@ def different_options(before: Any, now: Any, path: str = "") -> Iterator[str]:
 
 
 def policies_in_use(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents that act through each policy, in the order of the recipe; of policies that any agent names."""
+    """The agents of each policy that any agent names, in the order of the recipe."""
     named = {agent.policy: () for agent in config.team.agents.values()}
     return {policy: tuple(a for a, spec in config.team.agents.items() if spec.policy == policy) for policy in named}
 
@@ -1157,20 +1157,20 @@ def trained_policies(config: Config) -> tuple[str, ...]:
 
 
 def lora_rank_of(config: Config, policy: str) -> int:
-    """The rank of the adapter that is trained of a policy; 0: all its weights are."""
+    """The rank of a policy's trained adapter; 0: all weights are trained."""
     own = config.policies[policy].lora_rank if policy in config.policies else None
     return config.actor_rollout_ref.model.lora_rank if own is None else own
 
 
 def optim_of(config: Config, policy: str) -> OptimConfig:
-    """How a policy's optimizer steps."""
+    """The optimizer options of a policy."""
     base = config.actor_rollout_ref.actor.optim
     own = config.policies[policy].optim if policy in config.policies else {}
     return _with(base, own, f"policies.{policy}.optim") if own else base
 
 
 def _with(base: OptimConfig, own: Mapping[str, Any], key: str) -> OptimConfig:
-    """Raises ConfigError for options that there are not, and for values of another type."""
+    """Merge `own` into `base`. Raises ConfigError for unknown options and for values of the wrong type."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -1187,7 +1187,7 @@ def _with(base: OptimConfig, own: Mapping[str, Any], key: str) -> OptimConfig:
 
 
 def model_of(config: Config, policy: str) -> tuple[Any, str]:
-    """What a policy of the engine's own is loaded from, and the key that says so."""
+    """The model path of a local policy, and its config key."""
     own = config.policies[policy].model.path if policy in config.policies else None
     if own is not None:
         return own, f"policies.{policy}.model.path"

@@ -1,4 +1,4 @@
-"""What a recipe is made of: tasks, workflow, agents, rewards, strata. The same objects serve every engine."""
+"""The parts of a recipe: tasks, workflow, agents, rewards, strata. Every engine uses the same objects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ StratumFunction = Callable[[Step], str | None]
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything but the models of the engine."""
+    """Everything that a recipe names, except the engine's models."""
 
     recipe: Recipe
     train_tasks: Sequence[Task]
@@ -60,12 +60,12 @@ class Parts:
 
     @property
     def trained_policies(self) -> dict[str, tuple[str, ...]]:
-        """The agents that act through each policy that is trained."""
+        """The agents of each trained policy."""
         agents_of = policies_in_use(self.recipe.config)
         return {name: agents_of[name] for name in trained_policies(self.recipe.config)}
 
     def endpoint_metrics(self) -> dict[str, float]:
-        """`endpoint/<policy>/*` since last asked for: see `FrozenModel.metrics`."""
+        """`endpoint/<policy>/*` since the last call: see `FrozenModel.metrics`."""
         return {
             f"endpoint/{name}/{key}": value
             for name, client in self.chat_clients.items()
@@ -73,7 +73,7 @@ class Parts:
         }
 
     def label(self, trajectories: Sequence[Trajectory]) -> None:
-        """Give every step of the plays that did not fail its stratum."""
+        """Set the stratum of every step in the trajectories that did not fail."""
         if self.stratum is None:
             return
         for trajectory in trajectories:
@@ -87,8 +87,8 @@ class Parts:
 def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) -> Parts:
     """Load and check everything that the recipe names; raises an InputError before anything is written.
 
-    `training`: whether training tasks are needed, and something to learn from. `tasks`: whether any are; a process that
-    plays what it is given needs none.
+    `training`: require training tasks and something to learn from. `tasks`: load tasks; a process that only runs the
+    rollouts it receives needs none.
     """
     config, folder = recipe.config, recipe.folder
     train_tasks, val_tasks = _tasks(recipe, training) if tasks else ((), ())
@@ -139,7 +139,7 @@ def _pattern(text: str, key: str) -> str:
 
 
 def _chat_clients(config: Config) -> dict[str, FrozenModel]:
-    """The frozen models of the recipe. Opens no connection, but raises ConfigError where none could be opened."""
+    """The frozen models of the recipe. Opens no connection, but raises ConfigError for an unusable endpoint."""
     return {
         name: _chat_client(f"policies.{name}.endpoint", policy, policy.endpoint)
         for name, policy in config.policies.items()
