@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 LOGS = ROOT / "runs" / "benchmarks"
 REPORT_SECONDS = 30.0
 QUICK_LIMIT_SECONDS = 1800.0
-"""A quick benchmark that takes longer hangs."""
+"""A quick benchmark above this limit counts as hanging."""
 LAST_LINES = 25
 HOLDS, FALLS_SHORT, ERROR = "holds", "falls short", "ERROR"
 
@@ -43,7 +43,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Run or list; 2 where a benchmark ended with an error."""
+    """Run or list the benchmarks; 2 if a benchmark ended with an error."""
     names = discover()
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -66,7 +66,7 @@ def main() -> int:
 def exit_on_sigterm() -> None:
     """Make SIGTERM an ordinary exit, which ends the running benchmark too.
 
-    A benchmark runs in a session of its own, so it would go on alone where this process ended at once.
+    Each benchmark runs in its own session, so it would outlive an abrupt end of this process.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
@@ -96,7 +96,7 @@ def run(name: str, *, quick: bool) -> Outcome:
 
 
 def run_command(name: str, command: Sequence[str], log: Path, limit: float) -> int | None:
-    """The exit code of `command`; None where it took longer than `limit` seconds. Its children end with it."""
+    """The exit code of `command`; None if it exceeds `limit` seconds. Its children end with it."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     start = time.monotonic()
     with log.open("w") as output:
@@ -121,7 +121,7 @@ def run_command(name: str, command: Sequence[str], log: Path, limit: float) -> i
 def judge(code: int | None, lines: Sequence[str]) -> tuple[str, str]:
     """The status of a benchmark that ended with `code` after printing `lines`, and a note.
 
-    A module that cannot be imported ends with 1 as well, so a missed target counts only with the line that tells it.
+    A failed import also ends with 1, so a missed target counts only with its line in the output.
     """
     peers = [line.partition(": ")[2] for line in lines if line.startswith(f"{PEER_MISSING}: ")]
     note = "; ".join(f"without {peer.partition(' (')[0]}" for peer in peers)

@@ -1,12 +1,13 @@
-"""How fast traces become trajectories, beside Agent Lightning's adapter: `python -m benchmarks.adapters [--quick]`.
+"""Conversion of traces to trajectories, compared with Agent Lightning: `python -m benchmarks.adapters [--quick]`.
 
-1024 traces of 30 model calls, nested in agents' spans or flat, with a reward for each call or without; one trace of
-10,000 and one of 100,000 spans. Both sides read the same spans: ours from the plain objects that Agent Lightning's
-`model_dump` gives, theirs from its `Span`s, in an environment of its own (`make benchmarks`; without it, only ours is
-measured), in turn. It has two minutes for each case, ten seconds with `--quick`; one that it does not finish is not
-given to it again.
+1024 traces of 30 model calls, nested in agents' spans or flat, with or without a reward for each call; one trace of
+10,000 and one of 100,000 spans. Both sides read the same spans: creditflow reads the plain objects from Agent
+Lightning's `model_dump`, Agent Lightning reads its `Span`s, in a separate environment (`make benchmarks`; without it,
+only creditflow is measured). The sides take turns. Agent Lightning has two minutes for each case, ten seconds with
+`--quick`; after a time-out it skips the remaining repeats of that case.
 
-Held: 50,000 spans/s of each, and no less on the trace of 100,000 spans than 0.8 of what the one of 10,000 has.
+Targets: 50,000 spans/s in each case, and the speed on the trace of 100,000 spans is at least 0.8 of that on the trace
+of 10,000.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ TRACES, CALLS = 1024, 30
 SPEED, LINEAR = 50_000, 0.8
 THEIR_PYTHON = ROOT / ".venv" / "agentlightning" / "bin" / "python"
 THEIR_SECONDS = 120
-"""The longest that its adapter may take for one case."""
+"""Time limit of Agent Lightning's adapter for one case."""
 
 
 def main() -> int:
@@ -90,7 +91,7 @@ def _batch(traces: int, nested: bool, rewarded: bool) -> list[dict[str, Any]]:
 
 
 def trace(number: int, calls: int, nested: bool, rewarded: bool) -> list[dict[str, Any]]:
-    """One attempt of a rollout: each call reads what the one before it wrote."""
+    """One attempt of a rollout: each call's prompt contains the response of the call before."""
     spans = [_span(number, "root", None, "rollout", 0.0, 20.0 * calls + 20, {})]
     said = f"Task {number}: find the sum."
     for at in range(calls):
@@ -125,7 +126,7 @@ def trace(number: int, calls: int, nested: bool, rewarded: bool) -> list[dict[st
 def _span(
     number: int, name: str, parent: str | None, kind: str, start: float, end: float, attributes: dict[str, Any]
 ) -> dict[str, Any]:
-    """As Agent Lightning's `Span.model_dump` gives it."""
+    """A span in the format of Agent Lightning's `Span.model_dump`."""
     return {
         "rollout_id": f"rollout-{number}",
         "attempt_id": "attempt-1",
@@ -157,7 +158,7 @@ def _ours(spans: list[dict[str, Any]]) -> float:
 
 
 def _theirs(spans: list[dict[str, Any]], limit_s: int) -> float | None:
-    """Agent Lightning's spans per second; None where it took longer than `limit_s`."""
+    """Agent Lightning's spans per second; None after a time-out of `limit_s`."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(spans, file)
         file.flush()

@@ -1,4 +1,4 @@
-"""For `benchmarks.adapters`: Agent Lightning's adapter on the spans of a file, in its environment. Says spans/s."""
+"""Run Agent Lightning's adapter on the spans of a file, in its environment; print spans/s for `benchmarks.adapters`."""
 
 import json
 import sys

@@ -1,9 +1,9 @@
-"""Whether credit goes to the agents that made the difference: `python -m benchmarks.audit [--quick]`.
+"""Agreement of each rule's credit with Shapley values: `python -m benchmarks.audit [--quick]`.
 
 Trains the arithmetic team for eight steps, with every agent scored and with the executor alone (`arithmetic_chain`,
-`arithmetic_chain_sparse`), 512 plays a step, and asks `creditflow audit` of the last step's plays how each rule's
-credit agrees with Shapley values: 28 plays again for each, four of each coalition. About ten minutes on two cores;
-into `runs/audit/`, where finished runs are found again. Nothing is held: it is a measurement.
+`arithmetic_chain_sparse`), 512 rollouts a step. `creditflow audit` then compares each rule's credit on the last step's
+trajectories with Shapley values: 28 reruns per trajectory, four of each coalition. Takes about ten minutes on two
+cores. Writes to `runs/audit/` and reuses finished runs there. No targets: it is a measurement.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RULES = (
 
 
 def measured(recipe: str, steps: int, tasks: int, plays: int, below: Path) -> dict[str, Any]:
-    """The audit of a run, which is trained where it does not exist; its picture stays in the folder of the run."""
+    """The audit of a run, trained first if it does not exist. Its plot stays in the run's folder."""
     folder = below / recipe
     options = [
         f"trainer.total_training_steps={steps}",
@@ -64,7 +64,7 @@ def _number(value: float | None) -> float:
 
 
 def main() -> int:
-    """Run, print, write `docs/results/audit.json` and the figures; nothing is held."""
+    """Run, print, write `docs/results/audit.json` and the figures; there are no targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps of a few plays: shows that it runs")
     quick = parser.parse_args().quick

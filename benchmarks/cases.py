@@ -1,7 +1,7 @@
-"""`arithmetic_chain` where not everything is well: its rewards and its team, with something done to them.
+"""Faulty variants of the rewards and the team of `arithmetic_chain`.
 
-For `benchmarks.guarded` (what goes wrong during a run) and `benchmarks.study` (what is wrong from the beginning). The
-verdicts of evaluations are to be trusted: there they are the recipe's.
+For `benchmarks.guarded` (faults that start during a run) and `benchmarks.study` (faults from the beginning).
+Evaluations use the recipe's correct verdicts.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from creditflow.loading import load_object
 
 _RECIPES = Path(__file__).parent.parent / "recipes"
 FAILS = 15
-"""`failing`: percent of the verdicts that raise."""
+"""Percentage of verdicts in `failing` that raise."""
 SABOTAGED = 10
-"""Percent of the operations whose result the saboteur replaces."""
+"""Percentage of operations whose result the saboteur replaces."""
 
 
 def _of(name: str) -> Callable[..., Any]:
-    """The recipe's."""
+    """Load a function of the recipe."""
     found: Callable[..., Any] = load_object(f"arithmetic_chain.py:{name}", _RECIPES, name)
     return found
 
 
 def _training_step(trajectory_id: str) -> int | None:
-    """None in an evaluation: ids are 0-STEP-TASK-PLAY in training and 1-TASK-PLAY there."""
+    """The training step in an id 0-STEP-TASK-PLAY; None for an evaluation (1-TASK-PLAY)."""
     kind, at = trajectory_id.split("-")[:2]
     return int(at) if kind == "0" else None
 
 
 def _percent(step: Step, of: str) -> int:
-    """From 0 to 99, as if drawn for this step of this run: ids are the same in every run, what was said is not."""
+    """Pseudo-random number from 0 to 99 for a step of a run. Ids repeat between runs; texts and log-probs differ."""
     return zlib.crc32(f"{of} {step.id} {step.prompt} {step.response} {step.logprobs[:1]}".encode()) % 100
 
 
-# What goes wrong with a verdict, by name: of the step, of the verdict that is right.
+# Faults by name: a function of the step and its correct verdict.
 
 _WRONG: dict[str, Callable[[Step, float], float]] = {}
 
@@ -50,7 +50,7 @@ def _wrong(function: Callable[[Step, float], float]) -> Callable[[Step, float], 
 
 @_wrong
 def failing(step: Step, value: float) -> float:
-    """Some verdicts do not come."""
+    """Some verdicts fail."""
     if _percent(step, "failing") < FAILS:
         raise TimeoutError("no verdict")
     return value
@@ -58,31 +58,31 @@ def failing(step: Step, value: float) -> float:
 
 @_wrong
 def contradictory(step: Step, value: float) -> float:
-    """Every verdict is turned round."""
+    """Every verdict is inverted."""
     return 1.0 - value
 
 
 @_wrong
 def misleading(step: Step, value: float) -> float:
-    """The executor is paid for what is wrong."""
+    """The executor is rewarded for wrong steps."""
     return 1.0 - value if step.agent == "executor" else value
 
 
 @_wrong
 def never_enough(step: Step, value: float) -> float:
-    """The executor's scores end where a threshold of 0.5 begins."""
+    """The executor's scores are at most 0.5, the threshold."""
     return 0.5 * value if step.agent == "executor" else value
 
 
 @_wrong
 def noisy20(step: Step, value: float) -> float:
-    """One verdict in five is turned round."""
+    """One verdict in five is inverted."""
     return 1.0 - value if _percent(step, "noisy") < 20 else value
 
 
 @_wrong
 def noisy35(step: Step, value: float) -> float:
-    """One in three."""
+    """About one verdict in three (35 %) is inverted."""
     return 1.0 - value if _percent(step, "noisy") < 35 else value
 
 
@@ -94,28 +94,28 @@ def _judged(name: str, step: Step, trajectory: Trajectory, wrong: str | None, fi
 
 @reward(agent_match="planner")
 def plan_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
-    """As the recipe's. `wrong`: what is wrong with it, from training step `first` on."""
+    """The recipe's function, with the fault `wrong` from training step `first` on."""
     return _judged("plan_right", step, trajectory, wrong, first)
 
 
 @reward(agent_match="executor|saboteur")
 def digits_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
-    """As the recipe's; the saboteur's sum is the one that it was to compute."""
+    """The recipe's function with a fault; the saboteur is scored on the sum that it should have computed."""
     return _judged("digits_right", step, trajectory, wrong, first)
 
 
 @reward(agent_match="verifier")
 def verdict_right(step: Step, trajectory: Trajectory, *, wrong: str | None = None, first: int = 0) -> float:
-    """As the recipe's."""
+    """The recipe's function, with a fault."""
     return _judged("verdict_right", step, trajectory, wrong, first)
 
 
-# Scores that inherit what went wrong before
+# Scores that inherit upstream errors
 
 
 @reward(agent_match="executor")
 def digits_of_reference(step: Step, trajectory: Trajectory) -> float:
-    """Share of the digits that the story's own chain has at this operation, whatever this step was asked."""
+    """Share of digits equal to the story's own chain at this operation, regardless of the step's prompt."""
     if _training_step(trajectory.id) is None:
         return float(_of("digits_right")(step, trajectory))
     checked = sum(other.agent == "verifier" for other in trajectory.steps[: step.index])
@@ -149,7 +149,7 @@ def one_in_three(step: Step) -> bool:
 
 
 async def solve_sabotaged(task: Task, team: Team) -> str:
-    """The recipe's workflow; now and then a saboteur, who learns nothing, computes something else, and that counts."""
+    """The recipe's workflow with a saboteur: it is not trained and replaces some results with those of another sum."""
     value, operations = await _of("read_plan")(task, team)
     for operation in operations:
         before, value = value, await _of("compute_and_check")(value, operation, team)

@@ -1,15 +1,15 @@
-"""The project's claims, measured: `python -m benchmarks.claims [--tune] [--quick]`, or `make claims`.
+"""Measure the project's claims: `python -m benchmarks.claims [--tune] [--quick]`, or `make claims`.
 
-Trains `arithmetic_chain` under five rules of credit, at 13 turns (10 seeds) and at 30 (5 seeds): from the same warm
-start, on the same tasks, with as many plays and updates, the same strata and the same loss; each rule at the best of
-three learning rates, which `--tune` has chosen by two seeds and tasks of their own (`docs/results/rates.json`). The
-last checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) that neither training nor tuning saw, sampled and
-greedy. Then what blame errors draw in a chain of 30 steps, what credit costs, what LoRA saves, and what the guard's
-fallback adds.
+Trains `arithmetic_chain` under five rules of credit, at 13 turns (10 seeds) and at 30 (5 seeds). All rules share the
+warm start, the tasks, the number of rollouts and updates, the strata and the loss; each rule has the best of three
+learning rates, which `--tune` chooses on two separate seeds and separate tasks (`docs/results/rates.json`). The last
+checkpoint is evaluated on 2,000 tasks (1,000 at 30 turns) held out from training and tuning, sampled and greedy. Then
+it measures the blame for errors in a chain of 30 steps, the cost of credit, the memory that LoRA saves, and the effect
+of the guard's fallback.
 
-Writes `docs/results/claims.json` and the table of `docs/claims.md`. An hour at most on two cores (`--tune`: three
-quarters of another); into `runs/claims/`, where finished runs are found again. Exits with 1 where what must hold does
-not.
+Writes `docs/results/claims.json` and the table of `docs/claims.md`. Takes at most an hour on two cores (`--tune`:
+three quarters of an hour more). Writes to `runs/claims/` and reuses finished runs there. Exits with 1 if a target is
+missed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ MEASURES = (
 )
 FIRST_SEED, TUNING_SEEDS = 1000, (100, 101)
 UNSEEN = "recipe.val_split=claims"
-"""Seeds and tasks that nothing else was tried on."""
+"""Seeds and tasks that no other experiment used."""
 RATES = ("1.5e-4", "3.0e-4", "6.0e-4")
-"""The best rates found before, 2e-4 for `identical` and 6e-4 for `threshold`, lie within."""
+"""The range includes the best rates found before: 2e-4 for `identical` and 6e-4 for `threshold`."""
 RATES_FILE = RESULTS / "rates.json"
 PAGE = ROOT / "docs" / "claims.md"
 DEFAULT = "threshold"
-"""The rule as it is configured by default."""
+"""The default rule."""
 ARMS: dict[str, tuple[str, ...]] = {
     "identical": ("algorithm.propagation=identical",),
     "identical, mean sub-reward": (
@@ -70,7 +70,7 @@ ARMS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One comparison."""
+    """One comparison of the arms."""
 
     recipe: str
     seeds: int
@@ -88,12 +88,12 @@ SETTINGS = {
 ALWAYS = ("trainer.test_freq=-1", "reward.backend=inline", "guard.enable=false")
 
 
-# ---- what is trained -----------------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The folder of the runs, and their settings."""
+    """The runs' folder and their settings."""
 
     work: Work
     settings: dict[str, Setting]
@@ -113,36 +113,36 @@ class Claims:
         return Run(ROOT / "recipes" / f"{setting.recipe}.yaml", options, folder / f"seed{seed}", seed)
 
     def before(self, name: str) -> Run:
-        """The warm start, evaluated."""
+        """An evaluation of the warm start."""
         steps = "trainer.total_training_steps=1"
         tasks = f"recipe.val_tasks={self.settings[name].tasks}"
         return self._run(name, "none", FIRST_SEED, "1.0e-12", "before", UNSEEN, tasks, steps)
 
     def tuning(self, name: str, arm: str, rate: str, seed: int) -> Run:
-        """On 256 tasks of a split that is never reported."""
+        """A tuning run, evaluated on 256 tasks of a split that is never reported."""
         return self._run(name, arm, seed, rate, f"tuning/{rate}", "recipe.val_split=tune", "recipe.val_tasks=256")
 
     def final(self, name: str, arm: str, seed: int) -> Run:
-        """A run that counts."""
+        """A run of the reported results."""
         return self._run(
             name, arm, seed, self.rate(name, arm), "runs", UNSEEN, f"recipe.val_tasks={self.settings[name].tasks}"
         )
 
     def rate(self, name: str, arm: str) -> str:
-        """As it was chosen."""
+        """The learning rate of an arm, as chosen by `--tune`."""
         return RATES[0] if self.short else chosen_rates()[name][arm]
 
     def seeds(self, name: str) -> range:
-        """Of a setting."""
+        """The seeds of a setting."""
         return range(FIRST_SEED, FIRST_SEED + self.settings[name].seeds)
 
     def result(self, name: str, arm: str) -> ArmResult:
-        """All seeds of an arm."""
+        """The results of all seeds of an arm."""
         return ArmResult(arm, [], [self.final(name, arm, seed).result() for seed in self.seeds(name)])
 
 
 def chosen_rates() -> dict[str, dict[str, str]]:
-    """By setting and arm."""
+    """The learning rates by setting and arm."""
     if not RATES_FILE.exists():
         raise SystemExit(f"error: {RATES_FILE} is not there; first: python -m benchmarks.claims --tune")
     found: dict[str, dict[str, str]] = json.loads(RATES_FILE.read_text())["chosen"]
@@ -150,7 +150,7 @@ def chosen_rates() -> dict[str, dict[str, str]]:
 
 
 def tune(claims: Claims) -> None:
-    """Choose the rates."""
+    """Choose and write the learning rates."""
     rows = list(itertools.product(claims.settings, ARMS, RATES))
     finish([claims.tuning(*row, seed) for seed in TUNING_SEEDS for row in rows], "tuning")
     scores: dict[str, dict[str, dict[str, float]]] = {}
@@ -169,11 +169,11 @@ def tune(claims: Claims) -> None:
     write("rates", what, ("creditflow", "torch"), claims.work.measured, details)
 
 
-# ---- what is measured ----------------------------------------------------------------------------------------------
+# ---- measurements --------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Run, print, write; 1 if what must hold does not."""
+    """Run, print, write; 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tune", action="store_true", help="choose the learning rates, and no more")
     parser.add_argument("--quick", action="store_true", help="one training step: shows that it runs, proves nothing")
@@ -198,7 +198,7 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Row:
-    """One claim: in words, what was measured, what is claimed, and the figures behind that."""
+    """One row of the table: description, measured value, figures and claimed value."""
 
     what: str
     measured: str
@@ -207,7 +207,7 @@ class Row:
 
     @property
     def to_hold(self) -> str:
-        """What its figures must hold, and whether they do."""
+        """The targets of its figures, and whether they hold."""
         held = [figure for figure in self.figures if figure.hold is not None]
         bounds = [f"{'at most' if figure.at_most else 'at least'} {figure.hold:g}" for figure in held]
         verdict = "**falls short**" if any(figure.short for figure in held) else "holds"
@@ -215,7 +215,7 @@ class Row:
 
 
 def trained(claims: Claims) -> Iterable[Row]:
-    """The comparisons."""
+    """The comparisons of trained runs."""
     finals = [
         claims.final(name, arm, seed)
         for name in claims.settings
@@ -244,7 +244,7 @@ def trained(claims: Claims) -> Iterable[Row]:
 
 
 def _errors(name: str, arms: dict[str, ArmResult]) -> Iterable[Row]:
-    """Step errors: what decomposing saves of those of `identical`, and what gating saves of what is left then."""
+    """Step errors saved by decomposition compared with `identical`, and by gating compared with ungated credit."""
     for saver, of, word, hold in (
         (DEFAULT, "identical", "by both", 0.2),
         ("none", "identical", "by decomposing alone", None),
@@ -270,7 +270,7 @@ def _errors(name: str, arms: dict[str, ArmResult]) -> Iterable[Row]:
 
 
 def _area(name: str, arms: dict[str, ArmResult]) -> Row:
-    """Mean pass@1 of the training plays, over all steps; seeds are too few for an interval, so by seed."""
+    """Mean pass@1 of the training rollouts over all steps; by seed, as there are too few seeds for an interval."""
     pairs = zip(arms[DEFAULT].runs, arms["identical"].runs, strict=True)
     gains = [mean(ours.train_pass_at_1) - mean(theirs.train_pass_at_1) for ours, theirs in pairs]
     figure = Figure.of(f"{name}: area under the training curve, {DEFAULT} - identical, by seed", gains)
@@ -282,7 +282,7 @@ def _area(name: str, arms: dict[str, ArmResult]) -> Row:
 
 
 def _healthy(claims: Claims) -> Row:
-    """Gates that are open, and the variance of sub-rewards, in the last five training steps of the default rule."""
+    """Share of open gates and variance of sub-rewards in the last five training steps of the default rule."""
     name = next(iter(claims.settings))
     rates, variances = [], []
     for seed in claims.seeds(name):
@@ -302,11 +302,11 @@ def _healthy(claims: Claims) -> Row:
 
 
 CHAIN = SimulatedTeam(steps=30, error=0.05, tasks=512)
-"""Steps that err on 5 % of right input; the outcome is that of the last."""
+"""Each step errs on 5 % of correct inputs; the outcome is that of the last step."""
 
 
 def simulated() -> Iterable[Row]:
-    """What an error early in a chain of 30 steps does, to outputs and to blame."""
+    """Effects of an early error in a chain of 30 steps, on outputs and on blame."""
     for recovery, words in ((0.0, "nothing is mended"), (0.3, "3 wrong inputs in 10 are mended")):
         team = replace(CHAIN, recovery=recovery)
         drawn = draw(team)
@@ -336,7 +336,7 @@ def simulated() -> Iterable[Row]:
 
 
 def measured() -> Iterable[Row]:
-    """What credit costs, and what LoRA saves."""
+    """The cost of credit, and the memory that LoRA saves."""
     from benchmarks.local_engine import lora_memory
 
     batch = chain_batch(1024)
@@ -356,7 +356,7 @@ def measured() -> Iterable[Row]:
 
 
 def fallen_back(claims: Claims) -> Iterable[Row]:
-    """A run whose verdicts are turned round from its tenth step on, with the guard and without."""
+    """A run with inverted verdicts from its tenth step on, with and without the guard."""
     name, seeds = "contradictory", 1 if claims.short else 2
     folder = claims.work.folder / "guarded"
     pair = {guarded: runs_of(name, guarded, folder, seeds, claims.short) for guarded in (True, False)}
@@ -373,7 +373,7 @@ def fallen_back(claims: Claims) -> Iterable[Row]:
 
 
 def compared(claims: Claims) -> dict[str, Any]:
-    """All that the comparisons found, and what each arm used."""
+    """All results of the comparisons, with each arm's tokens and updates."""
     found: dict[str, Any] = {}
     for name in claims.settings:
         arms = {arm: claims.result(name, arm) for arm in ARMS}
@@ -403,7 +403,7 @@ def _tokens(run: Run) -> float:
 
 
 def _updates(run: Run) -> float:
-    """Two of each training step, but for the share that was left out."""
+    """Two updates per training step, minus the skipped share."""
     return sum(2 - 2 * float(row["actor/skipped_updates"]) for row in read_metrics(run.folder) if row["step"] > 0)
 
 
@@ -413,7 +413,7 @@ def difference(a: ArmResult, b: ArmResult, metric: str) -> Difference:
 
 
 def points(share: float) -> str:
-    """As a gain in points."""
+    """Format a share as a gain in points."""
     return f"{100 * share:+.1f}"
 
 
@@ -424,7 +424,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def fill(page: Path, rows: Sequence[Row]) -> None:
-    """Put the table between the marks of the page. Raises ValueError where they are not there."""
+    """Put the table between the page's marks. Raises ValueError if a mark is missing."""
     begin, end = "<!-- made by `make claims` -->\n", "<!-- to here -->"
     head, found, rest = page.read_text().partition(begin)
     _, ends, tail = rest.partition(end)

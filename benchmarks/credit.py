@@ -1,13 +1,12 @@
 """Credit against verl's functions, numpy's copy and the number of steps: `python -m benchmarks.credit [--quick]`.
 
-What is compared runs in one process on the same rows, by turns; figures are medians of the ratios of each turn. About
-five minutes on two cores and 6 GB of memory, most of both for ten million steps.
+The compared functions run in one process on the same rows, in turns; figures are medians of the ratios of each turn.
+Takes about five minutes on two cores and 6 GB of memory, most of both for ten million steps.
 
-verl's rows have one token each, the least that they can have, and are float32 with integer masks, as in its trainer.
-Its functions group them by the names of tasks, which the vectorized one sorts: held against are strings of each row's
-own, as they come from its store; one string for all rows of a task is kinder to it, and reported. What is timed here is
-`assign` and the token advantages, checks of the batch and all; verl's functions are given rewards per row, and
-propagate nothing.
+verl's rows have one token each, the minimum, and are float32 with integer masks, as in its trainer. Its functions group
+rows by task name, and the vectorized one sorts the names. The targets use a separate string for each row, as rows come
+from verl's store; one shared string per task is faster for verl, and is reported. The timings cover `assign` and the
+token advantages, including the checks of the batch; verl's functions receive rewards per row and propagate nothing.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def _by_turns(runs: Mapping[str, Callable[[], object]], repeats: int, warm_up: bool = True) -> dict[str, list[float]]:
-    """Seconds of each run in each turn, after one turn that does not count if `warm_up`."""
+    """Seconds of each run in each turn, after one uncounted warm-up turn if `warm_up`."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-int(warm_up), repeats):
         for name, run in runs.items():
@@ -116,7 +115,7 @@ def _report(text: str) -> None:
 
 
 class Rows:
-    """The steps of a batch as verl has them: a row each, its trajectory's reward at its only token."""
+    """The steps of a batch in verl's format: one row and one token each, with the trajectory's reward at that token."""
 
     def __init__(self, batch: TrajectoryBatch, device: str = "cpu") -> None:
         torch = _torch()
@@ -130,7 +129,7 @@ class Rows:
         self.mask = torch.ones(self.rewards.shape, dtype=torch.int64, device=device)
 
     def advantages(self, function: Callable[..., Any], uid: Strings | None = None, **more: Any) -> Any:
-        """[S, 1] by one of verl's functions."""
+        """Advantages [S, 1] from one of verl's functions."""
         return function(self.rewards, self.mask, self.uid if uid is None else uid, **more)[0]
 
 
@@ -168,7 +167,7 @@ def _against_verl_grpo(repeats: int) -> list[Figure]:
 
 
 def _same_before_propagation(batch: TrajectoryBatch, rows: Rows, verl: Any) -> None:
-    """That both sides work on the same rows: shared credit without the spread is verl's."""
+    """Check that both sides work on the same rows: shared credit without scaling by the spread equals verl's."""
     shared = CreditOptions(propagation="identical", group_by="task", norm_adv_by_std_in_grpo=False)
     ours_T = assign(batch, shared).token_advantages()
     function = verl.compute_grpo_outcome_advantage
@@ -211,7 +210,7 @@ def _broadcast(repeats: int) -> list[Figure]:
 
 
 class Responses:
-    """4096 responses of 8192 tokens and a critic's values, as verl has them and as one-step trajectories."""
+    """4096 responses of 8192 tokens and a critic's values, in verl's format and as one-step trajectories."""
 
     def __init__(self, device: str = "cpu") -> None:
         torch = _torch()
@@ -227,12 +226,12 @@ class Responses:
         self.out_T = np.zeros(RESPONSES * RESPONSE_LENGTH, dtype=np.float32)
 
     def ours(self) -> NDArray[np.float32]:
-        """[T] advantages, whitened, and cast once, as a loss would have them."""
+        """Advantages [T], whitened and cast once to float32, as for a loss."""
         assign(self.batch, GAE, values_T=self.values_T).token_advantages(out=self.out_T)
         return self.out_T
 
     def theirs(self, verl: Any) -> Any:
-        """[N, L] the same by verl."""
+        """The same advantages [N, L] from verl."""
         gamma, lam = GAE.gamma_token, GAE.lam_token
         return verl.compute_gae_advantage_return(self.rewards, self.values, self.mask, gamma, lam)[0]
 
@@ -253,9 +252,9 @@ def _against_verl_gae(repeats: int) -> list[Figure]:
 
 
 def _memory() -> list[Figure]:
-    """Of `assign` alone, on the batch that makes it hardest: no tokens, and texts that are shared.
+    """Peak memory of `assign` alone, on the least favourable batch: no tokens, and shared texts.
 
-    Compiled loops take memory that Python does not see, so the growth of the process is held to the same.
+    Python's tracer misses the memory of compiled loops, so the growth of the process has the same target.
     """
     batch = chain_batch(TASKS, PLAYS, STEPS)
     arrays, texts = bytes_of(batch)
@@ -278,7 +277,7 @@ def _memory() -> list[Figure]:
 
 
 def probe_memory() -> None:
-    """Print the bytes by which one assignment makes a fresh process grow at its largest."""
+    """Print the peak growth in bytes of a fresh process during one assignment."""
     assign(chain_batch(2, PLAYS, STEPS), RULE)
     batch = chain_batch(TASKS, PLAYS, STEPS)
     gc.collect()
@@ -294,7 +293,7 @@ def _resident(what: str) -> int:
 
 
 def _probe(call: str, **environment: str) -> dict[str, float]:
-    """What a function of this module prints in a process of its own."""
+    """The JSON that a function of this module prints in a separate process."""
     command = [sys.executable, "-c", f"from benchmarks import credit; credit.{call}"]
     root = RESULTS.parent.parent
     done = subprocess.run(
@@ -322,7 +321,7 @@ def _compilation() -> list[Figure]:
 
 
 def probe_compilation() -> None:
-    """Print what the first and the second assignment of a process take."""
+    """Print the seconds of the first and the second assignment in a process."""
     batch = chain_batch(2, PLAYS, STEPS, tokens=2)
     values_T = np.zeros(int(batch.token_offsets[-1]))
     runs: dict[str, Callable[[], object]] = {
@@ -339,7 +338,7 @@ def probe_compilation() -> None:
 def _growth(sizes: tuple[int, ...], repeats: int) -> tuple[list[Figure], dict[str, Any]]:
     """Seconds by number of steps, the fastest of the repeats (noise only adds), and the exponent over all decades.
 
-    Per step the small batches pay for what is done once, and the large ones for not fitting into the caches.
+    Per step, small batches pay for fixed costs, and large batches for exceeding the caches.
     """
     seconds: dict[str, list[float]] = {"agent_turn": [], "task": []}
     steps = []
@@ -414,7 +413,7 @@ def _on_device() -> list[Figure]:
 
 
 def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
-    """Ours on the host, with the transfer and the broadcast over there, against verl's on the device's tensors."""
+    """Compare creditflow on the host, plus transfer and broadcast on the device, with verl on the device's tensors."""
     torch, verl = _torch(), _verl()
     batch = chain_batch(TASKS, PLAYS, STEPS, tokens=1)
     rows = Rows(batch, device)

@@ -1,7 +1,7 @@
 """Decomposed against shared credit on the arithmetic recipes: `python -m benchmarks.decomposed_credit [--quick]`.
 
-Runs `creditflow compare` on each recipe into `runs/decomposed_credit/`, where finished runs are found again and not
-repeated, and holds the results against the numbers of DESIGN 12. In full, about an hour and a half on two cores.
+Runs `creditflow compare` on each recipe, writes to `runs/decomposed_credit/`, reuses finished runs there, and compares
+the results with the targets of DESIGN 12. In full, about an hour and a half on two cores.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ RULES = ("identical", "none", "discounted", "threshold")
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison, and what must hold in it: points of pass@1 above `identical`, share of step errors saved."""
+    """One comparison and its targets: points of pass@1 above `identical`, share of step errors saved."""
 
     recipe: str
     points: float | None = None
     fewer_errors: float | None = None
     rules: tuple[str, ...] = RULES
     arms: tuple[str, ...] = ("none_answer",)
-    """Decomposed arms of the recipe that are not one of the rules as they come; empty: none of its arms are run."""
+    """The recipe's decomposed arms that are not plain rules; empty: run none of the recipe's arms."""
 
 
 STUDIES = (

@@ -1,8 +1,8 @@
 """The same recipe on both engines: `python -m benchmarks.engines [--quick]`.
 
 Trains `arithmetic_chain` on the local engine and on verl (on a CPU, by `tests/verl_cpu`), three seeds each, from the
-same model, into `runs/engines/`, where finished runs are found again and not repeated. Holds that the engines end
-within each other's spread, and that verl's rollout and actor agree on log-probs. In full, an hour on two cores.
+same model. Writes to `runs/engines/` and reuses finished runs there. Targets: the engines end within each other's
+spread, and verl's rollout and actor agree on log-probs. In full, an hour on two cores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECIPE = "recipes/arithmetic_chain.yaml"
 MEASURES = (*TRAINING, "src/creditflow/engines/verl", "recipes/arithmetic_chain.py", RECIPE)
 ENGINES = ("local", "verl")
 LATE = 10
-"""Training steps at the end whose mean pass@1 is compared."""
+"""Number of last training steps in the mean pass@1 to compare."""
 QUICK = ("trainer.total_training_steps=3", "data.val_max_samples=32", "data.train_batch_size=8")
 
 
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def run(engine: str, seed: int, folder: Path, settings: tuple[str, ...]) -> None:
-    """Train once, unless that has been done."""
+    """Train unless the run is finished."""
     if (folder / "evaluation.json").exists():
         return
     command = [sys.executable, "-m", "creditflow", "train", RECIPE, *settings, f"data.seed={seed}"]
@@ -70,7 +70,7 @@ def run(engine: str, seed: int, folder: Path, settings: tuple[str, ...]) -> None
     if engine == "verl":
         environment |= verl_cpu.environment()
         options = [option for option in verl_cpu.options() if not option.startswith("trainer.v1.sampler")]
-        # Without flash attention, packed rows attend to all of their micro-batch: short ones are cheap on a CPU.
+        # Without flash attention, packed rows attend to their whole micro-batch: short ones are cheap on a CPU.
         options.append("actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024")
         cluster = ["++ray_kwargs.ray_init.num_gpus=1", "ray_kwargs.ray_init.num_cpus=16"]
         command += ["--engine", "verl", "--", *options, *cluster]
@@ -89,7 +89,7 @@ def arm(engine: str, folders: list[Path]) -> ArmResult:
 
 
 def compared(arms: list[ArmResult], hold: bool) -> list[Figure]:
-    """Where each engine ended, and how far apart they are in units of their own spread over seeds."""
+    """Final figures of each engine, and the gap between the engines' ranges over seeds."""
     figures = []
     for what, values in {
         "pass@1 on validation tasks": [arm.after("pass_at_1") for arm in arms],
@@ -100,7 +100,7 @@ def compared(arms: list[ArmResult], hold: bool) -> list[Figure]:
     }.items():
         figures += [Figure.of(f"{arm.name}: {what}", ends) for arm, ends in zip(arms, values, strict=True)]
         local, verl = values
-        gap = np.ptp([*local, *verl]) - np.ptp(local) - np.ptp(verl)  # above 0 the ranges lie apart
+        gap = np.ptp([*local, *verl]) - np.ptp(local) - np.ptp(verl)  # positive if the ranges are disjoint
         figures.append(Figure(f"gap between their ranges: {what}", float(gap), 0.0 if hold else None, at_most=True))
     return figures
 

@@ -1,11 +1,11 @@
 """Every estimator of the local engine on the arithmetic team: `python -m benchmarks.estimators [--quick]`.
 
-Runs `creditflow compare recipes/arithmetic_estimators.yaml`, 3 seeds, into `runs/estimators/`, where finished runs are
-found again. About forty minutes on two cores.
+Runs `creditflow compare recipes/arithmetic_estimators.yaml` with 3 seeds. Writes to `runs/estimators/` and reuses
+finished runs there. Takes about forty minutes on two cores.
 
-Held: pass@1 of every arm ends at least 15 points above its start (mean of the seeds); in every seed the critic explains
-at least 0.3 of the variance of its returns, and of credit, at the end (mean over the last training steps, on plays it
-has not learned from).
+Targets: pass@1 of every arm ends at least 15 points above its start (mean of the seeds); in every seed the critic
+explains at least 0.3 of the variance of its returns, and of credit, at the end (mean over the last training steps, on
+trajectories before the critic learns from them).
 """
 
 from __future__ import annotations

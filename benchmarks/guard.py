@@ -1,8 +1,8 @@
-"""The guard's rules against healthy and sick runs, and what watching costs: `python -m benchmarks.guard [--quick]`.
+"""The guard's rules on healthy and faulty runs, and the guard's cost: `python -m benchmarks.guard [--quick]`.
 
-1,000 healthy made-up runs of 100 training steps (20 validations), each with curves, noise and numbers of plays of its
-own, 200 of each sick kind, sick from step 20 on. Held: no rule that acts fires in more than 1 % of the healthy
-runs, and each default rule fires in at least 95 % of the runs that are sick in its way. Then ten training steps of
+1,000 simulated healthy runs of 100 training steps (20 validations), each with its own curves, noise and numbers of
+rollouts, and 200 runs of each kind of fault, from step 20 on. Targets: no acting rule fires in more than 1 % of the
+healthy runs, and each default rule fires in at least 95 % of the runs with its fault. Then ten training steps of
 `arithmetic_chain`: metrics and guard take at most 2 % of a step.
 """
 
@@ -35,7 +35,7 @@ MEASURES = (
 )
 SETTING = Setting(steps=100, test_freq=5, onset=20)
 FEW = 32
-"""Plays a training step of which 15 % cannot be told from 10 % soon."""
+"""Rollouts a training step that are too few to tell 15 % from 10 % soon."""
 FALSE_ALARMS, FOUND, COST = 0.01, 0.95, 0.02
 
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def false_alarms(runs: int) -> Iterable[Figure]:
-    """Of healthy runs, the share in which each rule fires."""
+    """The share of healthy runs in which each rule fires."""
     fired = Counter(rule for seed in range(runs) for rule in first_firings("healthy", seed, SETTING))
     for rule in specs(GuardConfig()):
         hold = None if rule.action == WARN else FALSE_ALARMS
@@ -63,7 +63,7 @@ def false_alarms(runs: int) -> Iterable[Figure]:
 
 
 def delays(runs: int) -> Iterable[Figure]:
-    """Of sick runs, the share in which the rule that is there for them fires, and after how many training steps."""
+    """The share of faulty runs in which the scenario's rule fires, and the number of training steps until then."""
     for name, scenario in SCENARIOS.items():
         if scenario.rule is None:
             continue
@@ -77,7 +77,7 @@ def delays(runs: int) -> Iterable[Figure]:
 
 
 def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
-    """What is tried of a scenario, and what share must be found: shares are seen by how many plays they are of."""
+    """Settings and target shares for a scenario; the power of rules on shares depends on the number of rollouts."""
     if name == "accuracy_drop":
         for plays in (128, 512, 2048):
             yield f"{name}, {plays} plays a validation", replace(SETTING, plays=plays), FOUND
@@ -90,7 +90,7 @@ def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
 
 
 def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
-    """The training step at which each of the default rules fires first."""
+    """The training step of each default rule's first firing."""
     guard, first = Guard(specs(GuardConfig())), dict[str, int]()
     for row in series(name, setting, seed):
         for event in guard.look(int(row["step"]), row):

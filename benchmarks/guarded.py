@@ -1,22 +1,23 @@
-"""Runs that are made to fail, with the guard and without it: `python -m benchmarks.guarded [--quick]`.
+"""Runs with injected faults, with and without the guard: `python -m benchmarks.guarded [--quick]`.
 
-`arithmetic_chain`, 30 training steps of 16 tasks and 8 plays, a validation on 256 tasks every fifth, 3 seeds of each.
-From step 10 on
+`arithmetic_chain`, 30 training steps of 16 tasks and 8 rollouts, a validation on 256 tasks every fifth, 3 seeds of each
+scenario. From step 10 on
 
 * `failing`: 15 % of the verdicts fail;
-* `contradictory`: every verdict is turned round;
-* `misleading`: the executor's are, validations are every third step, and of acting rules the one on accuracy alone is
-  there;
+* `contradictory`: every verdict is inverted;
+* `misleading`: the executor's verdicts are inverted, validations run every third step, and the rule on accuracy is the
+  only acting rule;
 * `not_finite`: three steps' losses are NaN, once;
 * `shut_out`: only the executor is scored, its scores never pass the threshold, and the outcome starts at the answer:
-  nothing reaches the planner;
+  the planner receives no credit;
 
-or `huge_lr`: ten times the learning rate, under which nothing is left of the policy after two steps. And five healthy
-runs of 50 steps. Into `runs/guarded/`, where finished runs are found again. About three quarters of an hour, two cores.
+or, from the start, `huge_lr`: ten times the learning rate, which destroys the policy within two steps. Also five
+healthy runs of 50 steps. Writes to `runs/guarded/` and reuses finished runs there. Takes about three quarters of an
+hour on two cores.
 
-Held: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is no more than 3
-points below 0, and its 95 % bootstrap interval over seeds and tasks reaches 0); where verdicts are turned round it ends
-higher; and in no healthy run does a rule fire that acts.
+Targets: with the guard, pass@1 on the 256 tasks ends no lower than without it (the mean difference is at least -3
+points, and its 95 % bootstrap interval over seeds and tasks reaches 0); with inverted verdicts it ends higher; and no
+acting rule fires in a healthy run.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ ALWAYS = (
 
 
 def rewards(wrong: str, paid: Sequence[str] = FUNCTIONS) -> str:
-    """The recipe's reward functions, those of steps as `benchmarks.cases` has them."""
+    """The recipe's reward functions, with step functions from `benchmarks.cases`."""
     args = f"args: {{wrong: {wrong}, first: {FIRST}}}"
     of_steps = [
         f"{{fn: 'benchmarks/cases.py:{name}', {args}{'' if name in paid else ', weight: 0'}}}" for name in FUNCTIONS
@@ -66,7 +67,7 @@ def rewards(wrong: str, paid: Sequence[str] = FUNCTIONS) -> str:
 
 
 def spoil_losses() -> None:
-    """Make the losses of three training steps NaN, as a fault of the machine would: played again, they are sound."""
+    """Make the losses of three training steps NaN, like a hardware fault: repeated steps have finite losses."""
     actor: Any = importlib.import_module("creditflow.engines.local.actor")
     made, updates = actor.token_weights, 0
 
@@ -80,12 +81,12 @@ def spoil_losses() -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One way to fail."""
+    """One kind of fault."""
 
     overrides: tuple[str, ...] = ()
     prepare: Callable[[], None] | None = None
     saved: bool = False
-    """Whether the guard must do better, and not only no worse."""
+    """Whether the guard must do better, rather than no worse."""
 
 
 SICK = {
@@ -125,7 +126,7 @@ def main() -> int:
 
 
 def runs_of(name: str, guarded: bool, folder: Path, seeds: int, short: tuple[str, ...] = ()) -> list[Run]:
-    """A sick scenario's runs, with the guard or without it."""
+    """The runs of a faulty scenario, with or without the guard."""
     scenario = SICK[name]
     options = (*ALWAYS, *scenario.overrides, f"guard.enable={str(guarded).lower()}", *short)
     below = folder / name / ("with" if guarded else "without")
@@ -133,7 +134,7 @@ def runs_of(name: str, guarded: bool, folder: Path, seeds: int, short: tuple[str
 
 
 def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) -> Iterable[Figure]:
-    """pass@1 at the end, with the guard and without, what fired, and the difference with what it is sure of."""
+    """Final pass@1 with and without the guard, the first firing, and the difference with its interval."""
     arms = [ArmResult(words, [], [run.result() for run in runs]) for words, runs in (("w", guarded), ("o", plain))]
     for words, arm in zip(("with the guard", "without it"), arms, strict=True):
         yield Figure.of(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
@@ -149,7 +150,7 @@ def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) ->
 
 
 def fired(run: Run) -> list[dict[str, Any]]:
-    """The events of a run in which a rule fired."""
+    """The firing events of a run."""
     return [event for event in read_events(run.folder) if event["what"] == "fired"]
 
 

@@ -1,8 +1,8 @@
-"""Rules of credit that were tried and are not in the package: for `benchmarks.study`.
+"""Experimental propagation rules outside the package, for `benchmarks.study`.
 
-`posterior`: a step is paid for the probability that it was right, given its score, how far its scorer can be trusted,
-and the outcome. `conditional`: what reaches a step is measured against what reaches steps that fared alike, where a
-scored descendant closed its gate and where none did.
+`posterior`: a step's reward is the probability that it was right, given its score, its scorer's reliability and the
+outcome. `conditional`: a step's received credit is centered among steps in the same situation, with or without a scored
+descendant whose gate closed.
 """
 
 from __future__ import annotations
@@ -18,54 +18,54 @@ from creditflow.credit.propagate import OUTCOME, OUTCOME_TO, PROPAGATION_RULES, 
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 _BINS = 4
-"""A score is nothing, less than half, more, or full."""
+"""A score is 0, below half, above half, or full."""
 _ROUNDS = 30
 _TRUST = 20.0
-"""So many steps of an agent weigh as much as what is assumed before any is seen."""
+"""The weight of the prior, in steps of an agent."""
 _RIGHT, _SCORES = 0.7, {True: (0.05, 0.05, 0.05, 0.85), False: (0.35, 0.3, 0.25, 0.1)}
-"""Assumed before: the share of right steps, and the scores of right steps and of wrong ones."""
+"""Prior: the share of right steps, and the score distributions of right and wrong steps."""
 _PASSES = 0.5
-"""A play whose outcome is above this ended well."""
+"""A trajectory with an outcome above this passed."""
 _SURVIVES, _SLIPS = 0.1, 0.02
-"""Assumed: how often a play survives a wrong step; how often it fails without one."""
+"""Prior: the probability that a trajectory survives a wrong step, and that it fails without one."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of A agents: what `posterior` learns from a batch."""
+    """Parameters that `posterior` learns from a batch, for A agents."""
 
     right_A: Floats
-    """How often a step is right."""
+    """The probability that a step is right."""
     survives_A: Floats
-    """How often a play survives a wrong one."""
+    """The probability that a trajectory survives a wrong step."""
     scores_AZB: Floats
-    """[A, 2, bins] how wrong steps (0) and right ones (1) are scored."""
+    """[A, 2, bins] the score distributions of wrong steps (0) and right steps (1)."""
 
     @classmethod
     def assumed(cls, agents: int) -> Rates:
-        """Before anything is seen."""
+        """The prior."""
         scores_AZB = np.tile([_SCORES[False], _SCORES[True]], (agents, 1, 1))
         return cls(np.full(agents, _RIGHT), np.full(agents, _SURVIVES), scores_AZB)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """S steps of N plays."""
+    """The observed S steps of N trajectories."""
 
     play_S: Ints
     agent_S: Ints
     bin_S: Ints
-    """Of the score; -1: none."""
+    """Bin of the score; -1: none."""
     passed_N: Bools
     known_N: Bools
-    """Whether there is an outcome."""
+    """Whether the trajectory has an outcome."""
 
 
 def expected(seen: Seen, rates: Rates) -> tuple[Floats, Floats]:
-    """[S] the probabilities that a step was right, and that it was wrong and its play survived that.
+    """[S] the probabilities that a step was right, and that it was wrong and its trajectory survived it.
 
-    A noisy AND: a step is right with its agent's rate, and scored by a distribution that depends on whether it was. A
-    play fails where a wrong step is not survived, each independently, and rarely otherwise.
+    A noisy AND: a step is right at its agent's rate, and its score is drawn from the distribution of right or of wrong
+    steps. A trajectory fails if it does not survive one of its wrong steps, each independently, and rarely otherwise.
     """
     n, agent_S, scored_S = len(seen.passed_N), seen.agent_S, seen.bin_S >= 0
     likely_SZ = np.where(scored_S[:, None], rates.scores_AZB[agent_S, :, seen.bin_S], 1.0)
@@ -74,14 +74,14 @@ def expected(seen: Seen, rates: Rates) -> tuple[Floats, Floats]:
     survives_S = rates.survives_A[agent_S]
     alive_S = right_S + (1.0 - right_S) * survives_S
     passes_S = (1.0 - _SLIPS) * np.exp(np.bincount(seen.play_S, np.log(alive_S), n)[seen.play_S])
-    others_S = np.minimum(passes_S / alive_S, 1.0)  # that the play ends well if this step does not end it
+    others_S = np.minimum(passes_S / alive_S, 1.0)  # the probability that the other steps leave the trajectory alive
     here_S = np.where(seen.passed_N[seen.play_S], others_S / passes_S, (1.0 - others_S) / (1.0 - passes_S))
     here_S = np.where(seen.known_N[seen.play_S], here_S, 1.0)
     return np.clip(right_S * here_S, 0.0, 1.0), np.clip((1.0 - right_S) * survives_S * here_S, 0.0, 1.0)
 
 
 def together(batches: Sequence[Seen]) -> Seen:
-    """The plays of several batches, as one."""
+    """Concatenate the trajectories of several batches."""
     first_B = np.cumsum([0, *(len(seen.passed_N) for seen in batches)])
     return Seen(
         np.concatenate([seen.play_S + first for seen, first in zip(batches, first_B, strict=False)]),
@@ -90,7 +90,7 @@ def together(batches: Sequence[Seen]) -> Seen:
 
 
 def learned(seen: Seen) -> Rates:
-    """The rates that explain plays best, by expectation and maximization, held back by what is assumed."""
+    """Fit the rates by expectation maximization, regularized by the prior."""
     agents = int(seen.agent_S.max()) + 1
     assumed = rates = Rates.assumed(agents)
     known_S, scored_S = seen.known_N[seen.play_S], seen.bin_S >= 0
@@ -114,24 +114,24 @@ def learned(seen: Seen) -> Rates:
 
 
 _lately: deque[Seen] = deque(maxlen=8)
-"""Batches that rates are learned from: one run is one process."""
+"""Recent batches, which the rates are learned from. Each run has a separate process."""
 _agents: list[str] = []
 
 
 def _same_codes(batch: TrajectoryBatch) -> Ints:
-    """[S] the agent, by a number that is the same in every batch."""
+    """[S] agent codes that are the same in every batch."""
     _agents.extend(name for name in batch.agent_names if name not in _agents)
     return np.array([_agents.index(name) for name in batch.agent_names])[batch.agent_of_step]
 
 
 def _bins(score_S: Floats) -> Ints:
-    """[S] which of the bins a score from 0 to 1 is in."""
+    """[S] the bin of each score in [0, 1]."""
     edges = (1e-9, 0.5, 1.0 - 1e-9)
     return np.searchsorted(edges, score_S, side="right")
 
 
 def posterior(flow: Flow) -> Credit:
-    """`w_r * (p + (1 - p) * s - b)` and the outcome: `s`, what a wrong step of this score is worth."""
+    """`w_r * (p + (1 - p) * s - b)` and the outcome; `s` is the worth of a wrong step with this score."""
     options, batch = flow.options, flow.batch
     if not options.decomposed or options.w_r == 0:
         return PROPAGATION_RULES["none"].credit(flow)
@@ -156,7 +156,7 @@ def posterior(flow: Flow) -> Credit:
 
 
 def conditional(flow: Flow) -> Credit:
-    """`threshold`, whose received part is centered apart where a scored descendant closed and where none did."""
+    """`threshold`, with received credit centered separately for steps with and without a closed scored descendant."""
     made = PROPAGATION_RULES["threshold"].credit(flow)
     batch = flow.batch
     closed_S = flow.scored_S & ~flow.open_S
@@ -170,7 +170,7 @@ def conditional(flow: Flow) -> Credit:
 
 
 def register() -> None:
-    """Let recipes of this process name the two rules."""
+    """Register both rules for recipes of this process."""
     for rule in (posterior, conditional):
         if rule.__name__ not in PROPAGATION_RULES.names():
             propagation_rule(rule.__name__)(rule)

@@ -1,8 +1,8 @@
-"""What a ledger costs to write and to ask: `python -m benchmarks.ledger [--quick]`.
+"""The cost of writing and querying a ledger: `python -m benchmarks.ledger [--quick]`.
 
 Writing: `timing/ledger_s` against `timing/step_s` of a run of `arithmetic_chain`, training step by training step.
-Asking: that run's plays, written again under other names until there are a million steps, and then `why`, `report` and
-`view` as whole processes. About five minutes on two cores, most of it to write the million.
+Querying: that run's trajectories are written repeatedly under new ids, up to a million steps; then `why`, `report` and
+`view` are timed as whole processes. Takes about five minutes on two cores, most of it to write the million.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _train(folder: Path, steps: int) -> Ledger:
 
 
 def _large(trained: Ledger, folder: Path, steps: int) -> tuple[Ledger, int]:
-    """A run of `steps` steps and a little more, with as many lines of metrics as training steps; and how many steps."""
+    """A run of at least `steps` steps, with one line of metrics per training step; and its number of steps."""
     target = RunFolder.create(folder, trained.run, (trained.path / "config.yaml").read_text())
     recorded = [(of.batch, of.assignment) for of in trained]
     rows = [row for row in read_metrics(trained.path) if row["step"] > 0]
@@ -109,7 +109,7 @@ def _report(ledger: Ledger, folder: Path, repeats: int) -> Iterator[Figure]:
 
 
 def _view(ledger: Ledger) -> Iterator[Figure]:
-    """The first page is asked for when the server says where it is; filtered ones when all is indexed."""
+    """Time the first page once the server prints its address, and filtered pages once everything is indexed."""
     with _server(ledger.path) as (url, started):
         yield Figure("view, from the command to its address", started, unit="s")
         begin = time.perf_counter()
@@ -145,7 +145,7 @@ def _server(path: Path) -> Iterator[tuple[str, float]]:
 
 
 def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url) as answer:  # our own server on loopback
+    with urllib.request.urlopen(url) as answer:  # the local server on loopback
         said: bytes = answer.read()
         return said
 

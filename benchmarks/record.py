@@ -31,7 +31,7 @@ class Figure:
 
     what: str
     value: float
-    """NaN where it could not be measured."""
+    """NaN for an unknown value."""
     hold: float | None = None
     """The target; None for a figure that is only reported."""
     at_most: bool = False
@@ -49,7 +49,7 @@ class Figure:
 
     @property
     def short(self) -> bool:
-        """True where the value misses its target; NaN misses every target."""
+        """True if the value misses its target; NaN misses every target."""
         if self.hold is None:
             return False
         return not (self.value <= self.hold if self.at_most else self.value >= self.hold)
@@ -68,9 +68,9 @@ def compare(recipe: str, key: str, values: Sequence[str], seeds: int, folder: Pa
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Exit with the code that `main` returns: 0, or 1 where a figure misses its target. Exit with 2 on an error.
+    """Exit with the code that `main` returns: 0, or 1 if a figure misses its target. Exit with 2 on an error.
 
-    An exception alone would end Python with 1, like a missed target.
+    An uncaught exception would end Python with 1, like a missed target.
     """
     try:
         code = main()
@@ -86,7 +86,7 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def peer_missing(name: str, install: str) -> None:
-    """Report that a peer is not installed, so that only this project's side was measured."""
+    """Report a missing peer: only this project's side was measured."""
     print(f"{PEER_MISSING}: {name} ({install} installs it): only this project was measured", flush=True)
 
 
@@ -147,7 +147,7 @@ def write(
 
 
 def processor() -> str:
-    """Its name and how many."""
+    """The processor's name and count."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if "model name" in line]

@@ -139,8 +139,8 @@ class CriticConfig:
     """Default: the policy's model, with a new head that predicts 0."""
     sees: str = "step"
     """Input of the value model. `step`: the agent's own prompt; `play`: all prompts and responses of the policy's
-    agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so the
-    agents' inputs stay the same."""
+    agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so
+    the agents' inputs stay the same."""
     optim: OptimConfig = field(default_factory=_critics_optim)
     ppo_epochs: int = 1
     ppo_max_token_len_per_gpu: int = 32768
