@@ -1,18 +1,19 @@
 """The embedded engine against TRL and transformers: `python -m benchmarks.local_engine [--quick]`.
 
-Each side runs in a process of its own, imports and loading excluded, by turns; figures are medians of the ratios of
-each turn. `make benchmarks` installs TRL. About half an hour on two cores.
+Each side runs in a separate process, without imports and loading, in turns; figures are medians of the ratios of each
+turn. `make benchmarks` installs TRL. Takes about half an hour on two cores.
 
 * Training: GRPO on a task of one call (`single_turn.py`), 16 questions x 8 responses of up to 64 tokens a step, one
-  update a step, the same tiny model, reward and learning rate. TRL's `GRPOTrainer` as it comes, without gradient
-  checkpointing, reports or saved models. Counted are samples and tokens from the third step on.
-* Generation: against `model.generate` on the requests of one training step of `arithmetic_chain`, each as long as it
-  was when it was played, so that both make the same numbers of tokens: mixed, 128 in a batch; as they were played (of
-  one agent, and so alike, nearly all of those in a batch); and on 128 rows of equal length.
+  update a step, the same tiny model, reward and learning rate. TRL's `GRPOTrainer` with its defaults, without gradient
+  checkpointing, reports or saved models. Samples and tokens count from the third step on.
+* Generation: against `model.generate` on the requests of one training step of `arithmetic_chain`, each with its
+  recorded response length, so that both sides generate the same numbers of tokens. Three cases: mixed batches of 128;
+  the recorded batches (nearly all requests in a batch are of one agent, and so alike); and 128 rows of equal length.
 * Update: against rows padded on the right, in the order of arrival, in micro-batches of as many tokens; rows are 64
   questions of GSM8K with their solutions, byte by byte.
-* Memory: a training step of a Llama of 113 million parameters, all weights against a LoRA adapter of rank 8. And an
-  update with plays of 8,000 tokens in 100 steps: 32 plays against 4, and against as many tokens in plays of one step.
+* Memory: a training step of a Llama of 113 million parameters, all weights against a LoRA adapter of rank 8. Also an
+  update with trajectories of 8,000 tokens in 100 steps: 32 trajectories against 4, and against as many tokens in
+  trajectories of one step.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from benchmarks.sources import hashes
 
 ROOT = Path(__file__).parent.parent
 TRL = Path(sys.prefix) / "trl"
-"""Where `make benchmarks` puts it: beside verl it cannot be installed."""
+"""TRL's folder, filled by `make benchmarks`: TRL conflicts with verl in one environment."""
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
 TASKS, PLAYS, TOKENS = 16, 8, 64
 BUDGET = 16384
@@ -96,7 +97,7 @@ def _version_of_trl() -> str:
 
 
 def _measured(part: str, threads: int, device: str) -> dict[str, Any]:
-    """What a process of its own says of one side."""
+    """The JSON that one side prints in a separate process."""
     print(f"{part}, {threads} thread{'s' * (threads > 1)}", flush=True)
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "benchmarks.local_engine", "--part", part, "--threads", str(threads)]
@@ -134,7 +135,7 @@ _STEPS, _WARM = 6, 2
 
 
 def _rates(ends: list[float], tokens: list[float]) -> dict[str, float]:
-    """Of what came after the first steps. `ends`: when each step ended; `tokens`: a response, on average."""
+    """Rates after the warm-up steps. `ends`: end time of each step; `tokens`: mean response length of each step."""
     seconds = ends[-1] - ends[_WARM - 1]
     samples = TASKS * PLAYS * (len(ends) - _WARM)
     return {"samples": samples / seconds, "tokens_a_sample": float(np.mean(tokens[_WARM:]))}
@@ -313,7 +314,7 @@ def _all(make: Callable[[list[Any]], None], waves: list[list[Any]]) -> None:
 
 
 def _mixed(waves: list[list[Any]], rng: np.random.Generator) -> list[list[Any]]:
-    """The same requests in batches of 128, whichever agent asked."""
+    """The same requests, shuffled into batches of 128 regardless of their agent."""
     requests = [request for wave in waves for request in wave]
     order = rng.permutation(len(requests))
     return [[requests[k] for k in order[begin : begin + 128]] for begin in range(0, len(order), 128)]
@@ -326,7 +327,7 @@ def _request(prompt: tuple[int, ...], tokens: int, seed: int) -> Any:
 
 
 def _waves(name: str, device: str) -> list[list[Any]]:
-    """The generations of one training step of a recipe, each row as long as it came to be."""
+    """The generation requests of one training step of a recipe, each with its recorded response length."""
     from creditflow.config import load_recipe
     from creditflow.engines.local.crew import Crew
     from creditflow.engines.local.plays import play
@@ -380,7 +381,7 @@ def _by_transformers(policy: Any, wave: list[Any]) -> None:
 
     ids = torch.tensor([[policy.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in wave])
     mask = torch.tensor([[0] * (width - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in wave])
-    policy.model.generation_config.eos_token_id = None  # every row is as long as it was
+    policy.model.generation_config.eos_token_id = None  # every row keeps its recorded length
     with policy.autocast(), torch.inference_mode():
         out = policy.model.generate(
             ids.to(policy.device),
@@ -421,11 +422,11 @@ def _sharing(device: str) -> list[Figure]:
 
 
 _SHARING = {"0.4 M parameters": (128, 2, 64), "10 M parameters": (512, 4, 16)}
-"""Width, layers and rows of what is updated with shared prompts and without."""
+"""Width, layers and rows of the updates with and without shared prompts."""
 
 
 def _batch(rows: list[tuple[list[int], list[int]]]) -> Any:
-    """One step a play."""
+    """A batch with one step per trajectory."""
     from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 
     rng, task, plays = np.random.default_rng(1), Task("gsm8k", (), None), []
@@ -439,7 +440,7 @@ def _batch(rows: list[tuple[list[int], list[int]]]) -> Any:
 
 
 def _updates(folder: Path, device: str, batch: Any) -> tuple[Callable[[], float], Callable[[], float]]:
-    """The same update by us and padded; each returns its loss."""
+    """The same update, packed by creditflow and padded; each returns its loss."""
     import torch
 
     from creditflow.config import ActorConfig, OptimConfig
@@ -457,9 +458,9 @@ def _updates(folder: Path, device: str, batch: Any) -> tuple[Callable[[], float]
 
 
 def _solutions(which: list[int], own: bool = False) -> Any:
-    """Questions `which` with their solutions, or, of a question that stands there again, those of the next ones.
+    """Questions `which` with their solutions; a repeated question takes the solutions of the following questions.
 
-    `own`: each with a number of its own before it, so that no two prompts are the same, only as long.
+    `own`: give each question a different number as its prefix, so that all prompts differ and keep their length.
     """
     encode, found = _encode(), problems()
     return _batch(
@@ -501,7 +502,7 @@ def _shared(device: str) -> dict[str, list[float]]:
 
 
 def _by_turns(runs: dict[str, Callable[[], object]], repeats: int, device: str) -> dict[str, list[float]]:
-    """Seconds of each run in each turn, after one that does not count."""
+    """Seconds of each run in each turn, after one uncounted turn."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(-1, repeats):
         for name, run in runs.items():
@@ -512,7 +513,7 @@ def _by_turns(runs: dict[str, Callable[[], object]], repeats: int, device: str) 
 
 
 class Padded:
-    """The same update, row beside row: the usual way, written out."""
+    """The same update on padded rows: the usual way, written out."""
 
     def __init__(self, folder: Path, device: str) -> None:
         import torch
@@ -523,7 +524,7 @@ class Padded:
         self.device = device
 
     def update(self, batch: Any, advantage_T: Any) -> float:
-        """Clipped loss, averaged over all tokens of the batch; returns it."""
+        """Update with the clipped loss, averaged over all tokens of the batch, and return the loss."""
         import torch
 
         rows = [
@@ -575,7 +576,7 @@ def _memory(device: str) -> list[Figure]:
 
 
 def lora_memory(device: str) -> list[Figure]:
-    """Peak memory of an update with adapters alone, against one of all weights."""
+    """Peak memory of an update with adapters alone, compared with an update of all weights."""
     full, lora = _measured("full", 1, device), _measured("lora", 1, device)
     return [
         Figure("memory, 113 M parameters: peak with LoRA / peak with all weights", lora["mb"] / full["mb"], 0.7, True),
@@ -600,7 +601,7 @@ def _long(device: str) -> list[Figure]:
 
 
 def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str, float]:
-    """Of an update, and of the credit before it, with `plays` plays of `steps` steps of `tokens` tokens each."""
+    """Peak memory of an update and its credit, for `plays` trajectories of `steps` steps of `tokens` tokens each."""
     import torch
 
     from creditflow.config import ActorConfig
@@ -632,7 +633,7 @@ def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str,
 
 
 def _megabytes(device: str) -> float:
-    """The most that this process held."""
+    """The peak memory of this process."""
     import torch
 
     if device == "cuda":

@@ -1,16 +1,17 @@
 """Thirty tool calls under four rules of credit: `python -m benchmarks.long_horizon [--quick]`.
 
-Runs `creditflow compare recipes/tool_chain.yaml` (each rule at the learning rate that was best for it on tasks of a
-third split; `compare.values` in the recipe) into `runs/long_horizon/`, where finished runs are found again, and looks
-at the step files for what pass@1 does not show. About half an hour on two cores.
+Runs `creditflow compare recipes/tool_chain.yaml` (each rule at its best learning rate on tasks of a third split;
+`compare.values` in the recipe). Writes to `runs/long_horizon/`, reuses finished runs there, and computes from the step
+files what pass@1 does not show. Takes about half an hour on two cores.
 
-* Where in the chain steps err, in the last training steps' plays.
-* Blame: negative advantage on steps whose call was right given its prompt and on those whose call was wrong, and how
-  many wrong steps were praised. In the first training step: its plays are the same under every rule.
-* Amplification: of plays with one wrong step, the share of later steps that get another prompt than they would have
-  had, for an error early in the chain, in its middle, and at its end; and how many such plays fail.
+* Positions of wrong steps in the chain, in the last training steps' trajectories.
+* Blame: negative advantage on steps with a right call, given the prompt, and on steps with a wrong call, and the share
+  of wrong steps with a positive advantage. In the first training step: its trajectories are the same under every rule.
+* Amplification: in trajectories with one wrong step, the share of later steps whose prompt differs because of it, for
+  an error early in the chain, in its middle, and at its end; and the share of such trajectories that fail.
 
-Held: every decomposed rule is above `identical` in pass@1 and errs less, beyond the bootstrap's 95 % interval.
+Targets: every decomposed rule has a higher pass@1 and a lower step error rate than `identical`, beyond the bootstrap's
+95 % interval.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MEASURES = (*TRAINING, "recipes/tool_chain.py", "recipes/tool_chain.yaml")
 RULES = ("identical", "none", "discounted", "threshold")
 SEEDS, LAST = 5, 5
 SEARCHES = [0, 2, 4]
-"""Where the chain's first three searches are."""
+"""Positions of the chain's first three searches."""
 THIRDS = ("first", "middle", "last")
 COLUMNS = ["trajectory_id", "task", "index", "prompt", "sub_reward", "advantage", "outcome"]
 
@@ -62,17 +63,17 @@ def main() -> int:
     return int(missed)
 
 
-# ---- what a run's step files say -----------------------------------------------------------------------------------
+# ---- measures from a run's step files -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Plays:
-    """N plays of K steps each."""
+    """N trajectories of K steps each."""
 
     wrong: Bools
-    """[N, K] whether the call was not the right one, given its prompt."""
+    """[N, K] whether the call is wrong, given its prompt."""
     moved: Bools
-    """[N, K] whether the prompt was another than it would have been, had all before been right."""
+    """[N, K] whether the prompt differs from its value after right steps only."""
     advantage: Floats
     """[N, K]"""
     failed: Bools
@@ -81,26 +82,26 @@ class Plays:
 
 @dataclass(frozen=True)
 class Look:
-    """What one run came to."""
+    """The measures of one run."""
 
     error_by_position: list[float]
-    """Share of plays that err there, in the last training steps."""
+    """Share of trajectories with a wrong step at each position, in the last training steps."""
     error_at_start: float
-    """Mean of the same over the first three searches."""
+    """Mean error over the first three searches."""
     blame: dict[str, float]
-    """`right`, `wrong`: mean negative advantage of such a step; `praised`: the share of wrong steps that got a positive
-    one."""
+    """`right`, `wrong`: mean negative advantage of right and of wrong steps; `praised`: the share of wrong steps with a
+    positive advantage."""
     amplification: dict[str, dict[str, float]]
-    """By the third that a play's only error is in: `plays`, how many; `moved`, the share of later steps whose prompt
-    moved; `failed`, the share of plays whose outcome is wrong. NaN where there is no such play."""
+    """By the third of the chain with a trajectory's only error: `plays`, their number; `moved`, the share of later steps
+    with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN without such a trajectory."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Plain data for JSON."""
         return asdict(self)
 
 
 def looked_at(run: Path) -> Look:
-    """A finished run of the recipe."""
+    """Compute the measures of a finished run of the recipe."""
     files = sorted((run / "steps").glob("*.parquet"))
     every = [plays_of(file) for file in files]
     first = every[0]
@@ -119,10 +120,10 @@ def looked_at(run: Path) -> Look:
 
 
 def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
-    """See `Look`."""
+    """The effect of a single error, by its position; see `Look.amplification`."""
     wrong, moved = (np.concatenate([getattr(plays, name) for plays in every]) for name in ("wrong", "moved"))
     failed, n_steps = np.concatenate([plays.failed for plays in every]), wrong.shape[1]
-    only_one = (wrong.sum(1) == 1) & ~wrong[:, -1]  # after the last step there is nothing to move
+    only_one = (wrong.sum(1) == 1) & ~wrong[:, -1]  # an error in the last step can move nothing
     at = wrong.argmax(1)
     found = {}
     for k, name in enumerate(THIRDS):
@@ -137,7 +138,7 @@ def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
 
 
 def plays_of(file: Path) -> Plays:
-    """The plays of one training step."""
+    """Read the trajectories of one training step."""
     rows = pq.read_table(file, columns=COLUMNS).to_pydict()
     names = rows["trajectory_id"]
     n_steps = max(rows["index"]) + 1
@@ -156,7 +157,7 @@ def plays_of(file: Path) -> Plays:
 
 
 class Infallible(ChatClient):
-    """A model that writes every call right, from its agent's system prompt and its own prompt."""
+    """A model that answers every prompt with the right call, from its agent's system prompt and its own prompt."""
 
     def __init__(self) -> None:
         self.prompts: list[str] = []
@@ -165,7 +166,7 @@ class Infallible(ChatClient):
     async def chat(
         self, messages: Sequence[Message], *, max_tokens: int, temperature: float, seed: tuple[int, ...]
     ) -> ChatReply:
-        """The call that the prompt wants."""
+        """The right call for the prompt."""
         system, asked = (str(message["content"]) for message in messages)
         self.prompts.append(asked)
         agent = next(agent for agent, role in _of_recipe("ROLES").items() if role == system)
@@ -180,7 +181,7 @@ def _of_recipe(name: str) -> Any:
 
 
 def right_prompts(task: str) -> list[str]:
-    """The prompts of a trajectory in which every call is right. `task`: as step files have it."""
+    """The prompts of a trajectory with right calls only. `task`: the JSON of a step file."""
     said = json.loads(task)
     play = Play(Task(said["data_source"], tuple(said["prompt"]), None, said["extra_info"]), "right", "right", (0,))
     agents = {name: AgentSpec(system=role) for name, role in _of_recipe("ROLES").items()}
@@ -197,7 +198,7 @@ def right_prompts(task: str) -> list[str]:
     return model.prompts
 
 
-# ---- what is told --------------------------------------------------------------------------------------------------
+# ---- report ---------------------------------------------------------------------------------------------------------
 
 
 def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Figure]:
@@ -236,7 +237,7 @@ def _difference(compared: dict[str, Any], rule: str, metric: str) -> dict[str, A
 
 
 def draw(path: Path, found: dict[str, list[Look]]) -> None:
-    """The figure: errors by position, blame, amplification."""
+    """Draw errors by position, blame and amplification."""
     import matplotlib as mpl
 
     mpl.use("Agg")

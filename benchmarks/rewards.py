@@ -1,15 +1,15 @@
-"""The reward room's speed, each time against the plain way on the same work: `python -m benchmarks.rewards [--quick]`.
+"""The speed of rewards against a plain implementation of the same work: `python -m benchmarks.rewards [--quick]`.
 
-Both sides run by turns in one process; figures are medians of the turns' ratios. About six minutes on two cores.
+Both sides run in turns in one process; figures are medians of the turns' ratios. Takes about six minutes on two cores.
 
-* Programs in the sandbox against `subprocess.run([python, file])` with the same interpreter, two at a time. The box's
-  interpreter is isolated and sees no site packages, which saves it a millisecond.
-* `judge` against a stub server that answers after 50 ms, 256 calls in flight; one after the other is what the same
-  judge takes with one in flight, measured on fewer calls.
-* `math_verify` on those of the pairs in tests/data that are equal and need the library, over and over: worker
-  processes, and Ray actors, against the same calls in this process. Each call has its time-out; batches are the
-  backends' own, of 16 and more.
-* Functions that wait 50 ms each, as async Ray actors' work; and one that works 2 ms, over 1 to 20 process actors.
+* Programs in the sandbox against `subprocess.run([python, file])` with the same interpreter, two at a time. The
+  sandbox's interpreter is isolated and has no site packages, which saves a millisecond.
+* `judge` against a stub server that answers after 50 ms, 256 calls in flight; the sequential time is that of the same
+  judge with one call in flight, measured on fewer calls.
+* `math_verify` on the pairs in tests/data that are equal and need the library, repeatedly: worker processes, and Ray
+  actors, against the same calls in this process. Each call has its time-out; the backends choose their own batches, of
+  16 and more.
+* Functions that wait 50 ms each, on async Ray actors; and a function of 2 ms of work, on 1 to 20 process actors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MEASURES = ("src/creditflow/reward",)
 WAIT_S = 0.05
 IN_FLIGHT = 256
 AT_ONCE = 2
-"""Programs that run at a time; the machine has two cores."""
+"""Concurrent programs; the machine has two cores."""
 PROGRAMS = {
     "trivial": "print(1)",
     "20 ms": "total = 0\nfor i in range(220_000):\n    total += i * i\nprint(total)",
@@ -151,9 +151,9 @@ def _judged(calls: int) -> list[Figure]:
 
 
 def math_plays(calls: int) -> tuple[tuple[RewardFunction, ...], list[Trajectory]]:
-    """`math_verify` as outcome, and as many plays whose answers it has to work on, and finds equal."""
+    """`math_verify` as outcome, and `calls` trajectories with an equal answer that needs the library."""
     pairs = [json.loads(line) for line in PAIRS.read_text().splitlines()]
-    pairs = [pair for pair in pairs if pair["equal"] and "\\" in pair["answer"]]  # what the library has to work on
+    pairs = [pair for pair in pairs if pair["equal"] and "\\" in pair["answer"]]  # pairs that need the library
     entry = RewardFunctionConfig(fn="math_verify", timeout=20.0, cache=False)
     plays = []
     for i in range(calls):
@@ -200,7 +200,7 @@ def _verified(calls: int, repeats: int) -> list[Figure]:
 
 
 async def waits(step: Step, trajectory: Trajectory) -> float:
-    """What a call of a service is to the caller."""
+    """A reward that waits like a call of a service."""
     await asyncio.sleep(WAIT_S)
     return 1.0
 
@@ -263,7 +263,7 @@ def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]
 
 
 def play_of(name: str, responses: Sequence[str]) -> Trajectory:
-    """A play of one agent that says one after the other."""
+    """A trajectory of one agent with the given responses."""
     task = Task("benchmark", ({"role": "user", "content": "What is 48 + 24?"},), "72")
     steps = [
         Step(f"{name}/{i}", name, i, "solver", i, (i - 1,) if i else (), task.text, response)

@@ -1,7 +1,7 @@
-"""Many short training runs, each in a process of its own, as many at a time as there are cores; what is done is kept.
+"""Many short training runs in separate processes, one per core at a time; finished runs are kept.
 
-The processes are forked from one that has loaded everything, which saves a short run a sixth of its time. Knows how
-runs are made and found again; not what is compared.
+The processes are forked from one that has loaded everything, which saves a short run a sixth of its time. This module
+starts and finds runs; the benchmarks compare them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from creditflow.files import alone_in, write_whole
 from creditflow.report.comparison import RunResult
 
 _KEPT = ("evaluation.json", "metrics.jsonl", "events.jsonl", "run.json")
-"""What is left of a finished run; checkpoints and step files of a thousand runs would fill the disk."""
+"""The files kept of a finished run; checkpoints and step files of a thousand runs would fill the disk."""
 _MADE_BY = "made_by.json"
-"""Written last: settings and sources of a run that is whole."""
+"""Settings and sources of a complete run; written last."""
 _SOURCES = ("src/creditflow", "recipes", "benchmarks/cases.py", "benchmarks/ideas.py", "benchmarks/guarded.py")
 _POLL_SECONDS = 0.2
 _SAY_SECONDS = 60.0
@@ -42,24 +42,25 @@ class Run:
     folder: Path
     seed: int
     prepare: Callable[[], None] | None = None
-    """Called in the run's own process before it begins."""
+    """Called in the run's process before training."""
 
     @property
     def settings(self) -> list[str]:
-        """All overrides but the folder. `data.seed` makes everything random, the plays of the evaluation too, so that
-        runs of one seed are evaluated by the same random numbers.
+        """All overrides but the folder.
+
+        `data.seed` fixes all randomness, including the evaluation's rollouts: runs of one seed share their random numbers.
         """
         return [*self.overrides, f"data.seed={self.seed}", "trainer.val_before_train=false"]
 
     @property
     def made_by(self) -> dict[str, object]:
-        """All that decides what comes of it."""
+        """Everything that determines the run's result."""
         prepare = None if self.prepare is None else self.prepare.__qualname__
         return {"recipe": self.recipe.name, "settings": self.settings, "prepare": prepare, "sources": sources()}
 
     @property
     def finished(self) -> bool:
-        """Whether it is there. Raises ValueError where its folder holds a run of other settings or sources."""
+        """Whether the run exists. Raises ValueError if its folder holds a run of other settings or sources."""
         file = self.folder / _MADE_BY
         if not file.exists():
             return False
@@ -72,21 +73,21 @@ class Run:
         return True
 
     def result(self) -> RunResult:
-        """What came of it."""
+        """The run's result."""
         return RunResult.read(self.folder)
 
 
 @cache
 def sources() -> str:
-    """A hash of the code that decides what a run becomes."""
+    """A hash of the code that determines a run's result."""
     return hashlib.sha256(json.dumps(hashes(_SOURCES)).encode()).hexdigest()[:12]
 
 
 def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
-    """Do those of `runs` that are not done, in order; False if it was `until` before the last was begun.
+    """Do the unfinished runs in order; False if the time `until` passed before the last one began.
 
-    `until`: by `time.monotonic()`. Raises RuntimeError, with the end of its log, where a run failed, or where another
-    process is doing runs below the same folder.
+    `until`: in `time.monotonic()`. Raises RuntimeError, with the end of the log, if a run fails, or if another process
+    is doing runs below the same folder.
     """
     waiting = [run for run in dict.fromkeys(runs) if not run.finished]
     print(f"{title}: {len(waiting)} of {len(set(runs))} runs are to be done", flush=True)
@@ -100,7 +101,7 @@ def finish(runs: Sequence[Run], title: str, until: float | None = None) -> bool:
     began, said, done, out_of_time = time.monotonic(), time.monotonic(), 0, False
     common = Path(os.path.commonpath([run.folder.parent for run in waiting]))
     common.mkdir(parents=True, exist_ok=True)
-    # Two at once would clear each other's folders away.
+    # Two processes would remove each other's folders.
     with alone_in(common, RuntimeError(f"{common}: another process is doing runs there")):
         try:
             while waiting or running:
@@ -136,7 +137,7 @@ def _failure(run: Run, code: int | None) -> str:
 
 
 def _do(run: Run, parent: int) -> None:
-    """In the run's process, which ends with `parent`."""
+    """Do the run in its own process, which ends with `parent`."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
     log = os.open(run.folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(log, 1)
@@ -149,7 +150,7 @@ def _do(run: Run, parent: int) -> None:
         from creditflow.reward.worker import die_with
 
         die_with(parent)
-        shutil.rmtree(run.folder, ignore_errors=True)  # one that was broken off
+        shutil.rmtree(run.folder, ignore_errors=True)  # an interrupted run
         if run.prepare is not None:
             run.prepare()
         train(load_recipe(run.recipe, [*run.settings, f"trainer.default_local_dir={run.folder}"]), Reporter())

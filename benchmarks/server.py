@@ -1,9 +1,9 @@
 """The server under load: `python -m benchmarks.server [--quick]`.
 
-256 clients at a time, each with a play of its own, from another process that speaks raw HTTP and does little else. Once
-with a model that answers at once, which leaves the server and the recording of steps; once with the tiny model over
-bytes, which is sampled from. Every response is held against the step that its play has, and every prompt carries its
-play's mark. Among the clients of the first there are some who go away, send garbage or too much, or have a wrong key.
+256 concurrent clients, each with its own rollout, from another process that speaks raw HTTP and does little else. First
+with a model that answers at once, which leaves the server and the recording of steps; then with the tiny model over
+bytes, with real sampling. Every response is compared with the recorded step, and every prompt carries the mark of its
+rollout. In the first run, further clients disconnect, send garbage or too much, or have a wrong key.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from creditflow.trajectory import Task, Trajectory
 MEASURES = ("src/creditflow/rollout", "src/creditflow/chat.py")
 CLIENTS = 256
 SAID = 16
-"""Tokens of a response, at most."""
+"""Maximum tokens of a response."""
 TROUBLE = {"go away": 8, "send garbage": 8, "send too much": 4, "have a wrong key": 8}
-"""Clients beside the 256 that do so again and again while those are served."""
+"""Clients beside the 256 that misbehave repeatedly while the others are served."""
 
 
 def main() -> int:
@@ -53,7 +53,7 @@ def main() -> int:
         ("a model that answers at once", Echo, 300.0, True),
         ("the tiny model", lambda: Timed(Policy.load(tiny_byte_model(), pick_device("cpu"))), 150.0, False),
     ):
-        asyncio.run(loaded(make(), 1, trouble=False))  # what is imported and compiled at the first call
+        asyncio.run(loaded(make(), 1, trouble=False))  # imports and compilation at the first call
         runs = [asyncio.run(loaded(make(), calls, trouble)) for _ in range(repeats)]
         figures += [
             Figure.of(f"{name}: requests/s of {CLIENTS} clients", [run["requests_per_s"] for run in runs], hold),
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 class Echo:
-    """Says again what the prompt ends with, which is its play's mark."""
+    """A model that repeats the end of the prompt, which is the rollout's mark."""
 
     version, max_positions = 0, 4096
 
@@ -82,7 +82,7 @@ class Echo:
         self.seconds = 0.0
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """At once."""
+        """Answer at once."""
         start = time.perf_counter()
         said = [request.prompt_ids[-2 - SAID : -2] for request in requests]
         made = [Generation(ids, (-1.0,) * len(ids), "stop") for ids in said]
@@ -91,7 +91,7 @@ class Echo:
 
 
 class Timed:
-    """A policy that counts the seconds in which it generates."""
+    """A policy that measures its seconds of generation."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.seconds = policy, 0.0
@@ -99,7 +99,7 @@ class Timed:
         self.version, self.max_positions = policy.version, policy.max_positions
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """As the policy does."""
+        """Generate with the policy."""
         start = time.perf_counter()
         made = self.policy.generate(requests)
         self.seconds += time.perf_counter() - start
@@ -107,18 +107,18 @@ class Timed:
 
 
 def mark(client: int, call: int) -> str:
-    """What no other call has; as long as a response."""
+    """A text that is unique to the call and as long as a response."""
     return f"mark {client:05d}/{call:05d}"[:SAID].ljust(SAID, ".")
 
 
 async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
-    """One run of all clients; `calls` of each."""
+    """Run all clients with `calls` calls each."""
     client: ModelClient = model
     scheduler = Scheduler({"default": client})
     server = OpenAIServer().start()
     loop = asyncio.get_running_loop()
     doors = []
-    for k in range(CLIENTS + 1):  # the last is for those who make trouble
+    for k in range(CLIENTS + 1):  # the last is for misbehaving clients
         play = Trajectory(id=f"play{k}", uid=f"play{k}", task=Task("load", (), None))
         recorder = Recorder({"agent": AgentSpec()}, play, scheduler, Sampling(max_tokens=SAID), (0, k))
         doors.append(server.open(recorder, loop, expected=False))
@@ -161,11 +161,11 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
     }
 
 
-# The clients, in a process of their own
+# The clients, in a separate process
 
 
 async def clients(asked: dict[str, Any]) -> None:
-    """Prints what the clients were told."""
+    """Run the clients and print their responses."""
     latencies: list[float] = []
     *doors, (spare_url, spare_key) = asked["doors"]
     over = asyncio.Event()
@@ -203,7 +203,7 @@ async def one_client(k: int, url: str, key: str, calls: int, latencies: list[flo
 
 
 async def make_trouble(kind: str, url: str, key: str, over: asyncio.Event, counted: Counter[str]) -> None:
-    """Again and again, until it is over."""
+    """Misbehave repeatedly until `over` is set."""
     place = urlsplit(url)
     while not over.is_set():
         reader, writer = await asyncio.open_connection(place.hostname, place.port)

@@ -1,4 +1,4 @@
-"""A task of one call, which trainers of single responses can do too: word problems answered in letters."""
+"""A task of one call, which trainers of single responses support too: word problems answered in letters."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def questions() -> list[str]:
 
 
 def problems() -> list[dict[str, str]]:
-    """The same, with their solutions."""
+    """The same questions, whole and with their solutions."""
     return [json.loads(line) for line in PROBLEMS.read_text().splitlines()]
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """A task for each question; one for evaluation, which is not what is measured."""
+    """A task for each question; a single one for evaluation, which is not measured."""
     found = questions() if split == "train" else questions()[:1]
     return [Task("letters", ({"role": "user", "content": question},), None) for question in found]
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One call."""
+    """Run one call."""
     return str((await team.solver(list(task.prompt))).text)
 
 
 def share_of_letters(text: str) -> float:
-    """Of a response's characters."""
+    """The share of letters among a response's characters."""
     return sum(character.isalpha() for character in text) / max(1, len(text))
 
 
 @outcome
 def letters(trajectory: Trajectory) -> float:
-    """The reward of both sides."""
+    """The reward on both sides."""
     return share_of_letters(str(trajectory.answer))

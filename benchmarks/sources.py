@@ -1,4 +1,4 @@
-"""Hashes of the files that a benchmark measures, and the result files that they make outdated.
+"""Hashes of the files that a benchmark measures, and outdated result files.
 
 The hash of a Python file covers its code: comments, docstrings and layout do not change it. The hash of any other file
 covers its bytes.
@@ -30,7 +30,7 @@ TRAINING = (
 def hashes(measures: Sequence[str], root: Path = ROOT) -> dict[str, str]:
     """The hash of each file that `measures` names, by its path below `root`.
 
-    A folder means its .py and .yaml files. Raises FileNotFoundError where a path does not exist.
+    A folder means its .py and .yaml files. Raises FileNotFoundError if a path does not exist.
     """
     return {
         str(file.relative_to(root)): content_hash(file.name, file.read_bytes())
@@ -57,9 +57,9 @@ def content_hash(name: str, content: bytes) -> str:
 
 
 def _plain(node: object) -> object:
-    """`node` as nested lists, without positions, docstrings and empty fields.
+    """Convert `node` to nested lists, without positions, docstrings and empty fields.
 
-    Empty fields differ between versions of Python, so `ast.dump` does not serve.
+    `ast.dump` is unsuitable: empty fields differ between versions of Python.
     """
     if isinstance(node, list):
         return [_plain(item) for item in node if not _is_docstring(item)]
@@ -78,7 +78,7 @@ def _is_docstring(node: object) -> bool:
 
 @dataclass(frozen=True)
 class Work:
-    """The folder of a benchmark's runs, and the hashes of the sources that its runs began with."""
+    """The folder of a benchmark's runs, and the hashes of the sources at its creation."""
 
     folder: Path
     measured: dict[str, str]
@@ -87,8 +87,8 @@ class Work:
     def begin(cls, name: str, measures: Sequence[str], *, quick: bool, below: Path = ROOT / "runs") -> Work:
         """Open `runs/NAME`, whose finished runs are kept, or an empty `runs/NAME-quick`.
 
-        Kept runs may be older than the code of today, so the hashes are stored beside the folder when it is made.
-        Raises SystemExit where the folder has no such file.
+        Kept runs may be older than the current code, so the hashes are stored beside the folder at its creation. Raises
+        SystemExit if the folder exists without them.
         """
         folder = below / (f"{name}-quick" if quick else name)
         stamp = folder.with_name(f"{folder.name}.measured.json")
@@ -109,20 +109,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Result:
-    """One file of results against the sources of today."""
+    """One result file, compared with the current sources."""
 
     name: str
     date: str
     measured: int
     """The number of files with a hash; 0 for a file written by hand."""
     changed: tuple[str, ...]
-    """Files whose code is different today."""
+    """Files whose code has changed."""
     gone: tuple[str, ...]
-    """Files that do not exist today."""
+    """Files that no longer exist."""
 
     @property
     def outdated(self) -> bool:
-        """True where a measured file was changed or removed."""
+        """True if a measured file was changed or removed."""
         return bool(self.changed or self.gone)
 
     @classmethod
@@ -137,5 +137,5 @@ class Result:
 
 
 def results(folder: Path = RESULTS, root: Path = ROOT) -> list[Result]:
-    """Every file of results in `folder`, by name."""
+    """All result files in `folder`, by name."""
     return [Result.read(path, root) for path in sorted(folder.glob("*.json"))]

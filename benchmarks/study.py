@@ -1,16 +1,15 @@
-"""Which rule of credit wins where: `python -m benchmarks.study [--minutes M] [--quick]`, or `make study`.
+"""Compare rules of credit across reward conditions: `python -m benchmarks.study [--minutes M] [--quick]`, or `make study`.
 
-`arithmetic_chain`, 16 training steps of 8 tasks and 8 plays, under 16 rules of credit (`RULES`, most of them with the
-outcome to all steps and to the answer alone: 30 arms) in 7 cases (`CASES`: what the sub-rewards are like), 5 seeds
-each, evaluated on 256 unseen tasks. Learning rates are chosen from three, on two of the cases, by a seed and tasks of
-their own: for each rule, but for thresholds and gates of another kind, which have that of the rule that they are a kind
-of.
+`arithmetic_chain`, 16 training steps of 8 tasks and 8 rollouts, under 16 rules of credit (`RULES`, most of them with
+the outcome to all steps and to the answer alone: 30 arms) in 7 cases (`CASES`: properties of the sub-rewards), 5 seeds
+each, evaluated on 256 unseen tasks. Each rule has the best of three learning rates, chosen on two of the cases with a
+separate seed and separate tasks; variants of a threshold or gate have the rate of their base rule.
 
-About a thousand runs of 20 to 30 seconds: half an hour a seed on two cores, and the rates. Into `runs/study/`, where
-finished runs are found again, so that it may be broken off and gone on with (`--minutes`: begins nothing after so
-many). What the rates and each seed came to is kept in `docs/results/study/`: a seed that is whole is never run again,
-wherever it was run. A warm start made on another machine is another model, so seeds may begin from different ones; all
-arms of a seed begin from the same. Writes the seeds that there are to `docs/results/study.json` and `study.png`.
+About a thousand runs of 20 to 30 seconds: half an hour a seed on two cores, and the rates. Writes to `runs/study/` and
+reuses finished runs there, so an interrupted study can be resumed (`--minutes`: begin no run after M minutes). The
+rates and the results of each seed are kept in `docs/results/study/`: a complete seed is never run again, on any
+machine. A warm start differs between machines, so seeds may begin from different models; all arms of a seed begin from
+the same. Writes the complete seeds to `docs/results/study.json` and `study.png`.
 """
 
 from __future__ import annotations
@@ -64,16 +63,16 @@ ALWAYS = (
 )
 GUARDED = ("guard.enable=true", "trainer.test_freq=2", "trainer.save_freq=2")
 FELL = 0.05
-"""An arm has failed in a case where pass@1 ends by more than this below where it began."""
+"""An arm fails in a case if pass@1 ends more than this below its start."""
 TUNED = "{kind: tuned, patience_epochs: 3}"
 VALIDATED = "trainer.test_freq=4"
 
 
-# ---- what is compared ----------------------------------------------------------------------------------------------
+# ---- arms and cases -------------------------------------------------------------------------------------------------
 
 
 def _rewards(weights: Sequence[float] = (1, 1, 1), wrong: str = "null", executor: str = "") -> str:
-    """The recipe's functions as `benchmarks.cases` has them; `executor`: more of the executor's entry."""
+    """The recipe's reward functions from `benchmarks.cases`; `executor`: additional keys of the executor's entry."""
     args = f"args: {{wrong: {wrong}}}"
     entries = ["{fn: 'arithmetic_chain.py:answer_right'}"]
     of_steps = zip(("plan_right", "digits_right", "verdict_right"), weights, ("", executor, ""), strict=True)
@@ -99,9 +98,9 @@ CASES: dict[str, tuple[str, ...]] = {
         "policies={default: {}, frozen: {trainable: false}}",
     ),
 }
-"""Every step is scored exactly; planner and verifier are not scored; nor are two of three steps of the executor; 20 %
-of the verdicts on all agents are turned round; 35 %; the executor is scored by what the story's own chain has at that
-place; planner and verifier are not scored, and one result in ten is replaced by an agent that learns nothing."""
+"""In order: every step is scored exactly; planner and verifier are unscored; two of three executor steps are unscored as
+well; 20 % of the verdicts on all agents are inverted; 35 %; the executor is scored by the story's own chain at that
+place; planner and verifier are unscored, and an untrained agent replaces one result in ten."""
 OTHER_TEAMS = ("saboteur",)
 REALISTIC = tuple(name for name in CASES if name != "exact")
 TUNING_CASES = ("executor alone", "noisy, 20 %")
@@ -113,7 +112,7 @@ class Rule:
 
     overrides: tuple[str, ...]
     rate_of: str
-    """The rule whose learning rate it has."""
+    """The rule whose learning rate it shares."""
     outcome_to: tuple[str, ...] = ("all", "answer")
 
 
@@ -147,7 +146,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Arm:
-    """A rule, and where the outcome enters."""
+    """A rule and the destination of the outcome."""
 
     rule: str
     outcome_to: str
@@ -157,7 +156,7 @@ class Arm:
 
     @property
     def family(self) -> Arm:
-        """The arm whose learning rate it has."""
+        """The arm whose learning rate it shares."""
         if self.outcome_to == "all" and self.rule in AS_GATED:
             return GATED
         return Arm(RULES[self.rule].rate_of, self.outcome_to)
@@ -170,9 +169,9 @@ class Arm:
 ARMS = tuple(Arm(name, outcome_to) for name, rule in RULES.items() for outcome_to in rule.outcome_to)
 IDENTICAL, OWN, GATED = Arm("identical", "all"), Arm("none", "all"), Arm("threshold", "all")
 AS_GATED = ("none", "threshold 0.7", "neutral", "conditional")
-"""With the outcome to all these are run once, as `threshold`: executors' scores are 0, 0.5 or 1, and at origin 1 a
-right step has nothing to pass on, a gate is shut behind any other, and nobody is upstream of the planner. Only an
-answer of more than two digits, which ends its play, could be scored otherwise."""
+"""With the outcome to all, these rules run once, as `threshold`: executors' scores are 0, 0.5 or 1; at origin 1 a right
+step has nothing to pass on, any other step's gate is closed, and the planner has no upstream steps. Only an answer of
+more than two digits, which ends its trajectory, could be scored otherwise."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Study:
 
     work: Work
     results: Path
-    """Of what they came to: a file for each seed, and the rates."""
+    """The folder of results: a file for each seed, and the rates."""
     arms: tuple[Arm, ...]
     seeds: int
     rates: tuple[str, ...] = RATES
@@ -192,7 +191,7 @@ class Study:
     def run(self, arm: Arm, case: str, seed: int, rate: str, *more: str, under: str = "runs") -> Run:
         """One run, in the folder `under`."""
         if arm == IDENTICAL and case not in OTHER_TEAMS:
-            case = next(iter(CASES))  # it looks at no sub-reward: but for the team these runs are the same
+            case = next(iter(CASES))  # it uses no sub-reward: runs differ by team alone
         if arm.outcome_to == "all" and arm.rule in AS_GATED:
             arm = GATED
         name = f"{_plain(case)}/{_plain(str(arm))}/seed{seed}"
@@ -201,16 +200,16 @@ class Study:
         return Run(RECIPE, options, self.work.folder / under / name, seed, _register)
 
     def before(self, case: str) -> Run:
-        """The model that training begins with, evaluated."""
+        """An evaluation of the initial model."""
         one = ("trainer.total_training_steps=1",)
         return self.run(IDENTICAL, case, 0, "1.0e-12", *one, under="before")
 
     def tuning(self, family: Arm, case: str, rate: str) -> Run:
-        """On tasks that are never reported."""
+        """A tuning run, on tasks that are never reported."""
         return self.run(family, case, TUNING_SEED, rate, "recipe.val_split=tune", under=f"tuning/{rate}")
 
     def final(self, arm: Arm, case: str, seed: int) -> Run:
-        """The run that counts. A tuned threshold that has had no reason to move is the one that it began as."""
+        """The reported run. A tuned threshold that never moves equals its initial threshold."""
         plain = Arm("threshold", arm.outcome_to)
         if arm.rule == "threshold tuned":
             run = self.run(plain, case, seed, self.rate(plain))
@@ -219,18 +218,18 @@ class Study:
         return self.run(arm, case, seed, self.rate(arm))
 
     def guarded(self, arm: Arm, case: str, seed: int) -> Run:
-        """The same with the guard, for arms that fail without it."""
+        """The same run with the guard, for arms that fail without it."""
         return self.run(arm, case, seed, self.rate(arm), *GUARDED, under="guarded")
 
-    # ---- what they came to
+    # ---- results
 
     @property
     def families(self) -> list[Arm]:
-        """Arms that have learning rates of their own."""
+        """The arms with separate learning rates."""
         return list(dict.fromkeys(arm.family for arm in self.arms))
 
     def rate(self, arm: Arm) -> str:
-        """The rate that did best in tuning."""
+        """The best rate in tuning."""
         by_rate = self.tuned()[str(arm.family)]
         return max(self.rates, key=lambda rate: by_rate[rate])
 
@@ -240,16 +239,16 @@ class Study:
         return found
 
     def seed_file(self, seed: int) -> Path:
-        """What the runs of a seed came to."""
+        """The file with a seed's results."""
         return self.results / f"seed{seed}.json"
 
     def whole(self) -> list[dict[str, Any]]:
-        """Of the seeds that are whole."""
+        """The results of the complete seeds."""
         files = [self.seed_file(seed) for seed in range(self.seeds)]
         return [json.loads(file.read_text()) for file in files if file.exists()]
 
     def finish(self, until: float | None) -> bool:
-        """Do what is not done; False where the time was over before."""
+        """Do the unfinished runs; False if the time runs out before."""
         self.results.mkdir(parents=True, exist_ok=True)
         if not (self.results / "rates.json").exists():
             of_each = itertools.product(self.rates, TUNING_CASES, self.families)
@@ -268,7 +267,7 @@ class Study:
 
     def _finish(self, seed: int, until: float | None) -> bool:
         every = list(itertools.product(CASES, self.arms))
-        # Twice: where accuracy fell, a tuned threshold has a run of its own, which is known only then.
+        # Twice: if accuracy fell, a tuned threshold needs a separate run, which the first pass reveals.
         for _ in range(2):
             runs = [*map(self.before, CASES), *(self.final(arm, case, seed) for case, arm in every)]
             if not finish(list(dict.fromkeys(runs)), f"seed {seed}", until):
@@ -292,7 +291,7 @@ class Study:
 
 
 def _score(run: Run) -> dict[str, Any]:
-    """What is kept of a run: its rates, and which tasks it passed, four to a hexadecimal digit."""
+    """The kept result of a run: its rates, and its passed tasks, four to a hexadecimal digit."""
     after = run.result().after
     passed = "".join(str(int(value)) for value in after.sampled)
     kept = {name: round(after.metrics.get(name, math.nan), 6) for name in METRICS}
@@ -300,7 +299,7 @@ def _score(run: Run) -> dict[str, Any]:
 
 
 def _passed(kept: Mapping[str, Any]) -> Floats:
-    """[V] 1 for each task that was passed."""
+    """[V] 1 for each passed task."""
     return np.array(list(f"{int(kept['passed'], 16):0{kept['tasks']}b}"), dtype=np.float64)
 
 
@@ -322,12 +321,12 @@ def _plain(name: str) -> str:
 
 
 def _register() -> None:
-    from benchmarks.ideas import register  # two rules that are not in the package
+    from benchmarks.ideas import register  # two experimental rules outside the package
 
     register()
 
 
-# ---- doing it ------------------------------------------------------------------------------------------------------
+# ---- main -----------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -352,11 +351,11 @@ def main() -> int:
     return 0
 
 
-# ---- what came of it -----------------------------------------------------------------------------------------------
+# ---- report ---------------------------------------------------------------------------------------------------------
 
 
 def report(study: Study, *, write_it: bool) -> None:
-    """The table, the file and the picture, of the seeds that are whole."""
+    """Print the table, and write the file and the picture, from the complete seeds."""
     whole = study.whole()
     began = {case: mean(seed["before"][case]["pass_at_1"] for seed in whole) for case in CASES}
     by_arm = {arm: {case: [seed["after"][case][str(arm)] for seed in whole] for case in CASES} for arm in study.arms}
@@ -421,14 +420,14 @@ def report(study: Study, *, write_it: bool) -> None:
     best = str(max(study.arms, key=lambda arm: realistic[arm]))
     draw((RESULTS if write_it else study.work.folder) / "study.png", against["identical"], len(whole))
     if write_it:
-        # A file that changed between two seeds counts as it was for the first.
+        # For a file that changed between seeds, the hash of the first seed counts.
         measured = {name: found for seed in reversed(whole) for name, found in seed["measured"].items()}
         packages = ("creditflow", "torch", "transformers", "numpy")
         write("study", figures, packages, measured, {"best": best, **details})
 
 
 def _saved(seeds: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Of the seeds in which an arm failed: pass@1 without the guard and with it."""
+    """pass@1 without and with the guard, in the seeds in which an arm failed."""
     fell = [one for one in seeds if "guarded" in one]
     return {"without": [one["pass_at_1"] for one in fell], "with": [one["guarded"] for one in fell]} if fell else {}
 
@@ -439,7 +438,7 @@ def _numbers(seeds: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
 
 
 def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], cases: int = 1) -> Difference:
-    """`a` - `b`, seed by seed; of several cases, one after the other, their mean."""
+    """`a` - `b`, seed by seed; for several cases in sequence, the difference of their means."""
     parts = [np.array([_passed(one) for one in runs]) for runs in (a, b)]
     parts = [part_RV.reshape(cases, -1, part_RV.shape[1]).sum(axis=0) for part_RV in parts]
     return paired_difference(*(Counts(part_RV, np.full_like(part_RV, cases)) for part_RV in parts))

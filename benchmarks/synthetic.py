@@ -1,4 +1,4 @@
-"""Batches of any size for benchmarks, made as columns: ten million steps could not be made step by step."""
+"""Batches of any size for benchmarks, built as columns: too many steps to build one by one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from creditflow.trajectory import FAILED, NOT_MATCHED, OK, TRAJECTORY_STATUSES, 
 
 PLANNER, EXECUTOR, VERIFIER = 0, 1, 2
 FAILED_SHARE = 0.0
-"""Of the executor's steps: their scoring failed."""
+"""The share of the executor's steps with a failed score."""
 TOOL_SHARE = 0.1
-"""Of a response's tokens, in its middle: a tool wrote them."""
+"""The share of a response's tokens, in its middle, that a tool wrote."""
 
 
 def chain_batch(
     tasks: int, plays: int = 4, steps: int = 30, *, tokens: int | Ints = 0, tools: bool = False, seed: int = 0
 ) -> TrajectoryBatch:
-    """`plays` plays of each of `tasks` tasks: a planner, executors and a verifier in a row, `steps` in all.
+    """`plays` trajectories for each of `tasks` tasks: a planner, executors and a verifier in a row, `steps` in all.
 
-    The executor's steps have graded scores in eighths, of which a play that goes wrong has lower ones; planner and
-    verifier have none, and one in 200 scorings failed. The outcome is 0 or 1. `tokens`: per response, one number or one
-    per step. Texts, and what only a ledger reads (`raw_scores`, the infos), are shared among the steps.
+    The executor's steps have graded scores in eighths, lower in a trajectory that fails; planner and verifier have
+    none, and scorings fail at the rate `FAILED_SHARE`. The outcome is 0 or 1. `tokens`: per response, one number or one
+    per step. All steps share their texts and the columns for ledgers alone (`raw_scores`, the infos).
     """
     rng = np.random.default_rng(seed)
     n, s = tasks * plays, tasks * plays * steps
@@ -96,7 +96,7 @@ def _sampled(lengths_S: Ints, offsets: Ints) -> np.ndarray:
 
 
 def bytes_of(batch: TrajectoryBatch) -> tuple[int, int]:
-    """Bytes of the batch: of its arrays, and of its tuples with what they hold, each object counted once."""
+    """Bytes of the batch's arrays, and of its tuples with their contents, each object counted once."""
     arrays, rest, seen = 0, 0, set[int]()
     waiting: list[object] = []
     for field in fields(batch):

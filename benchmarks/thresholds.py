@@ -1,9 +1,9 @@
-"""What each kind of threshold settles on, and how it recovers: `python -m benchmarks.thresholds [--quick]`.
+"""Accuracy and recovery of each kind of threshold: `python -m benchmarks.thresholds [--quick]`.
 
-Agents' sub-rewards are drawn from known distributions, so that the true pass rate at a threshold is known exactly.
-After 200 updates the distributions change (and accuracy falls), and 200 more follow. Held: after either 200 updates,
-every agent of every run passes within 5 points of the share that the kind aims for; for the kinds that aim at no pass
-rate, of the share that passes at the threshold which their rule gives on the true distribution.
+Agents' sub-rewards are drawn from known distributions, so the true pass rate at a threshold is known exactly. After 200
+updates the distributions change (and accuracy falls), and 200 more follow. Targets: after either 200 updates, the true
+pass rate of every agent in every run is within 5 points of the kind's target; for the kinds without a target pass rate,
+of the pass rate at the threshold that their rule gives on the true distribution.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ JUMP, UPDATES = 200, 400
 STEPS = (16, 1000)
 """Scored steps of an agent in a batch: few and many."""
 PLAYS = 4
-"""Trajectories in a group: what the spread is measured in."""
+"""Trajectories in a group, which the spread is computed over."""
 EPOCH = 10
 WITHIN = 0.05
 CROSSINGS = 5.0
-"""Times that a threshold may cross a value of few-valued scores in 100 updates."""
+"""Maximum crossings of a value of few-valued scores in 100 updates."""
 LOW, HIGH, TARGET = 0.3, 0.7, 0.8
 
 
@@ -59,7 +59,7 @@ class Beta:
 
 @dataclass(frozen=True)
 class Few:
-    """Sub-rewards of few values, as shares of a short plan are."""
+    """Sub-rewards of few values, such as shares of a short plan."""
 
     values: tuple[float, ...]
     weights: tuple[float, ...]
@@ -78,7 +78,7 @@ class Few:
 
 @dataclass(frozen=True)
 class Agent:
-    """What its sub-rewards are before and after the jump, and the updates at which it is not there."""
+    """Distributions of an agent's sub-rewards before and after the jump, and the updates of its absence."""
 
     before: Beta | Few
     after: Beta | Few
@@ -98,7 +98,7 @@ COMING_AND_GOING = {
     "verifier": Agent(Beta(5, 5), Beta(8, 3), away=range(100, 200)),
     "critic": Agent(Beta(3, 2), Beta(6, 3), away=range(100)),
 }
-# Quarters leave 90 % or 70 % to pass, equally far from the target: the hardest place to stand still.
+# With quarters, 90 % or 70 % pass, equally far from the target: the hardest case for a stable threshold.
 QUARTERS = Few((0.0, 0.25, 0.5, 0.75, 1.0), (0.05, 0.05, 0.2, 0.4, 0.3))
 THIRDS = Few((0.0, 1 / 3, 2 / 3, 1.0), (0.05, 0.15, 0.35, 0.45))
 BINARY = Few((0.0, 1.0), (0.4, 0.6))
@@ -108,9 +108,9 @@ FEW_VALUES = {"quarters": Agent(QUARTERS, QUARTERS), "thirds": Agent(THIRDS, THI
 @threshold_kind("robbins_monro")
 @dataclass
 class RobbinsMonro:
-    """Not a kind of the library: the textbook's quantile, `theta += rate * (pass rate - target)`, to compare with.
+    """The textbook's quantile, `theta += rate * (pass rate - target)`, for comparison; not a kind of the library.
 
-    Weighted by steps and with dead bands, at a rate that keeps it within 5 points while scores stay what they are.
+    Weighted by steps and with dead bands, at a rate that keeps it within 5 points while the scores are stationary.
     """
 
     team: tuple[str, ...] | None = None
@@ -158,7 +158,7 @@ KINDS = ("fixed", "tuned", "noise", "quantile")
 
 
 def aim(kind: str, scores: Beta | Few, jumped: bool) -> float:
-    """The share of steps that should pass: the target, or what passes at the threshold that the rule gives."""
+    """The share of steps that should pass: the target, or the share at the threshold that the rule gives."""
     if kind in ("quantile", "robbins_monro"):
         return TARGET
     theta = {"fixed": 0.5, "tuned": 0.4 if jumped else 0.5, "noise": HIGH - (HIGH - LOW) * min(1.0, 2 * scores.sd)}
@@ -178,12 +178,12 @@ class Run:
         return scores.above(float(self.theta_UA[at, list(self.agents).index(name)]))
 
     def distance(self, name: str, at: int, jumped: bool) -> float:
-        """How far the true pass rate is from what the kind aims for."""
+        """The distance of the true pass rate from the kind's aim."""
         scores = self.agents[name].after if jumped else self.agents[name].before
         return abs(self.passing(name, at, scores) - aim(self.kind, scores, jumped))
 
     def recovery(self, name: str) -> int:
-        """Batches after the jump in which the agent took part before it was within 5 points first."""
+        """The number of batches after the jump, with the agent present, until it is first within 5 points."""
         there = [u for u in range(JUMP, UPDATES + 1) if u not in self.agents[name].away]
         within = [self.distance(name, u, jumped=True) <= WITHIN for u in there]
         return within.index(True) if True in within else len(within)
@@ -198,7 +198,7 @@ class Run:
 
 
 def play(kind: str, agents: Mapping[str, Agent], steps: int, seed: int) -> Run:
-    """All updates of one threshold; the same scores for every kind."""
+    """Run all updates of one threshold; the scores are the same for every kind."""
     rng = np.random.default_rng(seed)
     threshold = make_threshold(SPECS[kind], agents)
     theta_UA = np.empty((UPDATES + 1, len(agents)))
@@ -210,7 +210,7 @@ def play(kind: str, agents: Mapping[str, Agent], steps: int, seed: int) -> Run:
 
 
 def batch(rng: Generator, agents: Mapping[str, Agent], steps: int, update: int) -> Observed:
-    """What one batch shows: scores in groups of PLAYS, and at the end of an epoch the accuracy of a validation."""
+    """The observations of one batch: scores in groups of PLAYS, and a validation accuracy at the end of an epoch."""
     sub_rewards = {name: agent.scores_at(update).draw(rng, steps) for name, agent in agents.items()}
     accuracy = (0.70 if update < JUMP else 0.55) + 0.005 * rng.standard_normal()
     there = [name for name, agent in agents.items() if update not in agent.away]
@@ -227,7 +227,7 @@ def pooled_spread(r: Floats) -> float:
 
 
 def settled(runs: Sequence[Run], name: str, at: int, jumped: bool) -> dict[str, Any]:
-    """Where the runs stand after `at` updates, one agent: mean and standard deviation over seeds, worst distance."""
+    """One agent after `at` updates: mean and standard deviation over seeds, worst distance."""
     scores = runs[0].agents[name].after if jumped else runs[0].agents[name].before
     theta = [float(run.theta_UA[at, list(run.agents).index(name)]) for run in runs]
     passing = [run.passing(name, at, scores) for run in runs]
@@ -262,7 +262,7 @@ def study(kind: str, agents: Mapping[str, Agent], steps: int, seeds: int) -> tup
 
 
 def few_values(kind: str, steps: int, seeds: int) -> list[dict[str, Any]]:
-    """A row for each kind of few-valued scores: how often the threshold crosses a value, and what it says."""
+    """A row for each kind of few-valued scores: the threshold's crossings of a value, and its saturation."""
     runs = [play(kind, FEW_VALUES, steps, seed) for seed in range(seeds)]
     crossed = np.array([np.abs(np.diff(run.passing_UA()[JUMP:], axis=0)) > 0 for run in runs]).mean(axis=(0, 1))
     passing = np.array([run.passing_UA()[-1] for run in runs])
@@ -320,7 +320,7 @@ def main() -> int:
 
 
 def worst(what: str, kind: str, rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
-    """The largest distance after 200 updates, and after the jump and 200 more; how long recovery took."""
+    """The largest distance after 200 updates, and after the jump and 200 more; the longest recovery."""
     hold = WITHIN if kind in KINDS else None
     moments = {"after 200 updates": "settled", "after the jump and 200 more": "settled_after_jump"}
     return [

@@ -1,17 +1,17 @@
-"""What a training step on verl costs beside the models: `python -m benchmarks.verl [--quick]`.
+"""The cost of a training step on verl beside the models: `python -m benchmarks.verl [--quick]`.
 
-Both sides run by turns in one run; figures are medians of the turns' ratios. Ten to fifteen minutes on two cores.
+Both sides take turns in one run; figures are medians of the turns' ratios. Ten to fifteen minutes on two cores.
 
-* The driver's part of 122,880 steps, from packed plays to advantages in rows, metrics and the step file, against what
-  verl does of the same rows. Two of its sides: `compute_grpo_outcome_advantage`, a function of padded rows in memory,
-  against what we do with plays in memory (credit, step file, metrics), and against all that devices wait for (the step
-  file and metrics are made while they update); and its trainer's `_compute_advantage`, which fetches, pads and puts
-  (and gives that function last rows only), against all of ours. A dictionary of this process stands in for
-  TransferQueue, on both sides.
-* Bytes of a step: packed with its play, and as verl's row; the memory that the driver's part takes at its largest.
-* Rewards inside a Ray actor that scores plays as they come in, as an agent-loop worker does, against the same calls
+* The driver's part of a training step of 122,880 steps, from packed trajectories to advantages in rows, metrics and the
+  step file, against verl's work on the same rows. Two functions of verl: `compute_grpo_outcome_advantage`, on padded
+  rows in memory, against creditflow's work on trajectories in memory (credit, step file, metrics), and against
+  everything that devices wait for (the step file and the metrics are made while devices update); and its trainer's
+  `_compute_advantage`, which fetches, pads and puts rows (and passes only last rows to that function), against the
+  whole driver's part. A dictionary in this process replaces TransferQueue on both sides.
+* Bytes per step: packed with its trajectory, and as verl's row; the peak memory of the driver's part.
+* Rewards inside a Ray actor that scores trajectories as they arrive, like an agent-loop worker, against the same calls
   one after the other in an actor.
-* Rates of the parts that one process does for all: a real TransferQueue on this machine, its polling, balancing.
+* Rates of the parts that run in a single process: a real TransferQueue on this machine, its polling, balancing.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ MEASURES = (
 )
 TASKS, PLAYS, STEPS = 1024, 4, 30
 PROMPT, RESPONSE = (100, 200), (20, 60)
-"""Tokens, from .. to."""
+"""Range of tokens."""
 PACKAGES = ("creditflow", "verl", "TransferQueue", "ray", "torch", "tensordict", "numpy", "pyarrow", "numba")
 OPTIONS = CreditOptions(propagation="threshold", adv_estimator="grpo")
 POLICY = "default"
 AT_ONCE = 16
-"""Plays that are put at a time."""
+"""Concurrent puts of trajectories."""
 
 
 def main() -> int:
@@ -96,7 +96,9 @@ def main() -> int:
     quick = parser.parse_args().quick
     measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # at every call: "only two cores"
+    logging.getLogger("transfer_queue.utils.common").setLevel(
+        logging.ERROR
+    )  # warns about "only two cores" at every call
 
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * PLAYS * STEPS:,} steps of {tasks * PLAYS:,} plays are made")
@@ -131,7 +133,7 @@ def _ratios(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(slower, faster, strict=True)]
 
 
-# ---- plays ---------------------------------------------------------------------------------------------------------
+# ---- trajectories --------------------------------------------------------------------------------------------------
 
 
 class Words:
@@ -146,7 +148,7 @@ class Words:
         self.cumulated = np.cumsum(weight / weight.sum())
 
     def some(self, count: int) -> list[int]:
-        """That many tokens."""
+        """Draw `count` tokens."""
         found = np.searchsorted(self.cumulated, self.rng.random(count))
         return np.minimum(found, len(self.texts) - 1).tolist()
 
@@ -155,7 +157,7 @@ class Words:
 
 
 def trajectory_of(words: Words, system: list[int], question: list[int], group: int, session: int) -> Trajectory:
-    """A scored play: planner, executors and a verifier in a row. Each prompt holds what was said last, most of it."""
+    """A scored trajectory of a planner, executors and a verifier. Each prompt contains most of the last response."""
     rng, uid = words.rng, f"0-1-{group}"
     name = f"{uid}-{session}"
     task = Task("synthetic", ({"role": "user", "content": words.text(question)},), str(group))
@@ -186,7 +188,7 @@ def trajectory_of(words: Words, system: list[int], question: list[int], group: i
 
 
 def report_of(trajectory: Trajectory) -> ScoringReport:
-    """What scoring the play alone would have said."""
+    """The report of scoring the trajectory alone."""
     functions = [FunctionReport("answer", "outcome", 1, 0, 0.5, 0.003, (), calls=1)]
     for name in trajectory.steps[0].scores:
         functions.append(FunctionReport(name, "step", STEPS, 0, 0.7, 0.02, (), calls=STEPS))
@@ -194,15 +196,15 @@ def report_of(trajectory: Trajectory) -> ScoringReport:
 
 
 class NestedPayloads(list[torch.Tensor]):
-    """Payloads as TransferQueue returns them: a column that `unbind` takes apart."""
+    """Payloads in TransferQueue's return format: a column with `unbind`."""
 
     def unbind(self) -> list[torch.Tensor]:
-        """The payload of each play."""
+        """The payload of each trajectory."""
         return self
 
 
 class Dictionary:
-    """Stands for `transfer_queue` where what it costs is not asked: plays and columns of this process."""
+    """A replacement for `transfer_queue` where its cost is excluded: trajectories and columns in this process."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -237,7 +239,7 @@ class Dictionary:
 
 @contextmanager
 def instead_of_queue(queue: Any, *modules: Any) -> Iterator[None]:
-    """For `modules`, `queue` is TransferQueue meanwhile."""
+    """Replace TransferQueue with `queue` in `modules` for the duration of the context."""
     for module in modules:
         module.tq = queue
     try:
@@ -248,7 +250,7 @@ def instead_of_queue(queue: Any, *modules: Any) -> Iterator[None]:
 
 
 class Measured:
-    """Stands for `transfer_queue` in an agent-loop worker: how large the rows are that it is given."""
+    """A replacement for `transfer_queue` in an agent-loop worker that measures the size of its rows."""
 
     def __init__(self) -> None:
         self.tensors = self.encoded = self.rows = 0
@@ -270,14 +272,14 @@ class RowWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ign
         self.distillation_enabled = False
 
     async def put_rows(self, trajectory: Trajectory, uid: str, session: int) -> None:
-        """Make verl's rows of a play and put them."""
+        """Make verl's rows of a trajectory and put them."""
         outputs = [step_output(trajectory, step, 1.0) for step in trajectory.steps]
         place = {"uid": uid, "session_id": session, "global_steps": 1, "index": 0}
         await self._agent_loop_postprocess(outputs, False, **place)
 
 
 def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
-    """Plays of `tasks` tasks as their workers left them, with verl's rows of them; and what they take."""
+    """The workers' output for `tasks` tasks: trajectories, verl's rows of them, and their sizes."""
     words, queue = Words(), Dictionary()
     system = words.some(50)
     lengths, packing = list[int](), list[float]()
@@ -313,7 +315,7 @@ def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
 
 
 def _tag(step: Step) -> dict[str, Any]:
-    """Of a row, as verl's worker puts it."""
+    """The tag of a row, as in verl's worker."""
     prompt, response = len(step.prompt_ids), len(step.response_ids)
     versions = {"global_steps": 1, "min_global_steps": 0, "max_global_steps": 0}
     return {
@@ -322,7 +324,7 @@ def _tag(step: Step) -> dict[str, Any]:
 
 
 def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor | NonTensorStack]:
-    """verl's columns of the rows, as its trainer gets them: jagged, a reward at the last token."""
+    """verl's columns of the rows in its trainer's format: jagged, with the reward at the last token."""
     offsets, n = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), int(lengths.sum())
     rng = np.random.default_rng(0)
     rewards = np.zeros(n, dtype=np.float32)
@@ -331,7 +333,10 @@ def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor |
     logprobs = -rng.exponential(0.3, n).astype(np.float32)
     flat = {"response_mask": np.ones(n, dtype=np.int64), "rm_scores": rewards}
     flat |= {"rollout_log_probs": logprobs, "old_log_probs": logprobs}
-    bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}  # or padding is as wide as all tokens
+    bounds = {
+        "min_seqlen": int(lengths.min()),
+        "max_seqlen": int(lengths.max()),
+    }  # without them, padding is as wide as all tokens together
     jagged = partial(torch.nested.nested_tensor_from_jagged, offsets=offsets, **bounds)
     columns = {name: jagged(torch.from_numpy(values)) for name, values in flat.items()}
     return {"uid": NonTensorStack(*["".join(key.split("_")[0]) for key in queue.rows.keys]), **columns}
@@ -354,7 +359,7 @@ class Clock:
 
 
 class TimedFolder(RunFolder):
-    """A run's folder that says what writing the step file took."""
+    """A run's folder that times the writing of the step file."""
 
     clock: Clock
 
@@ -367,7 +372,7 @@ PARTS = ("taking plays", "assign", "rows", "columns", "metrics", "step file")
 
 
 def drive(queue: Dictionary, path: Path) -> Clock:
-    """The driver's part of a training step, in the order of the trainer, without the work of verl's workers."""
+    """The driver's part of a training step, in the trainer's order, without the work of verl's workers."""
     clock, n = Clock(), len(queue.payloads)
     (path / "steps").mkdir(parents=True, exist_ok=True)
     folder = TimedFolder(path)
@@ -405,14 +410,14 @@ def _check(queue: Dictionary, assignment: Any, metrics: Mapping[str, float]) -> 
 
 
 class Advantages(PPOTrainerSync):  # type: ignore[misc]
-    """verl's trainer with no more than its configuration, which is all that its advantages need."""
+    """verl's trainer with its configuration alone, which suffices for its advantages."""
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
 
 class VerlRows:
-    """What verl's trainer is given of the same steps."""
+    """The input of verl's trainer for the same steps."""
 
     def __init__(self, queue: Dictionary) -> None:
         self.queue = queue
@@ -428,11 +433,11 @@ class VerlRows:
         self.trainer = Advantages(config)
 
     def grpo(self) -> None:
-        """Its function on all rows."""
+        """Run verl's function on all rows."""
         core_algos.compute_grpo_outcome_advantage(self.rewards, self.mask, self.uid)
 
     def whole(self) -> None:
-        """Its trainer's method: rows fetched and padded, advantages of last rows, spread and put."""
+        """Run the trainer's method: fetch and pad rows, compute advantages of last rows, spread and put them."""
         with instead_of_queue(self.queue, trainer_base):
             self.trainer._compute_advantage(self.queue.rows, {})
 
@@ -478,7 +483,7 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
 
 
 def first_plays(queue: Dictionary, folder: str) -> Any:
-    """A small batch of the same plays."""
+    """A small batch of the same trajectories."""
     few = Dictionary()
     few.keys, few.payloads = queue.keys[:8], queue.payloads[:8]
     few.tags = {key: queue.tags[key] for key in few.keys}
@@ -488,7 +493,7 @@ def first_plays(queue: Dictionary, folder: str) -> Any:
 
 
 def _grown(run: Callable[[], object]) -> int:
-    """Bytes by which the process is larger, at its largest, than before."""
+    """Peak growth of the process in bytes during `run`."""
     gc.collect()
     pa.default_memory_pool().release_unused()
     before = _resident("VmRSS")
@@ -503,7 +508,7 @@ def _resident(what: str) -> int:
 
 
 def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:
-    """verl's function: rows over ranks, before anything is computed of them; with a tensor, as it does, or a list."""
+    """verl's balancing of rows over ranks, before any computation; with a tensor, as in verl, or a list."""
     workloads = calculate_workload(torch.tensor([tag["seq_len"] for tag in queue.rows.tags]))
     figures = []
     for ranks in (8, 64):
@@ -518,7 +523,7 @@ def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:
 
 
 class RewardWorker:
-    """What an agent-loop worker does with plays that have ended: an actor with a loop, rewards on a backend."""
+    """An agent-loop worker's treatment of finished trajectories: an actor with a loop, rewards on a backend."""
 
     def __init__(self, what: str, backend: str, workers: int, in_flight: int) -> None:
         functions = (RewardFunction("waits", "step", waits, is_async=True),) if what == "waits" else math_plays(0)[0]
@@ -528,7 +533,7 @@ class RewardWorker:
         self.scorer = Scorer(self.manager)
 
     async def seconds(self, plays: list[Trajectory]) -> float:
-        """That scoring `plays` takes, which come in one by one, faster than they can be scored."""
+        """Seconds to score `plays`, which arrive one by one, faster than they can be scored."""
         start = time.perf_counter()
         scorings = []
         for play in plays:
@@ -546,7 +551,7 @@ class RewardWorker:
 
 
 class Alone:
-    """The same without a backend, one call after the other. No async actor: `math_verify` wants the main thread."""
+    """The same without a backend, one call after the other. No async actor: `math_verify` needs the main thread."""
 
     def __init__(self, what: str, *options: Any) -> None:
         self.worker = RewardWorker(what, *options)
@@ -561,10 +566,10 @@ class Alone:
 def _scored(
     what: str, sides: Mapping[str, Side], plays: Sequence[Trajectory], warm: int, repeats: int
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds in which the workers of each side score `plays`, by turns, after their first `warm` ones.
+    """Seconds in which the workers of each side score `plays`, in turns, after the first `warm` ones.
 
-    Of up to three times as many turns, those in which other machines took the least of this one's processors, and what
-    share they took: two workers are held to what two cores do, and those must be there.
+    Runs up to three times `repeats` turns and keeps those in which other machines took the least of this one's
+    processors, with that share: the target for two workers assumes two available cores.
     """
     workers = {
         name: [
@@ -594,7 +599,7 @@ def _scored(
 
 
 _STOLEN = 0.02
-"""A turn in which other machines took no more than this share of the processors counts as undisturbed."""
+"""Maximum share of the processors taken by other machines in an undisturbed turn."""
 
 
 def _stolen() -> tuple[int, int]:
@@ -605,7 +610,7 @@ def _stolen() -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Side:
-    """How plays are scored: by `actors` that share them, each with a backend."""
+    """A way to score trajectories: `actors` actors that share them, each with a backend."""
 
     backend: str
     workers: int = 1
@@ -617,7 +622,7 @@ def _verified(calls: int, repeats: int) -> list[Figure]:
     _report(f"{calls:,} math_verify calls in an agent-loop worker")
     sides = {
         "alone": Side("inline"),
-        "both": Side("inline", actors=2),  # nothing is shared out: what two cores of this machine are worth
+        "both": Side("inline", actors=2),  # no shared work: the capacity of this machine's two cores
         "process": Side("process", 2, 256),
         "ray": Side("ray", 2, 256),
     }
@@ -655,7 +660,7 @@ def _waiting(calls: int, repeats: int) -> list[Figure]:
 
 
 def _queue(queue: Dictionary, plays: int, repeats: int) -> list[Figure]:
-    """A real one, with two storage units, on this machine."""
+    """Measure a real TransferQueue, with two storage units, on this machine."""
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}))
     try:
         return [*_through(queue, plays, repeats), *_polled(queue, repeats)]
@@ -702,7 +707,7 @@ def _taken(where: str, n_plays: int) -> None:
 
 
 def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
-    """verl's rows of as many plays, made and put by its own code, one play after the other."""
+    """verl's rows of as many trajectories, made and put by verl's code, one trajectory after the other."""
     words, worker = Words(1), RowWorker()
     system, question = words.some(50), words.some(30)
     trajectories = [trajectory_of(words, system, question, 0, i) for i in range(n_plays)]
@@ -721,7 +726,7 @@ def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
 
 
 def _polled(queue: Dictionary, repeats: int) -> list[Figure]:
-    """What verl's replay buffer asks again and again, when all rows and plays are there."""
+    """The poll of verl's replay buffer, once all rows and trajectories exist."""
     rows, prompts = queue.rows, sorted({key.split("_")[0] for key in queue.rows.keys})
     finished = {"is_prompt": True, "status": "finished", "global_steps": 1}
     tq.kv_batch_put(keys=rows.keys, partition_id="train", tags=rows.tags)
