@@ -48,7 +48,7 @@ class Run:
     def settings(self) -> list[str]:
         """All overrides but the folder.
 
-        `data.seed` fixes all randomness, including the evaluation's rollouts: runs of one seed share their random numbers.
+        `data.seed` fixes all randomness, including the evaluation's: runs of one seed share their random numbers.
         """
         return [*self.overrides, f"data.seed={self.seed}", "trainer.val_before_train=false"]
 

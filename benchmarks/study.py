@@ -1,4 +1,4 @@
-"""Compare rules of credit across reward conditions: `python -m benchmarks.study [--minutes M] [--quick]`, or `make study`.
+"""Compare rules of credit in seven cases: `python -m benchmarks.study [--minutes M] [--quick]`, or `make study`.
 
 `arithmetic_chain`, 16 training steps of 8 tasks and 8 rollouts, under 16 rules of credit (`RULES`, most of them with
 the outcome to all steps and to the answer alone: 30 arms) in 7 cases (`CASES`: properties of the sub-rewards), 5 seeds
@@ -98,8 +98,8 @@ CASES: dict[str, tuple[str, ...]] = {
         "policies={default: {}, frozen: {trainable: false}}",
     ),
 }
-"""In order: every step is scored exactly; planner and verifier are unscored; two of three executor steps are unscored as
-well; 20 % of the verdicts on all agents are inverted; 35 %; the executor is scored by the story's own chain at that
+"""In order: every step is scored exactly; planner and verifier are unscored; two of three executor steps are unscored
+as well; 20 % of the verdicts on all agents are inverted; 35 %; the executor is scored by the story's own chain at that
 place; planner and verifier are unscored, and an untrained agent replaces one result in ten."""
 OTHER_TEAMS = ("saboteur",)
 REALISTIC = tuple(name for name in CASES if name != "exact")

@@ -96,9 +96,7 @@ def main() -> int:
     quick = parser.parse_args().quick
     measured = hashes(MEASURES)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    logging.getLogger("transfer_queue.utils.common").setLevel(
-        logging.ERROR
-    )  # warns about "only two cores" at every call
+    logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # "only two cores", every call
 
     tasks = TASKS // 8 if quick else TASKS
     _report(f"{tasks * PLAYS * STEPS:,} steps of {tasks * PLAYS:,} plays are made")
@@ -333,10 +331,7 @@ def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor |
     logprobs = -rng.exponential(0.3, n).astype(np.float32)
     flat = {"response_mask": np.ones(n, dtype=np.int64), "rm_scores": rewards}
     flat |= {"rollout_log_probs": logprobs, "old_log_probs": logprobs}
-    bounds = {
-        "min_seqlen": int(lengths.min()),
-        "max_seqlen": int(lengths.max()),
-    }  # without them, padding is as wide as all tokens together
+    bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())}  # else padded to all tokens
     jagged = partial(torch.nested.nested_tensor_from_jagged, offsets=offsets, **bounds)
     columns = {name: jagged(torch.from_numpy(values)) for name, values in flat.items()}
     return {"uid": NonTensorStack(*["".join(key.split("_")[0]) for key in queue.rows.keys]), **columns}
