@@ -93,7 +93,7 @@ class Look:
     positive advantage."""
     amplification: dict[str, dict[str, float]]
     """By the third of the chain with a trajectory's only error: `plays`, their number; `moved`, the share of later
-    steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN without such a trajectory."""
+    steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN if there are none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

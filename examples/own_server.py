@@ -1,7 +1,8 @@
-"""The OpenAI-compatible server in a program of one's own, without a recipe: each play gets a URL and a key, and what is
-called there becomes its steps.
+"""The OpenAI-compatible server in your own program, without a recipe.
 
     python examples/own_server.py MODEL        any causal LM with a chat template, by its folder
+
+Each rollout gets a URL and a key; the calls to that URL become its steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ AGENTS = {"writer": AgentSpec(system="You write one line."), "editor": AgentSpec
 
 
 async def play(server: OpenAIServer, scheduler: Scheduler, question: str, seed: int) -> Trajectory:
-    """One play; several at a time are generated together."""
+    """Run one rollout; concurrent rollouts share batches of generation."""
     messages = ({"role": "user", "content": question},)
     trajectory = Trajectory(id=f"play {seed}", uid=question, task=Task("own", messages, None))
     recorder = Recorder(AGENTS, trajectory, scheduler, Sampling(max_tokens=16), (seed,))
@@ -33,13 +34,13 @@ async def play(server: OpenAIServer, scheduler: Scheduler, question: str, seed: 
             said = draft.choices[0].message.content or ""
             await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": said}])
     finally:
-        door.close()  # its key opens nothing any more
+        door.close()  # its key is no longer valid
         await recorder.close()
     return trajectory
 
 
 async def main(model: Path) -> list[Trajectory]:
-    """Two plays of each of two tasks."""
+    """Run two rollouts of each of two tasks."""
     scheduler = Scheduler({"default": Policy.load(model, pick_device("auto"))})
     server = OpenAIServer().start()
     try:

@@ -1,8 +1,8 @@
-"""Word problems of k chained operations, played by a planner, an executor and a verifier; learned on a CPU in minutes.
+"""Word problems of k chained operations for a planner, an executor and a verifier; learned on a CPU in minutes.
 
 The planner turns the story into operations. The executor computes one operation a turn, on two-digit numbers modulo
-100; the verifier recomputes it and says `ok` or `bad`; on `bad` the executor tries once more. With k operations that is
-1 + 2k turns and up to k retries. Scores are graded and judge a step given its input: a right sum on a wrong plan is
+100; the verifier recomputes it and answers `ok` or `bad`; on `bad` the executor tries once more. With k operations that
+is 1 + 2k turns and up to k retries. Scores are graded and judge a step given its input: a right sum on a wrong plan is
 right.
 
 Recipe settings (`recipe.*`): `operations` (k); `train_tasks`, `val_tasks`, `val_split` (`val`; `tune` evaluates on the
@@ -32,7 +32,7 @@ NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn")
 SIGNS = (*VERBS, "*")
 DIGITS = tuple("0123456789")
 MAX_PLAN_FACTOR = 2
-"""A plan may have so many times k operations before it is refused: a hostile plan must not play for ever."""
+"""A plan with more than this many times k operations is refused: a hostile plan must not run forever."""
 
 
 # The task
@@ -78,7 +78,7 @@ def _operation(rng: random.Random) -> tuple[str, int]:
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """The tasks of a split; `tune` is a third one, for choosing learning rates on problems that are never reported."""
+    """The tasks of a split; `tune` is a third split, with unreported problems for choosing learning rates."""
     number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
     split = recipe.get("val_split", split) if split == "val" else split
     rng = random.Random(f"{split}-{recipe['operations']}")
@@ -97,7 +97,7 @@ async def solve(task: Task, team: Team) -> str:
 
 
 async def read_plan(task: Task, team: Team) -> tuple[str, list[str]]:
-    """The number that the plan starts from, and its operations."""
+    """The plan's start value and its operations."""
     plan = await team.planner(task.text)
     start, *operations = plan.split(" ; ")
     if not is_number(start):
@@ -108,7 +108,7 @@ async def read_plan(task: Task, team: Team) -> tuple[str, list[str]]:
 
 
 async def compute_and_check(value: str, operation: str, team: Team) -> Reply:
-    """The executor's result; where the verifier says `bad`, its second one."""
+    """The executor's result, or its second one if the verifier answers `bad`."""
     sign, _, number = operation.partition(" ")
     if sign not in SIGNS or not is_number(number):
         raise AgentError(f"not an operation: {operation[:40]!r}")
@@ -127,7 +127,7 @@ def is_number(text: str) -> bool:
 
 
 def _true_value(step: Step) -> str:
-    """What the sum in an executor's or verifier's prompt comes to (its operands were checked by the workflow)."""
+    """The result of the sum in an executor's or verifier's prompt (the workflow checked its operands)."""
     first, second, operation, third, fourth, _ = step.info["sum"].split()
     return digits(compute(int(first + second), operation, int(third + fourth)))
 
@@ -148,35 +148,35 @@ def plan_right(step: Step, trajectory: Trajectory) -> float:
 
 @reward(agent_match="executor")
 def digits_right(step: Step, trajectory: Trajectory) -> float:
-    """Share of the digits that are right, given the sum that was asked."""
+    """Share of the digits that are right, given the sum in the prompt."""
     return _share_equal(step.response.split(), _true_value(step).split())
 
 
 @reward(agent_match="verifier")
 def verdict_right(step: Step, trajectory: Trajectory) -> float:
-    """Whether the verdict is right, given the candidate that was shown."""
+    """Whether the verdict is right, given the candidate in the prompt."""
     right = "ok" if step.info["candidate"] == _true_value(step) else "bad"
     return float(step.response.split()[-1:] == [right])
 
 
 @outcome
 def answer_right(trajectory: Trajectory) -> float:
-    """Whether the final value is that of the story."""
+    """Whether the final value is the story's."""
     return float(trajectory.answer == trajectory.task.ground_truth)
 
 
 def candidate_kind(step: Step) -> str | None:
-    """Stratum of a verifier's step; without it, one that always says `ok` looks good while most sums are right."""
+    """Stratum of a verifier's step; without it, a constant `ok` scores well while most sums are right."""
     if step.agent != "verifier":
         return None
     return "right" if step.info["candidate"] == _true_value(step) else "wrong"
 
 
-# The model, warmed up by supervised learning so that there is something to reinforce
+# The model, warmed up by supervised learning, so that reinforcement has something to start from
 
 
 def warm_model(recipe: dict[str, Any]) -> Path:
-    """The folder of a small Llama that plays this game half well; made on first use, in about a minute, and cached."""
+    """The folder of a small Llama that half solves these tasks; made on first use, in about a minute, and cached."""
     keys = ("operations", "hidden", "layers", "warmup_planner", "warmup_executor")
     settings = {key: recipe[key] for key in keys}
     name = "-".join(str(part) for part in ("arithmetic_chain", WARM_UP_VERSION, *settings.values()))
@@ -212,12 +212,12 @@ def _example(role: str, rng: random.Random, operations: int) -> tuple[str, str]:
 
 
 WARM_UP_VERSION = 4
-"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+"""Part of the cached folder's name; to be raised with every change of the warm-up."""
 EXECUTOR_ROLES = {"executor": 96, "verifier": 96, "retry": 32}
-"""Examples per warm-up step; the planner gets as many as make up PLANNER_OPERATIONS."""
+"""Examples per warm-up step; the planner gets enough examples for PLANNER_OPERATIONS operations."""
 PLANNER_OPERATIONS = 320
 HEAD_START = 0.3
-"""The planner's lessons begin when the executor is so close to its target."""
+"""The planner's lessons begin when the executor is this close to its target."""
 
 
 def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
@@ -241,8 +241,8 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
             print(f"warm-up step {step}: {said}", file=sys.stderr, flush=True)
         if planning and all(reached.values()):
             return True
-        # Planning is learned within a hundred steps, so it comes last, and is caught half-way: what its owner is then
-        # unsure of is for reinforcement to teach.
+        # The planner learns within a hundred steps, so its lessons come last and stop half-way: reinforcement learning
+        # corrects its remaining errors.
         planning = planning or accuracy["executor"] >= settings["warmup_executor"] - HEAD_START
         rows = dict(EXECUTOR_ROLES)
         if planning and not reached.get("planner"):

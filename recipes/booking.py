@@ -1,14 +1,14 @@
-"""A long dialogue with a simulated user: a desk books a trip for a customer who answers what it is asked.
+"""A long dialogue with a simulated user: a desk books a trip for a customer who answers its questions.
 
-The customer is told the trip that it wants; the desk asks (`day`), the customer answers (`friday`), and so on, for at
-most 20 turns each, until the desk books (`book from rome to oslo day friday ...`) and the customer says thanks.
-Both begin with the same small model, made and warmed up on the spot: mostly it answers truthfully and books what it
-was told, but asks by chance, over and over the same, and late in the dialogue books by chance, whatever it knows by
-then. Only the desk learns; the customer stays as it is.
+The customer's prompt holds the trip that it wants; the desk asks (`day`), the customer answers (`friday`), and so on,
+for at most 20 turns each, until the desk books (`book from rome to oslo day friday ...`) and the customer says thanks.
+Both begin with the same small model, made and warmed up on the spot: mostly it answers truthfully and books the parts
+it has heard, but it asks at random, repeats questions, and late in the dialogue books at a random time, whether or not
+it knows all parts. Only the desk is trained; the customer is frozen.
 
-A question is right if it had not been asked before; a booking as far as it is what the customer wants, and the outcome
-is whether all of it is. Whether the customer keeps to its trip is reported beside it and paid to nobody: a simulated
-user that strays is the first thing to look for where such a run goes wrong.
+A question is right if it is new; a booking is as right as the customer's wishes it meets, and the outcome is whether it
+meets them all. Whether the customer keeps to its trip is reported and not rewarded: check first for a straying
+simulated user if such a run goes wrong.
 
 Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`; `hidden`, `layers`; `warmup`, the sampled accuracy of answers
 and bookings at which the warm-up stops.
@@ -40,14 +40,14 @@ CHOICES = {
     "fare": ("saver", "basic", "flex", "refund"),
     "pay": ("card", "cash", "points", "invoice"),
 }
-"""What a trip is made of, and what there is to choose."""
+"""The parts of a trip, each with its choices."""
 TURNS = 20
 HELLO, BOOK, UNKNOWN, THANKS = "hello", "book", "unknown", "thanks"
 Trip = dict[str, str]
 
 
 def spelled(trip: Trip) -> str:
-    """A trip in words, in the order of CHOICES, with `unknown` for what is not in it."""
+    """A trip in words, in the order of CHOICES, with `unknown` for missing parts."""
     return " ".join(f"{part} {trip.get(part, UNKNOWN)}" for part in CHOICES)
 
 
@@ -55,14 +55,14 @@ def spelled(trip: Trip) -> str:
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """Trips by chance; the goal is for the customer's eyes only."""
+    """Random trips; only the customer sees the goal."""
     rng = random.Random(split)
     number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
     return [make_task(rng, index, split) for index in range(number)]
 
 
 def make_task(rng: random.Random, index: int, split: str) -> Task:
-    """A customer who wants a certain trip."""
+    """A customer with a random trip as its goal."""
     goal = spelled(_trip(rng))
     return Task("booking", ({"role": "user", "content": goal},), goal, {"index": index, "split": split, "goal": goal})
 
@@ -81,14 +81,15 @@ solve = teams.dialogue("desk", "customer", turns=TURNS, until=THANKS)
 
 @outcome
 def booked(trajectory: Trajectory) -> float:
-    """Whether the trip is booked, and nothing in it wrong."""
+    """Whether the trip is booked without an error."""
     return float(trajectory.answer == f"{BOOK} {trajectory.task.ground_truth}")
 
 
 @reward(agent_match="desk")
 def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
-    """0 for what was said before. Of a question, whether it is one; of a booking, 1 less a fifth for each part that is
-    not as wanted.
+    """0 for a repeated response; 1 for a question; for a booking, 1 less a fifth for each wrong part, at least 0.
+
+    0 for anything else, including a booking with missing or misplaced parts.
     """
     if step.response in {other.response for other in trajectory.steps[: step.index] if other.agent == step.agent}:
         return 0.0
@@ -104,13 +105,13 @@ def asked_or_booked(step: Step, trajectory: Trajectory) -> float:
 
 @reward(agent_match="customer", weight=0.0)
 def truthful(step: Step, trajectory: Trajectory) -> float:
-    """Whether the customer says what somebody with its goal would."""
+    """Whether the customer's response is consistent with its goal."""
     said = [other.response for other in trajectory.steps[: step.index]]
     return float(step.response == answer(said[-1] if said else None, trajectory.task.extra_info["goal"]))
 
 
 def answer(question: str | None, goal: str) -> str:
-    """What a customer with that goal says: to nothing yet, to a booking, to a question, and to what is none."""
+    """A truthful customer's response: to nothing yet, to a booking, to a question, and to any other text."""
     if question is None:
         return HELLO
     if question.split()[:1] == [BOOK]:
@@ -119,23 +120,23 @@ def answer(question: str | None, goal: str) -> str:
     return words[words.index(question) + 1] if question in CHOICES else UNKNOWN
 
 
-# The model, warmed up so that it can speak, and asks and books by chance
+# The model, warmed up so that it can speak, and asks and books at random
 
 ROWS = 64
-"""Examples of a kind in a warm-up step."""
+"""Examples of each kind in a warm-up step."""
 WARM_UP_VERSION = 2
-"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+"""Part of the cached folder's name; to be raised with every change of the warm-up."""
 
 
 def warm_model(recipe: dict[str, Any]) -> Path:
-    """The folder of a small Llama that answers and books mostly right; made on first use and cached."""
+    """The folder of a small Llama whose answers and bookings are mostly right; made on first use and cached."""
     settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
     name = "-".join(str(part) for part in ("booking", WARM_UP_VERSION, *settings.values()))
     return made_once(name, lambda folder: _warm_up(folder, settings))
 
 
 def make_tokenizer() -> tuple[Any, str]:
-    """One token per word, and a chat template: whose word it is, then the word."""
+    """A tokenizer with one token per word, and a chat template: the role, then the word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     special = ["<|end|>", "<|user|>", "<|assistant|>"]
@@ -151,7 +152,7 @@ def make_tokenizer() -> tuple[Any, str]:
 
 
 def _said(trip: Trip, questions: Sequence[str], asks: str) -> list[Message]:
-    """A conversation so far, from the side of the one whose questions are `asks`: "assistant", or "user"."""
+    """The conversation so far, from the side of the role in `asks` that asks the questions: "assistant", or "user"."""
     answers = "user" if asks == "assistant" else "assistant"
     said: list[Message] = [{"role": answers, "content": HELLO}]
     for question in questions:
@@ -161,7 +162,7 @@ def _said(trip: Trip, questions: Sequence[str], asks: str) -> list[Message]:
 
 
 FIRST_TURNS = {"asks": 0, "books": TURNS // 2, "greets": 0, "answers": 0, "thanks": TURNS // 2}
-"""What is learnt in the warm-up, and after how many questions at least it is said there."""
+"""The kinds of response in the warm-up, and the minimum number of questions before each."""
 
 
 def _turns(kind: str, rng: random.Random) -> int:
@@ -169,7 +170,7 @@ def _turns(kind: str, rng: random.Random) -> int:
 
 
 def _example(kind: str, turns: int, rng: random.Random, policy: Policy) -> Example:
-    """What is said after so many questions by chance."""
+    """An example of a response after `turns` random questions."""
     trip, questions = _trip(rng), rng.choices(list(CHOICES), k=turns)
     known = {part: word for part, word in trip.items() if part in questions}
     booking = f"{BOOK} {spelled(known)}"
@@ -212,6 +213,6 @@ def _warm_up(folder: Path, settings: dict[str, Any]) -> None:
 def _accuracy(policy: Policy, kind: str) -> float:
     rng = random.Random(1)
     examples = [_example(kind, _turns(kind, rng), rng, policy) for _ in range(256)]
-    if kind == "books":  # when it books is left to chance; what it then says is not
+    if kind == "books":  # the time of a booking is random; its content is not
         examples = [(f"{prompt} {BOOK}", response.removeprefix(f"{BOOK} ")) for prompt, response in examples]
     return sampled_accuracy(policy, examples)

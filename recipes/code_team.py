@@ -1,8 +1,8 @@
-"""Coder, tester and reviewer on small functions: how they play, and what each step's work is worth.
+"""Coder, tester and reviewer on small functions: their workflow and their sub-rewards.
 
-Each task has tests, a reference and a few wrong variants (mutants), none of which an agent sees. All that agents write
-is untrusted: it is clipped, checks are taken only where they are literals through and through, and every program runs
-in the sandbox that `reward.sandbox` names.
+Each task has tests, a reference and a few wrong variants (mutants), all hidden from the agents. Everything that agents
+write is untrusted: it is clipped, checks are accepted only if they consist of literals, and every program runs in the
+sandbox that `reward.sandbox` names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from creditflow.trajectory import Score, Step, Task, Trajectory
 
 MAX_REWRITES = 1
 MAX_CHECKS = 8
-"""Of a tester; each takes a run of the reference and, if it is right, of the mutants."""
+"""Maximum checks of a tester; each takes a run of the reference and, if it is right, of the mutants."""
 CHECK_CHARACTERS = 200
 READ_CHARACTERS, CODE_CHARACTERS, REASON_CHARACTERS = 4_000, 2_000, 400
 SECONDS = 2.0
-"""For each run of the sub-rewards: these programs take milliseconds."""
+"""Limit of each run for the sub-rewards: these programs take milliseconds."""
 HELD_OUT = 5
 """Every fifth task is for validation."""
 
@@ -42,11 +42,11 @@ def tasks(split: str, recipe: Mapping[str, Any]) -> list[Task]:
     return [task for i, task in enumerate(every) if (i % HELD_OUT == HELD_OUT - 1) == (split == "val")]
 
 
-# The play
+# The workflow
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One play. The answer is the code that was written last, whatever the reviewer makes of it."""
+    """Run the team on one task. The answer is the last code, whatever the reviewer's verdict."""
     code: Reply
     tests: Reply
     code, tests = await asyncio.gather(
@@ -79,7 +79,7 @@ async def solve(task: Task, team: Team) -> str:
 
 
 def name_of(task: Task) -> str:
-    """The name of the function that the task asks for."""
+    """The name of the function in the task."""
     return str(task.extra_info["name"])
 
 
@@ -90,7 +90,7 @@ def check_lines(text: str) -> list[str]:
 
 
 def said(text: str) -> str | None:
-    """The reviewer's verdict: how the last line begins that begins with `accept` or `reject`; None without one."""
+    """The reviewer's verdict: `accept` or `reject`, from the last line that starts with either; None without one."""
     words = re.findall(r"(?m)^\W{0,8}(accept|reject)", text[-READ_CHARACTERS:].lower())
     return str(words[-1]) if words else None
 
@@ -100,14 +100,14 @@ def defines(code: str, name: str) -> bool:
     return re.search(rf"(?m)^def {re.escape(name)}[ ]?\(", code) is not None
 
 
-# Checks: what tester and reviewer say of the function
+# Checks: the tester's and the reviewer's claims about the function
 
 
 def check_in(line: str, name: str) -> Case | None:
-    """The check that a line makes; None where it is none.
+    """Parse the check in a line; None if there is no valid check.
 
-    It calls the function with literals and compares the result with a literal: then it says something of the function
-    that can be right or wrong. `assert True`, or `assert f(1) == f(1)`, would be right about any.
+    A valid check calls the function with literals and compares the result with a literal: then it makes a claim about
+    the function that can be right or wrong. `assert True`, or `assert f(1) == f(1)`, would be right about any.
     """
     try:
         (statement,) = ast.parse(line).body
@@ -128,11 +128,11 @@ def check_in(line: str, name: str) -> Case | None:
 
 
 def checks_in(text: str, name: str) -> list[Case | None]:
-    """The checks of a reply, each once; None for a line that begins with `assert` and is no check."""
+    """The distinct checks of a reply; None for a line that begins with `assert` and holds no valid check."""
     return [check_in(line, name) for line in dict.fromkeys(check_lines(text))]
 
 
-# What a step's work is worth
+# The sub-rewards
 
 
 def _box(sandbox: Mapping[str, Any] | None) -> Sandbox:
@@ -140,20 +140,20 @@ def _box(sandbox: Mapping[str, Any] | None) -> Sandbox:
 
 
 def _passes(box: Sandbox, code: str, tests: Sequence[Case]) -> bool:
-    """Whether the code passes all of the tests, which are run up to the first fault."""
+    """Whether the code passes all of the tests; stops at the first failure."""
     return all(run_tests(box, code, [test])[0].passed for test in tests)
 
 
 @reward(agent_match="^tester$")
 def checks_bite(step: Step, trajectory: Trajectory, sandbox: Mapping[str, Any] | None = None) -> Score:
-    """How many of the tester's checks are right, and how many of the mutants the right ones find out.
+    """Score the share of right checks among the tester's, and the share of mutants that the right ones detect.
 
-    Right: the reference passes. Value: right / written * (0.5 + 0.5 * found out / mutants); 0 where none is written. A
-    line with `assert` that is no check (see `check_in`) counts as written and not right; of more than 8 lines, or 4,000
-    characters, the rest is not read; a check that is repeated counts once.
+    Right: the reference passes. Value: right / written * (0.5 + 0.5 * detected / mutants); 0 without a written check. A
+    line with `assert` and without a valid check (see `check_in`) counts as written and not right; lines beyond 8, and
+    text beyond 4,000 characters, are not read; a repeated check counts once.
 
-    Range: [0, 1]. Cost: a run in the sandbox for each check, and for each right one and mutant until one finds it out:
-    at most 8 + 8 * 3, 0.8 s. Raises SandboxError.
+    Range: [0, 1]. Cost: a run in the sandbox for each check, and for each pair of a right check and a mutant until one
+    detects it: at most 8 + 8 * 3, 0.8 s. Raises SandboxError.
     """
     checks = checks_in(step.response, name_of(trajectory.task))
     if not checks:
@@ -172,14 +172,14 @@ def checks_bite(step: Step, trajectory: Trajectory, sandbox: Mapping[str, Any] |
 
 @reward(agent_match="^reviewer$")
 def review_right(step: Step, trajectory: Trajectory, sandbox: Mapping[str, Any] | None = None) -> Score:
-    """0.6 for the right verdict on the code, 0.4 for naming an input that matters.
+    """Give 0.6 for the right verdict on the code, and 0.4 for an input that matters.
 
-    `accept` is right where the code passes all tests of the task. The input is the first check in the reply, `assert
-    f(...) == ...`: 0.4 where its result is right (the reference passes it) and, if the code is wrong, the code fails
-    it; 0.2 where the result is right, but the code, wrong elsewhere, passes it too; else 0.
+    `accept` is right if the code passes all tests of the task. The input is the first check in the reply, `assert
+    f(...) == ...`: 0.4 if its result is right (the reference passes it) and, if the code is wrong, the code fails it;
+    0.2 if the result is right, but the code, wrong elsewhere, passes it too; else 0.
 
-    Range: [0, 1]. Cost: a run in the sandbox for each test of the task, up to the first that fails, and two more.
-    Raises ValueError where there is no coder's step to judge, SandboxError.
+    Range: [0, 1]. Cost: a run in the sandbox for each test of the task, up to the first failure, and two more.
+    Raises ValueError without an earlier coder's step, SandboxError.
     """
     judged = [s for s in trajectory.steps[: step.index] if s.agent == "coder"]
     if not judged:
@@ -200,9 +200,9 @@ def review_right(step: Step, trajectory: Trajectory, sandbox: Mapping[str, Any] 
 
 
 def code_kind(step: Step) -> str | None:
-    """Stratum of a reviewer's step: whether the code that it was shown defines the function at all.
+    """Stratum of a reviewer's step: whether the code in its prompt defines the function at all.
 
-    Without it a reviewer that rejects everything looks good while most replies hold no such function.
+    Without it, a reviewer that rejects everything scores well while most replies hold no such function.
     """
     if step.agent != "reviewer":
         return None

@@ -1,4 +1,4 @@
-"""One agent that solves competition problems, as DAPO trains it: how it plays, and where its answer stands."""
+"""One agent that solves competition problems, as DAPO trains it: its workflow and the extraction of its answer."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from creditflow.rollout import Reply, Team
 from creditflow.trajectory import Task
 
 END_CHARACTERS = 300
-"""The answer is looked for in so much of the end, as DAPO does: what comes before is thinking."""
+"""Characters at the end that are searched for the answer, as in DAPO: earlier text is thinking."""
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One call: the task's own messages, which ask for a last line `Answer: ...`."""
+    """Make one call with the task's own messages, which ask for a last line `Answer: ...`."""
     reply: Reply = await team.solver(list(task.prompt))
     return answer_in(reply.text)
 
 
 def answer_in(text: str) -> str:
-    """`#### answer` of what follows the last `Answer:`; empty where there is none."""
+    """`#### answer` from the text after the last `Answer:`; empty without one."""
     found = re.findall(r"(?i:answer)[ \t]*:[ \t]*([^\n]+)", text[-END_CHARACTERS:])
     return f"#### {found[-1].strip()}" if found else ""

@@ -1,7 +1,8 @@
-"""Planner, executor and verifier on grade-school word problems: how they play, and what each step's work is worth.
+"""Planner, executor and verifier on grade-school word problems: their workflow and their sub-rewards.
 
-The sub-rewards compare a step with the `<<a*b=c>>` calculations of the published solution, which no agent sees. All
-that agents write is untrusted: it is clipped, read by expressions of bounded length, and never evaluated as code.
+The sub-rewards compare a step with the `<<a*b=c>>` calculations of the published solution, which is hidden from the
+agents. Everything that agents write is untrusted: it is clipped, read by expressions of bounded length, and never
+evaluated as code.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ MAX_EXECUTOR_TURNS = 8
 """Retries included; GSM8K's longest solutions have nine calculations, 98 % have six or fewer."""
 PLAN_CHARACTERS, LINE_CHARACTERS = 800, 160
 
-# The play
+# The workflow
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One play. Whatever the agents write, it goes on: what cannot be read is passed over, and earns nothing."""
+    """Run the team on one task. Unreadable text never stops the rollout; it is skipped and earns nothing."""
     plan: Reply = await team.planner(
         f"Problem: {task.text}\n\nWrite a numbered plan, one calculation per line. Do not calculate yet."
     )
@@ -41,7 +42,7 @@ async def solve(task: Task, team: Team) -> str:
         situation = f"Problem: {task.text}\n\nResults so far:\n{so_far}\n\nNow: {sub_step}"
         finish = " Then write the final answer on a line of its own: #### answer" if last else ""
 
-        # What the earlier steps found reaches this prompt through the newest reply that let it pass.
+        # The results of earlier steps reach this prompt through the newest accepted reply.
         tried: Reply = await team.executor(
             f"Problem: {task.text}\n\nPlan:\n{plan.text[:PLAN_CHARACTERS]}\n\nResults so far:\n{so_far}\n\n"
             f"Now: {sub_step}\n\nWrite one calculation as a*b=c.{finish}",
@@ -69,7 +70,7 @@ async def solve(task: Task, team: Team) -> str:
 
 
 def plan_lines(plan: str) -> list[str]:
-    """The numbered lines of a plan, without their numbers, at most as many as the executor has turns."""
+    """The numbered lines of a plan, without their numbers; at most MAX_EXECUTOR_TURNS lines."""
     lines = plan[:READ_CHARACTERS].splitlines()
     numbered = [re.fullmatch(r"\s{0,8}(?:[Ss]tep\s)?[0-9]{1,2}[.):]\s?(.{0,2000})", line) for line in lines]
     texts = [match[1].strip()[:LINE_CHARACTERS] for match in numbered if match]
@@ -77,19 +78,19 @@ def plan_lines(plan: str) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """A reply as it is quoted in another agent's prompt: its calculation if it has one, else its beginning."""
+    """A reply as a quotation in another agent's prompt: its calculation if it has one, else its beginning."""
     shown = calculations_in(text)
     return shown[-1].text if shown else " ".join(text[:READ_CHARACTERS].split())[:LINE_CHARACTERS]
 
 
 def said(text: str) -> str | None:
-    """The verifier's verdict: the last `ok` or `bad`; None where there is neither."""
+    """The verifier's verdict: the last `ok` or `bad`; None without either."""
     words = re.findall(r"\b(?:not ok|ok|bad)\b", text[-READ_CHARACTERS:].lower())
     return {"not ok": "bad"}.get(words[-1], words[-1]) if words else None
 
 
 def answer_line(text: str) -> str:
-    """`#### answer` from the last accepted reply: what it marked so, else its value; empty where it has none."""
+    """`#### answer` from the last accepted reply: its marked answer, else its value; empty without either."""
     if "####" in text and (marked := final_answer(text)):
         return f"#### {marked[:LINE_CHARACTERS]}"
     value = value_in(text)
@@ -97,7 +98,7 @@ def answer_line(text: str) -> str:
 
 
 def figure(value: float) -> str:
-    """A number as people write it: 24 for 24.0."""
+    """A number in everyday notation: 24 for 24.0."""
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else f"{value:.10g}"
 
 
@@ -105,7 +106,7 @@ def figure(value: float) -> str:
 
 
 def value_in(text: str) -> float | None:
-    """The value that a reply arrives at: its last calculation's, else its last number."""
+    """The value of a reply: its last calculation's, else its last number."""
     if shown := calculations_in(text):
         return shown[-1].stated
     numbers = numbers_in(text[-READ_CHARACTERS:])
@@ -120,13 +121,13 @@ def _among(value: float, values: Sequence[float]) -> bool:
     return any(_same(value, other) for other in values)
 
 
-# What a step's work is worth
+# The sub-rewards
 
 
 def solution(task: Task) -> list[Calculation]:
     """The calculations of the published solution.
 
-    Raises ValueError where it shows none (one task in eighty): the step is then unscored, not wrong.
+    Raises ValueError if it shows none (one task in eighty): the step is then unscored, not wrong.
     """
     shown = [c for text in task.extra_info.get("calculations") or () for c in calculations_in(text)]
     if not shown:
@@ -153,7 +154,7 @@ _SYMBOLS = {
 
 
 def _mentions(line: str) -> set[str | float]:
-    """The numbers and the operations that a line of a plan speaks of."""
+    """The numbers and the operations in a line of a plan."""
     found: set[str | float] = {round(abs(number.value), 6) for number in numbers_in(line)}
     found |= {operation for operation, symbol in _SYMBOLS.items() if re.search(symbol, line)}
     for word in re.findall(r"[a-z]{3,12}", line.lower()):
@@ -163,13 +164,13 @@ def _mentions(line: str) -> set[str | float]:
 
 @reward(agent_match="^planner$")
 def plan_covers(step: Step, trajectory: Trajectory) -> float:
-    """How much of the solution the plan covers: the mean over its calculations of how well a line of the plan fits.
+    """Score the plan's coverage of the solution: the mean over its calculations of their fit to a line of the plan.
 
-    Fit: shared / all of what line and calculation speak of, numbers and operations (Jaccard), where values that an
-    earlier calculation found need not be named. Each line counts for one calculation at most, so that neither a line
-    that lists everything nor the question said again pays.
+    Fit: shared / all numbers and operations of line and calculation (Jaccard), where values that an earlier calculation
+    found need not be named. Each line counts for one calculation at most, so that neither a line that lists everything
+    nor a copy of the question pays.
 
-    Range: [0, 1]. Cost: none to speak of.
+    Range: [0, 1]. Cost: negligible.
     """
     lines = [_mentions(line) for line in plan_lines(step.response)]
     calculations = solution(trajectory.task)
@@ -189,11 +190,11 @@ def plan_covers(step: Step, trajectory: Trajectory) -> float:
 
 
 _EVERYDAY = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 24, 30, 52, 60, 100, 365, 1000)
-"""Numbers that a right calculation may use though the question has no such figure (`three`, `a week`, `half`)."""
+"""Numbers that a right calculation may use although the question has no such figure (`three`, `a week`, `half`)."""
 
 
 def _open_values(step: Step, trajectory: Trajectory) -> tuple[list[float], list[float]]:
-    """Values of the solution that no earlier executor step has found, and the values that those steps found."""
+    """Values of the solution that earlier executor steps have not found, and the values that those steps found."""
     earlier = [s for s in trajectory.steps[: step.index] if s.agent == "executor"]
     replaced = {s.info.get("retry_of") for s in [*earlier, step]}
     found = [value for s in earlier if s.index not in replaced and (value := value_in(s.response)) is not None]
@@ -210,11 +211,11 @@ def _open_values(step: Step, trajectory: Trajectory) -> tuple[list[float], list[
 
 @reward(agent_match="^executor$")
 def value_matches(step: Step, trajectory: Trajectory) -> float:
-    """Whether the step's value is one that the solution arrives at and no earlier step has found.
+    """Score whether the step's value is a new value of the solution.
 
-    1: it is, by a calculation that holds; 0.75: it is, without a calculation; 0.5: it is not, but the calculation holds
-    and uses only known numbers (a finer step than the solution's, or another way); 0.25: a calculation that holds from
-    numbers that nobody gave, or a right value from a false calculation; 0: neither.
+    1: a new value by a correct calculation; 0.75: a new value without a calculation; 0.5: another value, but the
+    calculation is correct and uses only known numbers (a finer step than the solution's, or another way); 0.25: a
+    correct calculation from unknown numbers, or a new value from a false calculation; 0: otherwise.
     """
     value, shown = value_in(step.response), calculations_in(step.response)
     wanted, found = _open_values(step, trajectory)
@@ -234,12 +235,12 @@ def value_matches(step: Step, trajectory: Trajectory) -> float:
 
 @reward(agent_match="^verifier$")
 def verdict_right(step: Step, trajectory: Trajectory) -> float:
-    """0.6 for the right verdict on the executor's step, 0.4 for the right value.
+    """Give 0.6 for the right verdict on the executor's step, and 0.4 for the right value.
 
-    `ok` is right where `value_matches` gives the step 0.5 or more. The right value is then the executor's own; else
-    what its calculation is really worth, or any value of the solution still to be found.
+    `ok` is right if `value_matches` gives the step 0.5 or more. The right value is then the executor's own; else the
+    true result of its calculation, or any value of the solution still to be found.
 
-    Range: [0, 1]. Raises ValueError where there is no executor's step to judge.
+    Range: [0, 1]. Raises ValueError without an earlier executor's step.
     """
     judged = [s for s in trajectory.steps[: step.index] if s.agent == "executor"]
     if not judged:
@@ -259,9 +260,9 @@ def verdict_right(step: Step, trajectory: Trajectory) -> float:
 
 
 def candidate_kind(step: Step) -> str | None:
-    """Stratum of a verifier's step: whether the calculation that it was shown holds.
+    """Stratum of a verifier's step: whether the calculation in its prompt is correct.
 
-    Without it a verifier that always says `ok` looks good while most calculations are right.
+    Without it, a verifier that always answers `ok` scores well while most calculations are right.
     """
     if step.agent != "verifier":
         return None

@@ -1,8 +1,8 @@
-"""Two agents at PettingZoo's tic-tac-toe: the first learns, the second plays as both did before training.
+"""Two agents at PettingZoo's tic-tac-toe: the first is trained, the second keeps the initial policy of both.
 
 A board is nine words from the player's own side (`mine`, `theirs`, `free`), an action a digit. The model is warmed up
-on random boards until its moves are mostly legal and otherwise by chance, so that the first player begins with about as
-many wins as chance gives it. An illegal move is replaced by one that is drawn.
+on random boards until its moves are mostly legal and otherwise random, so that the first player begins with about the
+win rate of random moves. An illegal move is replaced by a random one.
 
 Recipe settings (`recipe.*`): `train_tasks`, `val_tasks`; `hidden`, `layers`; `legal`, the share of legal moves at which
 the warm-up stops.
@@ -32,7 +32,7 @@ FREE, MINE, THEIRS = "free", "mine", "theirs"
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """The same empty board each time: tasks differ in nothing but their number."""
+    """The same empty board each time: tasks differ only in their index."""
     number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
     prompt = ({"role": "user", "content": "play"},)
     return [Task("tic_tac_toe", prompt, None, {"index": index, "split": split}) for index in range(number)]
@@ -44,7 +44,7 @@ def make_game(task: Task) -> Any:
 
 
 def show(view: View) -> str:
-    """The board in nine words, cell by cell as actions are numbered: column by column."""
+    """The board in nine words, in the order of action numbers: column by column."""
     cells = [view.observation[cell % 3, cell // 3] for cell in range(CELLS)]
     return " ".join(MINE if mine else THEIRS if theirs else FREE for mine, theirs in cells)
 
@@ -52,10 +52,10 @@ def show(view: View) -> str:
 solve = environments.aec(make_game, show=show, illegal="random")
 
 
-# The model, warmed up so that it plays by the rules, and otherwise by chance
+# The model, warmed up to make legal moves that are otherwise random
 
 WARM_UP_VERSION = 1
-"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+"""Part of the cached folder's name; to be raised with every change of the warm-up."""
 
 
 def warm_model(recipe: dict[str, Any]) -> Path:
@@ -77,7 +77,7 @@ def make_tokenizer() -> Any:
 
 
 def _example(rng: random.Random) -> tuple[str, str]:
-    """A board after some moves by chance, and a legal move by chance."""
+    """A board after some random moves, and a random legal move."""
     moves = rng.sample(range(CELLS), rng.randrange(CELLS))
     board = [FREE] * CELLS
     for k, cell in enumerate(reversed(moves)):

@@ -1,13 +1,13 @@
-"""A chain of tool calls: search in a small corpus, a key-value store, a calculator; 30 steps, or as many as you like.
+"""A chain of tool calls: search in a small corpus, a key-value store, a calculator; 30 steps by default.
 
-A task is a small program in words: facts to be looked up and operations on what was stored before, each under a name.
-Four agents write the calls, one a turn, and none sees the program as a whole: the searcher `search price ruby`, the
-clerk `put a 3 4`, the reader `get a`, the calculator `calc 3 4 + 1 7`. Real tools carry them out. A call that no tool
-understands comes to 0 0, and the play goes on: an early mistake is carried along. With `facts` facts and `operations`
-operations that is 2 * facts + 4 * operations steps.
+A task is a small program in words: facts to look up and operations on stored values, each under a name. Four agents
+write the calls, one a turn, and none sees the whole program: the searcher `search price ruby`, the clerk `put a 3 4`,
+the reader `get a`, the calculator `calc 3 4 + 1 7`. Real tools execute them. An invalid call returns 0 0, and the
+rollout continues: later steps inherit an early mistake. With `facts` facts and `operations` operations that is
+2 * facts + 4 * operations steps.
 
-A step's parents are the steps that its call reads from: of a `get` the `put` that last wrote that name, of a sum both
-values, of a `put` the call whose result it stores. A sub-reward judges a call given its prompt; the outcome is whether
+A step's parents are the steps that its call reads from: for a `get` the `put` that last wrote that name, for a sum both
+values, for a `put` the call whose result it stores. A sub-reward judges a call given its prompt; the outcome is whether
 the last value is right.
 
 Recipe settings (`recipe.*`): `facts`, `operations`; `train_tasks`, `val_tasks`, `val_split`; `hidden`, `layers`;
@@ -35,7 +35,7 @@ THINGS = ("ruby", "pearl", "amber", "jade", "opal", "topaz", "coral", "onyx")
 QUALITIES = ("price", "weight", "age")
 DIGITS = tuple("0123456789")
 NOTHING = "0 0"
-"""What a call comes to that no tool understands, or that finds nothing."""
+"""The result of an invalid call, or of a call that finds nothing."""
 
 
 def digits(number: int) -> str:
@@ -52,7 +52,7 @@ def compute(a: int, operation: str, b: int) -> int:
 
 
 def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
-    """The tasks of a split; `tune` is a third one, for choosing learning rates on problems that are never reported."""
+    """The tasks of a split; `tune` is a third split, with unreported problems for choosing learning rates."""
     number = {"train": recipe["train_tasks"], "val": recipe["val_tasks"]}[split]
     split = recipe.get("val_split", split) if split == "val" else split
     rng = random.Random(f"{split}-{recipe['facts']}-{recipe['operations']}")
@@ -60,7 +60,7 @@ def make_tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
 
 
 def make_task(rng: random.Random, facts: int, operations: int, index: int, split: str) -> Task:
-    """A random program, with the corpus that its facts stand in."""
+    """A random program, with the corpus that holds its facts."""
     corpus = {f"{quality} {thing}": rng.randrange(100) for quality in QUALITIES for thing in THINGS}
     lines, values = [], dict[str, int]()
     for k in range(facts + operations):
@@ -70,7 +70,7 @@ def make_task(rng: random.Random, facts: int, operations: int, index: int, split
             lines.append(f"{name} is {fact}")
             values[name] = corpus[fact]
         else:
-            # The newest value is always used, so that all of the chain leads to the end.
+            # The newest value is always used, so that the whole chain leads to the end.
             first, second = NAMES[(k - 1) % len(NAMES)], rng.choice(list(values))
             if rng.random() < 0.5:
                 first, second = second, first
@@ -94,13 +94,13 @@ def make_task(rng: random.Random, facts: int, operations: int, index: int, split
 
 @dataclass
 class Tools:
-    """What a play's calls work on."""
+    """The tools' state in one rollout."""
 
     corpus: list[str]
     store: dict[str, str] = field(default_factory=dict)
 
     def call(self, text: str) -> str:
-        """The result of a call, two digits; NOTHING where no tool understands it."""
+        """The result of a call, two digits; NOTHING for an invalid call."""
         match text.split():
             case ["search", *words]:
                 return self._search(words)
@@ -114,7 +114,7 @@ class Tools:
         return NOTHING
 
     def _search(self, words: list[str]) -> str:
-        """The number in the document that has most of the words; NOTHING where none has any."""
+        """The number in the document that shares the most words; NOTHING if no document shares any."""
         shared = [len(set(words) & set(document.split()[1:3])) for document in self.corpus]
         best = max(range(len(shared)), key=shared.__getitem__)
         return " ".join(self.corpus[best].split()[-2:]) if shared[best] else NOTHING
@@ -128,7 +128,7 @@ def _is_number(*words: str) -> bool:
 
 
 async def solve(task: Task, team: Team) -> str:
-    """Line by line, call by call."""
+    """Run the program line by line, call by call."""
     tools = Tools(task.extra_info["corpus"])
     wrote: dict[str, Reply] = {}
     for line in task.text.split(" . "):
@@ -177,16 +177,16 @@ def answer_right(trajectory: Trajectory) -> float:
     return float(trajectory.answer == trajectory.task.ground_truth)
 
 
-# The model, warmed up by supervised learning so that there is something to reinforce
+# The model, warmed up by supervised learning, so that reinforcement has something to start from
 
 ROLES = {"searcher": "find", "reader": "read", "calculator": "sum", "clerk": "store"}
 """Each agent's system prompt."""
 WARM_UP_VERSION = 1
-"""Part of the cached folder's name: to be raised with every change of what the warm-up teaches."""
+"""Part of the cached folder's name; to be raised with every change of the warm-up."""
 
 
 def warm_model(recipe: dict[str, Any]) -> Path:
-    """The folder of a small Llama that writes most calls right; made on first use and cached."""
+    """The folder of a small Llama whose calls are mostly right; made on first use and cached."""
     settings = {key: recipe[key] for key in ("hidden", "layers", "warmup")}
     name = "-".join(str(part) for part in ("tool_chain", WARM_UP_VERSION, *settings.values()))
     return made_once(name, lambda folder: _warm_up(folder, settings))

@@ -1,4 +1,4 @@
-"""What all examples have in common: a task that a random model can get better at, its rewards, and that model."""
+"""Shared parts of the examples: a task that a random model can improve on, its rewards, and that model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tasks(split: str, recipe: dict[str, Any]) -> list[Task]:
 
 
 def model(recipe: dict[str, Any]) -> Path:
-    """A model of bytes, made on the spot; its weights are random."""
+    """A byte-level model with random weights, made on the spot."""
     return tiny_byte_model()
 
 
@@ -27,11 +27,11 @@ def share_of_letters(text: str) -> float:
 
 @reward(agent_match="writer|editor")
 def letters(step: Step, trajectory: Trajectory) -> float:
-    """How much of what is said consists of letters."""
+    """The share of letters in the response."""
     return share_of_letters(step.response)
 
 
 @outcome
 def answer_has_letters(trajectory: Trajectory) -> float:
-    """Whether there are more letters than anything else in the answer."""
+    """Whether the answer consists mostly of letters."""
     return float(share_of_letters(trajectory.answer or "") > 0.5)

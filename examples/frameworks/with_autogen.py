@@ -1,4 +1,4 @@
-"""AutoGen. What is new: `base_url` and `api_key` of the model clients."""
+"""AutoGen. The only changes: `base_url` and `api_key` of the model clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autogen_ext.models.openai import OpenAIChatCompletionClient
 from creditflow import Task, Team
 
 INFO = ModelInfo(vision=False, function_calling=True, json_output=False, family="unknown", structured_output=False)
-"""AutoGen asks for it where it does not know a model's name."""
+"""AutoGen requires this for models with an unknown name."""
 
 
 async def solve(task: Task, team: Team) -> str:

@@ -1,4 +1,4 @@
-"""LangGraph. What is new: `base_url` and `api_key` of the chat models."""
+"""LangGraph. The only changes: `base_url` and `api_key` of the chat models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from creditflow import Task, Team
 
 
 class Text(TypedDict):
-    """What the nodes hand on."""
+    """The state that the nodes pass on."""
 
     subject: str
     draft: str

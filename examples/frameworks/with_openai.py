@@ -1,4 +1,4 @@
-"""The openai client. What is new beside an agent that is in use: the two arguments of `AsyncOpenAI`."""
+"""The openai client. The only changes to an existing agent: the two arguments of `AsyncOpenAI`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from creditflow import Task, Team
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One draft, and one revision of it."""
+    """Write one draft and revise it once."""
     async with AsyncOpenAI(base_url=team.base_url, api_key=team.api_key) as client:
 
         async def ask(agent: str, system: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK. What is new: the client of the models. Its own tracing is off: it would upload every run."""
+"""The OpenAI Agents SDK. The only change: the models' client. The SDK's tracing is off: it would upload every run."""
 
 from __future__ import annotations
 

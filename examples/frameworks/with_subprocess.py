@@ -1,6 +1,6 @@
-"""Agents that are another program: it gets a URL and a key by its environment, and prints its answer.
+"""Agents in another program: it receives a URL and a key in its environment, and prints its answer.
 
-Run as a program, this file is that other one: it knows HTTP and JSON, and nothing of creditflow.
+Run as a program, this file is that other program: it uses HTTP and JSON, and nothing of creditflow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def solve(task: Task, team: Team) -> str:
-    """The program's answer."""
+    """Run the program and return its answer."""
     address = {"OPENAI_BASE_URL": team.base_url, "OPENAI_API_KEY": team.api_key}
     program = await asyncio.create_subprocess_exec(
         sys.executable, __file__, task.text, env={**os.environ, **address}, stdout=asyncio.subprocess.PIPE
@@ -29,7 +29,7 @@ async def solve(task: Task, team: Team) -> str:
 
 
 def ask(agent: str, text: str) -> str:
-    """One completion."""
+    """Request one completion."""
     body = json.dumps({"model": agent, "messages": [{"role": "user", "content": text}]}).encode()
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, headers)

@@ -1,6 +1,6 @@
-"""`creditflow`, killed by SIGKILL at the k-th passing of a place in its code: `dies.py PLACE K WHEN ARGUMENTS...`.
+"""Run `creditflow` and kill it with SIGKILL at the k-th pass of a place: `dies.py PLACE K WHEN ARGUMENTS...`.
 
-WHEN: `before` or `after` what is done there. K 0: it lives, and prints how often each place was passed.
+WHEN: `before` or `after` the action at that place. K 0: finish normally, and print the number of passes of each place.
 """
 
 import functools
