@@ -64,7 +64,7 @@ def _number(value: float | None) -> float:
 
 
 def main() -> int:
-    """Run, print, write `docs/results/audit.json` and the figures; there are no targets."""
+    """Run, print, write `docs/results/audit.json` and the figures, without targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two training steps of a few plays: shows that it runs")
     quick = parser.parse_args().quick

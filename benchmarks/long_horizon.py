@@ -92,8 +92,8 @@ class Look:
     """`right`, `wrong`: mean negative advantage of right and of wrong steps; `praised`: the share of wrong steps with a
     positive advantage."""
     amplification: dict[str, dict[str, float]]
-    """By the third of the chain with a trajectory's only error: `plays`, their number; `moved`, the share of later
-    steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN if there are none."""
+    """For an only error in each third of the chain: `plays`, the number of trajectories; `moved`, the share of later
+    steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN without trajectories."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

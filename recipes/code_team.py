@@ -104,7 +104,7 @@ def defines(code: str, name: str) -> bool:
 
 
 def check_in(line: str, name: str) -> Case | None:
-    """Parse the check in a line; None if there is no valid check.
+    """Parse the check in a line; None without a valid check.
 
     A valid check calls the function with literals and compares the result with a literal: then it makes a claim about
     the function that can be right or wrong. `assert True`, or `assert f(1) == f(1)`, would be right about any.

@@ -7,7 +7,7 @@ rollout continues: later steps inherit an early mistake. With `facts` facts and 
 2 * facts + 4 * operations steps.
 
 A step's parents are the steps that its call reads from: for a `get` the `put` that last wrote that name, for a sum both
-values, for a `put` the call whose result it stores. A sub-reward judges a call given its prompt; the outcome is whether
+values, for a `put` the call with the stored result. A sub-reward judges a call given its prompt; the outcome is whether
 the last value is right.
 
 Recipe settings (`recipe.*`): `facts`, `operations`; `train_tasks`, `val_tasks`, `val_split`; `hidden`, `layers`;

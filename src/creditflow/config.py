@@ -244,7 +244,7 @@ class RewardConfig:
     max_failed_frac: float = 0.2
     """Stop if a larger share of all scores, or of the outcomes alone, fails."""
     backend: str = "process"
-    """Where functions run: `process`, worker processes of this machine; `ray`, Ray actors (`ray_kwargs.ray_init`);
+    """Execution of functions: `process`, worker processes of this machine; `ray`, Ray actors (`ray_kwargs.ray_init`);
     `inline`, this process, without time-outs, for a debugger."""
     num_workers: int | None = None
     """Worker processes, or Ray actors; default: one per core, at most eight."""
@@ -256,7 +256,7 @@ class RewardConfig:
     """Size of the cache of function results, in numbers; keyed by function and inputs. A result of one number takes
     eleven. 0: no cache."""
     sandbox: dict[str, Any] = field(default_factory=dict)
-    """Where untrusted code runs: `backend` and its options (`creditflow.reward.sandbox`), for every function with a
+    """Sandbox for untrusted code: `backend` and its options (`creditflow.reward.sandbox`), for every function with a
     `sandbox` argument."""
     decomp_granularity: str | None = None
     """`trajectory` (outcome only), `agent`, `step` (default) or `token_level`: the same as
@@ -451,7 +451,7 @@ class GuardConfig:
 
     enable: bool = True
     rules: dict[str, Any] = field(default_factory=default_rules)
-    """By name; null removes a rule. `metric` (a name from docs/metrics.md; `*` for any agent or function), `kind`
+    """Guard rules by name; null removes one. `metric` (a name from docs/metrics.md; `*` for any agent or function), `kind`
     (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric with the denominator, where `metric` is a
     share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`),
     `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`: while that
