@@ -1,4 +1,4 @@
-"""The recipe arithmetic_chain, played by a client that answers by rule.
+"""Tests of the recipe arithmetic_chain, run with a client that answers by rule.
 
 One story was worked out by hand: 47 + 05 = 52; 52 * 2 = 104, which is 04; 04 - 13 = -9, which is 91.
 """
@@ -45,7 +45,7 @@ def recipes_functions():
 
 
 class Scripted(Letters):
-    """Answers by what the prompt asks for; a token is a character."""
+    """A client that computes its answer from the prompt; a token is a character."""
 
     version = 0
     max_positions = 100_000
@@ -64,7 +64,7 @@ class Scripted(Letters):
 def play_with(
     answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
 ) -> tuple[Trajectory, list[str]]:
-    """The scored play, and the prompts in order. A score that fails raises.
+    """The scored trajectory, and the prompts in order. A score that fails raises.
 
     `solve`: another workflow; `more`: further agents' system prompts.
     """
@@ -94,7 +94,7 @@ def a_good_team(prompt: str) -> str:
 
 
 def a_good_team_but(said: dict[str, str]) -> Callable[[str], str]:
-    """The good team, but for what it says to these prompts."""
+    """The good team with other answers to the prompts in `said`."""
     return lambda prompt: said[prompt] if prompt in said else a_good_team(prompt)
 
 
@@ -121,17 +121,17 @@ def scores_of(play: Trajectory) -> list[float]:
         (0, "*", 3, 0),
     ],
 )
-def test_one_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
+def test_operation_is_computed_modulo_100(a: int, operation: str, b: int, expected: int) -> None:
     assert recipe("compute")(a, operation, b) == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), [(0, "0 0"), (7, "0 7"), (10, "1 0"), (99, "9 9")])
-def test_a_number_is_two_digits_with_a_space(number: int, expected: str) -> None:
+def test_number_is_two_digits_with_a_space(number: int, expected: str) -> None:
     assert recipe("digits")(number) == expected
 
 
 def read_story(story: str) -> tuple[int, str]:
-    """The final value of a story, in whole numbers until the end, and the plan that tells it."""
+    """The final value of a story, in whole numbers until the end, and its plan."""
     head, *sentences = [sentence.split() for sentence in story.removesuffix(" .").split(" . ")]
     assert head[1] == "has"
     value, parts = int("".join(head[2:])), [" ".join(head[2:])]
@@ -152,13 +152,13 @@ def make_tasks(split: str, operations: int = 5, train: int = 4096, val: int = 51
     return recipe("make_tasks")(split, {"operations": operations, "train_tasks": train, "val_tasks": val, **more})
 
 
-def test_the_worked_story_reads_as_worked_out_by_hand() -> None:
+def test_story_reader_agrees_with_the_worked_example() -> None:
     assert read_story(STORY) == (91, PLAN)
 
 
 @pytest.mark.parametrize("operations", [1, 5, 14])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_truth_and_plan_of_a_task_are_those_of_its_story(split: str, operations: int) -> None:
+def test_task_has_the_truth_and_plan_of_its_story(split: str, operations: int) -> None:
     for index, task in enumerate(make_tasks(split, operations, train=300, val=300)):
         value, plan = read_story(task.text)
         assert task.ground_truth == f"{value:02d}"[0] + " " + f"{value:02d}"[1]
@@ -167,7 +167,7 @@ def test_truth_and_plan_of_a_task_are_those_of_its_story(split: str, operations:
 
 
 @pytest.mark.parametrize("operations", [5, 14])
-def test_the_splits_share_no_story(operations: int) -> None:
+def test_splits_are_disjoint(operations: int) -> None:
     splits = [
         make_tasks("train", operations),
         make_tasks("val", operations),
@@ -179,7 +179,7 @@ def test_the_splits_share_no_story(operations: int) -> None:
     assert len(set(plans)) == len(plans)
 
 
-def test_the_tasks_are_the_same_every_time_and_fewer_are_the_first_ones() -> None:
+def test_tasks_are_reproducible_and_smaller_splits_are_prefixes() -> None:
     assert make_tasks("train", train=64) == make_tasks("train", train=64)
     assert make_tasks("train", train=16) == make_tasks("train", train=64)[:16]
     assert make_tasks("val", val=16, val_split="tune") == make_tasks("val", val=64, val_split="tune")[:16]
@@ -187,7 +187,7 @@ def test_the_tasks_are_the_same_every_time_and_fewer_are_the_first_ones() -> Non
 
 
 @pytest.mark.parametrize("operations", [5, 14])
-def test_the_tokenizer_knows_every_word_that_is_ever_said(operations: int) -> None:
+def test_tokenizer_covers_every_word_of_the_recipe(operations: int) -> None:
     tokenizer = recipe("make_tokenizer")()
     unknown = tokenizer.token_to_id("<|end|>")
     said = {"exec 1 2 + 3 4 =", "exec 5 6 - 7 8 = 9 0 bad =", "check 5 6 * 0 2 = 1 2 ?", "1 2 ok", "1 2 bad"}
@@ -200,7 +200,7 @@ def test_the_tokenizer_knows_every_word_that_is_ever_said(operations: int) -> No
         assert tokenizer.decode(ids) == text
 
 
-def test_the_longest_prompts_and_plans_of_14_operations_fit() -> None:
+def test_longest_prompts_and_plans_fit_the_limits() -> None:
     tasks = make_tasks("train", 14, train=500)
     longest_story = max(len(f"plan {task.text}".split()) for task in tasks)
     longest_plan = max(len(task.extra_info["plan"].split()) for task in tasks)
@@ -210,7 +210,7 @@ def test_the_longest_prompts_and_plans_of_14_operations_fit() -> None:
         data = load_recipe(RECIPES / f"{name}.yaml").config.data
         assert longest_plan + 1 <= data.max_response_length  # with the end token
         assert longest_story <= data.max_prompt_length
-        # `exec 1 2 + 3 4 = ... bad =`: a retry quotes the executor, who may have said as much as one may.
+        # `exec 1 2 + 3 4 = ... bad =`: a retry quotes the executor, whose response may have the maximum length.
         assert 9 + data.max_response_length <= data.max_prompt_length
     assert longest_plan + 1 <= 64  # the shorter limit that the recipe's first lines recommend
 
@@ -218,7 +218,7 @@ def test_the_longest_prompts_and_plans_of_14_operations_fit() -> None:
 # The workflow
 
 
-def test_a_play_runs_from_plan_to_answer_one_operation_at_a_time() -> None:
+def test_rollout_computes_one_operation_at_a_time() -> None:
     play, prompts = play_with(a_good_team)
     assert agents_of(play) == "pevevev"
     assert prompts == [
@@ -242,7 +242,7 @@ def test_a_play_runs_from_plan_to_answer_one_operation_at_a_time() -> None:
     TrajectoryBatch.from_trajectories([play])
 
 
-def test_a_bad_candidate_is_tried_once_more_and_the_retry_sees_it() -> None:
+def test_retry_prompt_contains_the_bad_candidate() -> None:
     said = {"exec\n4 7 + 0 5 =": "5 3", "exec\n4 7 + 0 5 = 5 3 bad =": "5 2"}
     play, prompts = play_with(a_good_team_but(said))
     assert agents_of(play) == "peveevev"
@@ -255,7 +255,7 @@ def test_a_bad_candidate_is_tried_once_more_and_the_retry_sees_it() -> None:
     assert kinds == [None, None, "wrong", None, None, "right", None, "right"]
 
 
-def test_a_wrong_retry_stands_and_what_follows_is_judged_by_what_was_asked() -> None:
+def test_steps_after_a_wrong_retry_are_judged_by_their_prompts() -> None:
     said = {
         "exec\n4 7 + 0 5 =": "5 3",
         "check\n4 7 + 0 5 = 5 3 ?": "5 2 bad",
@@ -275,7 +275,7 @@ def test_a_wrong_retry_stands_and_what_follows_is_judged_by_what_was_asked() -> 
     ("verdict", "tries"),
     [("5 2 bad", 2), ("bad", 2), ("ok bad", 2), ("5 2 ok", 1), ("bad ok", 1), ("", 1), ("bad.", 1), ("5 2", 1)],
 )
-def test_only_a_verdict_that_ends_in_bad_asks_for_a_retry(verdict: str, tries: int) -> None:
+def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -> None:
     def answer(prompt: str) -> str:
         agent = prompt.partition("\n")[0]
         return {"plan": "4 7 ; + 0 5", "exec": "5 2", "check": verdict}[agent]
@@ -285,7 +285,7 @@ def test_only_a_verdict_that_ends_in_bad_asks_for_a_retry(verdict: str, tries: i
     assert play.answer == "5 2"
 
 
-def test_a_plan_without_operations_answers_where_the_story_starts() -> None:
+def test_plan_without_operations_answers_with_the_start_value() -> None:
     play, _ = play_with(lambda prompt: "4 7")
     assert (agents_of(play), play.answer, play.outcome.value) == ("p", "4 7", 0.0)
     assert scores_of(play) == [0.25]
@@ -308,7 +308,7 @@ def test_a_plan_without_operations_answers_where_the_story_starts() -> None:
         ("4 7 ; + 0 5 =", "not an operation: '+ 0 5 ='"),
     ],
 )
-def test_a_plan_that_cannot_be_followed_ends_the_play_with_its_reason(plan: str, reason: str) -> None:
+def test_invalid_plan_ends_the_rollout_with_a_reason(plan: str, reason: str) -> None:
     play, _ = play_with(lambda prompt: plan)
     assert agents_of(play) == "p"
     assert play.status == "ok"
@@ -318,13 +318,13 @@ def test_a_plan_that_cannot_be_followed_ends_the_play_with_its_reason(plan: str,
     assert play.steps[0].scores["plan_right"].status == "ok"
 
 
-def test_a_plan_is_followed_up_to_its_first_bad_operation() -> None:
+def test_plan_is_executed_up_to_its_first_invalid_operation() -> None:
     play, _ = play_with(a_good_team_but({f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}))
     assert agents_of(play) == "pev"
     assert play.info == {"agent_error": "not an operation: 'nonsense'"}
 
 
-def test_a_plan_may_be_twice_as_long_as_the_story_and_no_longer() -> None:
+def test_plan_may_have_at_most_twice_the_operations() -> None:
     def answer(prompt: str) -> str:
         return plan if prompt.startswith("plan") else "4 7"
 
@@ -337,7 +337,7 @@ def test_a_plan_may_be_twice_as_long_as_the_story_and_no_longer() -> None:
     assert play.info == {"agent_error": "the plan has 7 operations"}
 
 
-def test_a_candidate_that_is_no_number_ends_the_play_unless_it_is_retried() -> None:
+def test_nonnumeric_candidate_ends_the_rollout_unless_retried() -> None:
     said = {"exec\n4 7 + 0 5 =": "52", "check\n4 7 + 0 5 = 52 ?": "5 2 ok"}
     play, _ = play_with(a_good_team_but(said))
     assert agents_of(play) == "pev"
@@ -366,16 +366,14 @@ VERDICTS = st.lists(
 
 @settings(max_examples=200)
 @given(PLANS, RESPONSES, VERDICTS)
-def test_whatever_the_agents_say_a_play_ends_in_a_number_or_in_their_own_error(
-    plan: str, responses: list[str], verdicts: list[str]
-) -> None:
+def test_any_responses_end_in_a_number_or_an_agent_error(plan: str, responses: list[str], verdicts: list[str]) -> None:
     said = {"plan": itertools.repeat(plan), "exec": itertools.cycle(responses), "check": itertools.cycle(verdicts)}
     play, _ = play_with(lambda prompt: next(said[prompt.partition("\n")[0]]))
     assert play.status == "ok"
     assert "error" not in play.info
     if play.answer is None:
         assert play.info["agent_error"]
-        assert len(play.info["agent_error"]) < 500  # 40 characters, each of them escaped at worst
+        assert len(play.info["agent_error"]) < 500  # 40 characters, each escaped at worst
     else:
         assert re.fullmatch("[0-9] [0-9]", play.answer)
     assert len(play.steps) <= 1 + 3 * 6
@@ -401,14 +399,14 @@ def judged(function: str, agent: str, response: str, **info: str) -> float:
         ("4 7 ; - 0 5 ; * 0 2 ; + 1 3", 2 / 4),
         ("4 7 ; + 0 5 ; * 0 2", 3 / 4),
         ("4 7", 1 / 4),
-        ("4 7 ; * 0 2 ; - 1 3", 1 / 4),  # one part is missing, so those behind it stand elsewhere
+        ("4 7 ; * 0 2 ; - 1 3", 1 / 4),  # one part is missing, so later parts are misplaced
         (f"{PLAN} ; + 0 1", 4 / 5),
         (PLAN + " ; + 0 1" * 36, 4 / 40),
         (PLAN.replace(" ;", ";"), 0.0),
         ("", 0.0),
     ],
 )
-def test_a_plan_earns_the_share_of_its_parts_that_are_right(plan: str, expected: float) -> None:
+def test_plan_earns_its_share_of_right_parts(plan: str, expected: float) -> None:
     assert judged("plan_right", "planner", plan) == pytest.approx(expected)
 
 
@@ -423,14 +421,12 @@ def test_a_plan_earns_the_share_of_its_parts_that_are_right(plan: str, expected:
         ("4 7 + 0 5 =", "52", 0.0),
         ("4 7 + 0 5 =", "5 2 5 2", 0.5),
         ("4 7 + 0 5 =", "", 0.0),
-        ("9 9 * 0 3 =", "9 7", 1.0),  # 297: no sum of the story, and right for what was asked
+        ("9 9 * 0 3 =", "9 7", 1.0),  # 297: no sum of the story, and right for this prompt
         ("0 4 - 1 3 =", "9 1", 1.0),
         ("0 3 + 0 4 =", "0 7", 1.0),
     ],
 )
-def test_a_candidate_earns_the_share_of_its_digits_that_answer_the_sum_asked(
-    sum_: str, response: str, expected: float
-) -> None:
+def test_candidate_earns_its_share_of_right_digits(sum_: str, response: str, expected: float) -> None:
     assert judged("digits_right", "executor", response, sum=sum_) == expected
 
 
@@ -451,16 +447,16 @@ def test_a_candidate_earns_the_share_of_its_digits_that_answer_the_sum_asked(
         ("5 2", "ok 5 2", 0.0),
     ],
 )
-def test_a_verdict_is_right_for_the_candidate_that_was_shown(candidate: str, verdict: str, expected: float) -> None:
+def test_verdict_is_judged_by_the_candidate_in_its_prompt(candidate: str, verdict: str, expected: float) -> None:
     assert judged("verdict_right", "verifier", verdict, sum="4 7 + 0 5 =", candidate=candidate) == expected
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("9 1", 1.0), ("1 9", 0.0), ("91", 0.0), (None, 0.0)])
-def test_the_outcome_is_whether_the_answer_is_the_storys(answer: str | None, expected: float) -> None:
+def test_outcome_compares_the_answer_with_the_story(answer: str | None, expected: float) -> None:
     assert recipe("answer_right")(Trajectory("t", "u", TASK, answer=answer)) == expected
 
 
-def test_a_verifiers_step_is_labelled_by_its_candidate_and_no_other_step_is() -> None:
+def test_only_verifier_steps_have_a_stratum() -> None:
     def kind(agent: str, **info: str) -> str | None:
         return recipe("candidate_kind")(Step("t/0", "t", 0, agent, 0, (), "prompt", "5 2 ok", info=dict(info)))
 
@@ -482,9 +478,7 @@ def test_a_verifiers_step_is_labelled_by_its_candidate_and_no_other_step_is() ->
         ("arithmetic_chain_long", 14, {"plan_right": 1.0, "digits_right": 1.0, "verdict_right": 1.0}, "all"),
     ],
 )
-def test_each_recipe_builds_with_its_own_weights(
-    name: str, operations: int, weights: dict[str, float], outcome_to: str
-) -> None:
+def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dict[str, float], outcome_to: str) -> None:
     loaded = load_recipe(RECIPES / f"{name}.yaml", ["recipe.train_tasks=16", "recipe.val_tasks=4"])
     parts = build_parts(loaded)
     outcome, *sub_rewards = parts.rewards.functions
@@ -522,9 +516,7 @@ def sampled_accuracy(folder: Path, role: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_warm_up_makes_a_folder_once_that_loads_and_plans_as_well_as_was_asked(
-    cache: Path, warm_folder: Path
-) -> None:
+def test_warm_up_is_cached_and_reaches_the_planner_accuracy(cache: Path, warm_folder: Path) -> None:
     assert list(cache.iterdir()) == [warm_folder]
     made = (warm_folder / "config.json").stat().st_mtime_ns
     assert recipe("warm_model")(ASKED) == warm_folder

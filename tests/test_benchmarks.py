@@ -1,4 +1,4 @@
-"""The benchmarks as code: each can be called, its exit code is true, and outdated results are found."""
+"""Tests of the benchmarks: each can be called, its exit code is correct, and outdated results are found."""
 
 import importlib
 import json
@@ -166,7 +166,7 @@ HANGS = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r
 
 
 def ended(log: Path) -> bool:
-    """True once the process with the id in `log` has ended; False where it has not after 30 s."""
+    """True once the process with the id in `log` has ended; False after 30 s."""
     try:
         process = os.pidfd_open(int(log.read_text().split()[0]))
     except ProcessLookupError:

@@ -17,7 +17,7 @@ team: {workflow: "play.py:solve", agents: {solver: {}}}
 
 @pytest.fixture
 def recipe(tmp_path):
-    """Writes a recipe: the minimal one and what is given."""
+    """A function that writes the minimal recipe, extended by `more`."""
 
     def write(more="", name="recipe.yaml"):
         path = tmp_path / name
@@ -27,7 +27,7 @@ def recipe(tmp_path):
     return write
 
 
-def test_defaults_are_those_that_the_design_names(recipe):
+def test_defaults_are_those_of_the_design(recipe):
     config = load_recipe(recipe()).config
 
     algorithm = config.algorithm
@@ -40,7 +40,7 @@ def test_defaults_are_those_that_the_design_names(recipe):
     assert config.reward.max_failed_frac == 0.2
 
 
-def test_the_three_lines_under_algorithm_mean_what_they_say(recipe):
+def test_algorithm_section_is_resolved(recipe):
     path = recipe(
         """
 algorithm:
@@ -63,25 +63,25 @@ def test_error_minimization_may_be_a_mapping(recipe):
 
 
 @pytest.mark.parametrize("value", ["0.9", "lambda=0.9", "{gae_lambda: much}", "{gae_lambda: 0.9, gamma: 1}"])
-def test_any_other_error_minimization_is_refused(recipe, value):
+def test_invalid_error_minimization_is_refused(recipe, value):
     with pytest.raises(ConfigError, match=r"error_minimization: expected \{gae_lambda: 0.95\}"):
         load_recipe(recipe(f"algorithm: {{error_minimization: {value}}}"))
 
 
 @pytest.mark.parametrize(("share", "rule"), [("true", "threshold"), ("false", "discounted")])
-def test_threshold_share_is_another_word_for_propagation(recipe, share, rule):
+def test_threshold_share_is_an_alias_of_propagation(recipe, share, rule):
     path = recipe(f"algorithm: {{threshold_share: {share}}}")
 
     assert load_recipe(path).config.algorithm.propagation == rule
     assert load_recipe(path, [f"algorithm.propagation={rule}"]).config.algorithm.propagation == rule
 
 
-def test_threshold_share_that_contradicts_propagation_is_refused(recipe):
+def test_threshold_share_contradicting_propagation_is_refused(recipe):
     with pytest.raises(ConfigError, match=r"threshold_share: true means propagation 'threshold'.*'none'"):
         load_recipe(recipe("algorithm: {threshold_share: true, propagation: none}"))
 
 
-def test_overrides_come_after_the_recipe(recipe):
+def test_overrides_replace_options_of_the_recipe(recipe):
     path = recipe("trainer: {total_training_steps: 5}")
 
     overrides = ["trainer.total_training_steps=7", "actor_rollout_ref.actor.optim.lr=2e-4", "recipe.depth=3"]
@@ -92,7 +92,7 @@ def test_overrides_come_after_the_recipe(recipe):
     assert config.recipe == {"depth": 3}
 
 
-def test_a_recipe_extends_another_one_relative_to_itself(recipe, tmp_path):
+def test_extends_is_relative_to_the_recipe(recipe, tmp_path):
     recipe("algorithm: {gamma: 0.5, lam: 0.5}")
     (tmp_path / "below").mkdir()
     child = tmp_path / "below" / "child.yaml"
@@ -105,7 +105,7 @@ def test_a_recipe_extends_another_one_relative_to_itself(recipe, tmp_path):
     assert loaded.folder == (tmp_path / "below").resolve()
 
 
-def test_recipes_that_extend_each_other_are_refused(tmp_path):
+def test_circular_extends_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
 
@@ -113,7 +113,7 @@ def test_recipes_that_extend_each_other_are_refused(tmp_path):
         load_recipe(tmp_path / "a.yaml")
 
 
-def test_the_resolved_recipe_loads_again_as_the_same(recipe, tmp_path):
+def test_resolved_recipe_loads_again_unchanged(recipe, tmp_path):
     first = load_recipe(recipe("algorithm: {error_minimization: gae_lambda=0.9, threshold_share: false}"))
     again = tmp_path / "again.yaml"
     again.write_text(first.to_yaml())
@@ -131,7 +131,7 @@ def test_the_resolved_recipe_loads_again_as_the_same(recipe, tmp_path):
         ("trainer.total_steps=1", "trainer.total_epochs"),
     ],
 )
-def test_an_unknown_key_names_the_nearest_known_one(recipe, override, nearest):
+def test_unknown_key_names_the_nearest(recipe, override, nearest):
     with pytest.raises(ConfigError) as refused:
         load_recipe(recipe(), [override])
 
@@ -139,7 +139,7 @@ def test_an_unknown_key_names_the_nearest_known_one(recipe, override, nearest):
     assert str(refused.value).startswith(f"unknown key {key!r} (did you mean '{nearest}")
 
 
-def test_an_unknown_section_names_the_nearest_known_one(recipe):
+def test_unknown_section_names_the_nearest(recipe):
     with pytest.raises(ConfigError, match=r"unknown key 'traner' \(did you mean 'trainer'\?\)"):
         load_recipe(recipe(), ["traner.test_freq=1"])
 
@@ -176,7 +176,7 @@ def test_an_unknown_section_names_the_nearest_known_one(recipe):
         ("data.train_files=[", "not readable as YAML"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_its_key(recipe, override, message):
+def test_invalid_value_is_refused_with_its_key(recipe, override, message):
     with pytest.raises(ConfigError, match=message):
         load_recipe(recipe(), [override])
 
@@ -191,7 +191,7 @@ def test_a_value_that_cannot_be_is_refused_by_its_key(recipe, override, message)
         ('team: {workflow: "a.py:solve"}\n', "team.agents: expected at least one agent"),
     ],
 )
-def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
+def test_invalid_recipe_file_is_refused(tmp_path, content, message):
     path = tmp_path / "recipe.yaml"
     path.write_text(content)
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_no_recipe_is_refused(tmp_path, content, message):
         load_recipe(path)
 
 
-def test_a_missing_recipe_and_a_missing_base_are_named(tmp_path):
+def test_missing_recipe_or_base_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere.yaml: no such recipe"):
         load_recipe(tmp_path / "nowhere.yaml")
     (tmp_path / "child.yaml").write_text("extends: nobody.yaml\n")
@@ -215,7 +215,7 @@ def test_every_shipped_recipe_loads():
     }
 
 
-def test_the_sparse_recipe_pays_the_executor_alone():
+def test_sparse_recipe_rewards_the_executor_alone():
     parts = build_parts(load_recipe(RECIPES / "arithmetic_chain_sparse.yaml", ["recipe.train_tasks=16"]))
 
     paid = {f.name: f.weight for f in parts.rewards.functions if f.level == "step"}
@@ -243,7 +243,7 @@ def test_the_sparse_recipe_pays_the_executor_alone():
         ("team.agents.close.system=x", "team.agents.close"),
     ],
 )
-def test_what_would_train_rubbish_is_refused_with_its_whole_key(recipe, override, message):
+def test_harmful_option_is_refused_with_its_full_key(recipe, override, message):
     with pytest.raises(ConfigError) as refused:
         load_recipe(recipe(), ["algorithm.error_minimization=gae_lambda=0.95", override])
 
@@ -289,7 +289,7 @@ def test_contradictions_between_set_keys_stay_errors(recipe, overrides, message)
         load_recipe(recipe(), overrides)
 
 
-def test_an_empty_section_is_a_section_of_defaults(recipe):
+def test_empty_section_has_the_defaults(recipe):
     assert load_recipe(recipe(), ["data=null"]).config.data.train_batch_size == 16
 
 

@@ -43,11 +43,11 @@ def of_recipe(name):
         ("Answer: 34" + " thinking" * 50, ""),
     ],
 )
-def test_the_answer_is_what_follows_the_last_answer_colon_near_the_end(text, expected):
+def test_answer_follows_the_last_answer_colon_near_the_end(text, expected):
     assert of_recipe("answer_in")(text) == expected
 
 
-def test_credit_is_dapos_reward_and_the_advantage_is_grpos():
+def test_dapo_32b_has_dapo_credit_and_grpo_advantages():
     recipe = load_recipe(RECIPES / "dapo_32b.yaml")
     said = {
         b"1": (b"", b"Answer: 34"),
@@ -80,7 +80,7 @@ SUMS = [(1, 2), (3, 4), (2, 6), (5, 3)]
 
 @pytest.fixture(scope="module")
 def half_right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that answers each of `SUMS` right in about half of its tries."""
+    """A model that answers each of `SUMS` right in about half of its attempts."""
     folder = tmp_path_factory.mktemp("dapo")
     tokenizer, template = byte_tokenizer()
     save_tiny_llama(folder, tokenizer, hidden=32, layers=1, positions=256, seed=0, chat_template=template)
@@ -102,7 +102,7 @@ def question(a: int, b: int) -> Task:
     return Task("math_dapo", ({"role": "user", "content": f"{a} + {b}"},), str(a + b))
 
 
-def test_the_local_engine_trains_it_and_tells_avg_at_32(tmp_path: Path, half_right: Path) -> None:
+def test_local_engine_trains_dapo_and_reports_avg_at_32(tmp_path: Path, half_right: Path) -> None:
     tasks = [question(a, b) for a, b in SUMS]
     write_tasks(tasks, tmp_path / "train.parquet")
     write_tasks([task for task in tasks[:2] for _ in range(32)], tmp_path / "val.parquet")

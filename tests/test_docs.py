@@ -1,4 +1,4 @@
-"""Docs tell the truth: what they say was measured is found in the files of results that they name."""
+"""Check that measured numbers in the docs occur in the result files that they cite."""
 
 import bisect
 import json
@@ -16,17 +16,17 @@ import pytest
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted([*DOCS.glob("*.md"), DOCS.parent / "README.md"])
 EXEMPT = re.compile(r"<!-- not in a file of results: [^>]+ -->")
-"""Before a paragraph or a table: its numbers are none that a benchmark writes, and it says why."""
+"""Marks a paragraph or a table with numbers from other sources than a result file, and gives the reason."""
 NAMED = re.compile(r"results/(\w+\.json)")
 SAID = re.compile(r"(?<![\w.,/-])(\d{1,3}(?:,\d{3})+|\d*\.\d+|\d+)(?: ?(x|%|points|s|ms|MB|GB|kB)(?![\w-]))?")
 WORDS = re.compile(
     r"95 % (?=bootstrap|interval)|`[^`]*`|\]\([^)]*\)|arXiv[^)]*\)|\(\d{4}\.\d{5}[^)]*\)|\d(?:\.\d)?e-\d+"
 )
-"""What has digits and was not measured: names, code, addresses, papers; and powers of ten, which round otherwise."""
+"""Text with unmeasured digits: names, code, addresses, papers; and powers of ten, which round differently."""
 
 
 def numbers(found: Any) -> Iterator[float]:
-    """All that a file of results holds, and mean and standard deviation of lists, which are of seeds or repeats."""
+    """All numbers in a result file, and mean and standard deviation of its lists, which run over seeds or repeats."""
     if isinstance(found, dict):
         for value in found.values():
             yield from numbers(value)
@@ -43,13 +43,13 @@ def numbers(found: Any) -> Iterator[float]:
 
 @cache
 def known(files: frozenset[str]) -> list[float]:
-    """Sorted: as they are, and as percents or points."""
+    """The sorted numbers of result files: unchanged, and as percents or points."""
     values = {abs(value) for file in files for value in numbers(json.loads((DOCS / "results" / file).read_text()))}
     return sorted(values | {100 * value for value in values})
 
 
 def is_there(text: str, values: list[float]) -> bool:
-    """Whether one of `values` is rounded to what was said."""
+    """Whether one of `values` rounds to `text`."""
     digits = text.replace(",", "")
     half = 0.5 * 10.0 ** -len(digits.partition(".")[2]) + 1e-9
     at = bisect.bisect_left(values, float(digits) - half)
@@ -58,16 +58,16 @@ def is_there(text: str, values: list[float]) -> bool:
 
 @dataclass
 class Said:
-    """A number that a page says was measured."""
+    """A measured number on a page."""
 
     line: int
     text: str
     files: set[str]
-    """Of results, that its section names; where it names none, the page so far."""
+    """The result files that its section names, or else those named earlier on the page."""
 
 
 def measured(text: str) -> Iterator[Said]:
-    """Decimals, and whole numbers with a unit, where files of results are named."""
+    """Decimals, and whole numbers with a unit, on a page that names result files."""
     exempt = code = False
     before, here = set[str](), set(NAMED.findall(text.split("\n## ", maxsplit=1)[0]))
     sections = iter(text.split("\n## ")[1:])
@@ -85,7 +85,7 @@ def measured(text: str) -> Iterator[Said]:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if NAMED.search(page.read_text())], ids=lambda page: page.stem)
-def test_every_number_that_was_measured_is_in_a_file_of_results(page: Path) -> None:
+def test_measured_numbers_are_in_the_cited_results(page: Path) -> None:
     values = {}
     for said in measured(page.read_text()):
         files = tuple(sorted(said.files))
@@ -97,8 +97,8 @@ def test_every_number_that_was_measured_is_in_a_file_of_results(page: Path) -> N
     )
 
 
-def test_numbers_at_random_are_missed_more_often_than_not() -> None:
-    """The check above would say little if its files held a number for everything."""
+def test_random_numbers_are_mostly_missing() -> None:
+    """The check above would be vacuous if its files held almost every number."""
     rng, there = random.Random(0), []
     for page in PAGES:
         for said in measured(page.read_text()):
@@ -109,14 +109,14 @@ def test_numbers_at_random_are_missed_more_often_than_not() -> None:
     assert sum(there) / len(there) < 0.4
 
 
-def test_a_number_that_no_result_is_rounded_to_is_missed() -> None:
+def test_number_without_a_matching_result_is_missing() -> None:
     values = [0.1234, 5.0, 12.34]
     assert [is_there(said, values) for said in (".123", "12.3", "12", "5", ".124", "12.4", "6")] == [True] * 4 + [
         False
     ] * 3
 
 
-def test_what_is_not_measured_is_not_looked_for() -> None:
+def test_unmeasured_numbers_are_skipped() -> None:
     text = "\n".join(
         [
             "took 3.5 s of `0.7` and 12 runs",

@@ -1,4 +1,4 @@
-"""The examples with other frameworks: the real libraries, against what the same play is in process."""
+"""Tests of the framework examples with the real libraries: their rollouts record the same steps as calls in process."""
 
 import asyncio
 import sys
@@ -31,7 +31,7 @@ def reversed_last_line(prompt: str) -> str:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_each_call_of_a_framework_is_a_step_of_the_agent_that_made_it(framework):
+def test_framework_call_becomes_a_step_of_its_agent(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
     made = played(solve, Answers(reversed_last_line), n=3)
     for k, play in enumerate(made):
@@ -46,7 +46,7 @@ def test_each_call_of_a_framework_is_a_step_of_the_agent_that_made_it(framework)
 
 
 @pytest.mark.parametrize("framework", ["openai", "langgraph", "openai_agents", "autogen"])
-def test_the_system_prompts_are_the_frameworks_own(framework):
+def test_framework_sends_its_own_system_prompts(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
     (play,) = played(solve, Answers(reversed_last_line))
     assert play.steps[0].prompt == "You write one line.\ntask 0"
@@ -54,7 +54,7 @@ def test_the_system_prompts_are_the_frameworks_own(framework):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_team_of_a_framework_is_trained_by_its_recipe(framework, tmp_path):
+def test_recipe_trains_a_framework_team(framework, tmp_path):
     settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["trainer.total_training_steps=1", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
     done = train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter())
@@ -64,7 +64,7 @@ def test_a_team_of_a_framework_is_trained_by_its_recipe(framework, tmp_path):
     assert all(step.policy_version == 0 and step.response_ids for play in plays for step in play.steps)
 
 
-def test_the_server_in_a_program_of_ones_own_makes_the_steps_of_each_play():
+def test_own_server_records_the_steps_of_each_rollout():
     main = load_object("own_server.py:main", FOLDER.parent, "example")
     plays = asyncio.run(main(tiny_byte_model()))
     assert [play.id for play in plays] == [f"play {k}" for k in range(4)]
@@ -147,7 +147,7 @@ def double(number: int) -> str:
 
 
 @pytest.mark.parametrize("workflow", [with_langgraph, with_openai_agents, with_streaming_openai_agents, with_autogen])
-def test_a_frameworks_own_tools_are_called_between_two_steps(workflow):
+def test_framework_tools_run_between_steps(workflow):
     (play,) = played(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
     assert play.status == "ok", play.info
     assert [step.response for step in play.steps] == [CALL, play.answer]

@@ -1,4 +1,4 @@
-"""What the study of thresholds rests on: its cases are what they say, and so is what its own rules compute."""
+"""Tests of the threshold study's foundations: its cases and its experimental rules."""
 
 import itertools
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.test_arithmetic_chain import a_good_team, a_good_team_but, agents_of,
 
 @pytest.fixture(autouse=True)
 def ideas_registered() -> Iterator[None]:
-    """While a test of this file runs: the package has no such rules, as other tests see."""
+    """Register the experimental rules while a test of this file runs; other tests see the package without them."""
     ideas.register()
     yield
     for name in ("posterior", "conditional"):
@@ -39,7 +39,7 @@ def scored(function, play: Trajectory, agent: str, **args) -> list[float]:
     return [function(step, play, **args) for step in play.steps if step.agent == agent]
 
 
-# 52 * 2 = 104, which is 04; the executor says 05, and nobody minds. Then 05 - 13 = 92, where the story has 91.
+# 52 * 2 = 104, which is 04; the executor answers 05, and the verifier accepts. Then 05 - 13 = 92; the story has 91.
 ONE_SLIP = {
     "exec\n5 2 * 0 2 =": "0 5",
     "check\n5 2 * 0 2 = 0 5 ?": "0 5 ok",
@@ -48,14 +48,14 @@ ONE_SLIP = {
 }
 
 
-def test_scores_that_inherit_are_of_the_storys_own_chain_in_training_alone() -> None:
+def test_inheriting_scores_follow_the_story_in_training_only() -> None:
     play, _ = play_with(a_good_team_but(ONE_SLIP))
     assert scored(cases.digits_right, named(play, TRAINING), "executor") == [1.0, 0.5, 1.0]
     assert scored(cases.digits_of_reference, play, "executor") == [1.0, 0.5, 0.5]
     assert scored(cases.digits_of_reference, named(play, EVALUATION), "executor") == [1.0, 0.5, 1.0]
 
 
-def test_a_second_attempt_inherits_from_the_same_place_of_the_story() -> None:
+def test_retry_is_scored_by_the_same_operation_of_the_story() -> None:
     doubted = {"check\n5 2 * 0 2 = 0 4 ?": "0 5 bad", "exec\n5 2 * 0 2 = 0 4 bad =": "0 4"}
     play, _ = play_with(a_good_team_but(doubted))
     assert agents_of(play) == "peveveev"
@@ -63,7 +63,7 @@ def test_a_second_attempt_inherits_from_the_same_place_of_the_story() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "share"), [("noisy20", 0.20), ("noisy35", 0.35), ("contradictory", 1.0)])
-def test_so_many_verdicts_are_turned_round_from_a_step_on_and_none_in_evaluations(wrong: str, share: float) -> None:
+def test_verdicts_are_inverted_from_a_step_on_in_training_only(wrong: str, share: float) -> None:
     play, _ = play_with(a_good_team)
     turned = [
         scored(cases.verdict_right, named(play, f"0-{step}-{task}-0"), "verifier", wrong=wrong, first=5)
@@ -75,7 +75,7 @@ def test_so_many_verdicts_are_turned_round_from_a_step_on_and_none_in_evaluation
     assert scored(cases.verdict_right, named(play, EVALUATION), "verifier", wrong=wrong) == [1.0] * 3
 
 
-def test_one_in_three_of_the_executors_steps_is_scored() -> None:
+def test_one_in_three_executor_steps_is_scored() -> None:
     play, _ = play_with(a_good_team)
     said = {
         name: [cases.one_in_three(step) for step in named(play, name).steps if step.agent == "executor"]
@@ -84,7 +84,7 @@ def test_one_in_three_of_the_executors_steps_is_scored() -> None:
     assert said == {TRAINING: [True, False, False], EVALUATION: [True] * 3}
 
 
-def test_the_saboteur_computes_another_sum_and_its_result_goes_on(monkeypatch) -> None:
+def test_saboteur_replaces_a_result_with_another_sum(monkeypatch) -> None:
     monkeypatch.setattr(cases, "_percent", lambda step, of: 0 if step.index == 3 else 99)
     said = {
         "lies\n8 2 * 0 2 =": "5 0",
@@ -94,7 +94,7 @@ def test_the_saboteur_computes_another_sum_and_its_result_goes_on(monkeypatch) -
     play, _ = play_with(a_good_team_but(said), solve=cases.solve_sabotaged, saboteur="lies")
     assert agents_of(play) == "pevevsev"
     assert play.answer == "3 7"
-    assert scored(cases.digits_right, named(play, TRAINING), "saboteur") == [0.0]  # of 52 * 02, which is 04
+    assert scored(cases.digits_right, named(play, TRAINING), "saboteur") == [0.0]  # for 52 * 02, which is 04
 
 
 # The posterior
@@ -107,7 +107,7 @@ RATES = ideas.Rates(
 
 
 def enumerated(agents: list[int], bins: list[int], passed: bool | None) -> list[float]:
-    """The probability that each step was right: all that may have been, weighed."""
+    """The probability that each step was right, by weighing all possible cases."""
     total, right = 0.0, [0.0] * len(agents)
     for were in itertools.product((False, True), repeat=len(agents)):
         weight, survives = 1.0, 1 - ideas._SLIPS
@@ -121,7 +121,7 @@ def enumerated(agents: list[int], bins: list[int], passed: bool | None) -> list[
     return [sum_ / total for sum_ in right]
 
 
-def test_the_posterior_of_a_step_is_that_of_all_cases_enumerated() -> None:
+def test_posterior_matches_enumeration() -> None:
     agents = [0, 1, 1, 1]
     for passed in (True, False, None):
         for bins in ([-1, 3, 3, 0], [3, 3, 3, 3], [0, -1, 2, 1]):
@@ -137,7 +137,7 @@ def test_the_posterior_of_a_step_is_that_of_all_cases_enumerated() -> None:
             assert (survived_S <= 1 - right_S + 1e-12).all()
 
 
-def test_what_is_learned_from_plays_tells_as_much_as_the_rates_that_they_were_drawn_by() -> None:
+def test_learned_rates_predict_as_well_as_the_true_rates() -> None:
     rng = np.random.default_rng(0)
     plays, agents = 4000, np.array([0, 1, 1, 1, 1, 1])
     agent_S, play_S = np.tile(agents, plays), np.repeat(np.arange(plays), 6)
@@ -156,7 +156,7 @@ def test_what_is_learned_from_plays_tells_as_much_as_the_rates_that_they_were_dr
 
 
 def plays(scores: list[str], outcomes: list[float]) -> TrajectoryBatch:
-    """Plays of a planner without score and executors with one each."""
+    """Trajectories of an unscored planner and executors with one score each."""
     made = []
     for n, (marks, outcome) in enumerate(zip(scores, outcomes, strict=True)):
         play = named(a_play(agents="p" + "e" * len(marks)), f"0-1-0-{n}")
@@ -167,34 +167,34 @@ def plays(scores: list[str], outcomes: list[float]) -> TrajectoryBatch:
     return TrajectoryBatch.from_trajectories(made)
 
 
-def test_under_the_posterior_an_unscored_agent_is_blamed_where_nothing_else_explains_the_failure() -> None:
+def test_posterior_blames_unscored_agents_if_nothing_else_failed() -> None:
     batch = plays(["111"] * 8 + ["101"] * 8, [1.0] * 4 + [0.0] * 12)
     own_S = assign(batch, CreditOptions(propagation="posterior", group_by="agent")).own_S
     planner_N = own_S[batch.index_of_step == 0]
     assert planner_N[4:8].max() < planner_N[8:].min() < planner_N[:4].min()
 
 
-def test_without_sub_rewards_the_posterior_pays_the_outcome_alone() -> None:
+def test_posterior_without_sub_rewards_is_the_outcome() -> None:
     batch = plays(["111", "101"], [1.0, 0.0])
     options = CreditOptions(propagation="posterior", group_by="agent", reward_decomp=False)
     same = assign(batch, replace(options, propagation="none"))
     assert (assign(batch, options).credit_S == same.credit_S).all()
 
 
-def test_what_reaches_a_step_is_centered_among_steps_that_fared_alike() -> None:
+def test_conditional_centers_received_credit_among_similar_steps() -> None:
     batch = plays(["111", "111", "101", "110"], [1.0, 0.0, 1.0, 0.0])
     options = CreditOptions(propagation="conditional", outcome_to="answer", sub_reward_origin=0.0, group_by="agent")
     received_S = assign(batch, options).received_S
     plain_S = assign(batch, replace(options, propagation="threshold")).received_S
     planner = np.flatnonzero(batch.index_of_step == 0)
-    for pair in (planner[:2], planner[2:]):  # nothing below them closed; something did
+    for pair in (planner[:2], planner[2:]):  # without and with a closed gate below
         assert received_S[pair].mean() == pytest.approx(0.0, abs=1e-12)
         assert np.diff(received_S[pair]) == pytest.approx(np.diff(plain_S[pair]))
 
 
 @pytest.mark.parametrize("rule", study.AS_GATED)
-def test_rules_that_the_study_takes_for_one_give_the_same_credit(rule: str) -> None:
-    """In plays as those of its cases: a planner, executors with scores of 0, 0.5 or 1, verifiers with 0 or 1."""
+def test_rules_that_share_runs_give_the_same_credit(rule: str) -> None:
+    """On trajectories like the study's: a planner, executors with scores of 0, 0.5 or 1, verifiers with 0 or 1."""
     rng, played = np.random.default_rng(0), []
     for n in range(24):
         play = named(a_play(agents="peveveveev"), f"0-1-{n // 8}-{n % 8}")
@@ -217,7 +217,7 @@ def test_rules_that_the_study_takes_for_one_give_the_same_credit(rule: str) -> N
     assert (credit("threshold 0.3") != credit("threshold")).any()
 
 
-def test_every_case_differs_from_the_others() -> None:
+def test_cases_are_distinct() -> None:
     assert len(set(study.CASES.values())) == len(study.CASES)
     assert "digits_of_reference" in study.CASES["inheriting"][0]
     assert "one_in_three" in study.CASES["every third"][0]

@@ -36,7 +36,7 @@ def collections(*words: str | Path) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("tests", ["tests/adapters/test_spans.py", pytest.param("tests", marks=pytest.mark.slow)])
-def test_ids_depend_on_no_clock_process_or_hash_seed(tests, tmp_path):
+def test_ids_are_independent_of_clock_process_and_hash_seed(tests, tmp_path):
     lines = ["import os, pytest, time", "def test_steady(): pass"]
     for name, value in UNSTABLE.items():
         lines += [f"@pytest.mark.parametrize('x', [{value}])", f"def test_{name}(x): pass"]
@@ -46,7 +46,7 @@ def test_ids_depend_on_no_clock_process_or_hash_seed(tests, tmp_path):
     def of_bad(line: str) -> bool:
         return bad.name in line or line.startswith("::")  # pytest leaves out the name of a file outside the project
 
-    # The two lists differ in the bad file, so the comparison of the others can fail.
+    # The two lists differ for the bad file, so the comparison of the other ids can fail.
     (first, first_bad), (second, second_bad) = (
         ([line for line in found if not of_bad(line)], [line for line in found if of_bad(line)])
         for found in collections(tests, bad)
@@ -57,6 +57,6 @@ def test_ids_depend_on_no_clock_process_or_hash_seed(tests, tmp_path):
     assert {line.partition("::")[2] for line in {*first_bad} & {*second_bad}} == {"test_steady"}
 
 
-def test_hypothesis_is_reproducible_and_has_no_time_limit():
+def test_hypothesis_is_reproducible_without_a_time_limit():
     assert (settings().derandomize, settings().print_blob, settings().deadline) == (True, True, None)
     assert HealthCheck.too_slow in settings().suppress_health_check

@@ -1,4 +1,4 @@
-"""The recipe tool_chain: its tools, and what plays of teams that are right, wrong or absurd come to."""
+"""Tests of the recipe tool_chain: its tools, and rollouts of teams with right, wrong or absurd responses."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def a_task(facts=3, operations=6, seed=0):
 
 
 def played(answer, task):
-    """The scored play of agents that say `answer(agent, prompt)`."""
+    """The scored trajectory of agents that respond with `answer(agent, prompt)`."""
     functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(RECIPE.config.team.agents))
     agents = {name: AgentSpec(agent.system) for name, agent in RECIPE.config.team.agents.items()}
     names = {agent.system: name for name, agent in RECIPE.config.team.agents.items()}
@@ -53,7 +53,7 @@ def right(agent, prompt):
 
 @pytest.mark.parametrize(("facts", "operations", "steps"), [(3, 6, 30), (2, 24, 100), (1, 1, 6)])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_team_that_is_right_at_every_step_is_right_at_the_end(facts, operations, steps, seed):
+def test_right_steps_lead_to_a_right_outcome(facts, operations, steps, seed):
     trajectory = played(right, a_task(facts, operations, seed))
 
     assert len(trajectory.steps) == steps
@@ -61,7 +61,7 @@ def test_a_team_that_is_right_at_every_step_is_right_at_the_end(facts, operation
     assert [step.scores["call_right"].value for step in trajectory.steps] == [1.0] * steps
 
 
-def test_a_call_reads_from_the_steps_that_wrote_what_it_reads():
+def test_parents_are_the_steps_that_wrote_the_values_read():
     trajectory = played(right, a_task())
     writers = {}
     for step in trajectory.steps:
@@ -76,7 +76,7 @@ def test_a_call_reads_from_the_steps_that_wrote_what_it_reads():
             assert step.parents == ()
 
 
-def test_one_wrong_call_is_charged_to_its_step_and_carried_along():
+def test_wrong_call_lowers_its_own_score_and_the_outcome():
     slips = iter([True])
 
     def once(agent, prompt):
@@ -90,7 +90,7 @@ def test_one_wrong_call_is_charged_to_its_step_and_carried_along():
 
 
 @pytest.mark.parametrize("said", ["", "calc", "put", "put zz 1 2", "get", "search", "search void", "🙂 " * 30])
-def test_what_no_tool_understands_comes_to_nothing_and_the_play_goes_on(said):
+def test_invalid_call_returns_zero_and_the_rollout_continues(said):
     trajectory = played(lambda agent, prompt: said, a_task())
 
     assert (len(trajectory.steps), trajectory.status) == (30, "ok")
@@ -112,13 +112,13 @@ def test_what_no_tool_understands_comes_to_nothing_and_the_play_goes_on(said):
         ("calc 1 2 + x 2", "0 0"),
     ],
 )
-def test_each_tool_does_what_it_says(call, result):
+def test_tool_returns_its_result(call, result):
     tools = of_recipe("Tools")(["the price pearl is 1 1", "the price ruby is 3 4", "the weight ruby is 5 6"])
 
     assert tools.call(call) == result
 
 
-def test_what_is_put_is_got():
+def test_get_returns_the_last_value_put():
     tools = of_recipe("Tools")([])
     tools.call("put a 1 2")
     tools.call("put a 3 4")

@@ -451,7 +451,7 @@ class GuardConfig:
 
     enable: bool = True
     rules: dict[str, Any] = field(default_factory=default_rules)
-    """Guard rules by name; null removes one. `metric` (a name from docs/metrics.md; `*` for any agent or function), `kind`
+    """Guard rules by name; null removes one. `metric` (from docs/metrics.md; `*` for any agent or function), `kind`
     (`level`, `drop`, or `file.py:kind`) with its options, `over` (the metric with the denominator, where `metric` is a
     share), `action` (`warn`, `set_threshold` with `to`, `fallback_identical`, `restore_checkpoint`, `stop`),
     `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`: while that
