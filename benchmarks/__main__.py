@@ -1,8 +1,8 @@
 """Run the benchmarks, each in its own process: `python -m benchmarks [NAME ...] [--quick] [--outdated]`.
 
-A benchmark is a module of this folder with a `main`. Its exit code is 0, 1 where a figure misses its target, and
-anything else on an error; its output goes to `runs/benchmarks/NAME.log`. This command exits with 2 where a benchmark
-ended with an error. A missed target is reported, and no more: ratios depend on the machine.
+A benchmark is a module of this folder with a `main`. Its exit code is 0, 1 if a figure misses its target, and
+anything else on an error; its output goes to `runs/benchmarks/NAME.log`. This command exits with 2 if a benchmark
+ended with an error. A missed target is only reported: ratios depend on the machine.
 
 `--outdated` runs nothing. It lists the result files whose measured modules have changed since.
 """

@@ -59,7 +59,7 @@ def measured(recipe: str, steps: int, tasks: int, plays: int, below: Path) -> di
 
 
 def _number(value: float | None) -> float:
-    """`value`, or NaN for the null that the audit writes where it has too few values."""
+    """`value`, or NaN for null, which the audit writes for too few values."""
     return math.nan if value is None else value
 
 

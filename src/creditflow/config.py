@@ -109,7 +109,7 @@ class ActorConfig:
     clip_ratio_low: float | None = None
     clip_ratio_high: float | None = None
     clip_ratio_c: float = 3.0
-    """Dual clip: the loss of a token of negative advantage grows no further beyond this ratio."""
+    """Dual clip: upper limit of the ratio in the loss of tokens with negative advantage."""
     entropy_coeff: float = 0.0
     """Coefficient of the entropy bonus."""
     loss_agg_mode: str = "token-mean"
@@ -323,7 +323,7 @@ class AgentConfig:
     """The name of the agent's policy in `policies`."""
     match: str = ""
     """Regular expression. An HTTP call without another sign of its agent belongs to this agent if its system prompt
-    matches. Without any `match`, it belongs to the agent whose `system` the prompt contains."""
+    matches. If no agent's `match` fits, it belongs to the agent with the longest `system` in the prompt."""
     tools: list[Any] = field(default_factory=list)
     """The agent's tools: names from `creditflow.toolbox`, `file.py:function`, or `{fn, name, args, timeout}`."""
 
@@ -457,7 +457,7 @@ class GuardConfig:
     `cool_down` (checks after a recovery during which the rule does not fire), `unless` (`{metric, above}`: while that
     condition holds, the rule only warns)."""
     max_rollbacks: int = 2
-    """Maximum number of restored checkpoints; at the next request, the run stops with a report."""
+    """Maximum number of checkpoints that the guard restores; at the next rollback, the run stops with a report."""
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
 
 
