@@ -100,7 +100,7 @@ def first_firings(name: str, seed: int, setting: Setting) -> dict[str, int]:
 
 
 def cost(steps: int) -> Iterable[Figure]:
-    """Metrics and guard, as shares of a training step of `arithmetic_chain`; the first step, which compiles, is excluded."""
+    """Metrics and guard, as shares of a training step of `arithmetic_chain`, without the first step (compilation)."""
     recipe = ROOT / "recipes" / "arithmetic_chain.yaml"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "creditflow", "train", str(recipe), f"trainer.default_local_dir={folder}/run"]
