@@ -192,7 +192,7 @@ class RolloutConfig:
     timeout_s: float = 600.0
     """Seconds for one rollout; time in the run's own sampler does not count. A longer rollout is cancelled."""
     timeout_outcome: str = "mask"
-    """`mask`: the trajectory is `failed` and left out of training. `zero`: its outcome is 0, a failure of the team."""
+    """`mask`: the trajectory is `failed` and left out of training. `zero`: it gets the worst outcome, by default 0."""
     val_kwargs: ValKwargs = field(default_factory=ValKwargs)
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
