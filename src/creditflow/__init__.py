@@ -1,6 +1,6 @@
-"""Trains teams of LLM agents, and decides for every step of every agent how much of the reward it earned.
+"""Train teams of LLM agents, and assign every step of every agent its share of the reward.
 
-Importing this package loads numpy and nothing heavier; the rest is imported where it is used.
+Importing this package loads numpy and nothing heavier; other modules are imported on first use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""`python -m creditflow`: the same as `creditflow`."""
+"""`python -m creditflow`, the same as the command `creditflow`."""
 
 from creditflow.cli import main
 

@@ -1,6 +1,6 @@
-"""The command line: what can be asked for, and which exit code a failure has. Imports what is heavy where it is used.
+"""The command line: commands, options and exit codes.
 
-Exit codes: 0 done; 1 it failed; 2 the input is wrong; 130 interrupted.
+Each command imports its heavy modules when it runs. Exit codes: 0 success; 1 failure; 2 wrong input; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Overrides = Annotated[
 
 
 class _Commands(TyperGroup):
-    """Turns errors that are raised on purpose, and a full disk, into one line and an exit code.
+    """Command group that turns a `CreditflowError` or a full disk into one line and an exit code.
 
-    Others keep their traceback.
+    Other errors keep their traceback.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -49,11 +49,11 @@ class _Commands(TyperGroup):
 
 
 _AFTER_DASHES = "creditflow.after_dashes"
-"""Where a command finds what was given after `--`; nothing is there where there was no `--`."""
+"""Key in `ctx.meta` of the arguments after `--`; absent if the command line has no `--`."""
 
 
 class _WithDashes(TyperCommand):
-    """A command that hands on what is given after `--`, of which click would make arguments like the others."""
+    """Command that keeps the arguments after `--` apart; click would merge them with the others."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -504,9 +504,10 @@ def _reporter() -> Reporter:
 
 
 class _WithoutPandas(MetaPathFinder):
-    """For `why`. pyarrow imports pandas, where there is one, for its first array; that would take a third of its time.
+    """Import hook that blocks pandas for `why`.
 
-    This process does nothing else, and nothing of it needs pandas.
+    pyarrow imports an installed pandas for its first array, which would take a third of the command's time. This
+    process runs nothing but `why`, which does not use pandas.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
@@ -515,7 +516,7 @@ class _WithoutPandas(MetaPathFinder):
 
 
 def main() -> None:
-    """The `creditflow` command."""
+    """Run the `creditflow` command."""
     if sys.argv[1:2] == ["why"]:
         sys.meta_path.insert(0, _WithoutPandas())
     app(prog_name="creditflow")

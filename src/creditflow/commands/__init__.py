@@ -1,1 +1,1 @@
-"""One module a command: what it does with what the command line gave it. Imported when the command is called."""
+"""Implementations of the commands, one module per command, imported when the command is called."""

@@ -1,4 +1,4 @@
-"""`creditflow audit`: whether credit went to the agents that made the difference, by playing without them."""
+"""`creditflow audit`: compare credit with agents' contributions, measured by rollouts without them."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from creditflow.report.tables import new_table, results_console, show
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
 RULES = ("identical", "none", "discounted", "threshold")
-"""What is compared unless it is said otherwise, beside the rule that was in force."""
+"""Default rules to compare, beside the rule in force."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an audit is to do."""
+    """Options of an audit."""
 
     step: int | None
-    """The training step whose plays are looked at; None: the last one that a checkpoint is near."""
+    """Training step to audit; None: the one nearest to a checkpoint, the last of several."""
     plays: int
-    """For each trajectory, at most."""
+    """Maximum rollouts per trajectory."""
     budget: int
-    """In all, at most."""
+    """Maximum rollouts in total."""
     model: Path | None
-    """Who answers anew for the trained policies; None: the nearest checkpoint."""
+    """Model folder used for the trained policies; None: the nearest checkpoint."""
     baseline: Path | None
-    """Who stands in for agents; None: what their policies began as."""
+    """Model folder used for agents that are left out; None: the initial model of their policy."""
     rules: tuple[str, ...]
-    """Each the name of a rule, or `key=value` options of credit, separated by blanks."""
+    """Rules to compare, each a rule's name, `key=value` credit options, or both, separated by blanks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Cast:
-    """Who plays."""
+    """Policies that act in the rollouts of an audit."""
 
     step: int
     checkpoint: int | None
-    """Whose policies answer anew; 0: what training began with. None: another model does."""
+    """Training step of the checkpoint in use; 0: the initial policies; None: the model of `--model`."""
     crew: Crew
     baselines: Mapping[str, Policy]
     words: str
-    """Whose answers these are, for people."""
+    """Description of the acting policies, for display."""
 
 
 def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporter: Reporter) -> None:
-    """Play again what training step `asked.step` played, print a row for each rule, and keep the values."""
+    """Roll out the tasks of training step `asked.step` again, print a row per rule, and save the values."""
     for option, file in (("--plot", plot), ("--json", out)):
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{option}: {file.parent} is no folder")
@@ -74,7 +74,7 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
     recipe = load_recipe(path / "config.yaml")
     parts = build_parts(recipe, tasks=False)
     cast = _cast(ledger, recipe, asked)
-    make_folder(path / "audit", "RUN")  # or say now that nothing can be kept, not after the plays
+    make_folder(path / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(cast.step)
     made = _assigned(recorded, rules)
     trajectories = _some(recorded.batch, asked.budget // asked.plays)
@@ -116,11 +116,11 @@ def _text(path: Path | None) -> str | None:
 
 
 IN_FORCE = "in force"
-"""The name under which a run's own credit is shown."""
+"""Display name of the credit recorded in the run."""
 
 
 def _rules(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Options of credit by the name that a rule is shown under."""
+    """Credit options of each rule, by display name."""
     found: dict[str, dict[str, Any]] = {}
     for rule in given or RULES:
         words = rule.split()
@@ -132,7 +132,7 @@ def _rules(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _assigned(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dict[str, Assignment]:
-    """What was assigned, and what each rule makes of the recorded plays."""
+    """The recorded assignment, and each rule's assignment of the recorded trajectories."""
     was = recorded.assignment
     if was is None:
         raise InputError(f"training step {recorded.step}: no credit was assigned in it; name another --training-step")
@@ -170,7 +170,10 @@ def _cast(ledger: Ledger, recipe: Recipe, asked: Asked) -> _Cast:
 
 
 def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
-    """A training step on record, and the checkpoint nearest to the policy that played it: that of the step before."""
+    """A recorded training step and its nearest checkpoint.
+
+    The policy that sampled training step s is that of checkpoint s - 1.
+    """
     saved = [] if ledger.run.get("engine") == "verl" else checkpoint.saved_steps(ledger.path)
     if not saved:
         raise InputError(
@@ -184,7 +187,7 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
 
 
 def _some(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
-    """At most so many plays, of as many tasks as there are."""
+    """At most `count` trajectories, from as many tasks as possible."""
     if count < 1:
         raise InputError("--budget: expected at least as many plays as --plays gives one trajectory")
     turn: dict[str, int] = {}
@@ -234,7 +237,7 @@ def _print(found: Sequence[Agreement], seen: Measured, plays: int, per_trajector
 
 
 def _verdict(precision: Precision, per_trajectory: float) -> str:
-    """Whether the measured values can tell rules apart. `per_trajectory`: rollouts that were made for each one."""
+    """Describe whether the measured values can separate rules. `per_trajectory`: rollouts per trajectory."""
     if not precision.is_noise:
         return (
             f"{precision.reliability:.0%} of the variance of these values is real, the rest is measurement error: no "

@@ -1,4 +1,4 @@
-"""`creditflow calibrate`: what each agent's scores say of the outcome, from the plays that a run recorded."""
+"""`creditflow calibrate`: how well each agent's scores predict the outcome, from a run's trajectories."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from creditflow.trajectory import TrajectoryBatch
 
 
 def calibrate_run(path: Path, last: int | None, plot: Path | None, out: Path | None, reporter: Reporter) -> None:
-    """Print a row for each agent and function; `last`: of so many training steps only."""
+    """Print a row per agent and function. `last`: read only this number of training steps, the newest."""
     for option, file in (("--plot", plot), ("--json", out)):
         if file is not None and not file.parent.is_dir():
             raise ConfigError(f"{option}: {file.parent} is no folder")

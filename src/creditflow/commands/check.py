@@ -1,4 +1,4 @@
-"""`creditflow check`: plays a few tasks and assigns credit, without training; says what would go wrong."""
+"""`creditflow check`: roll out a few tasks, assign credit without training, and report problems."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from creditflow.reward.manager import ScoringReport, expect_few_failures
 from creditflow.trajectory import Trajectory, TrajectoryBatch
 
 _CHECK = 2
-"""First part of a play's random key; training and validation have 0 and 1."""
+"""First part of a rollout's random key; training uses 0, validation 1."""
 
 
 def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter, *, verbose: bool) -> None:
-    """Print what a few plays earn, agent by agent, and warnings; `verbose`: then the resolved recipe."""
+    """Print per-agent statistics of a few rollouts, then warnings; `verbose`: also the resolved recipe."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe)
-    Guard.of(recipe.config, recipe.folder, parts.rewards.functions)  # refuses what training would
+    Guard.of(recipe.config, recipe.folder, parts.rewards.functions)  # raises the errors that training would raise
     if wants_values(recipe.config.algorithm):
         expect_enough_plays(recipe.config)
     crew = Crew.of(recipe, steps=1, keep_reference=False)
@@ -83,7 +83,7 @@ async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory],
     config = parts.recipe.config.actor_rollout_ref.rollout
     trajectories = await play(parts, crew, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
     async with parts.rewards.open(crew.policies):
-        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # shown, then judged
+        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # the caller checks after printing
         if wants_values(parts.recipe.config.algorithm):
             await add_values(parts, crew, trajectories, 0)
     parts.label(trajectories)
@@ -93,7 +93,7 @@ async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory],
 def _warnings(
     recipe: Recipe, trajectories: Sequence[Trajectory], report: ScoringReport, assignment: Assignment
 ) -> list[str]:
-    """What the numbers mean, in plain words."""
+    """Warnings about the rollouts and their credit, one sentence each."""
     found = list(recipe.notices)
     found += [str(finding) for finding in lint(assignment)]
     if (idle := idle_gate(assignment)) is not None and str(idle) not in found:

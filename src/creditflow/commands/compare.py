@@ -1,4 +1,4 @@
-"""`creditflow compare`: the same recipe, several ways, side by side; then the difference, and how sure it is."""
+"""`creditflow compare`: train variants of a recipe with the same seeds, and estimate their differences."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from creditflow.report.tables import (
 )
 
 _EVALUATED = ("data", "actor_rollout_ref.model", "actor_rollout_ref.rollout", "policies", "team", "reward", "recipe")
-"""What an evaluation before training depends on: arms that agree on it share one."""
+"""Config keys that an evaluation before training depends on; arms that agree on them share one."""
 _UNCOMPARED = ("compare", "trainer.default_local_dir")
-"""What may differ between a run that is found and the one that is wanted."""
+"""Config keys that may differ between an existing run and the requested one."""
 _OWN = ("data.seed", "trainer.default_local_dir", "trainer.val_before_train")
-"""What is set here for every run."""
+"""Config keys that `compare` sets for every run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Run:
     seed: int
     recipe: Recipe
     settings: tuple[str, ...]
-    """The overrides that make `recipe`."""
+    """The overrides that produce `recipe`."""
     folder: Path
     before: Path
-    """The file of its evaluation before training."""
+    """File of the evaluation before training."""
     steps: int
 
     @property
@@ -83,7 +83,7 @@ def compare(
     only: Sequence[str],
     reporter: Reporter,
 ) -> None:
-    """Train every arm with every seed, tell what came of it, and write `comparison.json` and the figure."""
+    """Train every arm with every seed, print the results, and write `comparison.json` and the figure."""
     if seeds < 1 or (jobs is not None and jobs < 1):
         raise ConfigError(f"{'--seeds' if seeds < 1 else '--jobs'}: expected 1 or more")
     key, values = parse_vary(vary)
@@ -92,13 +92,13 @@ def compare(
     recipe = load_recipe(path, with_effect(path, (), overrides))
     arms = arms_of(recipe, key, values, extra=extra, only=only)
     read = {override for arm in arms for override in with_effect(path, arm.overrides, overrides)}
-    if not read.issuperset(overrides):  # an option that every arm ignores: the loader raises, and gives the reason
+    if not read.issuperset(overrides):  # every arm ignores one: the loader raises with the reason
         load_recipe(path, (*arms[0].overrides, *overrides))
     folder = run_path(recipe)
     runs = _plan(path, overrides, recipe, key, arms, seeds, folder)
 
     make_folder(folder, "trainer.default_local_dir")
-    # Two at once would take each other's live runs for broken ones.
+    # Two comparisons at once would mistake each other's live runs for interrupted ones.
     taken = InputError(f"trainer.default_local_dir: another comparison is running in {folder}")
     with alone_in(folder, taken):
         waiting = [run for run in runs if not _found(run)]
@@ -117,7 +117,7 @@ def compare(
 
 
 def _tell(of: str, key: str, arms: Sequence[Arm], runs: Sequence[Run], seeds: int, folder: Path) -> None:
-    """Tables, `comparison.json` and the figure."""
+    """Print the tables; write `comparison.json` and the figure."""
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     found = differences(results)
     console = results_console()
@@ -143,10 +143,10 @@ def _drawing() -> bool:
 def _plan(
     path: Path, overrides: Sequence[str], recipe: Recipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
 ) -> list[Run]:
-    """Every run, seeds outermost, so that a comparison that is broken off is still balanced.
+    """List every run, seeds in the outer loop, so that an interrupted comparison stays balanced.
 
-    Loads everything that each arm names, model included: bad input is told before anything is written, and a model that
-    is made on first use is made once, not in every run.
+    Loads every file and model that an arm names. Bad input therefore raises before anything is written, and a model
+    that is created on first use is created once instead of in every run.
     """
     kept = [override for override in overrides if override.partition("=")[0] not in _OWN]
     steps: dict[str, int] = {}
@@ -161,7 +161,7 @@ def _plan(
                 *with_effect(path, arm.overrides, kept),
                 f"data.seed={seed}",
                 f"trainer.default_local_dir={as_yaml(str(target))}",
-                "trainer.val_before_train=false",  # done once for all arms
+                "trainer.val_before_train=false",  # evaluated once for all arms
             )
             resolved = load_recipe(path, settings)
             if arm.name not in steps:
@@ -186,7 +186,7 @@ def _plan(
 
 
 def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved: Recipe) -> None:
-    """Refuse an arm that would not train as it says, because something else has the last word."""
+    """Raise ConfigError if another override would replace one of the arm's."""
     from omegaconf import OmegaConf
 
     for name in _flat(OmegaConf.to_container(OmegaConf.from_dotlist(list(arm.overrides)))):  # type: ignore[arg-type]
@@ -198,7 +198,7 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
 
 
 def _found(run: Run) -> bool:
-    """Whether the run is finished already. Refuses a folder that holds another one, or something else."""
+    """Whether the run is already finished. Raises InputError if its folder holds anything else."""
     facts = run.folder / "run.json"
     if not facts.exists():
         if run.folder.exists() and any(run.folder.iterdir()):
@@ -216,7 +216,7 @@ def _found(run: Run) -> bool:
 
 
 def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int, reporter: Reporter) -> None:
-    """Do what is not there yet; raises where anything failed."""
+    """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
     jobs: list[Job] = []
     before = {run.before for run in runs if run.before.exists()}
     for run in runs:
@@ -278,7 +278,7 @@ def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _default_jobs(recipe: Recipe) -> int:
-    """As many as there are cores; one where runs would share a GPU."""
+    """The number of cores; 1 if runs would share a GPU."""
     if pick_device(recipe.config.trainer.device).type == "cuda":
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

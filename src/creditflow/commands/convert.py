@@ -1,4 +1,4 @@
-"""`creditflow convert`: other systems' traces as trajectories."""
+"""`creditflow convert`: turn traces of other systems into trajectories."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def convert_files(
     run: Path | None,
     reporter: Reporter,
 ) -> None:
-    """Read, convert, write, and say what became of it; `run`: a folder for the plays with their credit."""
+    """Read, convert and write, and print a summary. `run`: a folder for the trajectories with their credit."""
     if out.suffix != ".parquet":
         raise InputError(f"--out: expected a name that ends with .parquet, got {out}")
     if run is not None and (run / "run.json" if run.is_dir() else run).exists():
@@ -86,7 +86,7 @@ def convert_files(
 
 
 def _expect_what_is_named(spans: Sequence[Span], made: Converted, options: ConvertOptions) -> None:
-    """Raises InputError where an option names what is not there: it would do nothing, and say nothing."""
+    """Raise InputError if an option names a missing attribute or reward; it would silently have no effect."""
     for option, key in (("--trajectory-by", options.trajectory_by), ("--uid-by", options.uid_by)):
         if key and spans and not any(key in span.attributes or key in span.resource for span in spans):
             raise InputError(f"{option}: no span has an attribute {key!r}")
@@ -104,19 +104,19 @@ def _expect_what_is_named(spans: Sequence[Span], made: Converted, options: Conve
 
 
 def _own(source: Path, options: ConvertOptions) -> list[Trajectory]:
-    """Trajectories as `serve` and `convert` write them; they come as they are."""
+    """Read trajectories written by `serve` or `convert`, unchanged."""
     if options != ConvertOptions():
         raise InputError(f"{source}: trajectories come as they are; the options are for traces, convert those apart")
     try:
         return TrajectoryBatch.read_parquet(source).to_trajectories()
     except BatchError as error:
-        raise DataError(str(error)) from error  # it names the file
+        raise DataError(str(error)) from error  # the message names the file
     except OSError as error:
         raise DataError(f"{source}: cannot be read: {error.strerror or error}") from error
 
 
 def _credit(batch: TrajectoryBatch, run: Path, sources: Sequence[Path]) -> None:
-    """The plays as the one training step of a run that trained nothing, credited as training would by default."""
+    """Write the trajectories as a run of one training step, with credit under the default options."""
     facts = {"engine": "none", "converted_from": [str(source.resolve()) for source in sources], "config": {}}
     assignment = assign(batch, CreditOptions())
     folder = RunFolder.create(run, facts, "{}\n")
@@ -143,7 +143,7 @@ def _range(text: str) -> tuple[str, tuple[float, float]]:
 
 
 class _Tokenizer(Tokens):
-    """A Hugging Face tokenizer, with its chat template where it has one."""
+    """A Hugging Face tokenizer, with its chat template if it has one."""
 
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
@@ -178,7 +178,7 @@ def _tell(made: Converted) -> None:
         show(console, "steps", table)
     scores: dict[str, list[Score]] = defaultdict(list)
     kept: dict[str, list[Any]] = defaultdict(list)
-    """Further rewards of whole plays."""
+    """Further rewards of whole trajectories."""
     for step in steps:
         for name, score in step.scores.items():
             scores[name].append(score)
@@ -225,7 +225,7 @@ def _counted(n: int, what: str) -> str:
 
 
 def _kind(reason: str) -> str:
-    """A reason without the ids that it names."""
+    """`reason` without the ids in it."""
     return "the same call as another span" if reason.startswith("the same call as span") else reason
 
 

@@ -1,4 +1,4 @@
-"""`creditflow data`: published data sets as verl-schema Parquet."""
+"""`creditflow data`: convert published data sets to verl-schema Parquet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from creditflow.progress import Reporter
 
 
 def gsm8k(source: Path, out: Path, reporter: Reporter) -> None:
-    """GSM8K's JSONL as published, turned into verl's columns."""
+    """Convert GSM8K's published JSONL to verl's columns."""
     if out.suffix != ".parquet":
         raise DataError(f"--out: expected a name that ends with .parquet, got {out}")
     tasks = gsm8k_tasks(source)

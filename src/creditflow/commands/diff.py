@@ -1,4 +1,4 @@
-"""`creditflow diff`: two runs, or two assignments of one, side by side."""
+"""`creditflow diff`: compare two runs, or two assignments of one run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from creditflow.report.text import number, steps_words
 
 
 def diff(first: Path, second: Path, reporter: Reporter) -> None:
-    """What two runs, or two assignments of one, have different: settings, credit, and where they ended."""
+    """Print the differences in settings, credit and final metrics."""
     one, two = Ledger.open(first), Ledger.open(second)
     console = results_console()
     for ledger in (one, two):
@@ -68,7 +68,7 @@ _SHOWN = (
 
 @dataclass(slots=True)
 class _Sides:
-    """Two runs, training step by training step."""
+    """Differences between two runs, summed over training steps."""
 
     moved: dict[str, Moved] = field(default_factory=dict)
     same: int = 0
@@ -76,7 +76,7 @@ class _Sides:
     unassigned: list[int] = field(default_factory=list)
     """Training steps in which at least one run has no assignment."""
     sums: dict[str, Any] = field(default_factory=dict)
-    """By agent, [2, 5]: of each run steps, credit, |advantage|, scored steps, and those of them that are open."""
+    """Per agent, [2, 5]: for each run the sums of steps, credit, |advantage|, scored steps and open scored steps."""
 
     def take(self, one: Recorded, two: Recorded) -> None:
         a, b = one.assignment, two.assignment

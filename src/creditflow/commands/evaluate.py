@@ -1,4 +1,4 @@
-"""`creditflow eval`: how good a model is at a recipe's validation tasks."""
+"""`creditflow eval`: evaluate a model on a recipe's validation tasks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from creditflow.report.tables import evaluation_table, results_console, show
 
 
 def evaluate(path: Path, overrides: Sequence[str], json_file: Path | None, reporter: Reporter) -> None:
-    """Print what the recipe's model reaches, and write it to `json_file` if there is one."""
+    """Print the evaluation of the recipe's model, and write it to `json_file` if given."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, training=False)
     crew = Crew.to_play(recipe)
     if json_file is not None:
         if json_file.is_dir():
             raise InputError(f"--json: {json_file} is a folder")
-        make_folder(json_file.parent, "--json")  # or say now that it cannot be, not after the evaluation
+        make_folder(json_file.parent, "--json")  # fails before the evaluation if the folder is not writable
     evaluation = asyncio.run(_evaluate(parts, crew, reporter))
     if json_file is not None:
         RunFolder(json_file.parent).write_text(json_file.name, evaluation.to_json())
     kwargs = recipe.config.actor_rollout_ref.rollout.val_kwargs
-    n = kwargs.n if kwargs.do_sample else 1  # greedy plays of a task are all the same, so there is one
+    n = kwargs.n if kwargs.do_sample else 1  # greedy rollouts of a task are identical, so one is enough
     plays = "1 play" if n == 1 else f"{n} plays"
     title = f"{recipe.name}, {recipe.validation_words(len(evaluation.sampled))}, {plays} of each"
     show(results_console(), title, evaluation_table(evaluation))

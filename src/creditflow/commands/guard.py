@@ -1,4 +1,4 @@
-"""`creditflow guard`: a recipe's rules against a series of metrics, without training anything."""
+"""`creditflow guard`: test a recipe's guard rules on a series of metrics, without training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from creditflow.report.tables import new_table, results_console
 
 
 def test(path: Path, overrides: Sequence[str], scenario: str, seed: int, steps: int | None) -> None:
-    """Replay `scenario` (a name, a run's folder, or a file of metrics), and print what would have happened."""
+    """Replay `scenario` (a name, a run's folder, or a file of metrics), and print the guard's events."""
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, tasks=False)
     guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)

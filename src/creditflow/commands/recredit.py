@@ -1,4 +1,4 @@
-"""`creditflow recredit`: the credit of a run's plays under other settings, without a model."""
+"""`creditflow recredit`: assign a run's credit again under other settings, without a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from creditflow.report.text import steps_words
 
 
 def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: Reporter) -> None:
-    """Assign the credit of a run again under `overrides`; print what moved, and write it as a run of its own."""
+    """Assign a run's credit again under `overrides`, print the changes, and write the result as a new run."""
     ledger, changed = Ledger.open(path), credit_overrides(overrides)
     if "shadow" in changed:
         raise InputError("algorithm.shadow: recredit is itself a second rule beside the one in force; name its options")
@@ -42,12 +42,12 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
         ) from error
     total: dict[str, Moved] = {}
     never: list[int] = []
-    aside = out.with_name(f".{out.name}.part")  # what was broken off must not pass for the whole
+    aside = out.with_name(f".{out.name}.part")  # an interrupted recredit must not look complete
     shutil.rmtree(aside, ignore_errors=True)
     try:
         with reporter.bar("recredit", len(ledger.steps)) as bar:
             for recorded, made in reassigned(ledger, changed):
-                if not aside.exists():  # the settings make sense
+                if not aside.exists():  # created this late, so that invalid settings leave no folder
                     target = RunFolder.create(aside, facts, config)
                 target.write_steps(recorded.step, recorded.batch, made)
                 if made is not None:
@@ -66,7 +66,7 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
 
 
 def _print(title: str, total: Mapping[str, Moved], never: Sequence[int], out: Path) -> None:
-    """Show the table of what moved. `never`: training steps in which credit was never assigned."""
+    """Print the table of changes. `never`: training steps without assigned credit."""
     console = results_console()
     show(console, title, moved_table(total))
     console.print(MOVED_MEANING)
@@ -76,11 +76,11 @@ def _print(title: str, total: Mapping[str, Moved], never: Sequence[int], out: Pa
 
 
 def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Recorded, Assignment | None]]:
-    """Each training step as it was recorded, and what the options in force then, with `changed`, make of its plays.
+    """Yield each recorded training step with its assignment under the recorded options and `changed`.
 
-    Without a change of the threshold, gates stand where they stood; with one, it moves from training step to training
-    step by what it sees, as it would have in training. Raises InputError where options make no sense, or ask for a
-    critic that the run had not.
+    Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
+    step, as in training. The assignment is None if credit was never assigned. Raises InputError if options are invalid
+    or need a critic that the run did not have.
     """
     spec = changed.get("propagation_threshold")
     moving = make_threshold(spec) if "propagation_threshold" in changed and spec is not None else None
@@ -107,6 +107,6 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
 
 
 def _name(overrides: Sequence[str]) -> str:
-    """A folder's name that says what was changed."""
+    """A folder name made of the overrides."""
     text = "_".join(overrides) or "same"
     return "".join(c if c.isalnum() or c in "=.-" else "_" for c in text)[:100]

@@ -1,4 +1,4 @@
-"""`creditflow report`: a run as one HTML file."""
+"""`creditflow report`: write a run as one HTML file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`creditflow sandbox check`: the attack suite against a back end, one line per attack."""
+"""`creditflow sandbox check`: run the attack suite against a back end, one line per attack."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from creditflow.reward.sandbox.attacks import ATTACKS, CHECK_LIMITS, Verdict, ch
 def check(
     backend: str, options: Sequence[str], only: Sequence[str], out: Path | None, jobs: int | None, reporter: Reporter
 ) -> bool:
-    """Try the attacks, print what became of each; whether all are contained."""
+    """Run the attacks, print each verdict, and return whether all are contained."""
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"--json {out}: there is no folder {out.parent}")
     given = dict(_option(text) for text in options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnsafeSandboxWarning)  # the report says more plainly what it lets through
+        warnings.simplefilter("ignore", UnsafeSandboxWarning)  # the report is more specific than the warning
         box = open_sandbox(backend, **{**asdict(CHECK_LIMITS), **given})
     total = (len(set(only)) if only else len(ATTACKS)) + 1
     with reporter.bar(f"sandbox check {backend}", total) as bar:
@@ -42,7 +42,7 @@ def check(
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """`key=value`, the value being read as YAML."""
+    """Parse `key=value`, with the value as YAML."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise InputError(f"--option: expected KEY=VALUE, got {text!r}")
@@ -60,7 +60,7 @@ def _print(verdicts: Sequence[Verdict]) -> None:
     from rich.text import Text
 
     console = results_console()
-    if not console.is_terminal:  # one line each, for other programs to read
+    if not console.is_terminal:  # one line per attack, for other programs to read
         for verdict in verdicts:
             console.print(f"{verdict.attack:<24} {verdict.fate:<18} {verdict.seen}", soft_wrap=True)
         return

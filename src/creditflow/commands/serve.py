@@ -1,7 +1,7 @@
 """`creditflow serve`: a recipe's policies behind an OpenAI-compatible server, for agents that run elsewhere.
 
-A play begins with the first call at its URL and ends when its client says so, or has been silent for long; what has
-ended is written as trajectories, a file at a time.
+A rollout begins with the first call at its URL. It ends when its client ends it, or after a long time without a call.
+The trajectories of ended rollouts are written in files of several.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from creditflow.rollout.server import LONGEST_NAME, Door, OpenAIServer
 from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
 
 KEY_VARIABLE = "CREDITFLOW_API_KEY"
-"""Holds the key that clients must show; without it, one is made and said."""
+"""Environment variable of the API key; if it is unset, a key is generated and printed."""
 MOST_OPEN = 4096
-"""Plays at a time."""
+"""Maximum number of open rollouts."""
 _LOOK = 1.0
-"""Seconds between two looks at what is to be written."""
+"""Seconds between two checks for trajectories to write."""
 _LONGEST_WAIT = 30.0
-"""Seconds that a play waits for others to be written with."""
+"""Maximum seconds a trajectory waits for its file to fill."""
 
 
 def serve(
@@ -53,7 +53,7 @@ def serve(
     remote: bool,
     reporter: Reporter,
 ) -> None:
-    """Serve until interrupted. Raises InputError for a host that others can reach, unless `remote`."""
+    """Serve until interrupted. Raises InputError for a host that other machines can reach, unless `remote`."""
     expect_loopback(host, "needs but the API key", remote=remote)
     recipe = load_recipe(path, overrides)
     parts = build_parts(recipe, training=False, tasks=False)
@@ -90,7 +90,7 @@ async def _serve(
             await hall.end_idle(idle)
             written.write(all_of_them=False)
     finally:
-        await asyncio.to_thread(server.stop)  # nobody begins or ends a play any more
+        await asyncio.to_thread(server.stop)  # no client can begin or end a rollout from here on
         try:
             await hall.end_idle(0.0)
         finally:
@@ -100,23 +100,23 @@ async def _serve(
 
 
 class Ending(BaseModel):
-    """What a client may say of a play that it ends; all of it may be left out."""
+    """Body of a client's request to end a rollout; every field is optional."""
 
     model_config = ConfigDict(extra="forbid")
 
     uid: str | None = Field(None, max_length=LONGEST_NAME)
-    """Which task it was: plays of one task are a group. Default: the play's name."""
+    """Id of the task; trajectories with the same `uid` form a group. Default: the rollout's name."""
     outcome: float | None = Field(None, ge=0, le=1)
     answer: str | None = None
     ground_truth: Any = None
     scores: dict[str, dict[str, Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]]] = {}
-    """Sub-rewards by the id of an answer and the name of the score, from 0 to 1."""
+    """Sub-rewards in [0, 1], by response id (the step's id) and score name."""
     answer_steps: list[str] = []
-    """Ids of the answers that the play's own came from. Default: the last."""
+    """Ids of the responses that the final answer came from. Default: the last response."""
 
 
 class Hall:
-    """The plays that clients have begun. A `Lobby` of the server."""
+    """The open rollouts of clients; implements the server's `Lobby`."""
 
     server: OpenAIServer
     agents: Mapping[str, AgentSpec]
@@ -128,14 +128,14 @@ class Hall:
         self._open: dict[str, Door] = {}
         self._begun = 0
         self._start = secrets.randbits(64)
-        """Of this one: plays of one task that were served before and after another start are no copies."""
+        """Random part of the seeds, so that a restarted server does not repeat its samples for a task."""
 
     def enter(self, name: str) -> Door:
         """See `Lobby`."""
         if len(self._open) >= MOST_OPEN:
             raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
         self._begun += 1
-        id = f"{name}#{secrets.token_hex(4)}"  # of no other play in the folder, whichever server made that
+        id = f"{name}#{secrets.token_hex(4)}"  # unique in the folder, also across servers
         trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
         seed = (self._start, self._begun)
         recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
@@ -148,15 +148,15 @@ class Hall:
         return self._end(door, parsed(Ending, body or b"{}"))
 
     async def end_idle(self, seconds: float) -> None:
-        """End the plays in which nothing has been asked for so long, and is not being."""
+        """End rollouts without a pending call and without any call for `seconds`; 0 ends all."""
         now = time.monotonic()
         for door in list(self._open.values()):
             if seconds <= 0 or (not door.waiting and now - door.last_call > seconds):
-                with suppress(Refused):  # its client was quicker
+                with suppress(Refused):  # its client ended it first
                     await self._end(door, Ending.model_validate({}), by_nobody=True)
 
     async def _end(self, door: Door, ending: Ending, *, by_nobody: bool = False) -> Mapping[str, Any]:
-        if self._open.get(door.name) is not door:  # it has ended, and its name may be another play's by now
+        if self._open.get(door.name) is not door:  # it has ended, and another rollout may have its name by now
             raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
         trajectory = door.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
@@ -186,20 +186,20 @@ class Hall:
 
 
 class Written:
-    """Plays that have ended, on their way into files: `plays-000001.parquet` and so on."""
+    """Writer of ended trajectories to the files `plays-000001.parquet` and so on."""
 
     def __init__(self, folder: Path, per_file: int, reporter: Reporter) -> None:
         self.folder = folder
         self._per_file, self._reporter = per_file, reporter
         self._waiting: list[Trajectory] = []
         self._since = 0.0
-        """When the first of them came."""
+        """Arrival time of the first waiting trajectory."""
         self._next = 1
         self._trouble = ""
-        """What was said last of files that could not be written."""
+        """The last message about a file that could not be written."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """To be written. Raises BatchError where it cannot be: one play is not to keep others from their file."""
+        """Queue a trajectory. Raises BatchError if it cannot be written, so that it does not block the others."""
         try:
             TrajectoryBatch.from_trajectories([trajectory])
         except BatchError as error:
@@ -210,9 +210,9 @@ class Written:
         self._waiting.append(trajectory)
 
     def write(self, *, all_of_them: bool) -> None:
-        """Full files; all that there is where it has waited for long, or nothing else will come.
+        """Write full files; write everything if `all_of_them` or if the first has waited too long.
 
-        Plays that cannot be written now wait on, unless nothing else will come: that raises OSError.
+        After an OSError the trajectories stay queued and the error is printed; with `all_of_them` it is raised.
         """
         last, all_of_them = all_of_them, all_of_them or time.monotonic() - self._since > _LONGEST_WAIT
         while len(self._waiting) >= (1 if all_of_them else self._per_file):
@@ -241,7 +241,7 @@ class Written:
         self._trouble = trouble
 
     def _free_name(self) -> Path:
-        """Of a file that is there from now on: another server may write into the same folder."""
+        """Create an empty file under the next free name, since another server may write into the same folder."""
         while True:
             file = self.folder / f"plays-{self._next:06d}.parquet"
             self._next += 1

@@ -1,4 +1,4 @@
-"""`creditflow simulate`: what a rule of credit makes of a team in a few numbers, before anything is trained."""
+"""`creditflow simulate`: compare propagation rules on a simulated team, before any training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOISES = tuple(round(0.05 * i, 2) for i in range(11))
 
 
 def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, reporter: Reporter) -> None:
-    """Print tables of what each rule makes of the team; `plot`: a PNG to draw."""
+    """Print tables that compare the rules on the team. `plot`: also draw this PNG."""
     options = CreditOptions(**credit_overrides(overrides))
     options.validate()
     if plot is not None and not plot.parent.is_dir():
@@ -70,7 +70,7 @@ def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, r
 
 
 def team_of(graph: str, **given: Any) -> SimulatedTeam:
-    """The team that the command line describes; `graph`: a name, or a file with a JSON list of lists of parents."""
+    """The simulated team of the command line. `graph`: a name, or a JSON file with a list of parents per step."""
     given = {name: value for name, value in given.items() if value is not None}
     file = Path(graph)
     if not file.is_file():
@@ -83,7 +83,7 @@ def team_of(graph: str, **given: Any) -> SimulatedTeam:
 
 
 def shares_of(text: str, key: str) -> dict[str, float]:
-    """`planner=0.1,executor=0.3`."""
+    """Parse `planner=0.1,executor=0.3`."""
     try:
         pairs = [part.split("=") for part in text.split(",") if part]
         return {name.strip(): float(value) for name, value in pairs}
@@ -101,7 +101,7 @@ def _table(found: Sequence[Credited]) -> Any:
 
 
 def _places(n: int) -> list[int]:
-    """Steps that are shown: at most six, the first and the last among them."""
+    """Indices of the steps to show: at most six, including the first and the last."""
     return sorted({round(i * (n - 1) / 5) for i in range(6)})
 
 

@@ -1,4 +1,4 @@
-"""`creditflow train`: one run, and what came of it."""
+"""`creditflow train`: train a recipe, and print its evaluation and warnings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def train(
     verl_overrides: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> None:
-    """Train as the recipe says, on the engine that is named. `verl_overrides`: what was given after `--`, if it was."""
+    """Train the recipe on `engine`. `verl_overrides`: the arguments after `--`; None without a `--`."""
     if engine not in _ENGINES:
         raise ConfigError(f"--engine: expected {' or '.join(_ENGINES)}, got {engine!r}{did_you_mean(engine, _ENGINES)}")
     if engine != "verl" and (dry_run or verl_overrides is not None):

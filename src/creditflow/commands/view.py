@@ -1,4 +1,4 @@
-"""`creditflow view`: a run in a browser, live."""
+"""`creditflow view`: show a run live in a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`creditflow why`: where a number that a run trained on came from."""
+"""`creditflow why`: explain an advantage that a run trained on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from creditflow.report.why import UNITS, play_lines, step_head, terms, tree, wor
 
 
 def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
-    """The terms of one step's advantage, or of one of its tokens'; ends with the number that was trained on."""
+    """Print the terms of a step's or a token's advantage; the last line is the number trained on."""
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(step))
     if recorded.assignment is None:
@@ -34,7 +34,7 @@ def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None
 
 
 def why_run(path: Path) -> None:
-    """List steps of the newest training step that are worth a look, and the commands that explain them."""
+    """List notable steps of the newest training step, and the commands that explain them."""
     ledger = Ledger.open(path)
     for training_step in reversed(ledger.steps):
         recorded = ledger.read(training_step)
@@ -54,7 +54,7 @@ def why_run(path: Path) -> None:
 
 
 def why_trajectory(path: Path, trajectory: str) -> None:
-    """A whole play, one line a step."""
+    """Print a trajectory, one line per step."""
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
     n = recorded.batch.trajectory_ids.index(trajectory)

@@ -1,1 +1,1 @@
-"""Trains the same recipe several ways, every way with the same seeds, each run in a process of its own."""
+"""Train variants of a recipe with the same seeds, each run in a separate process."""

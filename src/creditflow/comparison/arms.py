@@ -1,7 +1,4 @@
-"""What is compared: the arms of a comparison, and the overrides that make each of them.
-
-Knows recipes; not how runs are started, nor what comes of them.
-"""
+"""The arms of a comparison, and the overrides that define each of them."""
 
 from __future__ import annotations
 
@@ -15,25 +12,25 @@ from creditflow.config import Recipe
 from creditflow.errors import ConfigError, did_you_mean
 
 RESERVED = "before"
-"""The folder of the evaluations before training, beside those of the arms."""
+"""Folder name of the evaluations before training; no arm may use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to train."""
+    """One variant of the recipe to train."""
 
     name: str
     overrides: tuple[str, ...]
-    """`key=value`; what the command line says itself comes after them."""
+    """`key=value` settings; overrides on the command line are applied after them."""
 
     @property
     def folder(self) -> str:
-        """Its name as a folder's."""
+        """The arm's name as a valid folder name."""
         return re.sub(r"[^\w.+-]+", "_", self.name)
 
 
 def parse_vary(vary: str) -> tuple[str, list[str]]:
-    """`KEY=a,b,c` as the key and its values; a comma inside brackets separates nothing."""
+    """Split `KEY=a,b,c` into the key and its values; commas inside brackets do not separate values."""
     key, equals, text = vary.partition("=")
     values = [value.strip() for value in re.split(r",(?![^\[{(]*[\]})])", text)]
     if not key or not equals or not all(values):
@@ -44,9 +41,9 @@ def parse_vary(vary: str) -> tuple[str, list[str]]:
 
 
 def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, only: Sequence[str]) -> list[Arm]:
-    """The arms: one for each value of `key`, with the overrides that `compare.values.<value>` gives it.
+    """One arm for each value of `key`, with the overrides in `compare.values.<value>`.
 
-    `extra`: those of `compare.arms` too. `only`: the names of those to keep, empty for all.
+    `extra`: also the arms in `compare.arms`. `only`: names of the arms to keep; empty keeps all.
     """
     compare = recipe.config.compare
     if unknown := [name for name in compare if name not in ("values", "arms")]:
@@ -64,25 +61,25 @@ def arms_of(recipe: Recipe, key: str, values: Sequence[str], *, extra: bool, onl
 
 
 def without_entry(recipe: Recipe, values: Sequence[str]) -> list[str]:
-    """The values that `compare.values` forgets. None where it names none of them: then it is about another key."""
+    """The values without an entry in `compare.values`; none if no value has one, since it is for another key then."""
     missing = [value for value in values if not _entries(recipe, value)]
     return missing if len(missing) < len(values) else []
 
 
 def _carried(recipe: Recipe, value: str) -> list[str]:
-    """The overrides that `compare.values` gives a value; of two entries that mean it, the later one wins."""
+    """The overrides in `compare.values` for a value; the later of two matching entries wins."""
     entries = _entries(recipe, value)
     return [override for name in entries for override in _overrides(entries[name], f"compare.values.{name}")]
 
 
 def _entries(recipe: Recipe, value: str) -> dict[Any, Any]:
-    """The entries of `compare.values` whose key means `value`: `true` and `0.50` are no texts to YAML."""
+    """The entries of `compare.values` with a key equal to `value` in YAML, where `true` and `0.50` are not strings."""
     entries = _mapping(recipe.config.compare.get("values"), "compare.values")
     return {name: entry for name, entry in entries.items() if _same(_meaning(name), _meaning(value))}
 
 
 def _meaning(text: object) -> object:
-    """What `text` is read as where it is an option's value."""
+    """`text` parsed as the value of an option."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -90,7 +87,7 @@ def _meaning(text: object) -> object:
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
     except (yaml.YAMLError, OmegaConfBaseException):
-        return text  # refused where the recipe is loaded with it
+        return text  # loading the recipe with it raises
 
 
 def _same(a: object, b: object) -> bool:
@@ -114,7 +111,7 @@ def _mapping(value: object, key: str) -> dict[Any, Any]:
 
 
 def _overrides(settings: object, key: str) -> list[str]:
-    """`{dotted.key: value}`, or the same nested, as `dotted.key=value`; of two for one key, the later one."""
+    """Flatten `{dotted.key: value}`, nested or not, to `dotted.key=value`; the later of two equal keys wins."""
     flat: dict[str, Any] = {}
 
     def flatten(part: Mapping[str, Any], prefix: str) -> None:

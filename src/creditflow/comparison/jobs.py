@@ -1,7 +1,4 @@
-"""Runs many processes, so many at a time, and shows how far they are.
-
-A job is a command and a log: what it does is not known here.
-"""
+"""Run processes, a limited number at a time, and show their progress."""
 
 from __future__ import annotations
 
@@ -18,9 +15,9 @@ from creditflow.progress import Bar, Reporter
 
 _POLL_SECONDS = 0.3
 _PLAIN_SECONDS = 30.0
-"""Without a terminal, so often a line."""
+"""Seconds between two progress lines without a terminal."""
 _GRACE_SECONDS = 5.0
-"""What a process gets between being asked to end and being killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 _TAIL_LINES = 15
 
 
@@ -31,30 +28,30 @@ class Job:
     name: str
     command: Sequence[str]
     log: Path
-    """Takes its standard output and error."""
+    """File for the standard output and error."""
     parts: int
-    """How much work it is, in steps."""
+    """Amount of work, in steps."""
     progress: Callable[[], int]
-    """How many of the parts are done."""
+    """Returns the number of finished parts."""
     done: int = field(default=0, init=False)
     started: float = field(default=0.0, init=False)
-    """By the monotonic clock."""
+    """Start time on the monotonic clock."""
 
     def advance(self, *, ended: bool) -> int:
-        """How many parts have been done since the last call; what has ended will do no more, and counts as done."""
+        """Update `done` and return its increase; an ended job counts as fully done."""
         before, self.done = self.done, self.parts if ended else min(self.progress(), self.parts)
         return self.done - before
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A job that ended with another exit code than 0."""
+    """A job that ended with a nonzero exit code."""
 
     job: Job
     code: int
 
     def describe(self) -> str:
-        """What happened, with the end of the log."""
+        """The failure in words, with the end of the log."""
         lines = self.job.log.read_text(errors="replace").splitlines()
         return "\n".join(
             [f"{self.job.name} failed (exit code {self.code}); {self.job.log} ends with:", *lines[-_TAIL_LINES:]]
@@ -62,9 +59,10 @@ class Failure:
 
 
 def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[Failure]:
-    """Run all jobs, in order, `at_once` at a time; a failed one does not stop the others.
+    """Run all jobs in order, `at_once` at a time, and return the failures.
 
-    However this ends (Ctrl-C, SIGTERM and a closed terminal included), no process is left behind.
+    A failed job does not stop the others. On exit, no process is left running, even after Ctrl-C, SIGTERM or a closed
+    terminal.
     """
     waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Failure]()
     with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
@@ -92,7 +90,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
 
 
 class _Status:
-    """What the bar says: in a terminal at every look, elsewhere a line now and then, with the time left."""
+    """Progress display: a live bar in a terminal, elsewhere an occasional line with the time left."""
 
     def __init__(self, reporter: Reporter, bar: Bar, total: int) -> None:
         self.reporter, self.bar, self.total = reporter, bar, total
@@ -128,7 +126,7 @@ class _Status:
 def _start(job: Job) -> subprocess.Popen[bytes]:
     job.started = time.monotonic()
     job.log.parent.mkdir(parents=True, exist_ok=True)
-    # One thread each: runs side by side fill the cores, and threads that spin while they wait would take them away.
+    # One thread per process: parallel runs fill the cores, and waiting threads that spin would take cores from them.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "PYTHONUNBUFFERED": "1"}
     with job.log.open("wb") as log:
         return subprocess.Popen(
@@ -137,7 +135,7 @@ def _start(job: Job) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the others with their children
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the jobs and their children
         )
 
 
@@ -160,12 +158,12 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP (a closed terminal) end as Ctrl-C does, except what is ignored already (`nohup`)."""
+    """Treat SIGTERM and SIGHUP (a closed terminal) like Ctrl-C, unless they are already ignored (`nohup`)."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
 
     def interrupt(number: int, frame: object) -> None:
-        for other in heard:  # a terminal's end may be told twice, and must not interrupt the ending of the processes
+        for other in heard:  # a closing terminal may signal twice; the second must not interrupt the shutdown
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
