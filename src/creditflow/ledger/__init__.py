@@ -1,4 +1,4 @@
-"""The append-only record of a run, in its folder: written by a run, read by whoever asks. Computes nothing."""
+"""The append-only record of a run in its folder: writer, reader and SQL access. Computes nothing."""
 
 from creditflow.ledger.reader import Ledger
 from creditflow.ledger.run_folder import RunFolder

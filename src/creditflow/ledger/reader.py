@@ -1,7 +1,7 @@
-"""A run's folder, opened to be read. Knows where things lie; nothing of what they mean.
+"""Read access to a run's folder.
 
-Opening looks at names and at the last bytes of each file, so that a run of ten million steps opens at once; a file is
-read when it is asked for.
+Opening reads only file names and the last bytes of each file, so that a run of ten million steps opens at once. The
+content of a file is read on demand.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from creditflow.ledger.step_files import Recorded, read_step_file
 
 @dataclass(frozen=True)
 class Ledger:
-    """What a run wrote down; it may still be writing."""
+    """The record of a run, which may still be in progress."""
 
     path: Path
     steps: tuple[int, ...]
-    """The training steps that there are files of, in order."""
+    """The training steps with a step file, in order."""
     torn: tuple[Path, ...]
-    """Files that a crash cut off while they were written. They are set aside: `steps` does not name them."""
+    """Step files that a crash cut off while they were written; `steps` does not contain them."""
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """Raises InputError where `path` is no run's folder."""
+        """Open the folder of a run. Raises InputError if `path` is not one."""
         if not (path / "run.json").is_file():
             raise InputError(f"{path}: expected the folder of a run, with a run.json in it")
         files = sorted(file for file in path.glob("steps/*.parquet") if re.fullmatch("[0-9]{6,9}", file.stem))
@@ -39,7 +39,7 @@ class Ledger:
 
     @property
     def run(self) -> dict[str, Any]:
-        """`run.json`: configuration, versions, seed. Raises DataError where it is damaged."""
+        """`run.json`: configuration, versions, seed. Raises DataError if it is damaged."""
         file = self.path / "run.json"
         try:
             run = json.loads(file.read_text())
@@ -62,23 +62,24 @@ class Ledger:
         return torn_lines(self.path)
 
     def file(self, step: int) -> Path:
-        """Where training step `step` lies. Raises InputError where there is none."""
+        """Path of the file of training step `step`. Raises InputError if the step is not on record."""
         if step not in self.steps:
             has = f"{self.steps[0]} to {self.steps[-1]}" if self.steps else "none"
             raise InputError(f"{self.path}: expected a training step that is on record ({has}), got {step}")
         return self.path / f"steps/{step:06d}.parquet"
 
     def read(self, step: int) -> Recorded:
-        """Training step `step`. Raises InputError where there is none, DataError where its file cannot be read."""
+        """Read a training step. Raises InputError if it is not on record, DataError if its file cannot be read."""
         return read_step_file(self.file(step))
 
     def __iter__(self) -> Iterator[Recorded]:
         return (self.read(step) for step in self.steps)
 
     def training_step_of(self, id: str, column: str = "step_id") -> int:
-        """The training step in which the step (or, `column`: `trajectory_id`) named `id` was made.
+        """The training step that contains step `id`, or trajectory `id` if `column` is `trajectory_id`.
 
-        An id says where to look first: our engines put the training step into it. Raises InputError for none.
+        Our engines put the training step into an id, so numbers in the id are searched first. Raises InputError if the
+        id is not on record.
         """
         if not self.steps:
             raise InputError(f"{self.path}: no training step is on record yet")
@@ -104,7 +105,7 @@ def _ids(file: Path, column: str) -> list[str]:
 
 
 def _is_torn(file: Path) -> bool:
-    """Whether a file ends where no whole one does: a Parquet file ends with the length of its footer and a mark."""
+    """Whether a file is incomplete: a whole Parquet file ends with the length of its footer and a magic number."""
     with file.open("rb") as stream:
         size = stream.seek(0, 2)
         stream.seek(max(size - 8, 0))

@@ -20,20 +20,20 @@ from creditflow.trajectory import TrajectoryBatch
 
 
 class RunFolder:
-    """Where one run writes. Files appear whole or not at all; metrics are appended line by line."""
+    """Writer for a run's folder. Files are replaced atomically; metrics and events are appended as lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._logged: set[tuple[str, ...]] = set()
-        """Places in users' code whose tracebacks are in `failures.log`."""
+        """Places in users' code with a traceback in `failures.log`."""
 
     @classmethod
     def create(cls, path: Path, run: Mapping[str, Any], config_yaml: str) -> RunFolder:
-        """A new folder with `run.json` and `config.yaml`; refuses one that holds a run already."""
+        """Create a folder with `run.json` and `config.yaml`. Raises InputError if it already holds a run."""
         if (path / "run.json").exists():
             raise InputError(f"trainer.default_local_dir: {path} holds a run already; name another folder")
         make_folder(path / "steps", "trainer.default_local_dir")
-        for unfinished in path.glob(".*.part"):  # it was killed here before
+        for unfinished in path.glob(".*.part"):  # left by a killed run
             unfinished.unlink()
         folder = cls(path)
         folder.write_text("config.yaml", config_yaml)
@@ -42,26 +42,26 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run that was begun before."""
+        """Open the folder of an existing run. Raises InputError if it holds none."""
         if not (path / "run.json").is_file():
             raise InputError(f"trainer.default_local_dir: {path} holds no run: expected a run.json in it")
         make_folder(path / "steps", "trainer.default_local_dir")
         return cls(path)
 
     def rewind(self, step: int, aside: str | None = None) -> None:
-        """Back to where training step `step` was recorded: what follows is appended as if nothing had come after it.
+        """Return to the state after training step `step`, so that later records can be appended again.
 
-        Step files, metrics and events of later steps are removed, and `evaluation.json` with them; a torn last line and
-        files that were never finished, too. Rewinding again, after a crash, does the rest. `aside`: a folder in this
-        one where later step files and metrics are kept; their events then stay too: they say why. Raises DataError
-        where another line is damaged; then nothing is removed.
+        Removes step files, metrics and events of later steps, and `evaluation.json` with them; also a torn last line
+        and unfinished files. A rewind that a crash interrupted can be repeated. `aside`: a folder in this one that
+        keeps the later step files and metrics; their events then stay in place, since they give the reason. Raises
+        DataError if another line is damaged; then nothing is removed.
         """
         metrics, events = (_whole_lines(self.path / name) for name in ("metrics.jsonl", "events.jsonl"))
         kept = [line for line, row in metrics if row["step"] <= step]
         numbered = [found for found in self.path.glob("steps/*.parquet") if found.stem.isdigit()]
         later = [found for found in numbered if int(found.stem) > step]
         if later or len(kept) < len(metrics):
-            (self.path / "evaluation.json").unlink(missing_ok=True)  # it speaks of the end
+            (self.path / "evaluation.json").unlink(missing_ok=True)  # it describes the end of the run
         if aside is not None:
             make_folder(self.path / aside, "trainer.default_local_dir")
             gone = [line for line, row in metrics if row["step"] > step]
@@ -71,7 +71,7 @@ class RunFolder:
                 found.rename(self.path / aside / found.name)
             later = []
         else:
-            # What led back to where the run goes on from now stays, with all before it.
+            # Events up to the last rollback to this step or an earlier one stay.
             led = [i for i, (_, row) in enumerate(events) if row.get(BACK_TO, math.inf) <= step]
             stays = led[-1] + 1 if led else 0
             self._write_lines(
@@ -82,16 +82,16 @@ class RunFolder:
             found.unlink()
 
     def _write_lines(self, name: str, lines: Sequence[str]) -> None:
-        """Where there is such a file, or something to write."""
+        """Write `lines` to `name`; skip an absent file without lines."""
         if lines or (self.path / name).is_file():
             self.write_text(name, "".join(f"{line}\n" for line in lines))
 
     def write_text(self, name: str, text: str) -> None:
-        """The file `name`, replaced whole."""
+        """Replace the file `name` atomically."""
         write_whole(self.path / name, lambda path: path.write_text(text))
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of `metrics.jsonl`; numbers that JSON has no word for become null."""
+        """Append one line to `metrics.jsonl`; non-finite numbers become null."""
         with (self.path / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**json_ready(metrics), "step": step}) + "\n")
 
@@ -100,9 +100,10 @@ class RunFolder:
         return read_events(self.path)
 
     def append_events(self, events: Iterable[Mapping[str, Any]], back_to: int | None = None) -> None:
-        """Lines of `events.jsonl`, each with its `step`. `back_to`: the step that the run goes on from because of them.
+        """Append lines to `events.jsonl`, each with its `step`.
 
-        Appended and synced: an event stands also where the process dies of what it says.
+        `back_to`: the training step from which the run continues because of these events. The lines are synced to disk,
+        so that an event survives if the process ends because of it.
         """
         led = {} if back_to is None else {BACK_TO: back_to}
         lines = [json.dumps({**event, **led}) for event in events]
@@ -114,7 +115,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def append_failures(self, step: int, infos: Iterable[tuple[str, Mapping[str, Any]]]) -> bool:
-        """Write the tracebacks of users' code to `failures.log`: the first from each place in it.
+        """Write tracebacks of users' code to `failures.log`, the first from each place in the code.
 
         `infos`: id and `info` of each trajectory of a training step. Returns whether this run has written any.
         """
@@ -131,43 +132,43 @@ class RunFolder:
         return bool(self._logged)
 
     def write_steps(self, step: int, batch: TrajectoryBatch, assignment: Assignment | None = None) -> None:
-        """`steps/NNNNNN.parquet`: every step of the training step, with where its advantage came from.
+        """Write `steps/NNNNNN.parquet`: every step of the training step, with the terms of its advantage.
 
-        Without an assignment (credit was never assigned, because too many scores failed): the plays alone.
+        Without an assignment (too many scores failed for credit to be assigned), write only the trajectories.
         """
         target = self.path / f"steps/{step:06d}.parquet"
         write_whole(target, lambda path: write_step_file(path, step, batch, assignment))
 
 
 FAILURES = "failures.log"
-"""Whole tracebacks of users' workflows and reward functions."""
+"""File of the full tracebacks of users' workflows and reward functions."""
 BACK_TO = "goes_on_after"
-"""In an event that led back to a checkpoint: the training step after which the run goes on."""
+"""Key in a rollback's event: the training step after which the run continues."""
 
 
 def log_failures(
     error: CreditflowError, folder: RunFolder, step: int, infos: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    """Write the tracebacks behind an error to `failures.log`; its message then names that file."""
+    """Write the tracebacks behind an error to `failures.log`, and add the file's name to the message."""
     found = [one for one in infos if KEY in one[1]]
     if found and folder.append_failures(step, found):
         error.args = (f"{error}; whole tracebacks: {folder.path / FAILURES}",)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `events.jsonl`, if there are any; a torn last one is left out."""
+    """The lines of a run's `events.jsonl`, empty without the file; a torn last line is left out."""
     return [row for _, row in _whole_lines(path / "events.jsonl")]
 
 
 def rollbacks(path: Path) -> list[int]:
-    """The training steps that a run was led back to, in order."""
+    """The training steps that a run was rolled back to, in order."""
     return [event[BACK_TO] for event in read_events(path) if BACK_TO in event]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`, those of one step as one; a torn last line (of a killed run) is left out.
+    """The lines of a run's `metrics.jsonl`, with the lines of one step merged.
 
-    Raises DataError where another line is damaged.
+    A torn last line (of a killed run) is left out. Raises DataError if another line is damaged.
     """
     rows: list[dict[str, Any]] = []
     for _, row in _whole_lines(path / "metrics.jsonl"):
@@ -179,7 +180,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def torn_lines(path: Path) -> list[str]:
-    """One sentence for each JSON file of a run whose last line is torn: readers leave that line out."""
+    """One sentence for each JSON file of a run with a torn last line, which readers leave out."""
     files = [path / name for name in ("metrics.jsonl", "events.jsonl")]
     return [f"{file.name}: line {number}, the last, is torn and left out" for file in files for number in _torn(file)]
 
@@ -190,10 +191,10 @@ def _torn(file: Path) -> list[int]:
 
 
 def _whole_lines(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Each line of JSON as it stands, and what it says; none where there is no such file.
+    """Each JSON line as text and as an object; empty without the file.
 
-    A torn last line is left out. Raises DataError where another is damaged, or says of no training step. Numbers that
-    no float holds are null.
+    A torn last line is left out. Raises DataError if another line is damaged or has no training step. Numbers outside
+    the range of a float become null.
     """
     lines = file.read_text().splitlines() if file.is_file() else []
     rows: list[tuple[str, dict[str, Any]]] = []
@@ -215,4 +216,4 @@ def _whole_number(digits: str) -> int | None:
 
 
 _DIGITS = 300
-"""Longer numbers are none that were measured, and a float does not hold them."""
+"""Integers with this many digits or more become null: no measurement is that long, and a float may overflow."""

@@ -1,7 +1,4 @@
-"""A run as tables for SQL: `steps`, `metrics`, `events`. By DuckDB, which reads only what a query asks for.
-
-Knows names and files; no query.
-"""
+"""A run as the SQL tables `steps`, `metrics` and `events`, through DuckDB, which reads only the columns of a query."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def connect(ledger: Ledger) -> DuckDBPyConnection:
-    """A connection to a database in memory, with a view of each table of the run; see docs/ledger.md.
+    """Connect to an in-memory database with a view of each table of the run; see docs/ledger.md.
 
-    The views are of the files that are there now. It reads files, and neither writes any nor loads extensions. Raises
-    InputError where duckdb is not installed, DataError where a step file is damaged or of a later version.
+    The views cover the files that exist at the call. The connection reads files, writes none, and loads no extensions.
+    Raises InputError if duckdb is not installed, DataError if a step file is damaged or of a later version.
     """
     connection = database()
     files = [ledger.file(step) for step in ledger.steps]
@@ -41,7 +38,7 @@ TRAINING_STEP = "parse_filename(filename, true)::INTEGER AS training_step"
 
 
 def database() -> DuckDBPyConnection:
-    """An empty one, in memory, that loads no extensions. Raises InputError where duckdb is not installed."""
+    """An empty in-memory database that loads no extensions. Raises InputError if duckdb is not installed."""
     try:
         import duckdb
     except ModuleNotFoundError as error:
@@ -52,9 +49,9 @@ def database() -> DuckDBPyConnection:
 
 
 def source_of(files: Sequence[Path], more: str = "") -> str:
-    """Step files as a table, each row with its `filename`; `more`: options of read_parquet."""
+    """SQL expression of step files as a table, each row with its `filename`. `more`: options of read_parquet."""
     listed = ", ".join(_quoted(str(file)) for file in files)
-    # Without hive_partitioning: a folder named KEY=VALUE would stand in the place of the file's own column.
+    # With hive_partitioning, a folder named KEY=VALUE would replace the file's column KEY.
     return f"read_parquet([{listed}], union_by_name = true, filename = true, hive_partitioning = false{more})"
 
 

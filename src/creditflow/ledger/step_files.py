@@ -1,6 +1,6 @@
-"""`steps/NNNNNN.parquet`: a training step's plays, and all that made their advantages.
+"""`steps/NNNNNN.parquet`: a training step's trajectories, with every term of their advantages.
 
-Knows how an assignment lies in columns; computes no credit. The schema, with its version, is in docs/ledger.md.
+Maps an assignment to columns and back; computes no credit. The schema, with its version, is in docs/ledger.md.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from creditflow.errors import BatchError, ConfigError, DataError
 from creditflow.trajectory import TrajectoryBatch
 
 VERSION = 1
-"""Of the columns and facts of a step file. Files of a later one are refused; those without one say no options."""
+"""Version of the columns and facts of a step file. Later versions are refused; files without one lack options."""
 
 _RENAMED = {"stratum": "stratum_in_force", "group": "group_id", "in": "gate_in", "out": "gate_out"}
-"""What is a column of the batch already, or a word of SQL."""
+"""New names for fields with the name of a batch column or of an SQL keyword."""
 _CRITIC = "critic_"
-"""What the names of a critic's columns begin with."""
+"""Prefix of a critic's columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One training step, as it was written down."""
+    """One training step as recorded."""
 
     step: int
     batch: TrajectoryBatch
     assignment: Assignment | None
-    """None where credit was never assigned: too many scores failed."""
+    """None if credit was never assigned because too many scores failed."""
 
 
 def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: Assignment | None) -> None:
-    """The file of training step `step`. Without an assignment: the plays alone."""
+    """Write the file of training step `step`; without an assignment, only the trajectories."""
     from creditflow import table
 
     facts: dict[str, Any] = {"version": VERSION, "training_step": step}
@@ -47,11 +47,12 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
         return
     options = {f.name: getattr(assignment.options, f.name) for f in fields(CreditOptions)}
     facts |= {"options": options, "singletons": assignment.singletons}
-    names, given, tokens = _columns(), _arrays(assignment), len(batch.response_ids)  # what no token has is not written
+    names, given, tokens = _columns(), _arrays(assignment), len(batch.response_ids)
     step_columns, trajectory_columns, token_columns = (
         {name: given[name] for name in of_kind if name in given}
         for of_kind in (names.step, names.trajectory, names.token)
     )
+    # Token columns without a value for each token are left out.
     table.write(
         batch,
         path,
@@ -63,7 +64,7 @@ def write_step_file(path: Path, step: int, batch: TrajectoryBatch, assignment: A
 
 
 def expect_readable(path: Path) -> dict[str, Any]:
-    """Return the file's facts. Raises DataError for a later version of the schema and for a file that is no Parquet."""
+    """Return the file's facts. Raises DataError for a later schema version or a file that is not Parquet."""
     from creditflow import table
 
     try:
@@ -75,7 +76,7 @@ def expect_readable(path: Path) -> dict[str, Any]:
 
 
 def options_of(path: Path, facts: Mapping[str, Any]) -> CreditOptions | None:
-    """The options in a file's facts; None where credit was never assigned. Raises DataError for unreadable ones."""
+    """The options in a file's facts; None if credit was never assigned. Raises DataError for unreadable options."""
     given = facts.get("options")
     if given is None:
         return None
@@ -93,10 +94,10 @@ def _expect_version(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def read_step_file(path: Path) -> Recorded:
-    """What `write_step_file` wrote, the advantage of each step bit for bit; but for `shadow`, which can be made again.
+    """Read a file of `write_step_file`, with each step's advantage bit for bit.
 
-    Raises DataError for a file that cannot be read: a torn one, one of a later version, one without the options that
-    its credit was assigned under, or whose rule is not registered in this process.
+    `shadow` is not stored, since it can be computed again. Raises DataError for a torn file, a later version, a file
+    without the options of its credit, and a propagation rule that is not registered in this process.
     """
     from creditflow import table
 
@@ -129,7 +130,7 @@ class _Names:
 
 
 def _columns() -> _Names:
-    """The names of an assignment's columns, those of a critic last."""
+    """The names of an assignment's columns, the critic's last."""
     every = [(f.name, "") for f in fields(Assignment)] + [(f.name, _CRITIC) for f in fields(CriticTerms)]
 
     def of(suffix: str) -> tuple[str, ...]:
@@ -139,14 +140,14 @@ def _columns() -> _Names:
 
 
 def _column(field: str, prefix: str = "") -> str:
-    """The name of a field's column. `advantage` is the step's: the token's needs a name of its own."""
+    """The column name of a field. `advantage` is the step's column; token fields end in `_of_tokens`."""
     stem, suffix = field[:-2], field[-2:]
     stem = _RENAMED.get(stem, stem)
     return f"{prefix}{stem}_of_tokens" if suffix == "_T" else f"{prefix}{stem}"
 
 
 def _arrays(assignment: Assignment) -> dict[str, NDArray[Any]]:
-    """The columns of an assignment that are there, by name."""
+    """The columns that an assignment has, by name."""
     found = {_column(f.name): getattr(assignment, f.name) for f in fields(assignment) if f.name[-2:] in _SUFFIXES}
     if (critic := assignment.critic) is not None:
         found |= {_column(f.name, _CRITIC): getattr(critic, f.name) for f in fields(critic)}

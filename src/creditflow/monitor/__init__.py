@@ -1,4 +1,4 @@
-"""Looks on: turns what happened in a training step or an evaluation into named numbers. Changes nothing."""
+"""Metrics of training steps and evaluations, and the guard rules on them. Reads a run without changing it."""
 
 from creditflow.monitor.evaluation import Evaluation
 from creditflow.monitor.guard import Event, Guard, GuardStop

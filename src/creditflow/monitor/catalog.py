@@ -1,7 +1,7 @@
-"""Every metric that both engines write, with unit and meaning: one naming scheme, documented and checked in one place.
+"""Catalog of the engines' metrics, with unit and meaning: the one place that documents and checks their names.
 
-A name in angle brackets stands for one of the run's own: `<agent>`, `<function>`, `<policy>`, `<name>`. Of several
-trained policies, what is said of one update stands under the policy's name: `<policy>/actor/entropy`.
+A name in angle brackets is a placeholder for a name of the run: `<agent>`, `<function>`, `<policy>`, `<name>`. If
+several policies are trained, the metrics of an update are prefixed with the policy's name: `<policy>/actor/entropy`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from creditflow.errors import ConfigError, did_you_mean
 
 PER_UPDATE = ("actor/", "critic/")
-"""What stands under a policy's name where several are trained."""
+"""Prefixes of the metrics that carry a policy's name if several are trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of docs/metrics.md."""
+    """One row of the table in docs/metrics.md."""
 
     name: str
     unit: str
     meaning: str
     engine: str = ""
-    """Of one engine alone: `local` or `verl`."""
+    """The only engine with this metric, `local` or `verl`; empty for both."""
 
 
 def _section(prefix: str, *rows: tuple[str, str, str] | tuple[str, str, str, str]) -> list[Metric]:
@@ -199,34 +199,34 @@ METRICS: list[Metric] = [
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What a recipe calls its own: what the names in angle brackets may stand for."""
+    """The names that a recipe defines: the possible values of the placeholders."""
 
     agents: Sequence[str] = ()
     functions: Sequence[str] | None = None
-    """None: they are not known yet."""
+    """None if not known yet."""
     policies: Sequence[str] = ()
     rules: Sequence[str] = ()
     engine: str = ""
-    """`local` or `verl`; without it, metrics of both are known."""
+    """`local` or `verl`; empty for the metrics of both."""
 
     def of(self, placeholder: str) -> Sequence[str] | None:
-        """None: anything."""
+        """The possible values of a placeholder; None if any value fits."""
         known = {"agent": self.agents, "function": self.functions, "policy": self.policies, "rule": self.rules}
         return known.get(placeholder)
 
 
 def described(name: str, names: Names) -> Metric | None:
-    """The catalog's entry of a metric by its full name; None where there is none. `*` is any name in its place."""
+    """The catalog entry of a full metric name, or None. `*` fits any name in its position."""
     policy, _, rest = name.partition("/")
     if (policy == "*" or policy in names.policies) and rest.startswith(PER_UPDATE):
         name = rest
-    # An exact name before one with a blank: `reward/error_rate/x` must not pass for a function of that name.
+    # Without an engine, entries of both engines are candidates.
     here = [entry for entry in METRICS if not names.engine or entry.engine in ("", names.engine)]
     return next((entry for entry in here if _fits(entry.name, name, names)), None)
 
 
 def expect_known(metric: str, names: Names, key: str) -> Metric:
-    """The entry of `metric`; raises ConfigError with the nearest known name."""
+    """The catalog entry of `metric`. Raises ConfigError with the nearest known name if there is none."""
     found = described(metric, names)
     if found is None:
         raise ConfigError(f"{key}: unknown metric {metric!r}{did_you_mean(metric, _spelled_out(names))}")
@@ -256,7 +256,7 @@ def _fits(pattern: str, name: str, names: Names) -> bool:
 
 
 def _spelled_out(names: Names) -> list[str]:
-    """Every name of the catalog with the recipe's own names in it."""
+    """Every metric name of the catalog, with the recipe's names filled in."""
     found: list[str] = []
     for entry in METRICS:
         blank = re.search(r"<(\w+)>", entry.name)
@@ -269,7 +269,7 @@ def _spelled_out(names: Names) -> list[str]:
 
 
 def matching(metric: str, names_in_metrics: Iterable[str]) -> list[str]:
-    """The names that `metric`, which may hold `*`, stands for; with or without a policy's name in front."""
+    """The names that match `metric`, which may contain `*`, with or without a policy's prefix."""
     pattern = re.escape(metric).replace(r"\*", "[^/]+")
     if metric.startswith(PER_UPDATE):
         pattern = f"(?:[^/]+/)?{pattern}"
@@ -278,7 +278,7 @@ def matching(metric: str, names_in_metrics: Iterable[str]) -> list[str]:
 
 
 def undescribed(metrics: Mapping[str, float], names: Names) -> list[str]:
-    """The names that the catalog does not know; a test holds both engines to none of ours."""
+    """The metric names missing from the catalog; a test checks that both engines write none of ours."""
     return [name for name in metrics if described(name, names) is None]
 
 

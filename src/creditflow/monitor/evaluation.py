@@ -1,6 +1,6 @@
-"""What one evaluation found, task by task, so that two runs can be compared on the same tasks.
+"""The results of an evaluation, task by task, so that two runs can be compared on the same tasks.
 
-Knows trajectories that are played and scored; not who played them, nor what they are compared with.
+Computed from scored trajectories, independent of the engine that sampled them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from creditflow.monitor.metrics import evaluation_metrics, passes_by_task, step_
 from creditflow.trajectory import Floats, TrajectoryBatch
 
 GREEDY_KEYS = ("pass_at_1", "step_error_rate")
-"""What is said of the greedy plays too, as `*_greedy`."""
+"""Metrics that are also reported for greedy decoding, as `*_greedy`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One model on V validation tasks: the names and the order of the fields are those of `evaluation.json`."""
+    """Results of one model on V validation tasks, with the field names and order of `evaluation.json`."""
 
     metrics: dict[str, float]
     """avg@n (`pass_at_1`), pass@k, sub-rewards by agent, `step_error_rate`; `*_greedy` for greedy decoding."""
     sampled: list[float]
-    """[V] share of each task's sampled plays that passed."""
+    """[V] share of each task's sampled trajectories that passed."""
     greedy: list[float]
-    """[V] the same for its greedy play."""
+    """[V] the same for its greedy trajectory."""
     step_errors: list[tuple[int, int]]
-    """[V] of the task's sampled plays: steps with a score short of its maximum, and steps with a score."""
+    """[V] per task's sampled trajectories: steps with a score below its maximum, and steps with a score."""
 
     @classmethod
     def of(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
-        """From `n` sampled plays and one greedy play of each task; tasks in the same order in both."""
+        """Evaluate `n` sampled trajectories and one greedy trajectory per task; both have the same task order."""
         greedy_metrics = evaluation_metrics(greedy, n=1)
         metrics = evaluation_metrics(sampled, n)
         metrics |= {f"{key}_greedy": greedy_metrics[key] for key in GREEDY_KEYS if key in greedy_metrics}
@@ -46,14 +46,14 @@ class Evaluation:
         )
 
     def to_json(self) -> str:
-        """As one line of JSON; a number that JSON has no word for becomes null."""
+        """One line of JSON; non-finite numbers become null."""
         values = asdict(self)
         values["metrics"] = {key: value if math.isfinite(value) else None for key, value in self.metrics.items()}
         return json.dumps(values) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Evaluation:
-        """The inverse of `to_json`; `where` is the file's name, for the message of a DataError."""
+        """The inverse of `to_json`. `where`: the file's name, for the message of a DataError."""
         try:
             values = json.loads(text)
             return cls(

@@ -1,7 +1,7 @@
-"""Watches a run's metrics by rules, and says what is to be done where one fires; an engine does it.
+"""Watch a run's metrics with guard rules, and name the action when a rule fires.
 
-The guard knows names and numbers. What it changes of credit by itself (the rule of propagation, the threshold) it hands
-out as other options and another threshold; to restore a checkpoint, or to stop, is the engine's to do.
+The guard changes credit through the options and the threshold that it returns. The engine carries out the other
+actions: it restores a checkpoint or stops.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ WARN, SET_THRESHOLD, FALLBACK, RESTORE, STOP = (
     "stop",
 )
 ACTIONS: dict[str, tuple[str, ...]] = {WARN: (), SET_THRESHOLD: ("to",), FALLBACK: (), RESTORE: (), STOP: ()}
-"""What a rule may do, and the keys that it then needs."""
+"""Actions of a rule, each with the keys that it requires."""
 _OF_THE_GUARD = ("kind", "metric", "over", "action", "cool_down", "to", "unless")
 _SHARED = ("identical", "uniform")
-"""Rules of propagation that hand out the global reward: there is nothing to fall back from."""
+"""Propagation rules that assign the global reward already, so that a fallback changes nothing."""
 
 
 class GuardStop(CreditflowError):
-    """The guard stopped the run; its message is the report."""
+    """The guard stopped the run; the message is the report."""
 
 
 class RolledBack(CreditflowError):
-    """The run's folder was led back to a checkpoint; who runs it begins again from there."""
+    """The run's folder was rolled back to a checkpoint; the caller restarts the run from there."""
 
 
 FAILED_SCORES = "failed_scores"
-"""`Event.rule` where a reward function starts to fail; no rule of the guard (`monitor.notices`)."""
+"""`Event.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
 FAILED_ROLLOUTS = "failed_rollouts"
-"""The same where rollouts start to fail, or to exceed their time limit."""
+"""The same for rollouts that start to fail or to exceed their time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A rule fired, or recovered: a line of `events.jsonl`."""
+    """A rule fired or recovered: one line of `events.jsonl`."""
 
     step: int
     rule: str
     metric: str
     what: str
-    """`fired` or `recovered`; of adapters, what became of them."""
+    """`fired` or `recovered`; `started` for failures; for adapters, which weights are trained from now on."""
     action: str
     numbers: dict[str, float]
     note: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """A dict for JSON; non-finite numbers become None."""
         numbers = {name: value if math.isfinite(value) else None for name, value in self.numbers.items()}
         return {**asdict(self), "numbers": numbers}
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Event:
-        """The inverse of `to_dict`; what else stands in the row is left."""
+        """The inverse of `to_dict`; other keys of the row are ignored."""
         return cls(**{one.name: row[one.name] for one in fields(cls)})
 
     @property
     def text(self) -> str:
-        """For people, in a line."""
+        """One line for display."""
         if self.rule in (FAILED_SCORES, FAILED_ROLLOUTS):
             return f"warning: {self.note}"
         shown = ", ".join(f"{name.replace('_', ' ')} {_short(value)}" for name, value in self.numbers.items())
@@ -86,20 +86,20 @@ class Event:
 
 
 def asked_of_engine(events: Sequence[Event]) -> Event | None:
-    """What events ask of the engine beyond the guard's own: to stop, before to go back to a checkpoint."""
+    """The event with an action for the engine: the first that stops, else the first that restores a checkpoint."""
     fired = [event for event in events if event.what == "fired"]
     return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
 
 
 def cannot_go_back(rollbacks: int, most: int) -> str:
-    """Why a run stops that was to go back to a checkpoint, after so many times of at most so many."""
+    """The reason to stop a run instead of a rollback. `rollbacks`: the number so far, of `most` allowed."""
     if rollbacks >= most:
         return f"that was after {rollbacks} rollbacks, of which guard.max_rollbacks allows no more"
     return "there is no good checkpoint to go back to (trainer.save_freq)"
 
 
 def stop_report(asked: Event, folder: Path, why: str = "") -> str:
-    """What a GuardStop says. `why`: of a rollback that cannot be."""
+    """The message of a GuardStop. `why`: the reason against a rollback."""
     return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
 
 
@@ -119,7 +119,7 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Unless:
-    """What keeps a rule from acting: a metric whose newest value is above a limit; one never seen does not."""
+    """A condition that keeps a rule from acting: the newest value of `metric`, if any, exceeds `above`."""
 
     metric: str
     above: float
@@ -139,39 +139,40 @@ class RuleSpec:
     make: Callable[[], Rule]
     unless: Unless | None = None
     note: str = ""
-    """Why the action is only a warning here."""
+    """The reason for reducing the action to a warning."""
 
 
 @dataclass(slots=True)
 class _Watch:
-    """One rule on one metric."""
+    """The state of one rule on one metric."""
 
     rule: Rule
     on: bool = False
     quiet: int = 0
-    """Looks for which it does not fire."""
+    """Number of further values for which the rule does not fire."""
     suspect: bool = False
     """See `Finding`."""
     held: bool = False
-    """It is on, and `unless` keeps it from acting."""
+    """The rule is on, and `unless` keeps it from acting."""
     against: float | None = None
-    """The newest value of the metric of `unless`: not every step has one."""
+    """The newest value of `unless.metric`, which not every step reports."""
 
 
 @dataclass(slots=True)
 class Guard:
-    """The rules of a run, and what is in force because of them."""
+    """The rules of a run, and the changes in force because of them."""
 
     rules: Sequence[RuleSpec]
     watches: dict[tuple[str, str], _Watch] = field(default_factory=dict)
     cap: float | None = None
-    """No threshold is above it."""
+    """Upper bound of all thresholds; None for no bound."""
 
     @classmethod
     def of(cls, config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str = "local") -> Guard:
-        """Raises ConfigError for a rule that makes no sense, with the nearest known metric for one that there is not.
+        """Build the guard of a recipe. Raises ConfigError for an invalid rule or an unknown metric.
 
-        `folder`: what `file.py:kind` is looked up in. `functions`: those of the recipe.
+        The message names the nearest known metric. `folder`: the base of `file.py:kind`. `functions`: the recipe's
+        reward functions.
         """
         if not config.guard.enable:
             return cls(())
@@ -188,23 +189,23 @@ class Guard:
 
     @property
     def fallback(self) -> bool:
-        """Whether credit is the shared global reward for now."""
+        """Whether credit currently is the shared global reward."""
         actions = {rule.name: rule.action for rule in self.rules}
         return any(
             watch.on and not watch.held and actions[name] == FALLBACK for (name, _), watch in self.watches.items()
         )
 
     def look(self, step: int, metrics: Mapping[str, float]) -> list[Event]:
-        """What the rules make of the metrics of a training step, or of an evaluation; in the order of the rules.
+        """Apply the rules to the metrics of a training step or an evaluation; events in the order of the rules.
 
-        A metric that is not there, or is no finite number, is not looked at; with the latter no checkpoint is good.
-        While credit has fallen back, `propagation/*` says nothing, and is not looked at either.
+        Absent and non-finite metrics are skipped. A non-finite metric of a rule that restores or stops makes the
+        checkpoint bad (see `good`). During a fallback `propagation/*` carries no information and is skipped too.
         """
         return [event for rule in self.rules for event in self._look(step, rule, metrics)]
 
     def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[Event]:
         if self.fallback and rule.metric.startswith("propagation/"):
-            return  # of gates that all stand open
+            return  # all gates are open during a fallback
         over = metrics.get(rule.over) if rule.over is not None else None
         for name in matching(rule.metric, metrics):
             watch = self.watches.setdefault((rule.name, name), _Watch(rule.make()))
@@ -239,28 +240,28 @@ class Guard:
 
     @property
     def good(self) -> bool:
-        """Whether a checkpoint of now is one to go back to: no rule that would go back, or stop, sees anything."""
+        """Whether a checkpoint saved now is fit for a rollback: no restoring or stopping rule is on or suspects."""
         ends = {rule.name for rule in self.rules if rule.action in (RESTORE, STOP)}
         return not any(
             (watch.on or watch.suspect) and not watch.held and name in ends for (name, _), watch in self.watches.items()
         )
 
     def options(self, options: CreditOptions) -> CreditOptions:
-        """The options of credit that are in force."""
+        """The credit options in force."""
         return replace(options, propagation="identical", shared_reward="outcome") if self.fallback else options
 
     def threshold(self, threshold: Threshold) -> Threshold:
-        """The threshold that is in force."""
+        """The threshold in force."""
         return threshold if self.cap is None else Capped(threshold, self.cap)
 
     def metrics(self) -> dict[str, float]:
-        """`guard/*`: which rules are on, and what is in force."""
+        """`guard/*`: the rules that are on, and whether a fallback is in force."""
         on = {f"guard/on/{rule.name}": 0.0 for rule in self.rules}
         on |= {f"guard/on/{name}": 1.0 for (name, _), watch in self.watches.items() if watch.on}
         return {**on, "guard/fallback": float(self.fallback)} if self.rules else {}
 
     def state_dict(self) -> dict[str, Any]:
-        """All that its future depends on, beside the rules, as JSON can hold it."""
+        """The state for later events, without the rules, as JSON types."""
         kinds = {rule.name: rule.kind for rule in self.rules}
         watches = [
             {
@@ -279,7 +280,7 @@ class Guard:
         return {"cap": self.cap, "watches": watches}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`; of rules that there are no more, or that are of another kind now, nothing is taken."""
+        """Restore `state`; entries of removed rules, or of rules with another kind now, are dropped."""
         rules = {rule.name: rule for rule in self.rules}
         self.cap, self.watches = state["cap"], {}
         for saved in state["watches"]:
@@ -293,7 +294,7 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """A threshold that is never above `cap`."""
+    """A threshold bounded above by `cap`."""
 
     under: Threshold
     cap: float
@@ -315,17 +316,17 @@ class Capped:
         self.under.load_state_dict(state)
 
     def metrics(self) -> dict[str, float]:
-        """The kind's own, with the thresholds that are in force."""
+        """The metrics of the wrapped threshold, with capped values."""
         said = self.under.metrics()
         moved = [name for name in said if name == "propagation/threshold" or name.startswith("propagation/threshold/")]
         return said | {name: min(said[name], self.cap) for name in moved}
 
 
 def specs(config: GuardConfig, folder: Path | None = None) -> list[RuleSpec]:
-    """The rules that `guard.rules` describes; those that are null are left out.
+    """The rules in `guard.rules`; null entries are left out.
 
-    Raises ConfigError for one that makes no sense, and for two that contradict each other. Without a `folder` kinds of
-    the user's own (`file.py:kind`) are left out too: they are not loaded yet.
+    Raises ConfigError for an invalid rule, and for two rules that contradict each other. Without a `folder`,
+    user-defined kinds (`file.py:kind`) are left out too, since they are not loaded yet.
     """
     given = {name: options for name, options in config.rules.items() if options is not None}
     found = [spec for name, options in given.items() if (spec := _spec(name, options, folder)) is not None]
@@ -393,11 +394,11 @@ def _unless(options: Any, key: str) -> Unless:
 
 
 _KNOWN = {"level", "drop"}
-"""Kinds whose options are known to mean the same."""
+"""Kinds with options of the same meaning."""
 
 
 def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
+    """Raise ConfigError for two rules of one metric of which one always fires, or that set different thresholds."""
     for (name, one), (other_name, other) in itertools.combinations(rules.items(), 2):
         if one["metric"] != other["metric"] or not {one.get("kind", "level"), other.get("kind", "level")} <= _KNOWN:
             continue
@@ -414,7 +415,7 @@ def _expect_agreement(rules: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> RuleSpec:
-    """`rule`, as a warning where what it does would change nothing, or would leave nothing to learn from."""
+    """`rule`, reduced to a warning if its action would have no effect or leave nothing to learn from."""
     theta = options.propagation_threshold
     notes = []
     if rule.action == FALLBACK and not has_outcome:
@@ -429,7 +430,7 @@ def _possible(rule: RuleSpec, options: CreditOptions, *, has_outcome: bool) -> R
 
 
 def names_of(config: Config, functions: Sequence[str], engine: str) -> Names:
-    """What a recipe calls its own."""
+    """The names that a recipe defines."""
     from creditflow.config import policies_in_use
 
     return Names(

@@ -1,4 +1,4 @@
-"""How much memory this process has held, from one moment to the next. Knows no device."""
+"""Peak resident memory of this process over an interval. Device memory is not included."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _GIB = 1 << 30
 
 
 def forget_peak() -> None:
-    """Begin anew: from now on `peak_gib` is of what comes. Where the system cannot do that, nothing happens."""
-    with contextlib.suppress(OSError):  # no Linux, or a kernel that is told not to
+    """Reset the peak that `peak_gib` reports. Has no effect on systems without support."""
+    with contextlib.suppress(OSError):  # not Linux, or forbidden by the kernel
         (_OWN / "clear_refs").write_text("5")
 
 
 def peak_gib() -> float:
-    """The largest resident memory since `forget_peak`, or of the process where that cannot be told; GiB."""
+    """The largest resident memory in GiB since `forget_peak`; since the process began where that is unsupported."""
     try:
         lines = (_OWN / "status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 / _GIB for line in lines if line.startswith("VmHWM:"))

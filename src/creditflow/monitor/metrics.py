@@ -1,6 +1,6 @@
-"""Metrics of a batch of trajectories: what was played, how it scored, how often it was right.
+"""Metrics of a batch of trajectories: size, scores, and success rates.
 
-Taken of columns, so that a batch of a hundred thousand steps costs milliseconds.
+Computed on columns, so that a batch of a hundred thousand steps takes milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from creditflow.trajectory import (
 
 
 def rollout_metrics(batch: TrajectoryBatch) -> dict[str, float]:
-    """`rollout/*`: steps and tokens per trajectory, shares that failed or were truncated."""
+    """`rollout/*`: steps per trajectory, tokens, and the shares of failed and truncated trajectories."""
     response_tokens = float(batch.token_offsets[-1])
     status_N = batch.status_of_trajectory
     return {
@@ -53,7 +53,7 @@ def _environment_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
 
 def step_errors(batch: TrajectoryBatch) -> tuple[Bools, Bools]:
-    """(wrong_S, scored_S): of the steps that have a score, of whatever weight, which have one short of its maximum."""
+    """(wrong_S, scored_S): steps with a score below its maximum, and steps with any score; weights are ignored."""
     wrong_SK: Bools = batch.scored & (batch.scores < RIGHT)
     return np.any(wrong_SK, axis=1), np.any(batch.scored, axis=1)
 
@@ -61,7 +61,7 @@ def step_errors(batch: TrajectoryBatch) -> tuple[Bools, Bools]:
 def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     """`reward/sub_reward/<agent>` (mean), `reward/sub_reward_var/<agent>`, `reward/step_error_rate` (and by agent).
 
-    By stratum too (`reward/sub_reward/verifier/wrong`: of the wrong candidates, the share that the verifier caught).
+    Also by stratum (`reward/sub_reward/verifier/wrong`: the share of wrong candidates that the verifier caught).
     """
     sub_reward_S, (wrong_S, scored_S) = _sub_rewards(batch), step_errors(batch)
     metrics: dict[str, float] = {}
@@ -82,13 +82,13 @@ def sub_reward_metrics(batch: TrajectoryBatch) -> dict[str, float]:
 
 
 def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
-    """`reward/error_rate`: the share of sub-reward verdicts that failed or contradict the outcome; `reward/verdicts`.
+    """`reward/error_rate`: the share of sub-reward verdicts that failed or contradict the outcome.
 
-    A verdict is a score that has weight, of a play that did not fail. Those of a play contradict its outcome where all
-    of them are at the top and the outcome is below one half, or all are below one half and the outcome is at the top.
-    That is said only of plays in which every step was judged: else what nobody looked at may explain it.
-    `reward/judged_plays`: how many plays have any; those of one play contradict together. `reward/agreement`: see
-    `_agreement`. Nothing without verdicts.
+    A verdict is a score with positive weight in a trajectory that did not fail. The verdicts of a trajectory contradict
+    its outcome if all of them are at the maximum and the outcome is below one half, or all are below one half and the
+    outcome is at the maximum. Only trajectories with a verdict on every step count, since an unjudged step could
+    explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_plays`: the number of trajectories
+    with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.
     """
     matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
     play_S, n = batch.trajectory_of_step, batch.n_trajectories
@@ -119,13 +119,13 @@ _HALF = 0.5
 
 
 def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict[str, float]:
-    """`reward/agreement`: how often the better scored of two plays of one task is the right one.
+    """`reward/agreement`: how often the right trajectory of a pair has the higher mean sub-reward.
 
-    Over all pairs of a right and a wrong play of the same task, whose mean sub-rewards are compared; where they are the
-    same, one half counts. That is the statistic of Mann and Whitney (1947, "On a test of whether one of two random
-    variables is stochastically larger"), summed over tasks: 1 where verdicts always say what the outcome says, 1/2
-    where they say nothing of it, 0 where they say the contrary. `reward/agreement_over`: of how many coin tosses the
-    share would have its variance, if verdicts said nothing. Neither where no task has both.
+    Computed over all pairs of a right and a wrong trajectory of the same task; a tie counts one half. This is the
+    statistic of Mann and Whitney (1947, "On a test of whether one of two random variables is stochastically larger"),
+    summed over tasks: 1 if verdicts always agree with the outcome, 1/2 if they are independent of it, 0 if they always
+    contradict it. `reward/agreement_over`: the number of fair coin tosses with the variance that the share has under
+    independence. Empty if no task has both a right and a wrong trajectory.
     """
     scored_S = weight_S > 0
     play_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
@@ -134,7 +134,7 @@ def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict
     outcome_N, known_N = _outcomes(batch)
     right_N = known_N & (outcome_N >= RIGHT) & (steps_N > 0)
     wrong_N = known_N & (outcome_N < _HALF) & (steps_N > 0)
-    mean_N = np.round(sums_N / np.maximum(steps_N, 1), 12)  # what differs by rounding is the same
+    mean_N = np.round(sums_N / np.maximum(steps_N, 1), 12)  # values that differ by rounding are ties
     tasks = len(batch.group_names)
     right_G, wrong_G = (_counts(batch.group_of_trajectory[one_N], tasks) for one_N in (right_N, wrong_N))
     pairs = float((right_G * wrong_G).sum())
@@ -148,17 +148,17 @@ def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict
 
 
 def _won(right: Floats, wrong: Floats) -> float:
-    """Of all pairs, those that the right play wins; ties count one half."""
+    """Number of pairs that the right trajectory wins; ties count one half."""
     ordered = np.sort(wrong)
     below, not_above = (np.searchsorted(ordered, right, side) for side in ("left", "right"))
     return float((below + not_above).sum()) / 2
 
 
 def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
-    """avg@n (`pass_at_1`: the mean over plays), pass@k for k = 2, 4, ... up to n, and how often steps were wrong.
+    """avg@n (`pass_at_1`, the mean over trajectories), pass@k for k = 2, 4, ... up to n, and step error rates.
 
-    A play passes when its outcome reaches the top of its range. A play that failed, or whose outcome could not be
-    scored, has not passed. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
+    A trajectory passes if its outcome reaches the maximum of its range; a failed trajectory or an unscored outcome does
+    not pass. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
     """
     plays_G, passed_G = passes_by_task(batch)
     metrics = {"pass_at_1": float(np.mean(passed_G / plays_G)), "plays": float(batch.n_trajectories)}
@@ -174,12 +174,12 @@ def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
 
 
 def passes(outcome: Score | None) -> bool:
-    """Whether an outcome is scored and reaches the top of its range."""
+    """Whether an outcome is scored and reaches the maximum of its range."""
     return outcome is not None and outcome.status == "ok" and outcome.rescaled >= RIGHT
 
 
 def passes_by_task(batch: TrajectoryBatch) -> tuple[Floats, Floats]:
-    """(plays_G, passed_G): of each task, in the batch's order, how often it was played, and how often that passed."""
+    """(plays_G, passed_G): number of trajectories per task, and of those that passed, in the batch's order."""
     outcome_N, ok_N = _outcomes(batch)
     group_N, tasks = batch.group_of_trajectory, len(batch.group_names)
     passed_N = ok_N & (outcome_N >= RIGHT)
@@ -191,9 +191,9 @@ def _counts(codes: Ints, n: int) -> Floats:
 
 
 def _sub_rewards(batch: TrajectoryBatch) -> Floats:
-    """[S] the weighted mean of the step's scores; where all weigh 0 (measured, not paid), their plain mean; NaN: none.
+    """[S] weighted mean of the step's scores; their plain mean if all weights are 0; NaN without scores.
 
-    Of a score that came token by token, as credit sees it: the mean over the tokens that the policy sampled.
+    A token-level score counts as in credit, with the mean over the tokens that the policy sampled.
     """
     sums_S, weights_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
     plain_S, number_S = np.zeros(batch.n_steps), np.zeros(batch.n_steps)
@@ -211,7 +211,7 @@ def _sub_rewards(batch: TrajectoryBatch) -> Floats:
 
 
 def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
-    """(outcome_N, ok_N): the outcome rescaled to [0, 1], NaN where it is not ok."""
+    """(outcome_N, ok_N): the outcome rescaled to [0, 1], NaN if it is not ok."""
     ok_N = np.array([score is not None and score.status == "ok" for score in batch.outcome_scores], dtype=np.bool_)
     ranges = [(0.0, 1.0) if score is None else score.range for score in batch.outcome_scores]
     low_N, high_N = np.array(ranges, dtype=np.float64).reshape(-1, 2).T
@@ -219,7 +219,7 @@ def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
 
 
 def _pass_at_k(plays_G: Floats, passed_G: Floats, k: int) -> Floats:
-    """[G] 1 - C(n - c, k) / C(n, k) for n plays of which c passed, as a product so that nothing overflows."""
+    """[G] 1 - C(n - c, k) / C(n, k) for n trajectories with c passes, as a product that cannot overflow."""
     cases_C2, case_G = np.unique(np.stack([plays_G, passed_G], axis=1), axis=0, return_inverse=True)
     return np.array([_pass_at_k_of(int(n), int(passed), k) for n, passed in cases_C2])[case_G.reshape(-1)]
 

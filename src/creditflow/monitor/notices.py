@@ -97,7 +97,7 @@ def rollout_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def idle_gate_summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a line if credit moved in no training step. `rows`: the lines of the run's `metrics.jsonl`."""
     moved = [value for row in rows if (value := row.get("propagation/moved")) is not None]
-    frozen = any(row.get("groups/frozen_steps") for row in rows)  # a gate that masks steps is at work
+    frozen = any(row.get("groups/frozen_steps") for row in rows)  # a gate that masks steps has an effect
     if not moved or any(moved) or frozen:
         return []
     return [f"the gate changed no credit in {_training_steps(len(moved))}: credit was that of propagation none"]

@@ -1,7 +1,7 @@
-"""Kinds of rule: how a series of one metric becomes a finding that something is wrong, and that it is well again.
+"""Kinds of guard rule: decide from the series of a metric whether something is wrong or has recovered.
 
-Each kind weighs what it sees against chance, since a rule that acts on noise does more harm than none. A kind knows
-numbers and how many observations stand behind them; not what they are of, nor what is done about them.
+Each kind tests the series against chance, since a rule that acts on noise does more harm than no rule. A kind receives
+numbers with their observation counts; the meaning of the metric and the action are outside of it.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ KEY = "guard.rules"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule makes of a series after its newest value."""
+    """The result of a rule after the newest value of a series."""
 
     bad: bool
-    """What the rule looks for is there, and chance does not explain it."""
+    """The rule's condition holds, and chance does not explain it."""
     well: bool
-    """It has been on the right side of `recover` for as long as was asked."""
+    """The series has met the rule's condition for recovery."""
     numbers: Mapping[str, float]
-    """What decided: for people, and for the event's record."""
+    """The numbers behind the decision, for display and for the event."""
     suspect: bool = False
-    """The newest value alone is on the wrong side: what is saved now may be no good to go back to."""
+    """The newest value is on the wrong side, so a checkpoint saved now may be unfit for a rollback."""
 
 
 class Rule(Protocol):
-    """What every kind does, built-in or a user's own. One rule watches one metric."""
+    """The interface of every kind, built-in or user-defined. One rule watches one metric."""
 
     def look(self, value: float, over: float | None) -> Finding:
-        """Take in the next value, which is finite. `over`: of how many observations it is a share, if known."""
+        """Process the next value, which is finite. `over`: the observation count of a share, if known."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the future depends on, beside the options, as JSON can hold it."""
+        """The state for later findings, without the options, as JSON types."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore `state`."""
 
 
 Kind = TypeVar("Kind", bound=Callable[..., Rule])
 
 RULES: Registry[Callable[..., Rule]] = Registry(f"{KEY}.<rule>.kind")
-"""`{kind: name, key: value, ...}` calls the entry with the other keys as keywords, once for each metric it watches."""
+"""`{kind: name, key: value, ...}` calls the entry with the other keys as keywords, once per watched metric."""
 
 
 def guard_rule(name: str) -> Callable[[Kind], Kind]:
-    """Register a kind of rule: a callable of options that makes one. Raises ConfigError from there for bad options."""
+    """Register a kind: a callable that takes the options and returns a rule, or raises ConfigError for bad options."""
 
     def register(kind: Kind) -> Kind:
         RULES.add(name, kind)
@@ -65,34 +65,35 @@ def guard_rule(name: str) -> Callable[[Kind], Kind]:
 @guard_rule("level")
 @dataclass(slots=True)
 class Level:
-    """A metric has been beyond a limit, over a window.
+    """A metric has been beyond a limit over a window.
 
-    Of a share whose counts are known (`over`), the pooled share of the window is beyond the limit by more than chance
-    explains, and so is the newest value: a score test with the variance that the limit implies, or that of the last
-    twenty values where it is larger (verdicts of one step stand and fall together), taken from the differences of
-    neighbours, which a trend leaves alone (von Neumann et al. 1941, "The mean square successive difference"). Of any
-    other metric, every value of the window is beyond:
-    were it there by chance half of the time, that would happen once in `2 ** window` looks (a sign test, which asks
-    nothing of the distribution).
+    For a share with known counts (`over`), the newest value is beyond the limit, and the pooled share of the window is
+    beyond it by more than chance explains. This is a score test with the variance that the limit implies, or the
+    variance of the last twenty values if larger (verdicts of one step are correlated). The latter comes from the
+    differences of neighbours, which a trend does not affect (von Neumann et al. 1941, "The mean square successive
+    difference").
+
+    For any other metric, every value of the window is beyond the limit. If each value were beyond it with probability
+    one half, that would happen once in `2 ** window` looks (a sign test, which assumes nothing of the distribution).
     """
 
     above: float | None = None
     below: float | None = None
     times_first: bool = False
-    """Limits are multiples of the first value that was seen."""
+    """Limits are multiples of the first value of the series."""
     window: int = 5
     shortest: int | None = None
-    """Of a share whose counts are known: the newest values alone may decide, so many of them at least; default: all of
-    the window. `p_value` is then divided among the widths."""
+    """For a share with known counts: the smallest number of newest values that may decide; default: the window.
+    `p_value` is then divided among the widths."""
     p_value: float = 1e-4
-    """How rarely chance may explain it, at one look."""
+    """Largest p-value at which the rule fires, per look."""
     recover: float | None = None
-    """On the other side of this it is well again; default: the limit."""
+    """Limit of the recovered side; default: the limit of the rule."""
     recover_epochs: int = 5
-    """For so many values in a row."""
+    """Number of newest values that must be on the recovered side; of a share with known counts, their mean."""
     first: float | None = field(init=False, default=None)
     values: list[tuple[float, float]] = field(init=False, default_factory=list)
-    """Of the last values, each with its count, 0 where there is none."""
+    """The last values, each with its count; 0 without a count."""
 
     def __post_init__(self) -> None:
         if (self.above is None) == (self.below is None):
@@ -149,7 +150,7 @@ class Level:
         return Finding(bad, well and not bad, numbers, suspect)
 
     def _of_widths(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
-        """What the newest values say, in the width that chance explains least; and how many widths were tried."""
+        """The test of the width with the smallest p-value, and the number of widths."""
         scatter = _scatter([seen for seen, _ in self.values[-_NEIGHBOURS:]])
         shortest = self.shortest or self.window
         found = []
@@ -169,19 +170,19 @@ class Level:
 @guard_rule("drop")
 @dataclass(slots=True)
 class Drop:
-    """A metric fell over a window of validations, by more than a margin and more than chance explains.
+    """A metric fell over a window of validations, by more than a margin and by more than chance explains.
 
     The fall is that of the least-squares line through the window's `window + 1` values. Its standard error is the
-    binomial one of the shares, or the line's own residuals' where those are larger. The latter comes from few values:
-    where accuracy wanders by more than its counts explain, `p_value` is only a rough promise, and `by` the guard.
+    binomial error of the shares, or that of the line's residuals if larger. The latter is estimated from few values: if
+    accuracy varies by more than its counts explain, `p_value` holds only roughly, and `by` is the safeguard.
     """
 
     by: float = 0.05
     window: int = 5
-    """Validations that it is the fall over: as many steps from one to the next."""
+    """Number of intervals between validations over which the fall is measured."""
     p_value: float = 2e-3
     recover: float | None = None
-    """A fall of at most so much over the window is none any more; default: half of `by`."""
+    """Largest fall over the window that counts as recovered; default: half of `by`."""
     values: list[tuple[float, float]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -223,7 +224,7 @@ class Drop:
 _LINE = 3
 _NEIGHBOURS = 20
 _MANY, _KEPT = 8, 0.79
-"""From so many differences on; and the share of their mean that is left without the largest (0.69 of 8, 0.80 of 19)."""
+"""Number of differences from which the largest is dropped, and the share of the mean left (0.69 of 8, 0.80 of 19)."""
 
 
 def _mean(counted: list[tuple[float, float]]) -> float:
@@ -231,16 +232,16 @@ def _mean(counted: list[tuple[float, float]]) -> float:
 
 
 def _pooled(counted: list[tuple[float, float]], limit: float, scatter: float) -> tuple[float, float]:
-    """The pooled share, and its standard error if the true one were `limit`. `scatter`: the variance of one value."""
+    """The pooled share, and its standard error if the true share is `limit`. `scatter`: the variance of one value."""
     implied = max(limit * (1 - limit), 0.0) / sum(n for _, n in counted)
     return _mean(counted), math.sqrt(max(implied, scatter / len(counted)))
 
 
 def _scatter(values: list[float]) -> float:
-    """The variance of one value about where the series is: half the mean square difference of neighbours.
+    """The variance of one value around the series' level: half the mean square difference of neighbours.
 
-    Of many, without the largest one, which may be the very change that is looked for; the others count for it as they
-    would on average if values were normal.
+    If the differences are many, the largest is dropped, since it may be the change to detect. The mean of the others is
+    then divided by its expected share for normal values.
     """
     steps = sorted((after - before) ** 2 for before, after in itertools.pairwise(values))
     if len(steps) < _MANY:
@@ -249,7 +250,7 @@ def _scatter(values: list[float]) -> float:
 
 
 def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:
-    """How far the least-squares line falls from the first value to the last, and the standard error of that."""
+    """The fall of the least-squares line from the first value to the last, and its standard error."""
     last = len(counted) - 1
     values = [value for value, _ in counted]
     middle, mean = last / 2, sum(values) / len(values)
@@ -263,7 +264,7 @@ def _fall(counted: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _beyond(distance: float, spread: float) -> float:
-    """How likely chance alone would lead so far, one-sided."""
+    """One-sided p-value of `distance` under a normal error of standard deviation `spread`."""
     if spread == 0.0:
         return 0.0 if distance > 0 else 1.0
     return 1.0 - NormalDist().cdf(distance / spread)

@@ -1,7 +1,6 @@
-"""Made-up series of metrics, healthy and sick, by which a guard's rules are tried without training anything.
+"""Synthetic series of metrics, healthy and faulty, to test guard rules without training.
 
-Each is drawn from a seed, with curves, noise and numbers of plays that differ from run to run as those of real runs do.
-Knows the names of metrics; no rule and no run.
+Each series is drawn from a seed. Its curves, noise and trajectory counts vary as they do between real runs.
 """
 
 from __future__ import annotations
@@ -18,32 +17,32 @@ Row = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the series are of."""
+    """Parameters of a series."""
 
     agents: Sequence[str] = ("planner", "executor", "verifier")
     steps: int = 100
     test_freq: int = 5
     """Training steps from one validation to the next."""
     onset: int = 10
-    """The training step from which a sick run is sick."""
+    """The training step at which the fault begins."""
     plays: int | None = None
-    """Of a validation; default: drawn."""
+    """Trajectories per validation; default: drawn."""
     judged: int | None = None
-    """Plays with verdicts of a training step; default: drawn."""
+    """Trajectories with verdicts per training step; default: drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A healthy run, and what becomes of it from the onset on."""
+    """A healthy run with a fault from the onset on."""
 
     said: str
     spoil: Callable[[list[Row], Setting, np.random.Generator], None]
     rule: str | None = None
-    """The default rule that is there for it."""
+    """The default rule that detects the fault."""
 
 
 def series(name: str, setting: Setting, seed: int) -> list[Row]:
-    """One row of metrics for each training step, with its `step`."""
+    """One row of metrics per training step, with its `step`."""
     rng = np.random.default_rng((seed, sum(map(ord, name))))
     rows = _healthy(setting, rng)
     SCENARIOS[name].spoil(rows, setting, rng)
@@ -61,14 +60,15 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
     played, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
-    agrees, tosses = rng.uniform(0.5, 0.98), max(4, played // 4)  # from verdicts that hardly tell anything on
+    agrees, tosses = rng.uniform(0.5, 0.98), max(4, played // 4)  # 0.5: uninformative verdicts
     rows: list[Row] = []
     for i in range(steps):
         row = {
             "step": float(i + 1),
             "actor/entropy": float(entropy[i]),
             "actor/skipped_updates": float(rng.random() < 0.005),
-            "reward/error_rate": float(rng.binomial(played, wrong[i]) / played),  # whole plays contradict
+            # The verdicts of a trajectory contradict together.
+            "reward/error_rate": float(rng.binomial(played, wrong[i]) / played),
             "reward/verdicts": float(played * each),
             "reward/judged_plays": float(played),
             "reward/agreement": float(rng.beta(agrees * tosses, (1 - agrees) * tosses)),
@@ -87,7 +87,7 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
 
 
 def _wandering(rng: np.random.Generator, steps: int, size: float) -> Floats:
-    """What a policy's accuracy moves by beside learning: noise that is remembered for about ten steps."""
+    """Changes of a policy's accuracy besides learning: noise with a memory of about ten steps."""
     noise = np.zeros(steps)
     for i in range(1, steps):
         noise[i] = 0.9 * noise[i - 1] + rng.normal(0, size * np.sqrt(1 - 0.9**2))

@@ -1,7 +1,7 @@
-"""Sends a run's metrics to wandb, TensorBoard or MLflow, by accelerate's trackers. The run's folder is written anyway.
+"""Send a run's metrics to wandb, TensorBoard or MLflow through accelerate's trackers.
 
-A tracker looks on. One that cannot be set up is bad input; one that fails later is said, and left out from then on,
-since a run of days must not die of a chart.
+The run's folder is written in any case. A tracker that cannot be set up is an input error. One that fails later is
+reported and left out from then on, since a chart must not end a run of days.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONSOLE = "console"
 _PACKAGES = {"wandb": "wandb", "tensorboard": "tensorboard", "mlflow": "mlflow"}
 NAMES = (CONSOLE, *_PACKAGES)
 SHOWN = 8
-"""Sample trajectories in a table."""
+"""Number of sample trajectories in a table."""
 _TEXT = 2000
-"""Characters of a prompt or response in it."""
+"""Characters of a prompt or response in a table."""
 COLUMNS = (
     *("trajectory", "index", "agent", "prompt", "response"),
     *("sub_reward", "outcome", "gate_open", "credit", "advantage"),
@@ -37,11 +37,11 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Trackers:
-    """Those of one run that are open."""
+    """The open trackers of a run."""
 
     say: Callable[[str], None]
     open: dict[str, Any] = field(default_factory=dict)
-    """By name: accelerate's."""
+    """accelerate's trackers by name."""
 
     @classmethod
     def start(
@@ -54,9 +54,10 @@ class Trackers:
         say: Callable[[str], None],
         after: int = 0,
     ) -> Trackers:
-        """Begin, or go on `after` a training step of a run that is there.
+        """Start the trackers of a new run, or of a run that continues `after` a training step.
 
-        `config`: of the run, kept beside its metrics. Raises ConfigError where one cannot be set up, with what it says.
+        `config`: the run's configuration, stored with its metrics. Raises ConfigError, with the tracker's message, if
+        one cannot be set up.
         """
         made = cls(say)
         for name in (name for name in names if name != CONSOLE):
@@ -77,11 +78,11 @@ class Trackers:
         return made
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The finite numbers among the metrics of a training step."""
+        """Send the finite metrics of a training step."""
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
         def send(name: str, tracker: Any) -> None:
-            if name == "wandb":  # whose own steps cannot go back, as a run that the guard led back does
+            if name == "wandb":  # its own step cannot decrease, as it does after a rollback
                 tracker.log({**finite, "step": step})
             else:
                 tracker.log(_named_for(name, finite), step=step)
@@ -89,7 +90,7 @@ class Trackers:
         self._each(send)
 
     def table(self, step: int, rows: Sequence[Sequence[Any]]) -> None:
-        """Sample trajectories, where the tracker has tables: a row of COLUMNS for each step of theirs."""
+        """Send sample trajectories to the trackers with tables, as one row of COLUMNS per step."""
 
         def send(name: str, tracker: Any) -> None:
             if name == "wandb":
@@ -102,11 +103,11 @@ class Trackers:
 
     @property
     def takes_tables(self) -> bool:
-        """Whether any does."""
+        """Whether any open tracker has tables."""
         return "wandb" in self.open
 
     def finish(self) -> None:
-        """Close them all."""
+        """Close all trackers."""
         self._each(lambda name, tracker: tracker.finish())
         self.open.clear()
 
@@ -122,14 +123,14 @@ class Trackers:
 
 
 def expect_names(names: Sequence[str]) -> None:
-    """Raises ConfigError for trackers that there are not."""
+    """Raise ConfigError for unknown trackers."""
     for name in names:
         if name not in NAMES:
             raise ConfigError(f"{KEY}: expected some of {', '.join(NAMES)}, got {name!r}{did_you_mean(name, NAMES)}")
 
 
 def expect_installed(names: Sequence[str]) -> None:
-    """Raises ConfigError for trackers whose packages are not there."""
+    """Raise ConfigError for trackers without installed packages."""
     from importlib.util import find_spec
 
     for name in (name for name in names if name != CONSOLE):
@@ -138,7 +139,7 @@ def expect_installed(names: Sequence[str]) -> None:
 
 
 def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
-    """The steps of the first play of each of the first tasks, up to `most` plays, as rows of COLUMNS."""
+    """The steps of the first trajectory of each task, for at most `most` tasks, as rows of COLUMNS."""
     batch = assignment.batch
     first: dict[int, int] = {}
     for play, group in enumerate(batch.group_of_trajectory.tolist()):
@@ -166,14 +167,17 @@ def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
 
 
 def _named_for(tracker: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """MLflow takes letters, digits, and _ - . : / and blanks in names; what else is in one, by its code."""
+    """Metrics by names that the tracker accepts.
+
+    MLflow accepts letters, digits, blanks and _ - . : / in names; other characters are replaced by their code.
+    """
     if tracker != "mlflow":
         return dict(metrics)
     return {re.sub(r"[^\w\-. :/]", lambda odd: f"_x{ord(odd[0]):x}", key): value for key, value in metrics.items()}
 
 
 def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Options by dotted name; what is no number, text or truth value as JSON."""
+    """Options by dotted name; values other than numbers, strings and booleans as JSON."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
@@ -187,7 +191,7 @@ def _flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def _wandb(project: str, run_name: str, folder: Path, after: int) -> Any:
     from accelerate.tracking import WandBTracker
 
-    # The same run again where a run is gone on with.
+    # A continued run keeps its id in wandb.
     own = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return WandBTracker(project, name=run_name, dir=str(folder), id=own, resume="allow")
 
@@ -206,7 +210,7 @@ def _mlflow(project: str, run_name: str, folder: Path, after: int) -> Any:
     from accelerate.tracking import MLflowTracker
 
     server = os.environ.get("MLFLOW_TRACKING_URI")
-    # Without one, a database: MLflow refuses its file store. Said anew, for it stays from run to run of a process.
+    # Without a server, use a database, since MLflow refuses its file store. Set for each run: it outlives one.
     mlflow.set_tracking_uri(server or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
     begun = folder / _MLFLOW_RUN
     return MLflowTracker(

@@ -1,1 +1,1 @@
-"""Reads finished runs and makes tables, figures and files of them. Trains nothing, and changes no run."""
+"""Tables, figures and reports of recorded runs. Trains nothing and changes no run."""

@@ -1,4 +1,4 @@
-"""How rules' credit agrees with counterfactual values, as a figure. Computes nothing."""
+"""Figure of an audit: agreement of each rule's credit with counterfactual values. Computes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from creditflow.audit import Agreement
 
 
 def draw_audit(path: Path, found: Sequence[Agreement]) -> None:
-    """A panel for each measure, a row for each rule, with 95 % intervals."""
+    """Write a figure with one panel per measure and one row per rule, with 95 % intervals."""
     import matplotlib
 
     matplotlib.use("Agg")

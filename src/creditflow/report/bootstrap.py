@@ -1,4 +1,4 @@
-"""How sure a difference between two arms is. Knows counts by seed and task; not what was counted.
+"""Bootstrap intervals of a difference between two arms, from counts by seed and task.
 
 Shape suffixes: R runs (seeds), V validation tasks, B resamples.
 """
@@ -14,26 +14,26 @@ from creditflow.trajectory import Floats
 RESAMPLES = 10_000
 COVERAGE = 0.95
 _CHUNK = 1_000
-"""Resamples drawn together: bounds the memory that many tasks take."""
+"""Number of resamples drawn together, which bounds the memory for many tasks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """So many of so many, in every run and on every task; the tasks are the same ones in every run."""
+    """Numerators and denominators of a rate, by run and task; every run has the same tasks."""
 
     part_RV: Floats
-    """[R, V] how many were counted (passed plays, wrong steps)."""
+    """[R, V] numerators: passed trajectories or wrong steps."""
     whole_RV: Floats
-    """[R, V] out of how many."""
+    """[R, V] denominators: all trajectories or scored steps."""
 
     def rates(self) -> Floats:
-        """[R] each run's rate, over all its tasks; NaN where there was nothing to count."""
+        """[R] each run's rate over all tasks; NaN if the denominator is 0."""
         return _ratio(self.part_RV.sum(axis=1), self.whole_RV.sum(axis=1))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A mean over runs, with the interval that resampling gives it."""
+    """A mean over runs, with its bootstrap interval."""
 
     mean: float
     low: float
@@ -45,8 +45,8 @@ def paired_difference(a: Counts, b: Counts, *, seed: int = 0) -> Difference:
 
     `a` and `b` share seeds and tasks, row by row and column by column. Both factors are resampled, crossed: a resample
     draws R runs and V tasks with replacement, the same for both arms (Owen 2007, "The pigeonhole bootstrap", which
-    shows this to be conservative). With one run only tasks vary, and the interval says nothing about other seeds.
-    Raises ValueError where the two do not pair.
+    shows this to be conservative). With one run only tasks vary, and the interval does not cover other seeds.
+    Raises ValueError if the shapes differ.
     """
     if a.part_RV.shape != b.part_RV.shape:
         raise ValueError(
@@ -65,7 +65,7 @@ def paired_difference(a: Counts, b: Counts, *, seed: int = 0) -> Difference:
 
 
 def _draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> tuple[Floats, Floats]:
-    """How often each run [B, R] and each task [B, V] was drawn."""
+    """Draw counts of each run [B, R] and of each task [B, V]."""
     runs_BR, tasks_BV = (rng.multinomial(size, np.full(size, 1 / size), resamples) for size in shape)
     return runs_BR.astype(np.float64), tasks_BV.astype(np.float64)
 
@@ -73,7 +73,7 @@ def _draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> 
 def _resampled_rates(counts: Counts, runs_BR: Floats, tasks_BV: Floats) -> Floats:
     """[B] the mean of the drawn runs' rates over the drawn tasks."""
     rates_BR = _ratio(tasks_BV @ counts.part_RV.T, tasks_BV @ counts.whole_RV.T)
-    drawn_BR = np.where(runs_BR > 0, rates_BR, 0.0)  # a run that was not drawn must not spread its NaN
+    drawn_BR = np.where(runs_BR > 0, rates_BR, 0.0)  # the NaN of a run without draws must not spread
     return np.asarray((drawn_BR * runs_BR).sum(axis=1) / runs_BR.sum(axis=1), dtype=np.float64)
 
 

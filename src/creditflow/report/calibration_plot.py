@@ -1,4 +1,4 @@
-"""Reliability curves as a figure. Computes nothing."""
+"""Figure of reliability curves. Computes nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from creditflow.calibration import Calibration
 
 
 def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
-    """A panel for each agent and function: how often plays ended right, by score; the steps in each bin below."""
+    """Write a figure with one panel per agent and function: success rate by score, and the steps in each bin."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,4 @@
-"""What a comparison found: reads the runs of each arm and works out means, spreads and differences.
-
-Knows the files of a run and nothing of how the runs came about.
-"""
+"""Results of a comparison: means, spreads and differences of the arms, read from the files of their runs."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ from creditflow.monitor import Evaluation
 from creditflow.report.bootstrap import Counts, Difference, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
-"""What is compared."""
+"""Metrics of an evaluation that are compared."""
 BASELINE = "identical"
-"""Every arm is measured against this one; where it is not there, against the first."""
+"""The arm that all others are compared with; if it is absent, the first arm."""
 OTHER_PAIRS = (("threshold", "none"), ("threshold", "discounted"))
-"""Differences that are told beside those against the baseline, where both arms are there."""
+"""Further pairs to compare if both arms exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +29,13 @@ class RunResult:
 
     after: Evaluation
     train_pass_at_1: list[float]
-    """By training step, from step 1."""
+    """Value at each training step, from step 1."""
     seconds: float
     """Wall clock of the training steps, evaluation not included."""
 
     @classmethod
     def read(cls, folder: Path) -> RunResult:
-        """From the run's folder."""
+        """Read a run's folder."""
         path = folder / "evaluation.json"
         steps = [row for row in read_metrics(folder) if row["step"] > 0]
         return cls(
@@ -50,23 +47,23 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class ArmResult:
-    """One arm: a run for every seed, in the order of the seeds, which is the same in every arm."""
+    """One arm, with one run per seed; every arm has the same seeds in the same order."""
 
     name: str
     before: list[Evaluation]
-    """The model that training began from; by seed, because plays are sampled by it."""
+    """Evaluations of the initial model, one per seed, since the seed determines the samples."""
     runs: list[RunResult]
 
     def before_mean(self, metric: str) -> float:
-        """Mean over seeds."""
+        """Mean of a metric over seeds, before training."""
         return float(np.mean([evaluation.metrics.get(metric, math.nan) for evaluation in self.before]))
 
     def after(self, metric: str) -> list[float]:
-        """By seed."""
+        """A metric after training, by seed."""
         return [run.after.metrics.get(metric, math.nan) for run in self.runs]
 
     def counts(self, metric: str) -> Counts:
-        """What the rate is made of, by seed and task."""
+        """Numerators and denominators of a rate, by seed and task."""
         if metric == "step_error_rate":
             pairs_RV2 = np.array([run.after.step_errors for run in self.runs], dtype=np.float64)
             return Counts(pairs_RV2[..., 0], pairs_RV2[..., 1])
@@ -77,7 +74,7 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class ArmDifference:
-    """How much higher one arm ended than another."""
+    """Difference of one arm's final metrics to another's."""
 
     name: str
     against: str
@@ -85,7 +82,7 @@ class ArmDifference:
 
 
 def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
-    """Every arm against the baseline, then OTHER_PAIRS."""
+    """Differences of every arm to the baseline, then those of OTHER_PAIRS."""
     by_name = {arm.name: arm for arm in arms}
     baseline = BASELINE if BASELINE in by_name else arms[0].name
     pairs = [(name, baseline) for name in by_name if name != baseline]
@@ -104,12 +101,12 @@ def differences(arms: Sequence[ArmResult]) -> list[ArmDifference]:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Standard deviation over seeds (n - 1 in the denominator); NaN of one value."""
+    """Standard deviation over seeds (n - 1 in the denominator); NaN for one value."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
 
 
 def summary(vary: str, arms: Sequence[ArmResult], found: Sequence[ArmDifference]) -> dict[str, Any]:
-    """The content of `comparison.json`. What JSON has no word for (the spread of one value) is null."""
+    """The content of `comparison.json`. Non-finite numbers (the spread of one value) are null."""
     said = {
         "vary": vary,
         "values": {

@@ -1,4 +1,4 @@
-"""The figure of a comparison: learning curves, and where every arm began and ended. Draws; works out nothing new.
+"""Figure of a comparison: learning curves, and every arm's metrics before and after training.
 
 Needs matplotlib (the `report` extra), which is imported only when a figure is drawn.
 """
@@ -16,11 +16,11 @@ from creditflow.report.comparison import ArmResult, spread
 if TYPE_CHECKING:
     from creditflow.trajectory import Floats
 
-# Okabe and Ito's colours keep apart for colour-blind eyes; line styles keep arms apart in black and white.
+# Okabe and Ito's colours are distinct for colour-blind readers; line styles distinguish arms in black and white.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":")
 _SMOOTHING = 5
-"""Training steps that a point of a learning curve is the mean of: 16 tasks a step are noisy."""
+"""Training steps averaged in a point of a learning curve, since 16 tasks per step are noisy."""
 
 
 def draw_comparison(path: Path, title: str, arms: Sequence[ArmResult]) -> None:
@@ -114,5 +114,5 @@ def _explain_marks(axes: Any, metrics: dict[str, str], *, several: bool) -> None
 
 
 def _smooth(curve_T: Floats) -> Floats:
-    """Trailing mean over the last _SMOOTHING points, over fewer at the start."""
+    """Trailing mean over the last _SMOOTHING points, or fewer at the start."""
     return np.array([curve_T[max(0, t + 1 - _SMOOTHING) : t + 1].mean() for t in range(len(curve_T))])

@@ -1,4 +1,4 @@
-"""One play as a graph, and one step with all that made its advantage, as JSON can hold it. Computes no credit."""
+"""JSON of a trajectory's graph and of a step with the terms of its advantage. Computes no credit."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from creditflow.report.why import first_error, terms, tree
 from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
 
 Pieces = Callable[[Sequence[int]], list[str]]
-"""The text of each token; together the response."""
+"""Maps token ids to the text of each token; joined, the texts are the response."""
 SHOWN = 20_000
-"""Characters of a text; what is longer is cut off, and says so."""
+"""Maximum characters of a text; longer ones are cut and marked."""
 _TOKENS = 4_000
 
 
 def play_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
-    """A play: nodes are steps, edges what a step used; `flow` is the credit that came back along an edge.
+    """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
 
-    Raises ValueError where there is no such play in the training step.
+    Raises ValueError if the training step has no such trajectory.
     """
     batch, a = recorded.batch, recorded.assignment
     n = list(batch.trajectory_ids).index(trajectory_id)
@@ -89,8 +89,9 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
 
 
 def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) -> Any:
-    """What came back along each edge, as the formula of docs/credit.md has it; under `share: once`, where credit goes
-    by best paths, what `split` would divide: a picture. None where the rule's flow along edges is not known.
+    """Credit that flows back along each edge, by the formula of docs/credit.md; None if the rule's flow is unknown.
+
+    Under `share: once` credit follows best paths instead of edges; the flow of `split` then serves as an illustration.
     """
     moves = PROPAGATION_RULES[a.options.propagation].flow
     if moves == UNKNOWN:
@@ -105,9 +106,9 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) ->
 
 
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
-    """A step: texts, tokens with their advantages, scores, and where its advantage came from.
+    """A step: texts, tokens with their advantages, scores, and the terms of its advantage.
 
-    Raises ValueError where there is no such step in the training step, BatchError where there is no such token.
+    Raises ValueError if the training step has no such step, BatchError if the step has no such token.
     """
     batch, a = recorded.batch, recorded.assignment
     s = list(batch.step_ids).index(step_id)
@@ -162,14 +163,14 @@ def _tokens(batch: TrajectoryBatch, a: Assignment | None, s: int, pieces: Pieces
 
 
 def cut(text: str, limit: int = SHOWN) -> str:
-    """At most `limit` characters, with how many there were."""
+    """At most `limit` characters; a cut text ends with its full length."""
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text):,} characters)"
 
 
 class Spelling:
-    """How a run's tokens are spelled: by the tokenizers in its newest checkpoints, those of each policy apart.
+    """The texts of a run's tokens, by the tokenizer of each policy in the newest checkpoint.
 
-    Only `tokenizer.json` is read, which holds no code. A character of several tokens stands at the last of them.
+    Only `tokenizer.json` is read, which contains no code. A character of several tokens is placed at the last of them.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -181,7 +182,7 @@ class Spelling:
         self._found: dict[str, Pieces] = {}
 
     def of(self, policy: str) -> Pieces | None:
-        """None where there is no tokenizer of this policy that can be read; there may be one later."""
+        """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
         if policy not in self._found and (found := self._tokenizer(policy)) is not None:
             self._found[policy] = lambda ids: _pieces(found, list(ids))
         return self._found.get(policy)
@@ -194,7 +195,7 @@ class Spelling:
         for file in sorted(own, key=lambda file: file.stat().st_mtime, reverse=True):
             try:
                 return Tokenizer.from_file(str(file))
-            except Exception:  # the library raises a plain Exception for any file that is none
+            except Exception:  # the library raises a plain Exception for a file that is not a tokenizer
                 continue
         return None
 
@@ -207,6 +208,6 @@ def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
     for id in ids:
         try:
             found.append(stream.step(tokenizer, id) or "")
-        except Exception:  # the library raises a plain Exception where the tokens make no text
+        except Exception:  # the library raises a plain Exception if the tokens are not valid text
             return [f"[{id}]" for id in ids]
     return found

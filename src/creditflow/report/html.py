@@ -1,7 +1,7 @@
-"""The page that report and view are: one HTML file that brings its script, its charts and, in the report, its data.
+"""The page of report and view: one HTML file with its script, its charts and, for the report, its data.
 
-What models wrote goes into it as JSON in which no `<` stands, and reaches the screen as text. A policy allows no script
-but these, by their hashes, and no address but the page's own.
+Texts of models are embedded as JSON without any `<`, and displayed as text. The content security policy allows only
+the embedded scripts, by their hashes, and no address other than the page's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PAGE = resources.files("creditflow.report") / "page"
 
 
 def page(data: dict[str, Any], title: str) -> str:
-    """The page. `data`: `{"live": true}` for one that asks its server, else all that it shows; JSON without NaN."""
+    """The page as HTML. `data`: `{"live": true}` for a page with a server, else all of its content, without NaN."""
     style, script, charts = (_read(name) for name in ("page.css", "page.js", "charts.min.js"))
     allowed = " ".join(f"'sha256-{_hash(text)}'" for text in (script, charts))
     connect = "'self'" if data.get("live") else "'none'"
@@ -28,7 +28,7 @@ def page(data: dict[str, Any], title: str) -> str:
     embedded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"policy": policy, "title": html.escape(title), "style": style, "data": embedded}
     parts |= {"charts": charts, "script": script}
-    # Cut at the marks and joined, so that no mark within a part is taken for one.
+    # Split at the marks and joined, so that a mark inside a part is not replaced.
     return "".join(parts.get(piece, piece) for piece in _read("page.html").split("@"))
 
 

@@ -1,6 +1,6 @@
-"""A run's plays and steps as two small tables in memory, so that filters and sums over a million steps stay quick.
+"""A run's trajectories and steps as two small in-memory tables, for fast filters and sums over a million steps.
 
-Reads of the step files only what is asked of them together; texts stay where they are. Knows nothing of pages.
+Only the columns for filters and sums are read from the step files; texts are not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _AT_ONCE = 64
-"""Step files that are taken in by one query: others may ask in between."""
+"""Step files read per query, so that other threads can query in between."""
 
 _TABLES = """
 CREATE TABLE plays (
@@ -40,7 +40,7 @@ CASE WHEN outcome IS NULL THEN NULL
      ELSE (outcome - (outcome_score ->> '$.range[0]')::DOUBLE)
           / ((outcome_score ->> '$.range[1]')::DOUBLE - (outcome_score ->> '$.range[0]')::DOUBLE) >= 1 - 1e-9 END
 """
-"""Whether the outcome, rescaled from its range, is at its top; as `trajectory.RIGHT` says."""
+"""SQL: whether the outcome, rescaled from its range, is at the maximum, as in `trajectory.RIGHT`."""
 
 
 _TAKE = """
@@ -53,7 +53,7 @@ SELECT {training_step}, file_row_number AS place, trajectory_id, uid, status,
 FROM {source}
 """
 _PROMPT = 200
-"""Characters of a task that are kept."""
+"""Characters of a task's prompt to keep."""
 _INSERT = f"""
 INSERT INTO plays
 SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
@@ -70,12 +70,12 @@ WHERE position IS NOT NULL;
 
 _CREDITED = "SELECT 1 FROM steps WHERE training_step = ? AND trained IS NOT NULL LIMIT 1"
 Signature = tuple[int, int]
-"""When a file was written, in ns, and its size: a file of the same name may be another after a rollback."""
+"""A file's modification time in ns and its size; after a rollback a file of the same name may differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which plays are wanted. What is None is not asked for; what is said of steps must hold for one and the same."""
+    """Conditions on trajectories; None for no condition. All conditions on steps must hold for the same step."""
 
     agent: str | None = None
     least_score: float | None = None
@@ -87,7 +87,7 @@ class Filter:
     training_step: int | None = None
 
     def clauses(self) -> tuple[str, list[Any]]:
-        """A condition on `plays`, and its values."""
+        """An SQL condition on `plays`, and its values."""
         of_play: list[str] = []
         of_step: list[str] = []
         play_values: list[Any] = []
@@ -123,7 +123,7 @@ class Filter:
 
 
 class Index:
-    """The tables, and how far they are. Safe to ask from several threads."""
+    """The tables and the state of their files. Queries are safe from several threads."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -131,16 +131,16 @@ class Index:
         self._connection.execute(_TABLES)
         self._lock = threading.Lock()
         self.taken: dict[int, Signature] = {}
-        """Training steps that are in the tables, with what their files were like."""
+        """Training steps in the tables, with the signatures of their files."""
         self.damaged: dict[int, Signature] = {}
-        """Those whose file cannot be read: it is damaged, or of a later version."""
+        """Training steps with an unreadable file: damaged, or of a later version."""
         self.reasons: dict[int, str] = {}
-        """Why a file cannot be read, or in `taken` why its credit cannot be explained, by training step."""
+        """By training step, the reason why a file is unreadable or, in `taken`, why its credit cannot be explained."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
 
     def refresh(self, ledger: Ledger) -> None:
-        """Take in what is new in `ledger`, newest first; anew where the run was led back, or a file is another."""
+        """Read the new step files, newest first; start over if the run was rolled back or a file was replaced."""
         there = {step: found for step in ledger.steps if (found := _signature(ledger, step)) is not None}
         with self._lock:
             self.ledger = ledger
@@ -152,7 +152,7 @@ class Index:
                 for step in kept.keys() - self.taken.keys() - self.damaged.keys():
                     del kept[step]
         new = [step for step in reversed(ledger.steps) if step in there and step not in {**self.taken, **self.damaged}]
-        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: it is what is looked at first
+        sizes = [1, *[_AT_ONCE] * -(-len(new) // _AT_ONCE)]  # the newest alone: users see it first
         for size in sizes:
             part, new = new[:size], new[size:]
             if part:
@@ -170,14 +170,14 @@ class Index:
             else:
                 self.taken |= steps
                 return
-        for step, found in steps.items():  # one of them is damaged
+        for step, found in steps.items():  # one of the files is damaged
             self._take({step: found})
 
     @staticmethod
     def _errors() -> tuple[type[Exception], ...]:
         import duckdb
 
-        return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain one
+        return (duckdb.Error, OSError, DataError)  # a damaged footer raises the plain duckdb.Error
 
     def _insert(self, steps: Sequence[int]) -> None:
         files = [self.ledger.file(step) for step in steps]
@@ -206,7 +206,7 @@ class Index:
             self._note_credit(step, file, said)
 
     def _note_credit(self, step: int, file: Path, facts: Mapping[str, Any]) -> None:
-        """The rule of a step file, or why its credit cannot be explained: sums need no rule, explanations do."""
+        """Store a step file's rule, or the reason why its credit cannot be explained; sums need no rule."""
         try:
             options = options_of(file, facts)
         except DataError as error:
@@ -218,14 +218,14 @@ class Index:
             self.reasons[step] = "it is of an older creditflow and holds no options of credit"
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query over `plays` and `steps`, as JSON can hold them."""
+        """The rows of a query over `plays` and `steps`, as JSON types."""
         with self._lock:
             cursor = self._connection.execute(query, list(values))
             names = [column[0] for column in cursor.description or ()]
             return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
-        """`{total, plays: [...]}`: from the newest training step on, in the order in which they lie in its file."""
+        """`{total, plays: [...]}`, the newest training step first, in the order of its file."""
         clause, values = wanted.clauses()
         total = self.ask(f"SELECT count(*) AS n FROM plays WHERE {clause}", values)[0]["n"]
         plays = self.ask(
@@ -242,7 +242,7 @@ def _reason(error: Exception, file: Path) -> str:
 
 
 def _signature(ledger: Ledger, step: int) -> Signature | None:
-    """None where the file is gone by now."""
+    """The file's signature; None if the file no longer exists."""
     try:
         found = ledger.file(step).stat()
     except OSError:

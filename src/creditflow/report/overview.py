@@ -1,6 +1,6 @@
-"""What is said of a run as a whole, as JSON can hold it: for the report, which is one file, and for the live view.
+"""Overview of a run as JSON types, for the report and the live view.
 
-Sums over an index and a ledger; draws nothing.
+Computes sums over an index and a ledger; draws nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from creditflow.monitor.notices import failure_summary, idle_gate_summary, rollo
 from creditflow.report.index import Index
 
 POINTS = 400
-"""Of a curve: longer ones are averaged over neighbours."""
+"""Maximum points of a curve; longer curves are averaged over neighbours."""
 _BINS = 40
 _TURNS = 60
-"""Of the heat map: later turns count as this one."""
+"""Turns of the heat map; later turns are counted in the last one."""
 _HARDEST = 15
 
 
 def overview(ledger: Ledger, index: Index) -> dict[str, Any]:
-    """Everything but single plays."""
+    """All of the page except single trajectories."""
     agents = of_agents(index)
     return {
         "run": head(ledger, index),
@@ -60,7 +60,7 @@ def notices(ledger: Ledger) -> list[str]:
 
 
 def left_out(ledger: Ledger, index: Index) -> list[str]:
-    """One sentence for each part of the run that the page cannot show, with the reason."""
+    """One sentence for each part of the run missing from the page, with the reason."""
     found = [f"{path.name} is left out: it is incomplete, a crash cut it off" for path in ledger.torn]
     damaged = {step: reason for step, reason in index.reasons.items() if step in index.damaged}
     unexplained = {step: reason for step, reason in index.reasons.items() if step in index.taken}
@@ -84,7 +84,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
 
 
 def _by_reason(reasons: Mapping[int, str]) -> list[tuple[str, str]]:
-    """`(files, reason)`: step files with the same reason together, at most a few of them by name."""
+    """`(files, reason)` pairs, with step files grouped by reason; only a few are listed by name."""
     steps_of: dict[str, list[int]] = {}
     for step in sorted(reasons):
         steps_of.setdefault(reasons[step], []).append(step)
@@ -103,7 +103,7 @@ _EVENTS = 1000
 
 
 def head(ledger: Ledger, index: Index) -> dict[str, Any]:
-    """Which run it is, and how far."""
+    """The run's identity and progress."""
     run = ledger.run
     counted = index.ask(
         "SELECT count(*) AS plays, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps FROM plays"
@@ -123,7 +123,7 @@ _FACTS = ("recipe", "engine", "seed", "started", "device", "recredited_from", "c
 
 
 def settings(ledger: Ledger) -> dict[str, Any]:
-    """Dotted keys of the configuration that the run has, with what a recrediting changed."""
+    """The run's configuration by dotted key, with the changes of a recredit."""
     run = ledger.run
     config, changed = run.get("config"), run.get("changed")
     flat = dict(leaves(config)) if isinstance(config, dict) else {}
@@ -131,9 +131,9 @@ def settings(ledger: Ledger) -> dict[str, Any]:
         name = f"algorithm.{key}"
         flat = {other: was for other, was in flat.items() if other != name and not other.startswith(f"{name}.")}
         flat |= dict(leaves({name: value}))
-    if _GRANULARITY in flat:  # said under another name in recipes
+    if _GRANULARITY in flat:  # recipes use another name
         flat["reward.decomp_granularity"] = flat.pop(_GRANULARITY)
-    flat.pop("trainer.default_local_dir", None)  # of course it is another
+    flat.pop("trainer.default_local_dir", None)  # always differs
     return flat
 
 
@@ -141,7 +141,7 @@ _GRANULARITY = "algorithm.decomp_granularity"
 
 
 def different(of_runs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The settings that are not the same in all runs, each with its value in each."""
+    """The settings that differ between runs, each with its value in every run."""
     keys = dict.fromkeys(key for of_run in of_runs for key in of_run)
     found = {key: [of_run.get(key) for of_run in of_runs] for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
@@ -164,7 +164,7 @@ def curves(ledger: Ledger) -> dict[str, Any]:
 
 
 def thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
-    """At most POINTS of them, means of neighbours; to six digits."""
+    """At most POINTS points, averaged over neighbours, with six digits."""
     if len(points) > POINTS:
         parts = np.array_split(np.array(points), POINTS)
         points = [(float(part[:, 0].max()), float(part[:, 1].mean())) for part in parts]
@@ -172,13 +172,13 @@ def thinned(points: Sequence[tuple[float, float]]) -> list[list[float]]:
 
 
 def events(ledger: Ledger) -> list[dict[str, Any]]:
-    """What the guard saw and did, the last thousand."""
+    """The last thousand guard events."""
     keys = ("step", "rule", "metric", "what", "action", "note", "text")
     return [{key: row[key] for key in keys if key in row} for row in ledger.events()[-_EVENTS:]]
 
 
 def of_agents(index: Index) -> list[dict[str, Any]]:
-    """A row an agent."""
+    """One row of statistics per agent."""
     rows = index.ask("""
         SELECT agent, count(*) AS steps,
                avg(sub_reward) AS sub_reward,
@@ -216,7 +216,7 @@ def series(index: Index) -> dict[str, Any]:
 
 
 def heat(index: Index) -> list[dict[str, Any]]:
-    """Agents x turns: mean credit and advantage, and how often the step was wrong."""
+    """Mean credit, mean advantage and error rate, by agent and turn."""
     rows = index.ask(f"""
         SELECT agent, least(turn, {_TURNS - 1}) AS turn, count(*) AS steps,
                avg(credit) FILTER (WHERE trained) AS credit, avg(advantage) FILTER (WHERE trained) AS advantage,
@@ -227,8 +227,9 @@ def heat(index: Index) -> list[dict[str, Any]]:
 
 
 def advantages(index: Index) -> dict[str, Any]:
-    """A histogram by agent: `{edges, agents: {name: counts}}`; what lies beyond the 99.5 % on either side is in the
-    outermost bins.
+    """Histogram of advantages by agent: `{edges, agents: {name: counts}}`.
+
+    The range is the 99.5 % quantile of |advantage|; values beyond it are counted in the outermost bins.
     """
     (of,) = index.ask("SELECT quantile_cont(abs(advantage), 0.995) AS far FROM steps WHERE trained AND advantage != 0")
     far = of["far"] or 1.0
@@ -248,7 +249,7 @@ def advantages(index: Index) -> dict[str, Any]:
 
 
 def hardest(index: Index) -> list[dict[str, Any]]:
-    """The tasks that ended right least often; of those, the ones played most."""
+    """The tasks with the lowest success rates; ties by the number of trajectories."""
     rows = index.ask(
         """
         SELECT any_value(prompt) AS prompt, count(*) AS plays, avg(ended_right::INT) AS ended_right,
@@ -263,7 +264,7 @@ def hardest(index: Index) -> list[dict[str, Any]]:
 
 
 def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, Any]]:
-    """Free riders and saboteurs, each with the numbers that name it; see docs/report.md for the rules."""
+    """Free riders and saboteurs, each with the numbers behind it; docs/report.md defines both."""
     rows = index.ask("""
         SELECT agent,
                avg(advantage) FILTER (WHERE trained AND sub_reward < 1 - 1e-9) AS paid,
@@ -314,7 +315,7 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
         others: int = all_scored - of["scored"]
         return (all_errors - of["errors"]) / others if others else 0.0
 
-    # Where nobody else is scored there is nobody to err less.
+    # An agent without scored peers cannot err more often than they do.
     errs_more = {
         agent: of["errors"] / of["scored"] >= 2 * others_rate(of)
         for agent, of in rates.items()
@@ -343,13 +344,13 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
 
 
 _ENOUGH = 30
-"""Steps, or plays on either side, below which nobody is named."""
+"""Minimum number of steps, or of trajectories on either side, to name an agent."""
 _HARM = 0.1
-"""By how much less often plays must end right, at the lower end of the 95 % interval."""
+"""Minimum drop of the success rate, at the lower end of the 95 % interval."""
 
 
 def _all(kind: str, found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names as they stand in metrics."""
+    """The names of agents, functions or policies in a run's metrics."""
     prefixes = {"agent": "credit/mean/", "function": "timing/reward_s/"}
     if kind == "policy":
         of_policies = (name.partition("/")[0] for name in found if name.count("/") == 2 and "/actor/" in name)

@@ -1,4 +1,4 @@
-"""The plays that a report shows: of those that ended right and of the others the ones in which most credit moved."""
+"""Sample trajectories of a report: right ones and others alternate, those with the most credit first."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from creditflow.report.detail import Spelling, play_graph, step_detail
 from creditflow.report.index import Index
 
 _STEPS = 2000
-"""Of all samples together: plays of thousands of steps would make a report that no browser opens."""
+"""Maximum steps of all samples, since browsers cannot open a report of many thousands of steps."""
 _TEXT = 2_000_000
-"""Characters of all texts together."""
+"""Maximum characters of all texts."""
 
 
 def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
-    """`{plays, graphs, steps, left_out}`: rows of the list, the graph of each, their steps, and what is missing.
+    """`{plays, graphs, steps, left_out}`: rows of the list, their graphs and steps, and sentences on missing parts.
 
-    From the newest training step that can be read; further ones where it has too few. Where the texts grow long, the
-    last plays are left out. `left_out` has one sentence for each loss that the overview does not state.
+    Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
+    long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
     """
     found: dict[str, Any] = {"plays": [], "graphs": {}, "steps": {}, "left_out": []}
     spelling = Spelling(ledger)
@@ -39,7 +39,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
         rows = _of_step(index, step, wanted)
         for done, row in enumerate(rows):
             graph = play_graph(recorded, row["trajectory_id"])
-            # Ids say which training step they are of in our engines; elsewhere two may have the same.
+            # Only our engines put the training step into ids; elsewhere two training steps may share an id.
             details = {
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
                 for step in graph["steps"]
@@ -59,7 +59,7 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
 
 
 def _unspelled(steps: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Tokens that the page shows by their ids, because no tokenizer was found, by policy."""
+    """One sentence per policy without a tokenizer, whose tokens the page shows as ids."""
     policies = dict.fromkeys(step["policy"] for step in steps.values() if step["tokens"] and not step["spelled"])
     return [
         f"tokens of policy {policy!r} are shown as ids: no readable tokenizer.json is in the run's checkpoints"

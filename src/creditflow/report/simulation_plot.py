@@ -1,4 +1,4 @@
-"""The figure of a simulation. Draws; works out nothing. Needs matplotlib (the `report` extra)."""
+"""Figure of a simulation. Computes nothing. Needs matplotlib (the `report` extra)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def draw_simulation(
     signals: Sequence[tuple[float, float]],
     noises: Sequence[tuple[float, float, float]],
 ) -> None:
-    """Write a PNG: blame and spoilt outputs by place, wrong signs by rule, signal by threshold and by noise."""
+    """Write a PNG: blame and wrong outputs by step, wrong signs by rule, and signal by threshold and by noise."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""Results as tables of plain numbers, for people. Computes nothing."""
+"""Tables of results for the terminal. Computes nothing."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from creditflow.report.comparison import ArmDifference, ArmResult, spread
 from creditflow.report.text import number
 
 _WIDTH_OF_A_FILE = 160
-"""Columns where standard output is no terminal: a table there must not be folded to 80."""
+"""Width in columns if standard output is not a terminal, so that tables are not folded to 80."""
 
 
 def results_console() -> Console:
-    """Standard output, for results. Prints what it is given: names hold brackets and colons that mean nothing to it."""
+    """Console on standard output, without markup, since names contain brackets and colons."""
     width = None if sys.stdout.isatty() else _WIDTH_OF_A_FILE
     return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def show(console: Console, title: str, table: Table) -> None:
-    """The table under its title: a title of the table itself would be folded to the table's width."""
+    """Print a table under its title; the table's `title` would be folded to the table's width."""
     console.print(f"\n{title}", style="bold", soft_wrap=True)
     console.print(table)
 
 
 def new_table(first: str, *others: str) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
+    """A table with text in the first column and numbers in the others."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for name in others:
@@ -42,14 +42,14 @@ def new_table(first: str, *others: str) -> Table:
 
 
 def comparison_title(of: str, steps: Collection[int]) -> str:
-    """What lies between before and after; no number where arms trained for different lengths."""
+    """The title of a comparison, with the number of training steps if it is the same in all arms."""
     if len(steps) > 1:
         return f"{of}, before -> after training"
     return f"{of}, before -> after {', '.join(map(str, steps))} training step{'' if 1 in steps else 's'}"
 
 
 def comparison_table(arms: Sequence[ArmResult]) -> Table:
-    """One row an arm: before -> after, and how long training took."""
+    """One row per arm: metrics before -> after training, and the training time."""
     table = new_table("arm", "pass@1", "greedy pass@1", "step error rate", "train seconds")
     for arm in arms:
         cells = [
@@ -61,13 +61,13 @@ def comparison_table(arms: Sequence[ArmResult]) -> Table:
 
 
 def difference_title(seeds: int) -> str:
-    """What the intervals of `difference_table` are over."""
+    """The title of `difference_table`, with the source of its intervals."""
     over = "tasks (one seed says nothing of others)" if seeds == 1 else f"{seeds} seeds and tasks, paired"
     return f"differences after training, with a {COVERAGE:.0%} bootstrap interval over {over}"
 
 
 def difference_table(differences: Sequence[ArmDifference]) -> Table:
-    """One row a pair: how much higher the first ended, with its interval."""
+    """One row per pair: the first arm's final metrics minus the second's, with intervals."""
     table = new_table("arm - arm", "pass@1", "greedy pass@1", "step error rate")
     for pair in differences:
         cells = [
@@ -79,7 +79,7 @@ def difference_table(differences: Sequence[ArmDifference]) -> Table:
 
 
 def evaluation_table(evaluation: Evaluation) -> Table:
-    """What was measured, one number a row: passing first, then how often steps were wrong, then agents."""
+    """One metric per row: pass rates, outcomes, step error rates, then metrics by agent."""
     metrics = evaluation.metrics
     table = new_table("measured", "value")
     named = {"pass_at_1": "pass@1 (mean over plays)"}
@@ -107,7 +107,7 @@ MOVED_MEANING = (
 
 
 def moved_table(total: Mapping[str, Moved]) -> Table:
-    """A row per agent, and one of all. MOVED_MEANING defines the second column."""
+    """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
     table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
     for agent, found in {**total, "all": sum(total.values(), Moved())}.items():
         shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))

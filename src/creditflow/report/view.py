@@ -1,7 +1,7 @@
-"""The live view: the report's page, asking a server of this machine. Reads a run's folder, and can write nothing.
+"""The live view: the report's page with a local server. Reads a run's folder and cannot write.
 
-Answers only requests whose Host it was started for: a page elsewhere whose name is made to point here (DNS rebinding)
-gets nothing.
+Only requests with an expected Host header are answered, so that a foreign page that resolves to this address (DNS
+rebinding) gets no data.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from creditflow.report.index import Filter, Index
 from creditflow.report.overview import overview
 
 _EVERY = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two reads of the folder."""
 _MOST = 200
-"""Plays on a page."""
+"""Maximum trajectories per page."""
 _KEPT = 2
-"""Training steps that stay in memory."""
+"""Training steps kept in memory."""
 
 
 class Watched:
-    """A run's folder and what is known of it, kept up with by a thread of its own."""
+    """A run's folder with its index, which a separate thread keeps up to date."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,13 +46,13 @@ class Watched:
         self.spelling = Spelling(self.ledger)
         self._told: tuple[Any, dict[str, Any]] | None = None
         self.trouble: str | None = None
-        """Why the last look at the folder failed."""
+        """The error of the last read of the folder; None if it succeeded."""
 
     def follow(self) -> None:
-        """Until `stop`: take in what is new.
+        """Read new files until `stop`.
 
-        Where the folder is being rewound just then a file may be gone while it is looked at: the next look sees what
-        there is. An error that stays is part of the overview.
+        A file may vanish during a read if the run is being rolled back; the next read recovers. A lasting error is
+        shown in the overview.
         """
         while not self._stop.is_set():
             try:
@@ -63,18 +63,18 @@ class Watched:
             self._stop.wait(_EVERY)
 
     def look(self) -> None:
-        """Take in what is new now."""
+        """Read new files once."""
         ledger = Ledger.open(self.path)
         self.ledger = ledger
         self.index.refresh(ledger)
 
     def stop(self) -> None:
-        """Ends `follow`."""
+        """End `follow`."""
         self._stop.set()
 
     def recorded(self, step: int) -> Recorded:
-        """A training step; the last few that were asked for stay in memory."""
-        written = self.ledger.file(step).stat().st_mtime_ns  # after a rollback it is another of the same number
+        """A training step; the last few requested ones are cached."""
+        written = self.ledger.file(step).stat().st_mtime_ns  # a rollback may have replaced the file
         with self._lock:
             if step not in self._read or self._read[step][0] != written:
                 while len(self._read) >= _KEPT:
@@ -83,7 +83,7 @@ class Watched:
             return self._read[step][1]
 
     def overview(self) -> dict[str, Any]:
-        """Made anew where something has changed."""
+        """The overview, computed again only after a change."""
         files = [self.path / name for name in ("metrics.jsonl", "events.jsonl")]
         with self._telling:
             ledger = self.ledger
@@ -103,7 +103,7 @@ class Watched:
 
 
 def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
-    """The server's answers. `hosts`: whose names may stand in Host; None: any."""
+    """The server's application. `hosts`: allowed names in the Host header; None for any."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, default_response_class=_AsciiJson)
     title = f"creditflow: {watched.path.resolve().name}"
 
@@ -161,7 +161,7 @@ Small = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 
 class _AsciiJson(JSONResponse):
-    """Texts that UTF-8 cannot hold come out as they went in, numbers that JSON has no word for as null."""
+    """ASCII JSON: texts that UTF-8 cannot encode are preserved, and non-finite numbers become null."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(json_ready(content), allow_nan=False, separators=(",", ":")).encode()
@@ -175,7 +175,7 @@ def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:
-    """Serve until interrupted. Raises InputError for a host that others can reach, unless `remote`; a taken port."""
+    """Serve until interrupted. Raises InputError for a taken port, or a host open to others unless `remote`."""
     import uvicorn
 
     expect_loopback(host, "reads the whole run", remote=remote)

@@ -1,6 +1,6 @@
-"""Where one advantage came from, as a tree; and a play, one line a step. Text for a terminal; computes no credit.
+"""Terminal text of an advantage's terms as a tree, and of a trajectory, one line per step. Computes no credit.
 
-What models, tasks and reward functions wrote is shown with its control characters spelled out: a terminal obeys none.
+Control characters in texts of models, tasks and reward functions are escaped, so that they cannot act on the terminal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from creditflow.report.text import number, plain
 from creditflow.trajectory import RIGHT, TRAJECTORY_STATUSES, Score, TrajectoryBatch
 
 _SHOWN = 400
-"""Characters of a prompt or response."""
+"""Maximum characters of a prompt or response."""
 _REASON = 200
 
 
 def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
-    """Which step it is, what it was asked and said, and what each reward function made of it."""
+    """The step's identity, prompt, response and scores, as lines of text."""
     batch = assignment.batch
     n = batch.trajectory_of_step[s]
     parents = batch.index_of_step[batch.edge_parent[batch.edge_child == s]].tolist()
@@ -39,9 +39,9 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
 
 
 def tree(explanation: Explanation) -> list[str]:
-    """The operations as a tree, the advantage at its root; numbers to six digits.
+    """The operations as a tree with the advantage at the root; numbers have six digits.
 
-    What a gate was decided by stands under the gate, although no operation takes it.
+    The numbers that decided a gate are shown under the gate, although they are no inputs of an operation.
     """
     operations = explanation.operations
     beside = _beside(operations)
@@ -51,7 +51,7 @@ def tree(explanation: Explanation) -> list[str]:
         return [*beside.get(at, ()), *taken]
 
     lines: list[str] = []
-    # Iterative: a play may be long, and `share: once` makes an operation of every step of it.
+    # Iterative, since a trajectory may be long and `share: once` has an operation for every step.
     stack = [(len(operations) - 1, "", "")]
     while stack:
         at, lead, indent = stack.pop()
@@ -64,9 +64,9 @@ def tree(explanation: Explanation) -> list[str]:
 
 
 def terms(explanation: Explanation) -> list[str]:
-    """A table of the parts that add up to the advantage, with all of their digits; the last line is the advantage.
+    """A table of the parts that sum to the advantage, with all digits; the last line is the advantage.
 
-    Each part is shown in reward, as in the tree, and in the unit of the advantage: times weight / divisor.
+    Each part is given in units of reward, as in the tree, and in those of the advantage: times weight / divisor.
     """
     if not explanation.terms:
         return [explanation.operations[-1].note or "there are no parts", f"= {explanation.advantage!r}"]
@@ -89,7 +89,7 @@ UNITS = (
 
 
 def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
-    """Steps to explain first, with the reason for each: positions in the batch, each at most once."""
+    """Notable steps with the reason for each: positions in the batch, each at most once."""
     right_S = a.trained_S & a.scored_S & (a.sub_reward_S >= RIGHT)
     wrong_S = a.trained_S & a.scored_S & (a.sub_reward_S < RIGHT)
     stopped_S = np.abs(np.nan_to_num(a.stopped_S))
@@ -111,7 +111,7 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
 
 
 def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
-    """The steps of `worth_a_look`, one a line, with their numbers."""
+    """The steps of `worth_a_look` with their numbers, one per line."""
     batch = assignment.batch
     head = ("step", "agent", "sub-reward", "credit", "advantage", "why it is worth a look")
     rows = [head]
@@ -125,7 +125,7 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
 
 
 def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int) -> Iterator[str]:
-    """A play: what it was about, then a line a step, with the first step that a function found wrong marked."""
+    """A trajectory: its task and outcome, then one line per step; the first wrong step is marked."""
     task, outcome = batch.tasks[n], batch.outcome_scores[n]
     yield (
         f"play {plain(batch.trajectory_ids[n])} of task {plain(batch.group_names[batch.group_of_trajectory[n]])}, "
@@ -151,7 +151,7 @@ def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, tr
 
 
 def first_error(assignment: Assignment | None, batch: TrajectoryBatch, steps: Sequence[int]) -> int | None:
-    """The first of `steps` with a sub-reward below that of a right step; None where there is none."""
+    """The first of `steps` with a sub-reward below the maximum, or None."""
     if assignment is None:
         return None
     return next((s for s in steps if assignment.scored_S[s] and assignment.sub_reward_S[s] < RIGHT), None)
@@ -195,7 +195,7 @@ def _node(operations: Sequence[Operation], at: int) -> str:
 
 
 def _beside(operations: Sequence[Operation]) -> dict[int, list[int]]:
-    """What no operation takes, by the one that follows it: the numbers that a gate was decided by."""
+    """The unused inputs, which decided a gate, by the operation that follows them."""
     taken = {i for operation in operations for i in operation.inputs} | {len(operations) - 1}
     found: dict[int, list[int]] = {}
     waiting: list[int] = []
