@@ -79,7 +79,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
     """Yield each recorded training step with its assignment under the recorded options and `changed`.
 
     Without a changed threshold, the recorded thresholds apply; a changed one adapts from training step to training
-    step, as in training. The assignment is None if credit was never assigned. Raises InputError if options are invalid
+    step, as in training. A training step without assigned credit yields None. Raises InputError if options are invalid
     or need a critic that the run did not have.
     """
     spec = changed.get("propagation_threshold")

@@ -135,7 +135,7 @@ class Index:
         self.damaged: dict[int, Signature] = {}
         """Training steps with an unreadable file: damaged, or of a later version."""
         self.reasons: dict[int, str] = {}
-        """By training step, the reason why a file is unreadable or, in `taken`, why its credit cannot be explained."""
+        """The reason for an unreadable file or, in `taken`, for credit that cannot be explained, by training step."""
         self.rules: dict[int, str] = {}
         """`algorithm.propagation` of each training step with readable credit."""
 

@@ -41,7 +41,7 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
 def tree(explanation: Explanation) -> list[str]:
     """The operations as a tree with the advantage at the root; numbers have six digits.
 
-    The numbers that decided a gate are shown under the gate, although they are no inputs of an operation.
+    The numbers that decided a gate are shown under the gate, although no operation uses them.
     """
     operations = explanation.operations
     beside = _beside(operations)

@@ -1,6 +1,6 @@
 "use strict";
-/* The report and the live view are this one page. The report finds its data in itself; the view asks its server.
-   What models wrote reaches the page as text nodes only. */
+/* The page of the report and of the live view. The report contains its data; the view requests it from its server.
+   Texts of models are inserted as text nodes only. */
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const live = data.live === true;
@@ -9,7 +9,7 @@
   const dashes = ["solid", "dashed", "dotted", [8, 3, 2, 3]];
   const PAGE = 25;
 
-  /* ---- where data comes from ------------------------------------------------------------------------------------ */
+  /* ---- data --------------------------------------------------------------------------------------------------------- */
 
   const query = (values) => new URLSearchParams(Object.entries(values).filter(([, v]) => v !== "" && v != null)).toString();
   async function asked(path, values) {
@@ -42,7 +42,7 @@
       && (w.most_score === "" || (s.sub_reward !== null && s.sub_reward <= Number(w.most_score))));
   }
 
-  /* ---- small parts ------------------------------------------------------------------------------------------------ */
+  /* ---- helpers ------------------------------------------------------------------------------------------------------ */
 
   function el(tag, attributes = {}, ...children) {
     const made = document.createElement(tag);
@@ -72,7 +72,7 @@
   }
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const mix = (a, b, t) => `rgb(${[0, 1, 2].map((i) => Math.round(a[i] + (b[i] - a[i]) * t)).join(",")})`;
-  /* Blue above zero, orange below, pale at zero: told apart with any kind of colour vision, and by brightness. */
+  /* Blue above zero, orange below, pale at zero: distinct with any colour vision and by brightness. */
   function hue(value, most) {
     if (value === null || value === undefined || !most) return "rgb(235,235,235)";
     const t = Math.min(1, Math.abs(value) / most);
