@@ -1,4 +1,4 @@
-"""The command line as a user meets it: what it prints, which exit code it has, what it leaves behind."""
+"""The command line: output, exit codes, and written files."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def creditflow(*arguments):
 
 
 def refused(*arguments):
-    """What a refused command says: exit code 2, one line on standard error, nothing else."""
+    """Run a command that exits with code 2 and only one line on standard error; return the message."""
     result = creditflow(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
@@ -48,19 +48,19 @@ def python(code):
 # Bad input
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_known_one(here):
+def test_unknown_key_is_refused_with_the_nearest_known_one(here):
     said = refused("train", TOY, "algorithm.gama=1")
 
     assert said == "unknown key 'algorithm.gama' (did you mean 'algorithm.gamma'?)"
     assert list(here.iterdir()) == []
 
 
-def test_a_missing_recipe_is_refused(here):
+def test_missing_recipe_is_refused(here):
     assert refused("train", "nowhere.yaml") == "nowhere.yaml: no such recipe"
 
 
 @pytest.mark.parametrize("command", ["train", "check", "eval"])
-def test_a_missing_data_file_is_refused(here, command):
+def test_missing_data_file_is_refused(here, command):
     said = refused(command, TOY, "data.train_files=nowhere.jsonl")
 
     assert said.startswith("data.train_files: no file 'nowhere.jsonl' in ") or command == "eval"
@@ -68,7 +68,7 @@ def test_a_missing_data_file_is_refused(here, command):
     assert list(here.iterdir()) == []
 
 
-def test_a_malformed_line_is_refused_with_file_and_line(here):
+def test_malformed_line_is_refused_with_file_and_line(here):
     file = here / "rows.jsonl"
     file.write_text("\n".join(GSM8K.read_text().splitlines()[:2]) + '\n{"question": \n')
 
@@ -78,7 +78,7 @@ def test_a_malformed_line_is_refused_with_file_and_line(here):
     assert list(here.iterdir()) == [file]
 
 
-def test_an_empty_data_set_is_refused(here):
+def test_empty_data_set_is_refused(here):
     file = here / "rows.jsonl"
     file.touch()
 
@@ -93,7 +93,7 @@ def test_fewer_tasks_than_a_batch_are_refused(here):
     assert list(here.iterdir()) == []
 
 
-def test_a_model_without_tokenizer_is_refused(here):
+def test_model_without_tokenizer_is_refused(here):
     model = here / "model"
     shutil.copytree(tiny_byte_model(), model, ignore=shutil.ignore_patterns("tokenizer*"))
 
@@ -103,7 +103,7 @@ def test_a_model_without_tokenizer_is_refused(here):
     assert list(here.iterdir()) == [model]
 
 
-def test_a_folder_without_a_model_and_no_model_at_all_are_refused(here):
+def test_null_model_and_folder_without_model_are_refused(here):
     assert "is not a Hugging Face model folder" in refused("train", TOY, f"actor_rollout_ref.model.path={here}")
     assert "expected a Hugging Face folder" in refused("train", TOY, "actor_rollout_ref.model.path=null")
     assert list(here.iterdir()) == []
@@ -116,14 +116,14 @@ def test_groups_of_one_are_refused_with_grpo(here):
     assert list(here.iterdir()) == []
 
 
-def test_a_reward_that_matches_no_agent_is_refused(here):
+def test_reward_without_a_matching_agent_is_refused(here):
     said = refused("train", TOY, "reward.functions=[{fn: exact_match, level: step, agent_match: editor}]")
 
     assert said.endswith("agent_match 'editor' matches none of the team's agents: writer, critic")
     assert list(here.iterdir()) == []
 
 
-def test_rewards_that_teach_nothing_are_refused(here):
+def test_rewards_of_weight_zero_are_refused(here):
     said = refused("train", TOY, "reward.functions=[{fn: 'toy.py:compute_decomposed_reward', weight: 0}]")
 
     assert "nothing can be learned" in said
@@ -143,12 +143,12 @@ def test_rewards_that_teach_nothing_are_refused(here):
         ("nonsense", "nonsense: expected key=value"),
     ],
 )
-def test_what_the_recipe_names_must_be_there(here, override, message):
+def test_missing_names_in_the_recipe_are_refused(here, override, message):
     assert message in refused("train", TOY, override)
     assert list(here.iterdir()) == []
 
 
-def test_an_engine_that_is_not_there_is_refused(here):
+def test_unknown_engine_is_refused(here):
     assert refused("train", TOY, "--engine", "vrel") == (
         "--engine: expected local or verl, got 'vrel' (did you mean 'verl'?)"
     )
@@ -163,7 +163,7 @@ def test_an_engine_that_is_not_there_is_refused(here):
         (["--engine", "local", "--", "trainer.nnodes=2"], "--"),
     ],
 )
-def test_what_is_for_verl_is_refused_on_the_local_engine(here, arguments, about):
+def test_verl_arguments_are_refused_on_the_local_engine(here, arguments, about):
     assert refused("train", TOY, *arguments) == f"{about}: is for verl's configuration; add --engine verl"
     assert list(here.iterdir()) == []
 
@@ -176,7 +176,7 @@ def test_what_is_for_verl_is_refused_on_the_local_engine(here, arguments, about)
         ('{"engine": "verl", "config": {}}', "holds a run of --engine verl; name another folder"),
     ],
 )
-def test_a_folder_that_holds_another_run_is_not_written_over(here, facts, about):
+def test_folder_of_another_run_is_not_overwritten(here, facts, about):
     (here / "run").mkdir()
     (here / "run" / "run.json").write_text(facts)
 
@@ -186,7 +186,7 @@ def test_a_folder_that_holds_another_run_is_not_written_over(here, facts, about)
     assert [path.name for path in (here / "run").iterdir()] == ["run.json"]
 
 
-def test_a_folder_that_cannot_be_made_is_refused(here):
+def test_impossible_folder_is_refused(here):
     (here / "file").touch()
 
     said = refused("train", TOY, "trainer.default_local_dir=file/run")
@@ -195,7 +195,7 @@ def test_a_folder_that_cannot_be_made_is_refused(here):
     assert "cannot be made" in said
 
 
-def test_a_missing_argument_is_refused_with_exit_code_2(here):
+def test_missing_argument_is_refused_with_exit_code_2(here):
     result = creditflow("train")
 
     assert result.exit_code == 2
@@ -205,7 +205,7 @@ def test_a_missing_argument_is_refused_with_exit_code_2(here):
 # Commands
 
 
-def test_train_leaves_a_whole_run_and_prints_what_came_of_it(here):
+def test_train_writes_a_run_and_prints_its_evaluation(here):
     result = creditflow("train", TOY, "trainer.default_local_dir=run")
 
     assert result.exit_code == 0, result.output
@@ -224,7 +224,7 @@ def test_train_leaves_a_whole_run_and_prints_what_came_of_it(here):
     assert wrong / scored == pytest.approx(last["val/step_error_rate"])
 
 
-def test_the_kept_configuration_is_a_recipe_that_gives_the_same_run(here):
+def test_written_configuration_reproduces_the_run(here):
     first = creditflow("train", TOY, "trainer.default_local_dir=a", "trainer.total_training_steps=1")
     shutil.copy(TOY.with_suffix(".py"), here / "a")
     second = creditflow("train", "a/config.yaml", "trainer.default_local_dir=b")
@@ -244,7 +244,7 @@ def test_the_kept_configuration_is_a_recipe_that_gives_the_same_run(here):
         (["--", "--engine", "--"], [], ["--engine", "--"]),
     ],
 )
-def test_what_follows_two_dashes_is_handed_on_as_it_stands(monkeypatch, arguments, ours, verls):
+def test_arguments_after_dashes_are_passed_on_unchanged(monkeypatch, arguments, ours, verls):
     import creditflow.commands.train as command
 
     seen = []
@@ -258,7 +258,7 @@ def test_what_follows_two_dashes_is_handed_on_as_it_stands(monkeypatch, argument
     assert named == {"verl_overrides": verls, "dry_run": False}
 
 
-def test_the_help_of_train_tells_of_verl(monkeypatch):
+def test_train_help_describes_verl(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
     said = " ".join(creditflow("train", "--help").stdout.split())
@@ -289,7 +289,7 @@ CLUSTER_RECIPES = ("arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100
 
 
 @pytest.mark.parametrize("name", mostly_slow(CLUSTER_RECIPES, {"gsm8k_team_8xA100"}))
-def test_a_dry_run_prints_verls_configuration_and_nothing_else(dry_runs, name):
+def test_dry_run_prints_only_verls_configuration(dry_runs, name):
     folder, run = dry_runs
     done = run(name)
 
@@ -301,7 +301,7 @@ def test_a_dry_run_prints_verls_configuration_and_nothing_else(dry_runs, name):
     assert list(folder.iterdir()) == []
 
 
-def test_an_unknown_verl_key_is_refused_in_one_line(here):
+def test_unknown_verl_key_is_refused_in_one_line(here):
     pytest.importorskip("verl")
 
     said = refused("train", TOY, "trainer.device=auto", "--engine", "verl", "--dry-run", "--", "trainer.nodes=2")
@@ -309,7 +309,7 @@ def test_an_unknown_verl_key_is_refused_in_one_line(here):
     assert said.startswith("unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)")
 
 
-def test_eval_prints_and_writes_what_a_checkpoint_reaches(here):
+def test_eval_prints_and_writes_metrics_of_a_checkpoint(here):
     creditflow("train", TOY, "trainer.default_local_dir=run", "trainer.total_training_steps=1")
 
     result = creditflow(
@@ -329,7 +329,7 @@ def test_eval_prints_and_writes_what_a_checkpoint_reaches(here):
     assert written["greedy"] == trained["greedy"]
 
 
-def test_eval_says_that_greedy_plays_are_one_a_task(here):
+def test_eval_reports_one_greedy_rollout_per_task(here):
     settings = ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "actor_rollout_ref.rollout.val_kwargs.n=4")
 
     result = creditflow("eval", TOY, *settings)
@@ -369,14 +369,14 @@ def test_validation_tasks_are_named_by_their_source(train_files, val_files, expe
     assert validation_words(train_files, val_files, 2) == expected
 
 
-def test_check_refuses_rules_of_the_guard_that_training_would_refuse(here):
+def test_check_refuses_invalid_guard_rules(here):
     for option in ("metric=reward/eror_rate", "unless={metric: reward/agreemnt, above: 0.5}"):
         result = creditflow("check", TOY, f"guard.rules.error_rate.{option}")
         assert result.exit_code == 2
         assert "did you mean" in result.output
 
 
-def test_check_says_which_agent_no_signal_reaches(here):
+def test_check_warns_of_an_agent_without_signal(here):
     settings = ("algorithm.propagation=none", "algorithm.outcome_to=answer")
     unpaid = "reward.functions=[{fn: 'toy.py:first_byte_is_printable'}]"
 
@@ -387,7 +387,7 @@ def test_check_says_which_agent_no_signal_reaches(here):
     assert "no signal reaches critic" not in result.stdout
 
 
-def test_check_says_why_scores_fail_and_that_training_would_stop(here):
+def test_check_reports_failed_scores_and_exits_with_code_1(here):
     (here / "broken.py").write_text("def g(trajectory):\n    raise KeyError('nothing there')\n")
 
     result = creditflow("check", TOY, f"reward.functions=[{{fn: '{here}/broken.py:g'}}]")
@@ -397,7 +397,7 @@ def test_check_says_why_scores_fail_and_that_training_would_stop(here):
     assert result.stderr.splitlines()[-1].startswith("error: training would stop")
 
 
-def test_check_says_that_plays_were_cut_off(here):
+def test_check_warns_of_truncated_rollouts(here):
     result = creditflow("check", TOY)
 
     assert "plays truncated; the first: writer was cut off at 4 tokens" in result.stdout
@@ -412,7 +412,7 @@ def test_gsm8k_becomes_verl_schema_parquet(here):
     assert columns.strip() == "['data_source', 'prompt', 'ability', 'reward_model', 'extra_info']"
 
 
-def test_gsm8k_that_cannot_be_read_leaves_nothing(here):
+def test_unreadable_gsm8k_writes_nothing(here):
     (here / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
 
     assert "rows.jsonl:1: " in refused("data", "gsm8k", "--from", "rows.jsonl", "--out", "rows.parquet")
@@ -423,7 +423,7 @@ def test_gsm8k_that_cannot_be_read_leaves_nothing(here):
 # The process
 
 
-def test_the_module_runs_as_the_command_does(here):
+def test_module_runs_like_the_command(here):
     done = subprocess.run(
         [sys.executable, "-m", "creditflow", "train", "nowhere.yaml"], capture_output=True, text=True, check=False
     )
@@ -432,7 +432,7 @@ def test_the_module_runs_as_the_command_does(here):
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
-def test_help_loads_nothing_heavy(arguments):
+def test_help_loads_no_heavy_modules(arguments):
     loaded = python(
         "import sys\n"
         "from creditflow.cli import app\n"
@@ -446,14 +446,14 @@ def test_help_loads_nothing_heavy(arguments):
     assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "sympy"}
 
 
-def test_importing_the_package_loads_numpy_and_nothing_heavier():
+def test_import_loads_numpy_and_no_heavier_modules():
     modules = set(python("import sys, creditflow; print(*sys.modules)").split())
 
     assert "numpy" in modules
     assert not modules & {"torch", "transformers", "pyarrow", "matplotlib", "omegaconf", "rich", "typer", "sympy"}
 
 
-def test_a_full_disk_is_told_in_one_line():
+def test_full_disk_is_reported_in_one_line():
     code = (
         "import creditflow.commands.check as c\n"
         "def write(*args, **options):\n"

@@ -1,4 +1,4 @@
-"""`creditflow guard test`, as a stranger calls it."""
+"""The command `creditflow guard test`."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def call(*words: str):
 
 
 @pytest.mark.parametrize(("scenario", "rule"), [(name, scenario.rule) for name, scenario in SCENARIOS.items()])
-def test_each_scenario_is_replayed_and_says_what_would_have_happened(scenario, rule) -> None:
+def test_each_scenario_is_replayed_with_its_events(scenario, rule) -> None:
     result = call("--scenario", scenario)
     assert result.exit_code == 0, result.output
     if rule is not None:
@@ -25,7 +25,7 @@ def test_each_scenario_is_replayed_and_says_what_would_have_happened(scenario, r
         assert "fired" in result.output
 
 
-def test_a_file_of_metrics_is_replayed(tmp_path) -> None:
+def test_metrics_file_is_replayed(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
     rows = [{"reward/error_rate": 0.3, "reward/judged_plays": 1000}] * 5
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -34,7 +34,7 @@ def test_a_file_of_metrics_is_replayed(tmp_path) -> None:
     assert "without anything to look at: accuracy" in result.output
 
 
-def test_rules_are_those_of_the_recipe_and_its_overrides(tmp_path) -> None:
+def test_overrides_change_the_rules(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
     file.write_text('{"reward/error_rate": 0.3, "reward/judged_plays": 1000}\n' * 5)
     result = call("guard.rules.error_rate.above=0.5", "--scenario", str(file))
@@ -49,13 +49,13 @@ def test_rules_are_those_of_the_recipe_and_its_overrides(tmp_path) -> None:
         (["guard.rules.entropy.metric=actor/entrpy", "--scenario", "healthy"], "actor/entropy"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(words, said) -> None:
+def test_bad_input_exits_with_code_2(words, said) -> None:
     result = call(*words)
     assert result.exit_code == 2
     assert said in result.output
 
 
-def test_a_file_that_holds_no_metrics_is_refused(tmp_path) -> None:
+def test_file_without_metrics_is_refused(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
     for text, said in (
         ("", "holds no metrics"),

@@ -1,4 +1,4 @@
-"""`creditflow recredit` and `diff` on real, small runs: the same plays under other settings."""
+"""`creditflow recredit` and `diff` on small real runs: the same trajectories under other settings."""
 
 import json
 import math
@@ -45,13 +45,13 @@ def refused(*arguments: object) -> str:
 
 
 def rows(text: str, title: str) -> dict[str, list[str]]:
-    """Cells by first cell, of the table under `title`."""
+    """The table under `title`: the cells of each row by its first cell."""
     lines = text.split(title)[1].splitlines()[2:]
     table = lines[: next((i for i, line in enumerate(lines) if i > 2 and not line.strip()), len(lines))]
     return {line.split()[0]: line.split()[1:] for line in table if line.strip()}
 
 
-def test_without_a_change_every_number_stays_as_it_was(ledger: Ledger, tmp_path: Path) -> None:
+def test_recredit_without_changes_reproduces_every_file(ledger: Ledger, tmp_path: Path) -> None:
     result = creditflow("recredit", ledger.path, "-o", tmp_path / "same")
     assert result.exit_code == 0, result.output
     again = Ledger.open(tmp_path / "same")
@@ -62,7 +62,7 @@ def test_without_a_change_every_number_stays_as_it_was(ledger: Ledger, tmp_path:
 
 
 @pytest.mark.parametrize("kind", [QUANTILE, "algorithm.propagation_threshold={kind: noise}"])
-def test_thresholds_that_move_stand_where_they_stood_and_move_as_they_moved(tmp_path: Path, kind: str) -> None:
+def test_recredit_reproduces_adaptive_thresholds(tmp_path: Path, kind: str) -> None:
     ledger = a_run(tmp_path / "run", kind, "trainer.total_training_steps=4", "trainer.test_freq=2")
     for changed in ({}, credit_overrides([kind])):
         for recorded, made in reassigned(ledger, changed):
@@ -72,12 +72,10 @@ def test_thresholds_that_move_stand_where_they_stood_and_move_as_they_moved(tmp_
             np.testing.assert_array_equal(made.advantage_S, recorded.assignment.advantage_S)
     last = ledger.read(4).assignment
     assert last is not None
-    assert set(last.threshold_S) != {0.5}  # it has moved
+    assert set(last.threshold_S) != {0.5}  # the thresholds have changed
 
 
-def test_under_another_rule_credit_is_what_that_rule_makes_of_the_recorded_plays(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_recredit_applies_another_rule(ledger: Ledger, tmp_path: Path) -> None:
     result = creditflow(
         "recredit", ledger.path, "algorithm.propagation=identical", "group_by=task", "-o", tmp_path / "out"
     )
@@ -98,7 +96,7 @@ def test_under_another_rule_credit_is_what_that_rule_makes_of_the_recorded_plays
     assert [row["step"] for row in read_metrics(tmp_path / "out")] == [1, 2]
 
 
-def test_a_new_assignment_is_a_run_of_its_own_that_why_and_diff_can_read(ledger: Ledger) -> None:
+def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     assert creditflow("recredit", ledger.path, "algorithm.w_o=0.5").exit_code == 0
     made = ledger.path / "recredited" / "algorithm.w_o=0.5"
     assert Ledger.open(made).run["changed"] == {"w_o": 0.5}
@@ -121,7 +119,7 @@ def test_a_new_assignment_is_a_run_of_its_own_that_why_and_diff_can_read(ledger:
         assert said == f"-o: {made.parent / there} is there already, and is no empty folder; name another one"
 
 
-def test_two_runs_of_other_plays_are_compared_by_agent_and_by_metrics(ledger: Ledger, tmp_path: Path) -> None:
+def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path: Path) -> None:
     other = a_run(tmp_path / "other", "data.seed=1")
     said = creditflow("diff", ledger.path, other.path).stdout
     assert "2 training steps of other plays, by agent" in said
@@ -141,15 +139,13 @@ def test_two_runs_of_other_plays_are_compared_by_agent_and_by_metrics(ledger: Le
         ("algorithm.shadow={propagation: none}", "recredit is itself a second rule"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
+def test_invalid_settings_are_refused_and_write_nothing(ledger: Ledger, override: str, says: str) -> None:
     before = sorted(ledger.path.rglob("*"))
     assert says in refused("recredit", ledger.path, override)
     assert sorted(ledger.path.rglob("*")) == before
 
 
-def test_a_recrediting_that_is_broken_off_leaves_nothing_that_passes_for_a_whole_one(
-    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_recredit_leaves_no_folder(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, written = RunFolder.write_steps, []
 
     def breaks(self: RunFolder, step: int, *args: object) -> None:
@@ -164,7 +160,7 @@ def test_a_recrediting_that_is_broken_off_leaves_nothing_that_passes_for_a_whole
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_torn_file_that_is_not_the_newest_is_set_aside_by_every_reader(tmp_path: Path) -> None:
+def test_every_reader_sets_a_torn_file_aside(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", "trainer.total_training_steps=3")
     torn = ledger.file(2)
     torn.write_bytes(torn.read_bytes()[:1000])
@@ -174,11 +170,11 @@ def test_a_torn_file_that_is_not_the_newest_is_set_aside_by_every_reader(tmp_pat
         assert result.exit_code == 0, result.output
 
 
-def test_a_critic_that_the_run_had_not_is_asked_for_in_vain(ledger: Ledger) -> None:
+def test_gae_is_refused_for_a_run_without_a_critic(ledger: Ledger) -> None:
     assert "gae expects a critic's values" in refused("recredit", ledger.path, "adv_estimator=gae", "outcome_to=answer")
 
 
-def test_what_was_never_assigned_stays_so(ledger: Ledger, tmp_path: Path) -> None:
+def test_recredit_keeps_steps_without_assigned_credit(ledger: Ledger, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", ledger.run, (ledger.path / "config.yaml").read_text())
     folder.write_steps(1, ledger.read(1).batch)
     result = creditflow("recredit", folder.path, "w_o=2", "-o", tmp_path / "out")
@@ -187,7 +183,7 @@ def test_what_was_never_assigned_stays_so(ledger: Ledger, tmp_path: Path) -> Non
     assert json.loads((tmp_path / "out" / "run.json").read_text())["recredited_from"] == str(folder.path.resolve())
 
 
-def test_values_are_read_as_a_recipes_are_and_a_mapping_is_compared_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
+def test_diff_compares_mappings_key_by_key(ledger: Ledger, tmp_path: Path) -> None:
     assert credit_overrides(["gamma=9e-1", "algorithm.share=once"]) == {"gamma": 0.9, "share": "once"}
     changes = ("propagation_threshold={kind: noise}", "reward.decomp_granularity=agent")
     assert creditflow("recredit", ledger.path, *changes, "-o", tmp_path / "other").exit_code == 0

@@ -1,4 +1,4 @@
-"""`creditflow why` on the ledger of real, small runs: its terms are the number that the loss saw."""
+"""`creditflow why` on the ledgers of small real runs: its terms sum to the advantage in the loss."""
 
 import json
 import math
@@ -24,7 +24,7 @@ MANY = ("recipe.tasks=40", "data.train_batch_size=40", "actor_rollout_ref.actor.
 
 
 class Seen:
-    """What the loss saw of each response token, update by update."""
+    """Recorder of each response token's advantage in the loss, update by update."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps: list[dict[int, float]] = []
@@ -50,7 +50,7 @@ def a_run(folder: Path, *overrides: str) -> Ledger:
 
 
 @pytest.mark.parametrize("estimator", [(), PPO], ids=["grpo", "gae"])
-def test_the_terms_of_1000_random_steps_sum_exactly_to_the_number_that_the_loss_saw(
+def test_terms_of_1000_random_steps_sum_to_the_loss_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: tuple[str, ...]
 ) -> None:
     seen = Seen(monkeypatch)
@@ -74,7 +74,7 @@ def test_the_terms_of_1000_random_steps_sum_exactly_to_the_number_that_the_loss_
                 in_loss += 1
                 assert np.float32(said.advantage) == seen.steps[k][at]
             else:
-                assert said.advantage == 0.0  # nothing to learn, so that it costs nothing
+                assert said.advantage == 0.0  # updates skip tokens without an advantage
     assert in_loss > 500
 
 
@@ -99,7 +99,7 @@ def refused(*arguments: object) -> str:
     return result.stderr.removeprefix("error: ").strip()
 
 
-def test_why_ends_with_the_advantage_that_is_in_the_ledger(ledger: Ledger) -> None:
+def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     for recorded in ledger:
         assert recorded.assignment is not None
         for s in (0, 7, 15):
@@ -109,7 +109,7 @@ def test_why_ends_with_the_advantage_that_is_in_the_ledger(ledger: Ledger) -> No
             assert math.fsum(parts) == recorded.assignment.advantage_S[s]
 
 
-def test_the_tree_goes_down_to_each_functions_verdict(ledger: Ledger) -> None:
+def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
     batch = ledger.read(2).batch
     lines = said(ledger.path, batch.step_ids[1])
     assert lines[0].startswith(f"step {batch.step_ids[1]}: critic, turn 0, step 1 of play {batch.trajectory_ids[0]}")
@@ -118,9 +118,9 @@ def test_the_tree_goes_down_to_each_functions_verdict(ledger: Ledger) -> None:
         assert any(f"raw {name} = " in line for line in lines), name
 
 
-def test_a_token_is_explained_where_tokens_differ(tmp_path: Path) -> None:
+def test_token_option_explains_one_token(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", *PPO)
-    recorded = ledger.read(2)  # a critic begins with the same value everywhere
+    recorded = ledger.read(2)  # not step 1: a new critic has the same value everywhere
     assert recorded.assignment is not None
     advantage_T = recorded.assignment.token_advantages()
     lines = [said(ledger.path, recorded.batch.step_ids[0], "--token", j) for j in (0, 1)]
@@ -131,7 +131,7 @@ def test_a_token_is_explained_where_tokens_differ(tmp_path: Path) -> None:
     )
 
 
-def test_as_json_an_explanation_can_be_replayed(ledger: Ledger) -> None:
+def test_json_output_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
     recorded = ledger.read(1)
     assert recorded.assignment is not None
     facts = json.loads("".join(said(ledger.path, recorded.batch.step_ids[3], "--json")))
@@ -139,7 +139,7 @@ def test_as_json_an_explanation_can_be_replayed(ledger: Ledger) -> None:
     assert facts["advantage"] == recorded.assignment.advantage_S[3] == facts["operations"][-1]["value"]
 
 
-def test_a_play_is_shown_a_line_a_step_with_the_first_error_marked(ledger: Ledger) -> None:
+def test_trajectory_output_marks_the_first_error(ledger: Ledger) -> None:
     for recorded in ledger:
         made = recorded.assignment
         assert made is not None
@@ -152,7 +152,7 @@ def test_a_play_is_shown_a_line_a_step_with_the_first_error_marked(ledger: Ledge
             assert marked == wrong[:1]
 
 
-def test_a_step_or_a_run_that_there_is_not_is_one_clear_line(ledger: Ledger, tmp_path: Path) -> None:
+def test_unknown_step_or_run_is_refused_in_one_line(ledger: Ledger, tmp_path: Path) -> None:
     assert refused(tmp_path, "1") == f"{tmp_path}: expected the folder of a run, with a run.json in it"
     example = ledger.read(2).batch.step_ids[0]
     assert refused(ledger.path, "0-1-0-0/99") == (
@@ -164,7 +164,7 @@ def test_a_step_or_a_run_that_there_is_not_is_one_clear_line(ledger: Ledger, tmp
     assert refused(ledger.path, "--token", 1) == "--token: expected the id of a step beside it"
 
 
-def test_why_of_a_run_lists_steps_that_it_explains(ledger: Ledger) -> None:
+def test_why_of_a_run_lists_notable_steps(ledger: Ledger) -> None:
     made = ledger.read(2).assignment
     assert made is not None
     lines = said(ledger.path)
@@ -190,7 +190,7 @@ def test_why_shows_each_part_in_reward_and_in_advantage(ledger: Ledger) -> None:
         assert any(line.startswith("units: ") for line in lines)
 
 
-def test_a_file_that_a_crash_cut_off_is_set_aside_and_named_and_the_others_can_be_read(tmp_path: Path) -> None:
+def test_torn_file_is_set_aside_and_named(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     last = ledger.file(2)
     id = ledger.read(1).batch.step_ids[0]
@@ -199,11 +199,11 @@ def test_a_file_that_a_crash_cut_off_is_set_aside_and_named_and_the_others_can_b
     assert said(ledger.path, id)[-1] == f"set aside: {last} is incomplete, a crash cut it off"
 
 
-def test_a_run_without_a_training_step_says_so(ledger: Ledger, tmp_path: Path) -> None:
+def test_run_without_training_steps_is_refused(ledger: Ledger, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     assert refused(tmp_path, "0-1-0-0/0") == f"{tmp_path}: no training step is on record yet"
 
 
-def test_what_a_model_wrote_cannot_steer_the_terminal() -> None:
+def test_plain_escapes_control_characters() -> None:
     assert plain("a\x1b[2Jb\nc\u202e") == "a\\x1b[2Jb\\nc\\u202e"
     assert plain("x" * 1_000_000, 5) == "xxxxx... (1,000,000 characters)"

@@ -1,4 +1,4 @@
-"""What a run writes into its folder, and reads back."""
+"""Writing a run's folder and reading it back."""
 
 import json
 import math
@@ -20,7 +20,7 @@ def a_folder(tmp_path: Path) -> RunFolder:
 
 
 def a_batch() -> TrajectoryBatch:
-    """Two plays of one task, in order: one right and one wrong; and a play without steps between them."""
+    """Three trajectories in order: one right, one without steps, one wrong."""
     return batch_of(
         play("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
         play("b", [], outcome=0.0),
@@ -39,7 +39,7 @@ def files_in(path: Path) -> list[str]:
 # The folder
 
 
-def test_a_new_folder_holds_the_run_and_its_configuration(tmp_path: Path) -> None:
+def test_create_writes_run_and_configuration(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "runs" / "one", {"seed": 1, "name": "toy"}, "trainer: {}\n")
     assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1, "name": "toy"}
     assert (folder.path / "config.yaml").read_text() == "trainer: {}\n"
@@ -47,7 +47,7 @@ def test_a_new_folder_holds_the_run_and_its_configuration(tmp_path: Path) -> Non
     assert (folder.path / "steps").is_dir()
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path: Path) -> None:
+def test_create_refuses_and_keeps_an_existing_run(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.append_metrics(1, {"loss": 0.5})
     with pytest.raises(InputError) as raised:
@@ -60,20 +60,20 @@ def test_a_folder_that_holds_a_run_is_refused_and_kept(tmp_path: Path) -> None:
     assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}]
 
 
-def test_a_folder_that_holds_other_things_is_taken(tmp_path: Path) -> None:
+def test_create_accepts_a_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").write_text("kept")
     folder = a_folder(tmp_path)
     assert files_in(folder.path) == ["config.yaml", "notes.txt", "run.json"]
 
 
-def test_a_folder_that_cannot_be_made_is_told_with_its_option(tmp_path: Path) -> None:
+def test_create_names_the_option_of_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(InputError, match=r"^trainer\.default_local_dir: .*run/steps cannot be made: "):
         a_folder(tmp_path)
 
 
-def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
+def test_write_text_replaces_the_whole_file(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.write_text("run.json", "longer than what comes next")
     folder.write_text("run.json", "short")
@@ -85,7 +85,7 @@ def test_a_text_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def a_run(tmp_path: Path, steps: int) -> RunFolder:
-    """Evaluated before training and at the end, with a step file and a line of metrics for each step."""
+    """A run with an evaluation before training, and a step file and a line of metrics per step."""
     folder, batch = a_folder(tmp_path), a_batch()
     folder.append_metrics(0, {"val/pass_at_1": 0.5})
     for n in range(1, steps + 1):
@@ -98,7 +98,7 @@ def contents(folder: RunFolder) -> dict[str, bytes]:
     return {name: (folder.path / name).read_bytes() for name in files_in(folder.path)}
 
 
-def test_a_run_is_opened_where_there_is_one(tmp_path: Path) -> None:
+def test_open_returns_an_existing_run(tmp_path: Path) -> None:
     made = a_folder(tmp_path)
     (made.path / "steps").rmdir()
     folder = RunFolder.open(made.path)
@@ -107,7 +107,7 @@ def test_a_run_is_opened_where_there_is_one(tmp_path: Path) -> None:
     assert json.loads((folder.path / "run.json").read_text()) == {"seed": 1}
 
 
-def test_opening_a_run_that_there_is_not_is_refused_and_makes_nothing(tmp_path: Path) -> None:
+def test_open_refuses_a_missing_run_and_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         RunFolder.open(tmp_path / "run")
     assert str(raised.value) == (
@@ -117,7 +117,7 @@ def test_opening_a_run_that_there_is_not_is_refused_and_makes_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("step", [0, 2, 4])
-def test_a_rewound_run_goes_on_as_if_it_had_never_been_killed(tmp_path: Path, step: int) -> None:
+def test_rewound_run_continues_like_an_uninterrupted_one(tmp_path: Path, step: int) -> None:
     whole, killed = a_run(tmp_path / "whole", 4), a_run(tmp_path / "killed", 4)
     with (killed.path / "metrics.jsonl").open("a") as file:
         file.write('{"loss": 0.2')
@@ -133,7 +133,7 @@ def test_a_rewound_run_goes_on_as_if_it_had_never_been_killed(tmp_path: Path, st
     assert contents(folder) == contents(whole)
 
 
-def test_rewinding_drops_the_evaluation_of_an_end_that_is_to_come_again_and_keeps_what_it_does_not_know(
+def test_rewind_removes_the_evaluation_and_keeps_unknown_files(
     tmp_path: Path,
 ) -> None:
     folder = a_run(tmp_path, 2)
@@ -147,7 +147,7 @@ def test_rewinding_drops_the_evaluation_of_an_end_that_is_to_come_again_and_keep
     ]  # fmt: skip
 
 
-def test_rewinding_twice_or_where_nothing_was_recorded_changes_nothing(tmp_path: Path) -> None:
+def test_rewind_is_idempotent(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     before = contents(folder)
     folder.rewind(0)
@@ -160,7 +160,7 @@ def test_rewinding_twice_or_where_nothing_was_recorded_changes_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("damage", ['{"loss": \n', '{"loss": 0.5}\n'])
-def test_rewinding_a_run_with_damaged_metrics_is_refused_and_removes_nothing(tmp_path: Path, damage: str) -> None:
+def test_rewind_refuses_damaged_metrics_and_removes_nothing(tmp_path: Path, damage: str) -> None:
     folder = a_run(tmp_path, 2)
     file = folder.path / "metrics.jsonl"
     file.write_text(damage + file.read_text())
@@ -173,7 +173,7 @@ def test_rewinding_a_run_with_damaged_metrics_is_refused_and_removes_nothing(tmp
 # Metrics
 
 
-def test_metrics_are_read_as_they_were_appended(tmp_path: Path) -> None:
+def test_read_metrics_returns_appended_values(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.append_metrics(0, {})
     folder.append_metrics(1, {"loss": 0.1, "n": 3})
@@ -181,7 +181,7 @@ def test_metrics_are_read_as_they_were_appended(tmp_path: Path) -> None:
     assert read_metrics(folder.path) == [{"step": 0}, {"step": 1, "loss": 0.1, "n": 3}, {"step": 2, "loss": -1e-300}]
 
 
-def test_numbers_that_json_has_no_word_for_become_null(tmp_path: Path) -> None:
+def test_non_finite_metrics_become_null(tmp_path: Path) -> None:
     def strict(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
 
@@ -196,7 +196,7 @@ def test_numbers_that_json_has_no_word_for_become_null(tmp_path: Path) -> None:
     assert read_metrics(folder.path)[0]["nan"] is None
 
 
-def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path) -> None:
+def test_read_metrics_skips_a_last_line_torn_at_any_place(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.append_metrics(1, {"loss": 0.5})
     file = folder.path / "metrics.jsonl"
@@ -206,11 +206,11 @@ def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path) -> No
     for cut in range(len(last)):
         file.write_text(whole + last[:cut])
         assert read_metrics(folder.path) == [{"step": 1, "loss": 0.5}], last[:cut]
-    file.write_text(whole + last)  # all of it but the line's end
+    file.write_text(whole + last)  # the whole line without its newline
     assert read_metrics(folder.path)[1] == {"step": 2, "loss": 0.25, "n": 12}
 
 
-def test_an_empty_file_of_metrics_has_no_line(tmp_path: Path) -> None:
+def test_read_metrics_of_an_empty_file_is_empty(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     (folder.path / "metrics.jsonl").touch()
     assert read_metrics(folder.path) == []
@@ -219,7 +219,7 @@ def test_an_empty_file_of_metrics_has_no_line(tmp_path: Path) -> None:
 # Steps
 
 
-def test_a_step_file_holds_the_batch_and_where_each_advantage_came_from(tmp_path: Path) -> None:
+def test_step_file_contains_batch_and_credit_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     assignment = assign(batch, CreditOptions(propagation="none", group_by="agent"))
     folder.write_steps(7, batch, assignment)
@@ -243,12 +243,12 @@ def test_a_step_file_holds_the_batch_and_where_each_advantage_came_from(tmp_path
         "trained": assignment.trained_S,
     }.items():
         np.testing.assert_array_equal(np.array([row[name] for row in of_steps]), column, err_msg=name)
-        assert rows[2][name] is None  # a play without steps
+        assert rows[2][name] is None  # the trajectory without steps
     assert [row["sub_reward"] for row in of_steps][:3] == [1.0, 0.5, 0.0]
     assert [row["scored"] for row in of_steps] == [True, True, True, False]
 
 
-def test_no_column_of_an_assignment_hides_one_of_the_batch(tmp_path: Path) -> None:
+def test_assignment_columns_do_not_hide_batch_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     assignment = assign(batch, CreditOptions())
     folder.write_steps(1, batch)
@@ -257,10 +257,10 @@ def test_no_column_of_an_assignment_hides_one_of_the_batch(tmp_path: Path) -> No
     of_both = pq.read_schema(folder.path / "steps/000002.parquet").names
     assert of_both[: len(of_batch)] == of_batch
     assert len(set(of_both)) == len(of_both) > len(of_batch)
-    assert not {"group", "order", "select", "in", "out"} & set(of_both)  # words of SQL
+    assert not {"group", "order", "select", "in", "out"} & set(of_both)  # SQL keywords
 
 
-def test_a_step_file_without_an_assignment_holds_the_plays_alone(tmp_path: Path) -> None:
+def test_step_file_without_assignment_has_no_credit_columns(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     folder.write_steps(3, batch)
     assert TrajectoryBatch.read_parquet(folder.path / "steps/000003.parquet").to_trajectories() == (
@@ -269,14 +269,14 @@ def test_a_step_file_without_an_assignment_holds_the_plays_alone(tmp_path: Path)
     assert not {"advantage", "credit", "group_id"} & rows_of(folder, 3)[0].keys()
 
 
-def test_a_step_file_of_plays_without_any_step_is_written_too(tmp_path: Path) -> None:
+def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
     folder.write_steps(1, batch_of(play("a", [], outcome=1.0), play("b", [], outcome=0.0)))
     assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
     assert TrajectoryBatch.read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
 
 
-def test_a_step_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     folder.write_steps(1, batch)
     smaller = batch_of(play("a", [step("planner", 1.0)], outcome=1.0))

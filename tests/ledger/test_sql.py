@@ -1,4 +1,4 @@
-"""A ledger can be asked in SQL, and docs/ledger.md says how its columns are called."""
+"""SQL access to a ledger, and the columns and queries in docs/ledger.md."""
 
 import re
 from pathlib import Path
@@ -33,15 +33,15 @@ def ledger(tmp_path: Path) -> Ledger:
 
 
 @pytest.mark.parametrize("query", QUERIES, ids=range(len(QUERIES)))
-def test_the_questions_of_the_docs_are_answered(ledger: Ledger, query: str) -> None:
+def test_documented_queries_return_rows(ledger: Ledger, query: str) -> None:
     assert connect(ledger).execute(query).fetchall()
 
 
-def test_there_are_five_questions() -> None:
+def test_docs_have_five_queries() -> None:
     assert len(QUERIES) == 5
 
 
-def test_views_are_of_steps_with_their_training_step_metrics_and_events(ledger: Ledger) -> None:
+def test_views_contain_steps_metrics_and_events(ledger: Ledger) -> None:
     connection = connect(ledger)
     found = connection.execute(
         "SELECT training_step, step_id, advantage FROM steps WHERE step_id IS NOT NULL ORDER BY ALL"
@@ -58,18 +58,18 @@ def test_views_are_of_steps_with_their_training_step_metrics_and_events(ledger: 
     assert connection.execute("SELECT rule FROM events").fetchall() == [("entropy",)]
 
 
-def test_reasons_of_failures_are_found(ledger: Ledger) -> None:
+def test_documented_query_returns_reasons_of_failures(ledger: Ledger) -> None:
     (found,) = [connect(ledger).execute(query).fetchall() for query in QUERIES if "reason" in query]
     assert [(name, status, n) for name, status, _, n in found] == [("f", "failed", 2)]
 
 
-def test_a_run_of_which_nothing_is_on_record_has_no_views(tmp_path: Path) -> None:
+def test_empty_run_has_no_views(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run", {}, "")
     connection = connect(Ledger.open(tmp_path / "run"))
     assert connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall() == []
 
 
-def test_the_docs_name_every_column_of_a_step_file_and_no_other(tmp_path: Path) -> None:
+def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     batch = batch_of(
         play("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),

@@ -1,4 +1,4 @@
-"""A training step's file gives back the plays and every term of their credit: each number can be asked later."""
+"""A step file restores the trajectories and every term of their credit."""
 
 import json
 from dataclasses import fields, replace
@@ -42,7 +42,7 @@ def assert_same(mine: object, its: object, name: str) -> None:
 
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
-def test_an_assignment_that_is_read_has_the_same_bits_and_the_same_explanations(corner: str, tmp_path: Path) -> None:
+def test_read_assignment_equals_the_written_one(corner: str, tmp_path: Path) -> None:
     @settings(max_examples=25)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation) -> None:
@@ -66,14 +66,14 @@ def test_an_assignment_that_is_read_has_the_same_bits_and_the_same_explanations(
     check()
 
 
-def test_plays_whose_credit_was_never_assigned_are_read_without_any(tmp_path: Path) -> None:
+def test_file_without_credit_is_read_without_assignment(tmp_path: Path) -> None:
     write_step_file(tmp_path / "000003.parquet", 3, a_batch(), None)
     recorded = read_step_file(tmp_path / "000003.parquet")
     assert (recorded.step, recorded.assignment) == (3, None)
     assert recorded.batch.to_trajectories() == a_batch().to_trajectories()
 
 
-def test_a_play_without_steps_keeps_its_place_and_its_mask(tmp_path: Path) -> None:
+def test_trajectory_without_steps_keeps_its_place_and_mask(tmp_path: Path) -> None:
     batch = a_batch()
     failed = replace(batch, status_of_trajectory=np.array([0, 1, 0]))
     made = assign(failed, CreditOptions())
@@ -82,7 +82,7 @@ def test_a_play_without_steps_keeps_its_place_and_its_mask(tmp_path: Path) -> No
     assert read.masked_N.tolist() == [False, True, False]
 
 
-def test_a_file_of_a_later_version_is_refused_by_its_version(tmp_path: Path) -> None:
+def test_file_of_a_later_version_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, assign(a_batch(), CreditOptions()))
     rewritten(path, version=VERSION + 1)
     with pytest.raises(
@@ -92,7 +92,7 @@ def test_a_file_of_a_later_version_is_refused_by_its_version(tmp_path: Path) -> 
 
 
 def rewritten(path: Path, **changed: object) -> None:
-    """The same file with other facts."""
+    """Write the file again with changed facts."""
     facts = json.loads(pq.read_metadata(path).metadata[b"creditflow"]) | changed
     table = pq.read_table(path)
     with pq.ParquetWriter(path, table.schema, store_schema=False) as writer:
@@ -100,14 +100,14 @@ def rewritten(path: Path, **changed: object) -> None:
         writer.add_key_value_metadata({"creditflow": json.dumps(facts)})
 
 
-def test_a_file_that_was_cut_off_is_a_readable_error(tmp_path: Path) -> None:
+def test_truncated_file_raises_a_readable_error(tmp_path: Path) -> None:
     path = written(tmp_path, assign(a_batch(), CreditOptions()))
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(DataError, match=r"000007\.parquet: not a readable Parquet file of steps"):
         read_step_file(path)
 
 
-def test_an_assignment_by_a_rule_that_is_not_registered_here_says_which(tmp_path: Path) -> None:
+def test_file_of_an_unregistered_rule_names_the_rule(tmp_path: Path) -> None:
     @propagation_rule("of_the_user")
     def rule(flow) -> Credit:
         return PROPAGATION_RULES["none"].credit(flow)

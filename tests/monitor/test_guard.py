@@ -1,4 +1,4 @@
-"""The guard by itself: what fires, what it then hands out, what it remembers, what it refuses."""
+"""The guard without an engine: firing, actions, state, and refused rules."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def guard(**rules) -> Guard:
 
 
 def of_recipe(*options: str, functions: Sequence[str] = ("outcome",), recipe: Path = RECIPE) -> Guard:
-    """The guard of a recipe with reward functions of these levels, each of the name of its level."""
+    """The guard of a recipe with one reward function per level, named after the level."""
     loaded = load_recipe(recipe, options)
     return Guard.of(loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions])
 
@@ -47,7 +47,7 @@ FALLBACK = {
 }
 
 
-def test_credit_falls_back_while_the_rule_is_on_and_comes_back_with_it():
+def test_fallback_lasts_while_the_rule_is_on():
     watched, options = guard(errors=FALLBACK), CreditOptions(propagation="threshold")
     in_force = []
     for row in rows("reward/error_rate", 0.0, 0.2, 0.2, 0.04, 0.04):
@@ -60,7 +60,7 @@ def test_credit_falls_back_while_the_rule_is_on_and_comes_back_with_it():
 HELD = {**FALLBACK, "unless": {"metric": "reward/agreement", "above": 0.5}}
 
 
-def test_a_rule_only_warns_while_what_keeps_it_from_acting_holds_and_acts_when_that_ends():
+def test_unless_reduces_a_rule_to_a_warning_while_it_holds():
     watched = guard(errors=HELD)
     wrong, agrees = (0.2, 0.2, 0.2, 0.2, 0.0, 0.0), (0.9, 0.8, 0.3, 0.9, 0.9, 0.9)
     series_ = [
@@ -83,7 +83,7 @@ def test_a_rule_only_warns_while_what_keeps_it_from_acting_holds_and_acts_when_t
     assert events[0].text.endswith("a warning only, while reward/agreement is above 0.5")
 
 
-def test_in_a_step_without_what_keeps_a_rule_from_acting_its_newest_value_counts():
+def test_unless_uses_the_newest_value_in_steps_without_one():
     watched = guard(errors=HELD)
     actions = []
     for step, agreement in enumerate((0.9, None, None, 0.4, None), 1):
@@ -95,13 +95,13 @@ def test_in_a_step_without_what_keeps_a_rule_from_acting_its_newest_value_counts
     assert [(e.step, e.action) for e in actions] == [(2, "warn"), (4, "fallback_identical")]
 
 
-def test_what_is_not_there_keeps_no_rule_from_acting():
+def test_unless_without_a_value_lets_the_rule_act():
     watched = guard(errors=HELD)
     fired(watched, rows("reward/error_rate", 0.2))
     assert watched.fallback
 
 
-def test_a_rule_that_was_kept_from_going_back_spoils_no_checkpoint():
+def test_rule_held_by_unless_leaves_checkpoints_good():
     rule = {**HELD, "action": "restore_checkpoint"}
     watched = guard(errors=rule)
     (event,) = watched.look(1, {"reward/error_rate": 0.2, "reward/agreement": 0.9})
@@ -110,7 +110,7 @@ def test_a_rule_that_was_kept_from_going_back_spoils_no_checkpoint():
     assert (event.action, watched.good) == ("restore_checkpoint", False)
 
 
-def test_a_rule_does_not_fire_again_before_its_cool_down_is_over():
+def test_rule_does_not_fire_during_its_cool_down():
     series = rows("reward/error_rate", 0.2, 0.0, 0.0, 0.2, 0.2, 0.2)
     for cool_down, again in ((0, 4), (1, 5), (2, 6)):
         assert fired(guard(errors={**FALLBACK, "cool_down": cool_down}), series) == [
@@ -120,7 +120,7 @@ def test_a_rule_does_not_fire_again_before_its_cool_down_is_over():
         ]
 
 
-def test_a_lowered_threshold_caps_every_kind_and_stays():
+def test_set_threshold_caps_every_kind_permanently():
     watched = guard(
         falls={"metric": "train/pass_at_1", "below": 0.5, "window": 1, "action": "set_threshold", "to": 0.4}
     )
@@ -136,7 +136,7 @@ def test_a_lowered_threshold_caps_every_kind_and_stays():
     }
 
 
-def test_one_rule_watches_every_agent_by_itself_and_every_policy():
+def test_rule_watches_every_agent_and_policy_separately():
     watched = guard(
         spread={"metric": "reward/sub_reward_var/*", "above": 0.2, "window": 2},
         entropy={"metric": "actor/entropy", "below": 0.1, "window": 1},
@@ -151,20 +151,20 @@ def test_one_rule_watches_every_agent_by_itself_and_every_policy():
     assert [(e.step, e.metric) for e in events] == [(1, "p/actor/entropy"), (2, "reward/sub_reward_var/a")]
 
 
-def test_what_is_not_there_or_no_number_is_not_looked_at():
+def test_absent_and_non_finite_metrics_are_skipped():
     watched = guard(errors=FALLBACK)
     assert watched.look(1, {"reward/error_rate": float("nan")}) == []
     assert watched.look(2, {}) == []
     assert not watched.fallback
 
 
-def test_a_number_that_is_none_makes_no_good_checkpoint() -> None:
+def test_non_finite_metric_makes_the_checkpoint_bad() -> None:
     watched = guard(norm={"metric": "actor/grad_norm", "above": 100, "window": 3, "action": "restore_checkpoint"})
     assert watched.look(1, {"actor/grad_norm": float("inf")}) == []
     assert not watched.good
 
 
-def test_a_checkpoint_is_good_where_no_rule_that_goes_back_sees_anything():
+def test_checkpoint_is_good_unless_a_restoring_rule_suspects():
     watched = guard(nan={"metric": "actor/skipped_updates", "above": 0, "window": 3, "action": "restore_checkpoint"})
     good = []
     for row in rows("actor/skipped_updates", 0, 1, 0, 1, 1, 1):
@@ -175,7 +175,7 @@ def test_a_checkpoint_is_good_where_no_rule_that_goes_back_sees_anything():
 
 @pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("cut", [3, 30, 61])
-def test_a_guard_restored_from_its_state_sees_what_it_would_have_seen(name, cut):
+def test_restored_guard_continues_identically(name, cut):
     series_ = series(name, Setting(), 0)
     through, first, second = (Guard(specs(GuardConfig())) for _ in range(3))
     expected = fired(through, series_)
@@ -186,13 +186,13 @@ def test_a_guard_restored_from_its_state_sees_what_it_would_have_seen(name, cut)
 
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
-def test_the_default_rules_see_every_sick_series(name):
+def test_default_rules_detect_every_fault(name):
     found = fired(Guard(specs(GuardConfig())), series(name, Setting(plays=512), 0))
     rule = SCENARIOS[name].rule
     assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
 
 
-def test_rules_that_could_change_nothing_only_warn():
+def test_rules_without_effect_only_warn():
     found = {rule.name: rule for rule in of_recipe("algorithm.propagation=identical").rules}
     assert found["error_rate"].action == found["accuracy"].action == "warn"
     assert "already" in found["error_rate"].note
@@ -200,12 +200,12 @@ def test_rules_that_could_change_nothing_only_warn():
     assert (low["accuracy"].action, low["accuracy"].note) == ("warn", "the threshold is 0.3 already")
 
 
-def test_without_an_outcome_there_is_nothing_to_fall_back_to() -> None:
+def test_fallback_without_an_outcome_only_warns() -> None:
     (rule,) = (rule for rule in of_recipe(functions=["step"]).rules if rule.name == "error_rate")
     assert (rule.action, rule.note) == ("warn", "there is no outcome to fall back to")
 
 
-def test_the_fallback_is_the_outcome_alone_whatever_was_shared_before() -> None:
+def test_fallback_shares_only_the_outcome() -> None:
     watched = guard(errors=FALLBACK)
     fired(watched, rows("reward/error_rate", 0.2))
     shared = CreditOptions(propagation="identical", shared_reward="outcome_plus_mean_sub_reward")
@@ -214,7 +214,7 @@ def test_the_fallback_is_the_outcome_alone_whatever_was_shared_before() -> None:
     assert {rule.action for rule in rules if rule.name == "error_rate"} == {"fallback_identical"}
 
 
-def test_gates_are_not_judged_while_they_all_stand_open() -> None:
+def test_gate_metrics_are_skipped_during_a_fallback() -> None:
     watched = guard(
         errors=FALLBACK, gates={"metric": "propagation/pass_rate", "below": 0.8, "window": 1, "recover_epochs": 1}
     )
@@ -227,7 +227,7 @@ def test_gates_are_not_judged_while_they_all_stand_open() -> None:
     ]
 
 
-def test_to_stop_comes_before_to_go_back() -> None:
+def test_stop_precedes_restore_checkpoint() -> None:
     watched = guard(
         back={"metric": "a/b", "above": 0, "window": 1, "action": "restore_checkpoint"},
         stop={"metric": "a/b", "above": 0, "window": 1, "action": "stop"},
@@ -237,7 +237,7 @@ def test_to_stop_comes_before_to_go_back() -> None:
     assert asked.rule == "stop"
 
 
-def test_a_rule_of_another_kind_begins_anew_from_an_old_state() -> None:
+def test_rule_with_a_changed_kind_ignores_its_old_state() -> None:
     before = guard(x={"metric": "val/pass_at_1", "above": 0.5, "window": 1})
     fired(before, rows("val/pass_at_1", 0.9))
     after = guard(x={"metric": "val/pass_at_1", "kind": "drop"})
@@ -245,12 +245,12 @@ def test_a_rule_of_another_kind_begins_anew_from_an_old_state() -> None:
     assert not after.watches
 
 
-def test_a_default_rule_can_be_softened() -> None:
+def test_default_rule_can_be_reduced_to_a_warning() -> None:
     (rule,) = (rule for rule in of_recipe("guard.rules.accuracy.action=warn").rules if rule.name == "accuracy")
     assert rule.action == "warn"
 
 
-def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
+def test_rules_can_be_changed_removed_and_added(tmp_path):
     (tmp_path / "own.py").write_text(
         "from creditflow.monitor import Finding\n"
         "class Even:\n"
@@ -268,7 +268,7 @@ def test_a_rule_may_be_changed_taken_away_or_added(tmp_path):
     assert [e.rule for e in found.look(1, {"rollout/tokens": 8.0})] == ["mine"]
 
 
-def test_a_guard_that_is_switched_off_sees_nothing():
+def test_disabled_guard_has_no_events_and_no_metrics():
     off = of_recipe("guard.enable=false")
     assert off.look(1, {"reward/error_rate": 1.0, "reward/judged_plays": 1e6}) == []
     assert off.metrics() == {}
@@ -309,7 +309,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "said"), REFUSED, ids=[" ".join(options) for options, _ in REFUSED])
-def test_rules_that_make_no_sense_are_refused(options, said):
+def test_invalid_rules_are_refused(options, said):
     with pytest.raises(ConfigError, match=said):
         of_recipe(*options)
 
@@ -335,14 +335,14 @@ NAMES = Names(agents=("planner",), functions=("f",), policies=("a", "b"), rules=
         ("guard/on/r", True),
     ],
 )
-def test_a_name_is_known_where_the_catalog_has_it_with_names_of_the_recipe(name, there):
+def test_catalog_accepts_names_of_the_recipe(name, there):
     assert (described(name, NAMES) is not None) == there
 
 
-def test_a_star_stands_for_one_name():
+def test_star_matches_one_name():
     there = ["credit/reach/a", "credit/reach/b", "credit/reach", "credit/outcome_reach/a", "x/credit/reach/a"]
     assert matching("credit/reach/*", there) == ["credit/reach/a", "credit/reach/b"]
 
 
-def test_the_documents_table_of_metrics_is_the_catalog():
+def test_docs_contain_the_metric_catalog():
     assert as_markdown() in (ROOT / "docs/metrics.md").read_text()

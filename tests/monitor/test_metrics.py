@@ -36,7 +36,7 @@ def close(got, expected):
 
 @settings(max_examples=60)
 @given(plays().filter(len), plays().filter(len), st.integers(1, 5))
-def test_metrics_of_columns_are_those_of_one_object_after_the_other(sampled, greedy, n):
+def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
     here = batch_of(*sampled)
     for batch in (here, batch_of_table(unpack(map(pack, sampled)))):
         close(rollout_metrics(batch), plain_metrics.rollout_metrics(sampled))
@@ -54,7 +54,7 @@ def test_metrics_of_columns_are_those_of_one_object_after_the_other(sampled, gre
     assert found.step_errors == expected[3]
 
 
-def test_pass_at_k_is_the_share_of_draws_of_k_plays_that_hold_a_pass() -> None:
+def test_pass_at_k_is_the_share_of_draws_with_a_pass() -> None:
     plays = {"a": [1.0, 0.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.0, 1.0, 0.0, 0.0]}
     metrics = evaluation_metrics(played(plays), n=4)
     assert metrics["pass_at_1"] == pytest.approx(np.mean([0.5, 0.0, 0.25]))
@@ -63,7 +63,7 @@ def test_pass_at_k_is_the_share_of_draws_of_k_plays_that_hold_a_pass() -> None:
         assert metrics[f"pass_at_{k}"] == pytest.approx(np.mean(draws))
 
 
-def test_a_play_without_an_outcome_or_with_a_failed_one_has_not_passed_and_is_counted() -> None:
+def test_unscored_outcomes_count_as_not_passed() -> None:
     failed = Score(1.0, status="failed", reason="no judge")
     metrics = evaluation_metrics(played({"a": [1.0, failed, None, 0.5]}), n=4)
     assert metrics["pass_at_1"] == 0.25
@@ -71,7 +71,7 @@ def test_a_play_without_an_outcome_or_with_a_failed_one_has_not_passed_and_is_co
     assert metrics["outcome_mean"] == 0.75
 
 
-def test_a_step_is_wrong_if_any_score_of_whatever_weight_is_short_and_unscored_steps_do_not_count() -> None:
+def test_step_is_wrong_if_any_score_is_below_its_maximum() -> None:
     steps = [
         step("a", {"f": Score(1.0), "g": Score(0.5, weight=0.0)}),
         step("a", {"f": Score(1.0)}),
@@ -86,18 +86,18 @@ def test_a_step_is_wrong_if_any_score_of_whatever_weight_is_short_and_unscored_s
     metrics = sub_reward_metrics(batch)
     assert metrics["reward/step_error_rate"] == pytest.approx(1 / 3)
     assert metrics["reward/step_error_rate/a"] == 0.5
-    assert metrics["reward/sub_reward/a"] == 1.0  # a score of weight 0 is no part of it
+    assert metrics["reward/sub_reward/a"] == 1.0  # scores of weight 0 are left out
     assert metrics["reward/sub_reward/b"] == 1.0
 
 
-def test_a_score_of_tokens_counts_as_credit_counts_it_by_the_tokens_that_the_policy_sampled() -> None:
+def test_token_scores_are_averaged_over_sampled_tokens() -> None:
     made = step("a", Score((1.0, 0.0)), tokens=2, response_mask=(1, 0))
     metrics = sub_reward_metrics(batch_of(play("t", [made], 1.0)))
     assert metrics["reward/sub_reward/a"] == 1.0
     assert metrics["reward/step_error_rate"] == 0.0
 
 
-def test_scores_are_told_by_stratum_so_that_a_verifier_that_says_ok_to_all_is_seen() -> None:
+def test_sub_rewards_are_reported_by_stratum() -> None:
     steps = [
         step("v", 1.0, stratum="right"),
         step("v", 1.0, stratum="right"),
@@ -108,7 +108,7 @@ def test_scores_are_told_by_stratum_so_that_a_verifier_that_says_ok_to_all_is_se
     assert metrics["reward/sub_reward/v/wrong"] == 0.0
 
 
-def test_agents_and_strata_without_a_score_have_no_metrics() -> None:
+def test_agents_and_strata_without_scores_have_no_metrics() -> None:
     steps = [step("a", "failed", stratum="x"), step("b", 1.0, stratum="y")]
     assert set(sub_reward_metrics(batch_of(play("t", steps)))) == {
         "reward/sub_reward/b",
@@ -120,7 +120,7 @@ def test_agents_and_strata_without_a_score_have_no_metrics() -> None:
     assert sub_reward_metrics(batch_of(play("t", steps[:1]), play("u", []))) == {}
 
 
-def test_rollout_metrics_count_steps_tokens_and_what_went_wrong() -> None:
+def test_rollout_metrics_count_steps_tokens_and_failures() -> None:
     one = {"tokens": 1, "prompt_ids": (1, 2)}
     wrong = play("d", [step("a", **one)], 0.0)
     wrong.info["agent_error"] = "x"
@@ -140,7 +140,7 @@ def test_rollout_metrics_count_steps_tokens_and_what_went_wrong() -> None:
     assert "rollout/illegal_frac" not in metrics
 
 
-def test_steps_of_environments_are_counted_where_no_legal_action_was_chosen() -> None:
+def test_illegal_frac_counts_steps_without_a_legal_action() -> None:
     infos = ({"action": 1}, {"action": 1, "illegal": "no number"}, {"illegal": "no number"}, {})
     acted = [step("a", tokens=1, info=info) for info in infos]
     assert rollout_metrics(batch_of(play("a", acted, 1.0)))["rollout/illegal_frac"] == pytest.approx(2 / 3)
@@ -150,7 +150,7 @@ def errors(*trajectories):
     return error_metrics(batch_of(*trajectories))
 
 
-def test_a_verdict_that_failed_is_an_error_and_one_of_weight_0_is_no_verdict() -> None:
+def test_error_rate_counts_failures_and_skips_weight_zero() -> None:
     steps = [step("a", {"f": 1.0, "g": "failed"}), step("b", {"f": 0.2, "h": Score(0.0, weight=0.0)})]
     assert errors(play("p", steps, 0.0)) == {"reward/error_rate": 1 / 3, "reward/verdicts": 3, "reward/judged_plays": 1}
 
@@ -168,10 +168,10 @@ def test_a_verdict_that_failed_is_an_error_and_one_of_weight_0_is_no_verdict() -
         ([1.0, 1.0], 1.0, False),
         ([1.0, 1.0], None, False),
         ([1.0, 1.0], "failed", False),
-        ([1.0, None], 0.0, False),  # the second may be why
+        ([1.0, None], 0.0, False),  # the unscored step may explain the outcome
     ],
 )
-def test_verdicts_contradict_an_outcome_that_they_leave_no_room_for(scores, outcome, contradict) -> None:
+def test_error_rate_counts_contradictions_of_the_outcome(scores, outcome, contradict) -> None:
     made = errors(play("p", [step("a", score) for score in scores], outcome))
     assert made["reward/error_rate"] == float(contradict)
 
@@ -180,16 +180,16 @@ def test_verdicts_contradict_an_outcome_that_they_leave_no_room_for(scores, outc
     ("right", "wrong", "agreement"),
     [([0.9, 0.8], [0.1, 0.2], 1.0), ([0.1], [0.2, 0.9], 0.0), ([0.5, 0.5], [0.5], 0.5), ([0.6, 0.2], [0.4], 0.5)],
 )
-def test_agreement_is_how_often_the_right_one_of_two_plays_of_a_task_is_scored_better(right, wrong, agreement) -> None:
+def test_agreement_is_the_share_of_correctly_ordered_pairs(right, wrong, agreement) -> None:
     plays = [play(f"r{i}", [step("a", score)], 1.0, task="t") for i, score in enumerate(right)]
     plays += [play(f"w{i}", [step("a", score)], 0.0, task="t") for i, score in enumerate(wrong)]
-    alone = play("alone", [step("a", 0.0)], 1.0, task="another")  # no pair: nobody failed at this task
+    alone = play("alone", [step("a", 0.0)], 1.0, task="another")  # no pair: the task has no wrong trajectory
     made = errors(*plays, alone)
     assert made["reward/agreement"] == agreement
     n, m = len(right), len(wrong)
     assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
 
 
-def test_where_all_plays_of_every_task_end_alike_there_is_no_agreement() -> None:
+def test_agreement_is_absent_without_mixed_outcomes() -> None:
     made = errors(play("a", [step("a", 1.0)], 1.0, task="t"), play("b", [step("a", 0.0)], 0.0, task="u"))
     assert "reward/agreement" not in made

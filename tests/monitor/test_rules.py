@@ -1,4 +1,4 @@
-"""Each kind of rule against numbers worked out by hand, and against chance."""
+"""Each kind of rule, against values computed by hand and against chance."""
 
 import json
 import math
@@ -21,13 +21,13 @@ def bad(rule, values, over=None):
     return [found.bad for found in looks(rule, values, over)]
 
 
-def test_without_counts_every_value_of_the_window_has_to_be_beyond_the_limit():
+def test_level_without_counts_needs_every_value_of_the_window():
     assert bad(Level(above=1.0, window=3), [2, 2, 2]) == [False, False, True]
     assert bad(Level(above=1.0, window=3), [2, 0.5, 2, 2, 2]) == [False] * 4 + [True]
     assert bad(Level(below=1.0, window=2), [0.5, 0.5, 1.0]) == [False, True, False]
 
 
-def test_a_share_with_counts_is_beyond_a_limit_only_where_chance_does_not_explain_it():
+def test_level_of_a_share_ignores_chance_deviations():
     # 12 of 100 against a limit of .1: z = .02 / sqrt(.1 * .9 / 100) = .67, p = .25.
     found = Level(above=0.1, window=1).look(0.12, 100)
     assert not found.bad
@@ -37,7 +37,7 @@ def test_a_share_with_counts_is_beyond_a_limit_only_where_chance_does_not_explai
     assert Level(above=0.1, window=1).look(0.12, 10_000).bad
 
 
-def test_a_window_of_shares_is_pooled_by_their_counts():
+def test_level_pools_shares_by_their_counts():
     rule = Level(above=0.1, window=2)
     rule.look(0.2, 900)
     found = rule.look(0.1, 100)
@@ -45,7 +45,7 @@ def test_a_window_of_shares_is_pooled_by_their_counts():
     assert found.numbers["over"] == 1000
 
 
-def test_shares_that_scatter_more_than_their_counts_explain_weigh_less():
+def test_level_widens_its_error_for_scattered_shares():
     even, scattered = Level(above=0.1, window=4), Level(above=0.1, window=4)
     looks(even, [0.2] * 4, 1000)
     looks(scattered, [0.0, 0.4, 0.0, 0.4], 1000)
@@ -53,16 +53,16 @@ def test_shares_that_scatter_more_than_their_counts_explain_weigh_less():
     assert not scattered.look(0.0, 1000).bad
 
 
-def test_a_share_that_falls_from_far_beyond_its_limit_is_found_before_it_is_back() -> None:
-    """As errors do that contradict right plays, while training on them makes right plays rarer."""
+def test_level_fires_on_a_share_that_falls_toward_its_limit() -> None:
+    """Errors that contradict right trajectories fall in this way, since training on them makes right ones rarer."""
     falling = [0.0] * 8 + [0.42, 0.35, 0.28, 0.21, 0.14, 0.07]
     found = bad(Level(above=0.1, window=5, p_value=1e-3), falling, 128)
     assert found.index(True) in (9, 10, 11)
-    assert not found[-1]  # it is below the limit again
+    assert not found[-1]  # the value is below the limit again
 
 
-def test_what_scattered_before_is_not_taken_for_a_change() -> None:
-    """Shares of 128 that scatter three times as much as their counts explain, about the limit: seldom found."""
+def test_level_rarely_fires_on_scattered_shares() -> None:
+    """The shares of 128 scatter around the limit three times as much as their counts explain."""
     rng = np.random.default_rng(0)
     fired = 0
     for _ in range(300):
@@ -71,14 +71,14 @@ def test_what_scattered_before_is_not_taken_for_a_change() -> None:
     assert fired / 300 < 0.03
 
 
-def test_the_newest_values_alone_may_decide_and_one_great_fall_is_no_scatter() -> None:
+def test_shortest_lets_the_newest_values_decide() -> None:
     series_ = [0.9, 0.85, 0.92, 0.88, 0.9, 0.87, 0.91, 0.9, 0.1, 0.12]
     found = bad(Level(below=0.4, window=10, shortest=2), series_, 60)
     assert found == [False] * 9 + [True]
     assert not any(bad(Level(below=0.4, window=10), series_, 60))
 
 
-def test_few_tosses_are_waited_for_and_the_width_that_decided_is_told() -> None:
+def test_shortest_waits_for_counts_and_reports_the_width() -> None:
     rule = Level(below=0.4, window=10, shortest=2)
     found = looks(rule, [0.15] * 10, 8)
     first = [one.bad for one in found].index(True)
@@ -89,27 +89,27 @@ def test_few_tosses_are_waited_for_and_the_width_that_decided_is_told() -> None:
     assert expected < 1e-4 / 9
 
 
-def test_chance_is_divided_among_the_widths() -> None:
+def test_shortest_divides_the_p_value_among_widths() -> None:
     rng = np.random.default_rng(0)
     fired = sum(
         any(bad(Level(below=0.4, window=10, shortest=2, p_value=1e-2), (rng.binomial(60, 0.4, 40) / 60).tolist(), 60))
         for _ in range(200)
     )
-    assert fired / 200 < 0.2  # of 40 looks at 1 % each, most of them at the same values
+    assert fired / 200 < 0.2  # 40 looks at 1 % each, mostly on the same values
 
 
-def test_limits_may_be_multiples_of_the_first_value():
+def test_times_first_scales_the_limit_by_the_first_value():
     rule = Level(below=0.1, times_first=True, window=1)
     assert bad(rule, [2.0, 0.3, 0.19]) == [False, False, True]
 
 
-def test_it_is_well_again_after_so_many_values_on_the_right_side_of_recover():
+def test_level_recovers_after_recover_epochs_values():
     rule = Level(above=0.1, window=1, recover=0.05, recover_epochs=2)
     found = looks(rule, [0.2, 0.07, 0.04, 0.04])
     assert [f.well for f in found] == [False, False, False, True]
 
 
-def test_a_fall_is_that_of_the_least_squares_line_with_the_error_of_its_shares():
+def test_drop_tests_the_fall_of_the_least_squares_line():
     values, n = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60], 1000
     rule = Drop(by=0.05, window=5)
     found = looks(rule, values, n)[-1]
@@ -122,24 +122,24 @@ def test_a_fall_is_that_of_the_least_squares_line_with_the_error_of_its_shares()
     assert found.bad
 
 
-def test_a_fall_that_chance_explains_is_none():
+def test_drop_ignores_chance_falls():
     values = [0.7, 0.68, 0.69, 0.64, 0.62, 0.60]
     assert not looks(Drop(by=0.05, window=5), values, 30)[-1].bad
 
 
-def test_a_fall_is_not_looked_for_before_the_window_is_full():
+def test_drop_waits_for_a_full_window():
     assert bad(Drop(window=5), [0.9, 0.1, 0.1, 0.1, 0.1], 1000) == [False] * 5
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])
-def test_rules_on_shares_fire_by_chance_as_rarely_as_they_promise(share):
+def test_level_false_positives_respect_the_p_value(share):
     rng, fired, runs = np.random.default_rng(0), 0, 20_000
     for _ in range(runs):
         fired += Level(above=0.1, window=1, p_value=0.01).look(rng.binomial(500, share) / 500, 500).bad
     assert fired / runs < 0.016  # a discrete share, approximated by the normal
 
 
-def test_rules_on_falls_fire_by_chance_as_rarely_as_they_promise():
+def test_drop_false_positives_respect_the_p_value():
     rng, fired, runs = np.random.default_rng(0), 0, 4000
     for _ in range(runs):
         fired += bad(Drop(by=0.001, window=5, p_value=0.01), rng.binomial(500, 0.6, 6) / 500, 500)[-1]
@@ -152,7 +152,7 @@ def test_rules_on_falls_fire_by_chance_as_rarely_as_they_promise():
     st.lists(st.floats(0, 1), min_size=1, max_size=20),
     st.integers(0, 20),
 )
-def test_a_rule_restored_from_its_state_goes_on_as_if_nothing_had_happened(made, values, cut):
+def test_restored_rule_continues_identically(made, values, cut):
     name, options = made
     through, first, second = (RULES[name](**options) for _ in range(3))
     expected = looks(through, values, 100)
@@ -177,6 +177,6 @@ def test_a_rule_restored_from_its_state_goes_on_as_if_nothing_had_happened(made,
         (lambda: Drop(by=-0.1), "by: expected a number above 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(make, said):
+def test_invalid_options_are_refused(make, said):
     with pytest.raises(ConfigError, match=said):
         make()

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the page; skips where there is none."""
+"""Headless Chromium for tests of the page; tests are skipped without it."""
 
 import shutil
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 @contextmanager
 def opened(url: str, scheme: str = "light") -> Iterator["Page"]:
-    """The page at `url`, ready; fails at the end if anything was said in its console."""
+    """Open `url` and wait until the page is ready; fail at the end if the console has any message."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed (Debian: apt-get install chromium)")

@@ -1,4 +1,4 @@
-"""Run folders with something to look at: made of the nouns, no model."""
+"""Run folders for tests of reports, built without a model."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def a_batch(training_step: int, tasks: int = 4, plays: int = 4, steps: int = 6) 
 
 
 def a_run(path: Path, training_steps: int = 3, **options: object) -> Ledger:
-    """A run with metrics and an event of the guard."""
+    """A run with metrics and a guard event."""
     config = {"algorithm": {"propagation": "threshold", **options}, "data": {"seed": 0}}
     folder = RunFolder.create(path, {"recipe": "test", "engine": "local", "seed": 0, "config": config}, "")
     for step in range(1, training_steps + 1):

@@ -1,4 +1,4 @@
-"""What is said of a run as a whole, against the plays that it was made of."""
+"""The overview of a run, against the trajectories in its ledger."""
 
 import json
 from dataclasses import replace
@@ -35,7 +35,7 @@ def written(path: Path, plays: list[Trajectory], **options: object) -> Index:
     return indexed(Ledger.open(folder.path))
 
 
-def test_rows_of_agents_are_the_means_of_the_ledgers_columns(tmp_path: Path) -> None:
+def test_agent_rows_are_means_of_ledger_columns(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     rows = {row["agent"]: row for row in of_agents(indexed(ledger))}
     made = [recorded.assignment for recorded in ledger if recorded.assignment is not None]
@@ -57,13 +57,13 @@ def test_rows_of_agents_are_the_means_of_the_ledgers_columns(tmp_path: Path) -> 
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
 
 
-def test_a_folder_that_is_named_like_an_assignment_changes_nothing(tmp_path: Path) -> None:
+def test_folder_named_key_value_does_not_change_columns(tmp_path: Path) -> None:
     index = indexed(a_run(tmp_path / "agent=x" / "turn=7"))
     assert [row["agent"] for row in of_agents(index)] == ["executor", "planner", "verifier"]
     assert index.ask("SELECT count(DISTINCT turn) AS n FROM steps")[0]["n"] > 1
 
 
-def test_a_file_whose_footer_is_damaged_is_set_aside_and_the_others_are_read(tmp_path: Path) -> None:
+def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", training_steps=4)
     rng = np.random.default_rng(0)
     whole = ledger.file(2).read_bytes()
@@ -78,7 +78,7 @@ def test_a_file_whose_footer_is_damaged_is_set_aside_and_the_others_are_read(tmp
         assert {1, 3, 4} <= set(index.taken)
 
 
-def test_tasks_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
+def test_tasks_with_equal_beginnings_are_distinct(tmp_path: Path) -> None:
     made = []
     for k in range(4):
         one = play(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
@@ -87,7 +87,7 @@ def test_tasks_that_begin_alike_are_told_apart(tmp_path: Path) -> None:
     assert [row["plays"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
 
 
-def test_pages_are_of_the_plays_that_a_filter_asks_for(tmp_path: Path) -> None:
+def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     index = indexed(ledger)
     for wanted, fits in (
@@ -111,7 +111,7 @@ def test_pages_are_of_the_plays_that_a_filter_asks_for(tmp_path: Path) -> None:
         assert {page["total"] for page in pages} == {len(expected)}
 
 
-def test_a_saboteur_is_named_and_a_healthy_team_is_not(tmp_path: Path) -> None:
+def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
     def plays(sabotage: float) -> list[Trajectory]:
@@ -130,7 +130,7 @@ def test_a_saboteur_is_named_and_a_healthy_team_is_not(tmp_path: Path) -> None:
     assert named(of_agents(good), good) == []
 
 
-def test_an_unscored_saboteur_is_named_by_the_plays_that_it_takes_part_in(tmp_path: Path) -> None:
+def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     made = []
     for k in range(160):
@@ -142,8 +142,8 @@ def test_an_unscored_saboteur_is_named_by_the_plays_that_it_takes_part_in(tmp_pa
     assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
 
 
-def test_a_free_rider_is_named_under_shared_credit_and_not_under_its_own(tmp_path: Path) -> None:
-    """The checker errs where the task is easy: with the shared reward its errors are rewarded."""
+def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
+    """The checker errs on every right trajectory, so that the shared reward rewards its errors."""
     made = []
     for k in range(160):
         solved = k % 2
@@ -156,13 +156,13 @@ def test_a_free_rider_is_named_under_shared_credit_and_not_under_its_own(tmp_pat
     assert named(of_agents(own), own) == []
 
 
-def test_one_agent_alone_or_one_that_alone_is_scored_is_no_saboteur(tmp_path: Path) -> None:
+def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
     made = [play(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)]
     index = written(tmp_path / "run", made)
     assert named(of_agents(index), index) == []
 
 
-def test_an_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
+def test_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
     import json
 
     ledger = a_run(tmp_path / "run")
@@ -173,7 +173,7 @@ def test_an_overview_is_json_of_bounded_size(tmp_path: Path) -> None:
     assert thinned([(1, 0.123456789)]) == [[1, 0.123457]]
 
 
-def test_a_file_of_a_later_version_is_set_aside_and_sql_refuses_it(tmp_path: Path) -> None:
+def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     file = ledger.file(2)
     table = pq.read_table(file)
@@ -187,7 +187,7 @@ def test_a_file_of_a_later_version_is_set_aside_and_sql_refuses_it(tmp_path: Pat
         connect(ledger)
 
 
-def test_half_a_surrogate_pair_in_a_reason_or_a_task_takes_nothing_from_the_index(tmp_path: Path) -> None:
+def test_index_accepts_half_a_surrogate_pair(tmp_path: Path) -> None:
     batch = a_batch(1)
     plays = batch.to_trajectories()
     plays[0].task = replace(plays[0].task, ground_truth={"said": "half \ud83d of \U0001f600"})
@@ -200,7 +200,7 @@ def test_half_a_surrogate_pair_in_a_reason_or_a_task_takes_nothing_from_the_inde
     assert ledger.read(1).batch.tasks[0].ground_truth == {"said": "half \ufffd of \U0001f600"}
 
 
-def test_curves_leave_out_what_no_number_is(tmp_path: Path) -> None:
+def test_curves_leave_out_non_finite_values(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     with (ledger.path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "actor/entropy": NaN, "actor/loss": 1e999, "actor/kl": 1' + "0" * 400 + "}\n")
@@ -210,7 +210,7 @@ def test_curves_leave_out_what_no_number_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["[1]", '{"actor/entropy": 1}', '{"step": "four"}', "nothing"])
-def test_odd_lines_of_metrics_and_events_are_one_line_of_error(tmp_path: Path, line: str) -> None:
+def test_malformed_jsonl_lines_give_a_one_line_error(tmp_path: Path, line: str) -> None:
     ledger = a_run(tmp_path / "run")
     for name in ("metrics.jsonl", "events.jsonl"):
         file = ledger.path / name
@@ -223,7 +223,7 @@ def test_odd_lines_of_metrics_and_events_are_one_line_of_error(tmp_path: Path, l
         file.write_text(before)
 
 
-def test_torn_lines_and_unassigned_steps_are_stated(tmp_path: Path) -> None:
+def test_overview_lists_torn_lines_and_unassigned_steps(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     for name in ("metrics.jsonl", "events.jsonl"):
         with (ledger.path / name).open("a") as file:
@@ -237,7 +237,7 @@ def test_torn_lines_and_unassigned_steps_are_stated(tmp_path: Path) -> None:
     ]
 
 
-def test_unreadable_step_files_of_one_reason_are_one_notice(tmp_path: Path) -> None:
+def test_unreadable_files_with_one_reason_share_a_notice(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", training_steps=5)
     for n in ledger.steps:
         table = pq.read_table(ledger.file(n))
@@ -253,12 +253,12 @@ def test_unreadable_step_files_of_one_reason_are_one_notice(tmp_path: Path) -> N
     assert samples(ledger, index, 10) == {"plays": [], "graphs": {}, "steps": {}, "left_out": []}
 
 
-def test_samples_state_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = a_run(tmp_path / "run")
     index = indexed(ledger)
     (unspelled,) = samples(ledger, index, 10)["left_out"]
     assert "tokens of policy 'default' are shown as ids" in unspelled
-    monkeypatch.setattr("creditflow.report.samples._STEPS", 20)  # of six steps each: three fit
+    monkeypatch.setattr("creditflow.report.samples._STEPS", 20)  # three samples of six steps fit
     found = samples(ledger, index, 10)
     assert len(found["plays"]) == 3
     assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]

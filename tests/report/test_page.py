@@ -1,4 +1,4 @@
-"""The report and the live view in a browser: what is drawn is what is in the ledger, and no text becomes code."""
+"""The report and the live view in a browser: they show the ledger's values and execute no text."""
 
 import json
 import re
@@ -65,9 +65,7 @@ def served(path: Path) -> Iterator[tuple[str, Watched]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_report_opens_without_a_word_in_the_console_and_its_charts_have_data(
-    ledger: Ledger, tmp_path: Path, scheme: str
-) -> None:
+def test_report_charts_have_data_and_console_stays_empty(ledger: Ledger, tmp_path: Path, scheme: str) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path), scheme) as page:
         for name in ("val/pass_at_1", "actor/entropy", "propagation/pass_rate", "credit", "threshold"):
             label = page.get_attribute(f'[data-chart="{name}"]', "aria-label")
@@ -84,7 +82,7 @@ def test_a_report_opens_without_a_word_in_the_console_and_its_charts_have_data(
         assert "share of wrong steps" in page.get_attribute("#heat", "aria-label")
 
 
-def test_a_click_on_a_node_shows_that_step_with_where_its_advantage_came_from(ledger: Ledger, tmp_path: Path) -> None:
+def test_click_on_a_node_shows_the_step_and_its_advantage(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
         play = page.locator("#list [data-play]").first
         trajectory = play.get_attribute("data-play")
@@ -104,9 +102,7 @@ def test_a_click_on_a_node_shows_that_step_with_where_its_advantage_came_from(le
             )
 
 
-def test_the_graph_shows_gates_that_are_shut_and_credit_that_flowed_and_can_be_walked_by_keyboard(
-    ledger: Ledger, tmp_path: Path
-) -> None:
+def test_graph_shows_gates_and_flow_and_accepts_keys(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
         wrong = page.locator("#list tr:has-text('wrong') [data-play]").first
         trajectory = wrong.get_attribute("data-play")
@@ -127,7 +123,7 @@ def test_the_graph_shows_gates_that_are_shut_and_credit_that_flowed_and_can_be_w
         assert page.get_attribute(f'[data-step="{trajectory}/1"]', "aria-current") == "true"
 
 
-def test_a_filter_filters_the_samples(ledger: Ledger, tmp_path: Path) -> None:
+def test_filter_selects_samples(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
         before = page.locator("#list [data-play]").count()
         page.select_option("#filter [name=outcome]", "right")
@@ -137,7 +133,7 @@ def test_a_filter_filters_the_samples(ledger: Ledger, tmp_path: Path) -> None:
         assert all("\tright\t" in row for row in rows)
 
 
-def test_what_a_model_wrote_stays_text_however_long(tmp_path: Path) -> None:
+def test_hostile_text_of_a_model_stays_text(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {"recipe": HOSTILE}, "")
     batch = a_batch(1)
     responses = [HOSTILE + "x" * 1_000_000, *batch.responses[1:]]
@@ -163,7 +159,7 @@ def test_what_a_model_wrote_stays_text_however_long(tmp_path: Path) -> None:
                 assert page.title() == title == "creditflow: run"
 
 
-def test_up_to_four_runs_are_compared(tmp_path: Path) -> None:
+def test_report_compares_up_to_four_runs(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / f"run{k}", gamma=gamma) for k, gamma in enumerate((0.9, 0.99, 0.5, 0.3))]
     with opened(reported(tmp_path / "report.html", *(run.path for run in runs))) as page:
         text = page.inner_text("#compared")
@@ -175,7 +171,7 @@ def test_up_to_four_runs_are_compared(tmp_path: Path) -> None:
     assert "expected at most 4 runs, got 5" in five.stderr
 
 
-def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Path) -> None:
+def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     folder = RunFolder.open(ledger.path)
     with served(ledger.path) as (url, watched), opened(url) as page:
@@ -204,7 +200,7 @@ def test_the_view_grows_while_a_run_writes_and_filters_on_all_plays(tmp_path: Pa
         assert set(watched.index.taken) == {1}
 
 
-def test_a_step_file_that_is_another_after_a_rollback_is_read_anew(tmp_path: Path) -> None:
+def test_view_reads_a_replaced_file_after_a_rollback(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run")
     watched = Watched(ledger.path)
     watched.look()
@@ -225,9 +221,7 @@ def test_a_step_file_that_is_another_after_a_rollback_is_read_anew(tmp_path: Pat
     assert set(watched.index.taken) == {1, 2, 3}
 
 
-def test_a_host_of_this_machine_is_checked_also_where_others_are_allowed(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loopback_host_is_checked_even_with_remote(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = []
     monkeypatch.setattr(view, "application", lambda watched, names: hosts.append(names))
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: None)
@@ -236,7 +230,7 @@ def test_a_host_of_this_machine_is_checked_also_where_others_are_allowed(
     assert hosts == [LOOPBACK, None]
 
 
-def test_tokens_are_spelled_by_the_tokenizer_of_their_own_policy(tmp_path: Path) -> None:
+def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path) -> None:
     for policy, words in (("red", ["a", "b"]), ("blue", ["c", "d"])):
         folder = tmp_path / f"checkpoints/global_step_1/{policy}"
         folder.mkdir(parents=True)
@@ -250,7 +244,7 @@ def test_tokens_are_spelled_by_the_tokenizer_of_their_own_policy(tmp_path: Path)
     assert spelling.of("green") is None
 
 
-def test_the_view_pages(tmp_path: Path) -> None:
+def test_view_splits_trajectories_into_pages(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     write_step(folder, 1, a_batch(1, tasks=10, plays=6))
     with served(folder.path) as (url, _), opened(url) as page:
@@ -262,7 +256,7 @@ def test_the_view_pages(tmp_path: Path) -> None:
         assert page.is_disabled("#later")
 
 
-def test_the_view_answers_its_own_names_alone_and_bad_questions_with_a_line(ledger: Ledger) -> None:
+def test_view_refuses_other_hosts_and_bad_queries(ledger: Ledger) -> None:
     with served(ledger.path) as (url, _), httpx.Client(base_url=url) as client:
         assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 421
         assert client.get("/").headers["x-frame-options"] == "DENY"
@@ -281,7 +275,7 @@ def test_the_view_answers_its_own_names_alone_and_bad_questions_with_a_line(ledg
             assert getattr(client, method)("/api/plays").status_code == 405
 
 
-def test_the_view_refuses_a_host_that_others_can_reach(ledger: Ledger) -> None:
+def test_view_refuses_a_remote_host_and_a_taken_port(ledger: Ledger) -> None:
     result = CliRunner().invoke(app, ["view", str(ledger.path), "--host", "0.0.0.0"])
     assert result.exit_code == 2
     assert "--host: 0.0.0.0 can be reached from other machines" in result.stderr
@@ -294,7 +288,7 @@ def test_the_view_refuses_a_host_that_others_can_reach(ledger: Ledger) -> None:
     assert f"--port: 127.0.0.1:{port} cannot be had" in result.stderr
 
 
-def test_an_empty_run_and_one_with_damaged_files_have_a_page_that_says_so(tmp_path: Path) -> None:
+def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> None:
     empty = RunFolder.create(tmp_path / "empty", {}, "")
     with opened(reported(tmp_path / "empty.html", empty.path)) as page:
         assert page.locator("#tiles .tile").first.inner_text().split()[0] == "0"
@@ -310,7 +304,7 @@ def test_an_empty_run_and_one_with_damaged_files_have_a_page_that_says_so(tmp_pa
         assert page.locator("#list [data-play]").count() == 10
 
 
-def test_a_play_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
+def test_trajectory_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     plays = [a_play(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]
     write_step(folder, 1, TrajectoryBatch.from_trajectories(plays))
@@ -320,7 +314,7 @@ def test_a_play_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").stat().st_size < 8_000_000
 
 
-def test_nothing_that_the_page_brings_along_ends_its_script_early() -> None:
+def test_embedded_content_does_not_end_the_script_early() -> None:
     from creditflow.report.html import page
 
     made = page({"live": True}, "</title><script>x</script>")
@@ -329,7 +323,7 @@ def test_nothing_that_the_page_brings_along_ends_its_script_early() -> None:
 
 @pytest.fixture
 def own_rule() -> Iterator[str]:
-    """A registered rule that moves credit in its own way; gone when the test ends."""
+    """A registered rule without a declared flow, removed after the test."""
 
     @propagation_rule("halves")
     def halves(flow: Flow) -> Credit:
@@ -340,7 +334,7 @@ def own_rule() -> Iterator[str]:
     PROPAGATION_RULES.remove("halves")
 
 
-def test_report_of_an_unknown_rule_states_what_is_missing(tmp_path: Path, own_rule: str) -> None:
+def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule: str) -> None:
     ledger = a_run(tmp_path / "run", propagation=own_rule)
     with opened(reported(tmp_path / "known.html", ledger.path)) as page:
         assert "the rule 'halves' records no flow along edges" in page.inner_text("#left-out")
@@ -369,7 +363,7 @@ def test_report_of_an_unknown_rule_states_what_is_missing(tmp_path: Path, own_ru
         assert page.locator("#of-agents tbody tr").count() == 3  # sums need no rule
 
 
-def test_a_rule_without_flow_shuts_no_gate_in_the_graph(tmp_path: Path) -> None:
+def test_graph_of_a_rule_without_flow_has_no_closed_gates(tmp_path: Path) -> None:
     ledger = a_run(tmp_path / "run", propagation="none")
     recorded = ledger.read(3)
     for id in recorded.batch.trajectory_ids:
