@@ -83,7 +83,7 @@ async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory],
     config = parts.recipe.config.actor_rollout_ref.rollout
     trajectories = await play(parts, crew, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
     async with parts.rewards.open(crew.policies):
-        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # the caller checks after printing
+        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # the limit is checked after printing
         if wants_values(parts.recipe.config.algorithm):
             await add_values(parts, crew, trajectories, 0)
     parts.label(trajectories)

@@ -278,7 +278,7 @@ def matching(metric: str, names_in_metrics: Iterable[str]) -> list[str]:
 
 
 def undescribed(metrics: Mapping[str, float], names: Names) -> list[str]:
-    """The metric names missing from the catalog; a test checks that both engines write none of ours."""
+    """The metric names missing from the catalog; a test checks that no engine writes such a metric of ours."""
     return [name for name in metrics if described(name, names) is None]
 
 

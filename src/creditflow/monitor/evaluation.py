@@ -30,11 +30,11 @@ class Evaluation:
     greedy: list[float]
     """[V] the same for its greedy trajectory."""
     step_errors: list[tuple[int, int]]
-    """[V] per task's sampled trajectories: steps with a score below its maximum, and steps with a score."""
+    """[V] counts over each task's sampled trajectories: steps with a score below its maximum, and scored steps."""
 
     @classmethod
     def of(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
-        """Evaluate `n` sampled trajectories and one greedy trajectory per task; both have the same task order."""
+        """Compute from `n` sampled trajectories and one greedy trajectory per task, both in the same task order."""
         greedy_metrics = evaluation_metrics(greedy, n=1)
         metrics = evaluation_metrics(sampled, n)
         metrics |= {f"{key}_greedy": greedy_metrics[key] for key in GREEDY_KEYS if key in greedy_metrics}

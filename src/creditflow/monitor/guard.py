@@ -240,7 +240,7 @@ class Guard:
 
     @property
     def good(self) -> bool:
-        """Whether a checkpoint saved now is fit for a rollback: no restoring or stopping rule is on or suspects."""
+        """Whether a checkpoint saved now is fit for a rollback: no restoring or stopping rule is on or suspect."""
         ends = {rule.name for rule in self.rules if rule.action in (RESTORE, STOP)}
         return not any(
             (watch.on or watch.suspect) and not watch.held and name in ends for (name, _), watch in self.watches.items()

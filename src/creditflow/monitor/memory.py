@@ -18,7 +18,7 @@ def forget_peak() -> None:
 
 
 def peak_gib() -> float:
-    """The largest resident memory in GiB since `forget_peak`; since the process began where that is unsupported."""
+    """The largest resident memory in GiB since `forget_peak`, or of the whole process if a reset is unsupported."""
     try:
         lines = (_OWN / "status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 / _GIB for line in lines if line.startswith("VmHWM:"))

@@ -90,7 +90,7 @@ class Level:
     recover: float | None = None
     """Limit of the recovered side; default: the limit of the rule."""
     recover_epochs: int = 5
-    """Number of newest values that must be on the recovered side; of a share with known counts, their mean."""
+    """Number of newest values that must be on the recovered side; for a share with known counts, their mean must be."""
     first: float | None = field(init=False, default=None)
     values: list[tuple[float, float]] = field(init=False, default_factory=list)
     """The last values, each with its count; 0 without a count."""
@@ -150,7 +150,7 @@ class Level:
         return Finding(bad, well and not bad, numbers, suspect)
 
     def _of_widths(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
-        """The test of the width with the smallest p-value, and the number of widths."""
+        """Test numbers of the width with the smallest p-value, and the number of widths."""
         scatter = _scatter([seen for seen, _ in self.values[-_NEIGHBOURS:]])
         shortest = self.shortest or self.window
         found = []

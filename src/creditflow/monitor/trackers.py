@@ -82,7 +82,7 @@ class Trackers:
         finite = {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
 
         def send(name: str, tracker: Any) -> None:
-            if name == "wandb":  # its own step cannot decrease, as it does after a rollback
+            if name == "wandb":  # wandb's own step cannot decrease, as after a rollback
                 tracker.log({**finite, "step": step})
             else:
                 tracker.log(_named_for(name, finite), step=step)
