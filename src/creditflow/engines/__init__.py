@@ -1,1 +1,1 @@
-"""Engines: what computes. The control flow, the rewards and the credit are the same on each."""
+"""Engines that sample and train. Control flow, rewards and credit are the same on each."""

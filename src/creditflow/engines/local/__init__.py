@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import os
 
-# MKL chooses how it computes a product by where its operands lie in memory, and another way has other last bits: two
-# processes, or a run and the one that goes on with it, would part. Read at its first product; costs nothing measurable.
+# MKL chooses a kernel for a product by the memory alignment of its operands, and kernels differ in the last bits. Two
+# processes, or a run and its resumption, would diverge. MKL reads this at its first product; no measurable cost.
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")

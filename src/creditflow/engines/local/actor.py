@@ -1,4 +1,4 @@
-"""Updates one policy from steps and their advantages; knows nothing of how either came about."""
+"""The actor: updates one policy from steps and their advantages. Independent of rollouts and credit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
 _LOGITS = 1 << 25
-"""So many have their log-softmax taken at once."""
+"""The largest number of logits per log-softmax call."""
 
 
 def token_logprobs(
     forward: Forward, packed: Packed, batch: TrajectoryBatch, *, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """[R] the log-prob of each response token at its step's temperature (at 1 where it was greedy), and the entropy.
+    """Log-prob [R] of each response token at its step's temperature (1 for greedy steps), and entropy [R].
 
     `entropy_grad`: whether a loss needs the entropy's gradient, which may cost as much memory as the logits.
     """
@@ -43,8 +43,8 @@ def token_logprobs(
 
     if logits.numel() <= _LOGITS:
         return of(logits, temperature_R, token_ids)
-    # Of a large vocabulary, each of these would be another copy of the logits: made again for the gradient, part by
-    # part, none of them is kept.
+    # With a large vocabulary, each intermediate would be another copy of the logits. Checkpointing recomputes them in
+    # the backward pass, part by part, and keeps none.
     n = max(1, _LOGITS // logits.shape[1])
     columns = zip(*(torch.split(column, n) for column in (logits, temperature_R, token_ids)), strict=True)
     parts = [checkpoint(of, *part, use_reentrant=False, preserve_rng_state=False) for part in columns]
@@ -55,10 +55,10 @@ def token_logprobs(
 def fill_reference_logprobs(
     references: Mapping[str, Policy], trajectories: Sequence[Trajectory], max_tokens: int
 ) -> None:
-    """Set `ref_logprobs` of every step that has response tokens, in the plays that did not fail.
+    """Set `ref_logprobs` of every step with response tokens, in trajectories that did not fail.
 
-    `references`: by policy. They are taken as those of training are, token by token, whatever the mask.
-    `max_tokens`: of one micro-batch.
+    Computed as in training, for every response token regardless of the mask. `references`: by policy. `max_tokens`:
+    the size of one micro-batch.
     """
     batch = TrajectoryBatch.from_trajectories([t for t in trajectories if t.status != "failed"])
     steps = [step for t in trajectories if t.status != "failed" for step in t.steps]
@@ -76,7 +76,7 @@ def fill_reference_logprobs(
 
 
 class Actor:
-    """A policy with its optimizer and, for the KL loss or where a reward function needs it, its frozen reference."""
+    """A policy, its optimizer and, for the KL loss or a reward function, its frozen reference."""
 
     def __init__(
         self,
@@ -101,20 +101,20 @@ class Actor:
 
     @property
     def narrowed(self) -> bool:
-        """Whether an adapter is trained for now in place of all weights."""
+        """Whether an adapter is currently trained instead of all weights."""
         return self._whole is not None
 
     def narrow(self, adapter: Adapter) -> None:
-        """Train `adapter`, which is over the policy's model, in place of all weights.
+        """Train `adapter`, an adapter of the policy's model, instead of all weights.
 
-        Their gradients and their optimizer's state are given up; the learning rate goes on where it is.
+        Frees the gradients and the optimizer state of the weights. The learning-rate schedule continues.
         """
         self._whole, whole = self.policy, self.policy
         self.policy = whole.with_adapter(adapter)
         self._begin_again()
 
     def widen(self) -> None:
-        """Train all weights again, with what the adapter learned added to them. The optimizer begins anew."""
+        """Merge the adapter into the weights and train all weights again, with a fresh optimizer state."""
         assert self._whole is not None
         assert self.policy.adapter is not None
         self.policy.adapter.merge()
@@ -131,10 +131,10 @@ class Actor:
     def update(
         self, batch: TrajectoryBatch, advantage_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
     ) -> dict[str, float]:
-        """One optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over the updates.
+        """Run one optimizer update per mini-batch and epoch; returns `actor/*` metrics, averaged over updates.
 
-        `advantage_T`: [T] what each response token gets; only sampled ones are read. `trained_S`: False leaves the
-        step out of the loss and of its denominator. `mini_batch_of_step` [S]: 0, 1, ...
+        `advantage_T` [T]: one per response token; only sampled tokens are read. `trained_S` [S]: False excludes the
+        step from the loss and from its denominator. `mini_batch_of_step` [S]: 0, 1, ...
         """
         metrics = in_mini_batches(
             lambda steps: self._update_once(batch, advantage_T, steps),
@@ -157,9 +157,10 @@ class Actor:
             return {}
         weight_T = weight_S[step_of_token] * batch.response_mask
         moves_S = np.bincount(step_of_token[(advantage_T != 0) & batch.response_mask], minlength=batch.n_steps) > 0
-        # Without a term of its own, a step whose advantage is 0 has no gradient: it counts, and costs nothing.
+        # Without a KL or entropy term, a step with advantage 0 has no gradient. It counts in the averaging weights, but
+        # needs no forward pass.
         computed = steps if config.use_kl_loss or config.entropy_coeff else steps[moves_S[steps]]
-        # The loss's own averaging, scaled to sum to one over what is computed.
+        # Metrics use the loss's averaging weights, rescaled to sum to 1 over the computed steps.
         all_weight = float(weight_S[computed] @ sampled_S[computed]) or 1.0
 
         totals = dict.fromkeys(("pg_loss", "pg_clipfrac", "pg_clipfrac_lower", "entropy", "ppo_kl", "kl_loss"), 0.0)
@@ -168,7 +169,7 @@ class Actor:
         for packed in policy.forward.micro_batches(batch, computed, config.ppo_max_token_len_per_gpu):
             reference = None
             if config.use_kl_loss and self.reference is not None:
-                with torch.no_grad():  # before the pass that is trained: they may be one model, with an adapter or not
+                with torch.no_grad():  # before the trained pass: both may use one model, with and without its adapter
                     reference, _ = token_logprobs(self.reference.forward, packed, batch)
             logprobs, entropy = token_logprobs(policy.forward, packed, batch, entropy_grad=config.entropy_coeff != 0)
             weight, old, advantage = tensors_of((weight_T, old_T, advantage_T), packed.token_at, logprobs)
@@ -190,7 +191,7 @@ class Actor:
         metrics = {f"actor/{name}": value for name, value in (totals | self.learner.step()).items()}
         if not config.use_kl_loss:
             del metrics["actor/kl_loss"]
-        if not len(computed):  # nothing that these could be means over; entropy is seen in what was sampled
+        if not len(computed):  # nothing to average; entropy is estimated from the sampled log-probs
             metrics = {key: value for key, value in metrics.items() if key not in _OF_COMPUTED}
             metrics["actor/entropy"] = float(-(old_T @ weight_T) / weight_T.sum())
         return metrics

@@ -1,11 +1,11 @@
-"""Attention over packed tokens, and over rows that share prompts, as an attention function of transformers.
+"""Attention over packed tokens and over rows with shared prompts, as an attention function of transformers.
 
-Training and reading prompts: queries, keys and values of T tokens are gathered into rows, which need no mask: they are
-padded on the right, and no token of a row sees what comes after it. What the rows' prompts share is gathered from one
-and the same place; where that is less work, prompts are rows of their own, and responses look at them.
+Training and prefill: queries, keys and values of T tokens are gathered into rows. Rows are padded on the right and
+attention is causal, so they need no mask. Rows with the same prompt gather it from the same tokens. Where it is less
+work, prompts become separate rows, and responses attend to them.
 
-Decoding: each row's one query sees its prompt, whose keys and values lie there once for all rows that begin with it,
-and its own response. Knows `Packed` and no model.
+Decoding: the one query of each row attends to its prompt, whose keys and values are stored once for all rows with that
+prompt, and to its own response. Depends on `Packed`, not on a model.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ from creditflow.engines.local.packing import Packed
 from creditflow.trajectory import Ints
 
 AGREE = 1e-4
-"""Two ways through a model are taken as the same where they differ by less than this, in units of what it says."""
+"""Largest difference between packed and padded outputs that counts as equal, in standard deviations of the output."""
 NAME = "creditflow_packed"
-"""The name under which transformers knows the function. It has no mask of its own, and so none is made."""
+"""The function's name in transformers. No mask function is registered under it, so transformers builds no mask."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of b rows, which tokens ask, and what they may see."""
+    """The query tokens of b rows, and the tokens that each may attend to."""
 
     query_at: Tensor
     """[b, Q]"""
     key_at: Tensor
     """[b, K]"""
     mask: Tensor | None
-    """[b, 1, Q, K] what each token sees; None: of its own row, what comes no later."""
+    """[b, 1, Q, K] True where a query attends to a key; None: causal within the row."""
 
 
 @dataclass(slots=True)
 class Layout:
-    """Where attention finds its rows among T tokens; tensors of `Packed`."""
+    """The positions of attention rows among T tokens: `Packed` as tensors."""
 
     rows: tuple[Seen, ...]
     source: Tensor
-    """[T] which of the rows' queries, flat, stands for each token."""
+    """[T] index of each token's query among the queries of all rows, flattened."""
     asked: int = 0
-    """How many layers have looked here."""
+    """The number of layers that have read this layout."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """The length of the longest row, in tokens."""
         return max(rows.key_at.shape[1] for rows in self.rows)
 
     @classmethod
     def of(cls, packed: Packed, device: torch.device) -> Layout:
-        """On `device`."""
+        """Build the layout of `packed` on `device`."""
 
         def on_device(column: Ints) -> Tensor:
             return torch.from_numpy(column).to(device)
@@ -90,11 +90,12 @@ def packed_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`query` [1, heads, T, D], `key` and `value` [1, key heads, T, D] to [1, T, heads, D].
+    """Attend: `query` [1, heads, T, D], `key` and `value` [1, key heads, T, D] to [1, T, heads, D].
 
     Decoding: `query` [B, heads, 1, D], `key` and `value` of the responses [B, key heads, t, D] to [B, 1, heads, D].
 
-    Raises NotImplementedError for what rows do not have: a soft cap, a window shorter than a row.
+    Raises NotImplementedError for features that rows do not support: a soft cap, attention sinks, dropout, a window
+    shorter than a row.
     """
     if packed_layout is None or others.get("softcap") or others.get("s_aux") is not None or dropout:
         raise NotImplementedError("this model's attention cannot be packed")
@@ -125,20 +126,20 @@ class Prompts:
     """One layer's keys and values of U prompts, padded on the right."""
 
     keys: Tensor
-    """[U, key heads, D, P], as a product with queries reads them fastest."""
+    """[U, key heads, D, P], the fastest layout for the product with queries."""
     values: Tensor
     """[U, key heads, P, D]"""
     beyond: Tensor
-    """[U, 1, 1, P] -inf beyond a prompt's end, 0 inside."""
+    """[U, 1, 1, P] 0 within a prompt, -inf after its end."""
 
     @classmethod
     def of_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
-        """From [1, key heads, T, D] of one prompt after the other."""
+        """Pad [1, key heads, T, D] of concatenated prompts."""
         length_U = np.asarray(lengths)
         column = np.arange(width)[None, :]
         inside = column < length_U[:, None]
         start = (np.cumsum(length_U) - length_U)[:, None]
-        at = start + np.minimum(column, length_U[:, None] - 1)  # beyond its end: its own last token
+        at = start + np.minimum(column, length_U[:, None] - 1)  # after the end: the prompt's last token
         at_UP = torch.from_numpy(at).to(keys.device)
         beyond = torch.from_numpy(np.where(inside, 0, -np.inf).astype(np.float32)).to(keys.device)
         keys_UHPD, values_UHPD = (states[0][:, at_UP].transpose(0, 1) for states in (keys, values))
@@ -146,7 +147,7 @@ class Prompts:
 
     @classmethod
     def together(cls, parts: Sequence[Prompts]) -> Prompts:
-        """Of the same width."""
+        """Concatenate prompts of the same width."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -156,24 +157,24 @@ class Prompts:
         )
 
     def of(self, which: Tensor) -> Prompts:
-        """Some of them, in this order, some perhaps more than once."""
+        """Select prompts by index, in this order; an index may repeat."""
         return Prompts(self.keys[which], self.values[which], self.beyond[which])
 
 
 @dataclass(slots=True)
 class Decoding:
-    """Which rows begin with which prompt, for B rows that are fed a token each."""
+    """The assignment of B rows to prompts while each row decodes one token."""
 
     prompts: Sequence[Prompts]
-    """Of each layer."""
+    """One entry per layer."""
     rows: Tensor
-    """[U, g] the rows that begin with each prompt; beyond their number, any."""
+    """[U, g] the rows of each prompt; entries after the last row are arbitrary."""
     place: Tensor | None
-    """[B] where a row stands among the U * g of `rows`; None: they are the rows, in order."""
+    """[B] index of each row in the flattened `rows`; None if that is 0, 1, ..., B - 1."""
 
     @classmethod
     def of(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
-        """`prompt_of_row`: [B], each of the U prompts at least once."""
+        """Group rows by prompt. `prompt_of_row` [B] contains each of the U prompts at least once."""
         order = np.argsort(prompt_of_row, kind="stable")
         count = np.bincount(prompt_of_row)
         nth = np.empty(len(order), dtype=np.int64)
@@ -185,8 +186,8 @@ class Decoding:
         return cls(prompts, torch.from_numpy(rows).to(device), None if in_order else torch.from_numpy(place).to(device))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-        """[B, 1, heads, D]: one softmax over the prompt's tokens and the response's."""
-        # In full precision: what is sampled here are the old log-probs that training is held against.
+        """Attend with one softmax over prompt and response tokens; returns [B, 1, heads, D]."""
+        # In full precision: the log-probs sampled here are the old log-probs of the training ratio.
         with torch.autocast(query.device.type, enabled=False):
             seen = self._attend(self.prompts[layer], query.float(), key.float(), value.float(), scaling)
         return seen.to(value.dtype)
@@ -195,7 +196,7 @@ class Decoding:
         n_rows, heads, _, width = query.shape
         key_heads, n_prompt = prompts.keys.shape[1], prompts.keys.shape[3]
         q = query[:, :, 0].reshape(n_rows, key_heads, -1, width) * (width**-0.5 if scaling is None else scaling)
-        # By prompt, where most of the numbers are; only what belongs to responses goes there and back.
+        # Grouped by prompt, because most of the numbers belong to prompts. Only the responses' scores are reordered.
         to_prompt = self._by_prompt(q) @ prompts.keys.float()
         to_prompt += prompts.beyond
         to_response = self._by_prompt(q @ key.transpose(2, 3))
@@ -205,7 +206,7 @@ class Decoding:
         return (self._by_row(of_prompt, q.shape[2]) + of_response).reshape(n_rows, 1, heads, -1)
 
     def _by_prompt(self, by_row: Tensor) -> Tensor:
-        """[B, key heads, repeats, X] to [U, key heads, g * repeats, X]."""
+        """Reorder [B, key heads, repeats, X] to [U, key heads, g * repeats, X]."""
         _, key_heads, repeats, last = by_row.shape
         by_place = by_row if self.place is None else by_row[self.rows.flatten()]
         n_prompts, shared = self.rows.shape
@@ -213,7 +214,7 @@ class Decoding:
         return grouped.reshape(n_prompts, key_heads, shared * repeats, last)
 
     def _by_row(self, by_prompt: Tensor, repeats: int) -> Tensor:
-        """[U, key heads, g * repeats, X] to [B, key heads, repeats, X]."""
+        """Reorder [U, key heads, g * repeats, X] to [B, key heads, repeats, X]."""
         n_prompts, key_heads, _, last = by_prompt.shape
         by_place = by_prompt.reshape(n_prompts, key_heads, -1, repeats, last).transpose(1, 2).flatten(0, 1)
         return by_place if self.place is None else by_place[self.place]
@@ -225,13 +226,13 @@ _WINDOW_OF = {
     "sliding_attention": ("sliding_window",),
     "chunked_attention": ("attention_chunk_size", "sliding_window"),
 }
-"""Configuration options that hold the window of each kind of layer; none where it sees a whole row."""
+"""Configuration options with the window of each layer kind; empty for attention over the whole row."""
 _BY_TRYING = frozenset({"linear_attention"})
-"""Kinds that keep a state in place of keys and values. Rows of MiniMax can be decoded, those of Qwen3-Next cannot."""
+"""Kinds with a state instead of keys and values, which need a trial: MiniMax can decode rows, Qwen3-Next cannot."""
 
 
 def layer_kinds(config: Any) -> list[str]:
-    """The kind of each layer, as transformers names it in `layer_types`."""
+    """The kind of each layer, named as in transformers' `layer_types`."""
     text = config.get_text_config(decoder=True)
     if (kinds := getattr(text, "layer_types", None)) is not None:
         return list(kinds)
@@ -240,19 +241,19 @@ def layer_kinds(config: Any) -> list[str]:
 
 
 def unknown_kinds(config: Any) -> list[str]:
-    """The kinds of layers that have no window, no whole row and no known state: nothing here can run them."""
+    """The model's layer kinds that this engine cannot run: neither attention nor linear attention."""
     return sorted({*layer_kinds(config)} - {*_WINDOW_OF} - _BY_TRYING)
 
 
 def sees(model: Any) -> float:
-    """Tokens of a row that every layer of `model` sees: its shortest window; 0 where rows cannot be packed.
+    """The shortest attention window of `model`'s layers, in tokens; inf without windows, 0 if rows cannot be packed.
 
-    The windows are those of the configuration. Caches do not have all of them (layers that share keys and values have
-    no cache), and some windows stand in masks alone, which packed rows do not have.
+    Windows are read from the configuration. Caches do not list all of them (layers that share keys and values have no
+    cache), and some windows exist only in masks, which packed rows do not have.
     """
     text = model.config.get_text_config(decoder=True)
     if getattr(text, "attn_temperature_tuning", False):
-        return 0  # Llama 4's: by a token's place in the pass, not in its row
+        return 0  # Llama 4 scales by a token's position in the forward pass, not in its row
     shortest = math.inf
     for kind in {*layer_kinds(model.config)}:
         if kind not in _WINDOW_OF:
@@ -265,7 +266,7 @@ def sees(model: Any) -> float:
 
 @contextmanager
 def attending(model: Any) -> Iterator[None]:
-    """Inside, `model` attends by `packed_attention`, and is called with `packed_layout`; for this thread alone."""
+    """Switch `model` to `packed_attention`, which needs the argument `packed_layout`, for one thread at a time."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)
@@ -279,4 +280,4 @@ def attending(model: Any) -> Iterator[None]:
 
 
 _in_use: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
-"""By model: how it attends is a setting of the whole model."""
+"""One lock per model, because the attention function is a setting of the whole model."""

@@ -1,8 +1,8 @@
-"""Checkpoints: folders that appear whole or not at all, and say of themselves whether they still are.
+"""Checkpoints: folders that are written atomically and carry checksums of their files.
 
-`global_step_N` is the policy's Hugging Face folder (of several policies: a folder for each), with `state/` in it: what
-else the next training step depends on. Plays follow from the seed and the step's number, tasks from the seed and how
-many were taken, so that no generator has a state.
+`global_step_N` is the policy's Hugging Face folder (with several policies: one subfolder each). Its `state/` holds the
+rest of the training state. Rollouts depend on the seed and the step number, tasks on the seed and the number taken, so
+no random generator has a state to save.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _MANIFEST = "trainer.json"
 
 
 def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int | None = None) -> Path:
-    """Write `checkpoints/global_step_N`, and remove the oldest beyond `keep`. `state`: whatever JSON can hold.
+    """Write `checkpoints/global_step_N` and keep the newest `keep` checkpoints. `state`: any JSON value.
 
-    Of those beyond, the newest that is `good` stays where none of the others is: a run may have to go back to it.
+    If none of the newest `keep` is `good`, the newest older one that is stays too, because a rollback may need it.
 
-    Raises CreditflowError or OSError where it cannot be written; the ones before are as they were.
+    Raises CreditflowError or OSError if the checkpoint cannot be written; earlier checkpoints stay unchanged.
     """
     target = folder_of(run, step)
     try:
         make_whole(target, lambda folder: _fill(folder, step, crew, state))
-    except SafetensorError as error:  # a full disk above all; it is no OSError there
+    except SafetensorError as error:  # mostly a full disk, for which safetensors does not raise OSError
         raise CreditflowError(f"{target}: the checkpoint cannot be written: {error}") from error
     good_is_kept = False
     for place, old in enumerate(saved_steps(run) if keep else ()):
@@ -61,7 +61,7 @@ def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None
         weights = folder if len(crew.actors) == 1 else folder / name
         weights.mkdir(exist_ok=True)
         if actor.narrowed:
-            actor.policy.save_merged(weights)  # for others; what goes on needs base and adapter apart
+            actor.policy.save_merged(weights)  # for export; resuming needs base and adapter separately
             save_model(actor.policy.model, str(own / f"{name}-narrowed.safetensors"))
         else:
             actor.policy.save(weights)
@@ -76,10 +76,10 @@ def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None
 
 
 def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
-    """Go on from `checkpoints/global_step_N`: weights, optimizers, critics; returns what was given as `state`.
+    """Load weights, optimizers and critics from `checkpoints/global_step_N`; returns its saved `state`.
 
-    Raises DataError where a file of it is missing or not as it was written, which is looked at before any is taken;
-    ConfigError where it is of other models than the recipe's.
+    All checksums are verified first. Raises DataError if a file is missing or changed, and ConfigError if the models
+    differ from the recipe's.
     """
     folder = folder_of(run, step)
     manifest = _manifest(folder)
@@ -116,14 +116,14 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
 
 
 def _load_weights(model: Any, folder: Path) -> None:
-    """In place, so that optimizers keep their weights. Raises RuntimeError where they do not fit.
+    """Load weights in place, so that optimizers keep their tensors. Raises RuntimeError if they do not fit.
 
-    Read by the model's own loader: files may hold weights under other names, and in other pieces, than the model does.
+    Uses the model's own loader, because files may name and split weights differently than the model.
     """
     saved, info = type(model).from_pretrained(
         folder, dtype=next(model.parameters()).dtype, use_safetensors=True, output_loading_info=True
     )
-    if missing := sorted(info["missing_keys"]):  # which the loader makes up
+    if missing := sorted(info["missing_keys"]):  # the loader would initialize them randomly
         raise RuntimeError(f"it lacks {', '.join(missing[:3])}")
     model.load_state_dict(saved.state_dict())
 
@@ -139,18 +139,18 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """Where the checkpoint of a training step lies."""
+    """The checkpoint folder of a training step."""
     return run / "checkpoints" / f"global_step_{step}"
 
 
 def saved_steps(run: Path) -> list[int]:
-    """The training steps that there are checkpoints of, the newest first."""
+    """The training steps with a checkpoint, newest first."""
     found = (re.fullmatch("global_step_([0-9]+)", path.name) for path in (run / "checkpoints").glob("global_step_*"))
     return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
 def step_of(run: Path, named: str) -> int:
-    """The training step of the checkpoint that is named; raises ConfigError where it is none of `run`'s."""
+    """The training step of the checkpoint folder `named`; raises ConfigError if `run` has no such checkpoint."""
     found = re.fullmatch("global_step_([0-9]+)", Path(named).name)
     if found is None or Path(named).absolute() != folder_of(run, int(found[1])).absolute() or not Path(named).is_dir():
         raise ConfigError(
@@ -166,10 +166,10 @@ def newest(
     say: Callable[[str], None],
     accept: Callable[[int, Mapping[str, Any]], bool] = lambda step, state: True,
 ) -> tuple[int, dict[str, Any]] | None:
-    """Go on from the newest checkpoint that is whole, and accepted by its step and state, which are returned.
+    """Load the newest intact checkpoint that `accept(step, state)` accepts; returns its step and state.
 
-    None where there is no checkpoint, or none that is accepted. Those that are not whole are said to be. Raises
-    DataError where none is: what is left of them may be of use.
+    Damaged checkpoints are reported and skipped. Returns None if there are no checkpoints, or none is accepted. Raises
+    DataError if all are damaged, because their remains may still be useful.
     """
     whole = False
     for step in saved_steps(run):
@@ -185,8 +185,8 @@ def newest(
 
 
 def sweep(run: Path, step: int) -> None:
-    """Remove the checkpoints after `step`, from which the run goes on another way, and those never finished."""
-    for aside in (run / "checkpoints").glob(".global_step_*"):  # a killed run cannot do it itself
+    """Remove unfinished checkpoints and all after `step`, from where the run continues differently."""
+    for aside in (run / "checkpoints").glob(".global_step_*"):  # left by killed runs
         shutil.rmtree(aside)
     for later in saved_steps(run):
         if later > step:

@@ -1,7 +1,7 @@
-"""What the agents of a play added to its outcome: the play again, with others in their place.
+"""Counterfactual rollouts: measure each agent's contribution to the outcome by replacing agents.
 
-For each trajectory the coalitions of a plan (`creditflow.credit.shapley`) are played; whoever is not in one is replaced
-by the baseline of its policy. Same plays, policies and key: the same values.
+For each trajectory, the rollout is repeated for the coalitions of a plan (`creditflow.credit.shapley`), with each agent
+outside the coalition replaced by the baseline of its policy. The values depend only on trajectories, policies and key.
 """
 
 from __future__ import annotations
@@ -26,31 +26,34 @@ from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_ag
 from creditflow.trajectory import Floats, Trajectory, TrajectoryBatch
 
 COUNTERFACTUAL, AUDIT = 3, 4
-"""First parts of plays' random keys, in training and in an audit; training itself has 0, validation 1, a check 2."""
+"""The first part of a counterfactual rollout's random key, in training and in an audit.
+
+Training rollouts use 0, validation 1, a check 2.
+"""
 _AT_ONCE = 1024
-"""So many plays live together: bounds the memory that they take, and shows how far it is."""
+"""The largest number of concurrent rollouts: bounds their memory and sets the interval of progress updates."""
 Note = Callable[[int, int], None]
-"""Told how many plays of how many are done."""
+"""A progress callback: rollouts done, rollouts in total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What playing again found."""
+    """The result of counterfactual rollouts."""
 
     by_id: dict[str, Values]
-    """By trajectory; those without a known outcome, or without an agent to be replaced, are not in it."""
+    """Values by trajectory id, without trajectories that have no known outcome or no replaceable agent."""
     plays: int
     failed: int
-    """Of them: those that came to no outcome."""
+    """The number of rollouts without an outcome."""
 
 
 def wants_values(options: CreditOptions) -> bool:
-    """Whether credit is made of what agents added."""
+    """Whether the propagation rule uses counterfactual values."""
     return options.propagation == "shapley"
 
 
 def expect_enough_plays(config: Config) -> None:
-    """Raises ConfigError where the budget would not do for a play in which every agent that learns takes part."""
+    """Raise ConfigError if the budget is too small for a trajectory with all trained agents."""
     learning, using = trained_policies(config), policies_in_use(config)
     agents = [agent for policy in learning for agent in using[policy]]
     least, given = least_plays(len(agents)), config.algorithm.counterfactual_plays
@@ -64,10 +67,11 @@ def expect_enough_plays(config: Config) -> None:
 async def add_values(
     parts: Parts, crew: Crew, plays: Sequence[Trajectory], step: int, note: Callable[[str], None] = lambda _: None
 ) -> dict[str, float]:
-    """Measure scored `plays` of a training step, into `info[KEY]`; metrics of it. `note`: told what is being done.
+    """Store the values of a training step's scored trajectories in their `info[KEY]`; returns metrics.
 
-    A trajectory of which too many plays failed is failed itself, and masked: what could not be measured is no value of
-    0. Raises UnscoredPlays where more of them failed than `rollout.max_failed_frac` allows.
+    A trajectory with too many failed counterfactual rollouts becomes failed itself and is masked: a value that could
+    not be measured is not 0. Raises UnscoredPlays if more rollouts failed than `rollout.max_failed_frac` allows.
+    `note` receives the progress as text.
     """
     config = parts.recipe.config
     baselines = {name: crew.references[name] for name in crew.actors}
@@ -82,7 +86,7 @@ async def add_values(
         raise UnscoredPlays(error, plays) from error
     for trajectory in plays:
         of = found.by_id.get(trajectory.id)
-        if of is None and _is_known(trajectory):  # nobody in it learns
+        if of is None and _is_known(trajectory):  # none of its agents is trained
             of = Values(*(np.zeros(0),) * 4, plays=0)
         if of is not None:
             trajectory.info[KEY] = of.to_json()
@@ -104,11 +108,12 @@ async def measure(
     key: tuple[int, ...],
     note: Note = lambda done, wanted: None,
 ) -> Replayed:
-    """The values of scored `trajectories`, at most `budget` plays for each. `baselines`: by policy, who answers for an
-    agent that is left out; agents of other policies always stay.
+    """Measure the values of scored `trajectories` with at most `budget` rollouts for each.
 
-    Raises ConfigError where there is no outcome to be measured, or the budget is too small; TooManyFailedScores where
-    more plays came to no outcome than `rollout.max_failed_frac` allows.
+    `baselines`: by policy, the replacement for its agents outside a coalition. Agents of other policies always stay.
+
+    Raises ConfigError if no reward function gives an outcome, or the budget is too small, and TooManyFailedScores if
+    more rollouts have no outcome than `rollout.max_failed_frac` allows.
     """
     games = _games(parts, baselines, trajectories, budget, key)
     table = _Table(parts, crew, baselines, key)
@@ -134,14 +139,14 @@ async def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Game:
-    """One trajectory, and what is played for it."""
+    """One trajectory and the coalitions to measure for it."""
 
     trajectory: Trajectory
     players: tuple[str, ...]
     plan: Plan
 
     def replaced(self, p: int) -> list[str]:
-        """Who is not in the coalition of play `p`."""
+        """The agents outside the coalition of rollout `p`."""
         coalition = int(self.plan.coalition_P[p])
         return [player for a, player in enumerate(self.players) if not coalition >> a & 1]
 
@@ -168,7 +173,7 @@ def _games(
 
 
 def _is_known(trajectory: Trajectory) -> bool:
-    """Whether there is an outcome that an agent may have made."""
+    """Whether the trajectory did not fail and has steps and a known outcome."""
     outcome = trajectory.outcome
     return trajectory.status != "failed" and outcome is not None and outcome.status == "ok" and bool(trajectory.steps)
 
@@ -178,7 +183,7 @@ def _seed(parts: Parts, key: tuple[int, ...], trajectory: Trajectory) -> tuple[i
 
 
 class _Table:
-    """Where coalitions are played."""
+    """Runs and scores the rollouts of coalitions."""
 
     def __init__(self, parts: Parts, crew: Crew, baselines: Mapping[str, Policy], key: tuple[int, ...]) -> None:
         self.parts, self.key = parts, key
@@ -191,7 +196,7 @@ class _Table:
         self.first_failure = ""
 
     async def play(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
-        """[P] the outcome of each play; NaN where it failed, or its scoring."""
+        """Run rollouts; returns their outcomes [P], NaN where the rollout or its scoring failed."""
         parts, config = self.parts, self.parts.recipe.config
         playing = [
             play_again(
@@ -214,7 +219,7 @@ class _Table:
         if needs_reference(parts):
             fill_reference_logprobs(self.references, played, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
         report = await parts.rewards.score(played, outcome_only=True, max_failed_frac=1.0)
-        # A stand-in that rambles is cut off: its outcome counts, whether or not such plays are trained on.
+        # A baseline may ramble and be truncated. Its outcome counts, whether or not truncated trajectories are trained.
         found = outcomes(TrajectoryBatch.from_trajectories(played), replace(config.algorithm, mask_truncated=False))
         errors = [*(one.info["error"] for one in played if one.status == "failed"), *report.reasons]
         self.first_failure = self.first_failure or next(iter(errors), "")

@@ -1,4 +1,4 @@
-"""Who acts and who learns in a run of this engine: policies, their actors and critics. Knows no play and no reward."""
+"""The policies of a run, with their actors and critics. Independent of rollouts and rewards."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ FALLBACK_KEY = "guard.fallback"
 
 
 def model_folder(recipe: Recipe, policy: str) -> Path:
-    """A policy's model as a folder: made first, if it is `tiny` or a function that makes one."""
+    """The folder of a policy's model; creates the model if the path is `tiny` or a function."""
     return _folder(recipe, *model_of(recipe.config, policy))
 
 
 def critic_folder(recipe: Recipe, policy: str) -> tuple[Path, str]:
-    """The model that a policy's critic begins as, made first if need be, and the key that says so."""
+    """The folder of a critic's initial model, created if necessary, and the config key that set it."""
     own, key = recipe.config.critic.model.path, "critic.model.path"
     if own is None:
         own, key = model_of(recipe.config, policy)
@@ -50,7 +50,7 @@ def critic_folder(recipe: Recipe, policy: str) -> tuple[Path, str]:
 
 
 def _folder(recipe: Recipe, path: Any, key: str) -> Path:
-    if recipe.config.trainer.num_threads:  # here: what a warm-up comes to depends on it, in the last bits
+    if recipe.config.trainer.num_threads:  # set here because a warm-up's last bits depend on it
         torch.set_num_threads(recipe.config.trainer.num_threads)
     if path == "tiny":
         return tiny_byte_model()
@@ -63,9 +63,10 @@ def _folder(recipe: Recipe, path: Any, key: str) -> Path:
 
 
 def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
-    """Raises ConfigError where steps may be longer than a model's rotary frequencies last.
+    """Raise ConfigError if steps may exceed the range of a model's rotary frequencies.
 
-    Other limits cut prompts and responses, which is counted. This one is refused, since the model itself takes more.
+    Other limits truncate prompts and responses, and truncations are counted. This limit needs an error, because the
+    model accepts longer inputs without one.
     """
     longest = data.max_prompt_length + data.max_response_length
     if limit.rope and longest > limit.tokens:
@@ -76,7 +77,7 @@ def expect_lengths(data: DataConfig, limit: PositionLimit, key: str) -> None:
 
 
 def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -> None:
-    """Raises ConfigError where the policy's steps may be longer than the critic can read."""
+    """Raise ConfigError if the policy's steps may be longer than the critic's limit."""
     longest = min(policy.max_positions, data.max_prompt_length + data.max_response_length)
     if longest > critic.limit.tokens:
         raise ConfigError(
@@ -86,9 +87,9 @@ def _expect_critic(data: DataConfig, critic: Critic, policy: Policy, key: str) -
 
 
 def load_policies(recipe: Recipe) -> dict[str, Policy]:
-    """The policies of the recipe that are not behind an endpoint, on the device that it names.
+    """Load the recipe's policies without an endpoint, on its device.
 
-    Those that are trained as adapters share a base with others of the same model, and so do those that are not trained.
+    Policies with adapters share a base model with others of the same path, and so do frozen policies.
     """
     config = recipe.config
     lora, device = config.actor_rollout_ref.model, pick_device(config.trainer.device)
@@ -120,20 +121,21 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
 @dataclass(frozen=True)
 class Crew:
-    """The policies by name, and for each that is trained an actor and, if the estimator has one, a critic."""
+    """The policies by name; each trained one has an actor and, if the estimator needs it, a critic."""
 
     policies: dict[str, Policy]
     actors: dict[str, Actor]
     critics: dict[str, Critic]
     fallback: FallbackConfig = field(default_factory=FallbackConfig)
-    """What is trained in its place, see `narrow`."""
+    """Options of the adapters that `narrow` trains."""
     seed: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> Crew:
-        """What a recipe of `steps` training steps needs. `keep_reference`: whether a reward function reads it.
+        """Load all models for a run of `steps` training steps.
 
-        Raises ConfigError and ModelError, before anything is written.
+        `keep_reference`: whether to keep reference policies even without a KL loss. Raises ConfigError and ModelError,
+        before anything is written.
         """
         config, policies = recipe.config, load_policies(recipe)
         section = config.actor_rollout_ref.actor
@@ -165,27 +167,27 @@ class Crew:
 
     @classmethod
     def to_play(cls, recipe: Recipe) -> Crew:
-        """The policies alone, where nothing is trained."""
+        """Load the policies alone, without training."""
         return cls(load_policies(recipe), {}, {})
 
     @property
     def references(self) -> dict[str, Policy]:
-        """Where each policy's training began; a policy that is not trained is its own."""
+        """Each policy's reference: the state before training, or the policy itself if it is frozen."""
         kept = {name: actor.reference for name, actor in self.actors.items()}
         return {name: kept.get(name) or policy for name, policy in self.policies.items()}
 
     def freeze(self, trajectories: Sequence[Trajectory]) -> None:
-        """Of steps by a policy that others stand beside as trained, no token counts as sampled by one that learns."""
+        """Zero the response mask of frozen policies' steps, if any policy is trained."""
         for step in (step for trajectory in trajectories for step in trajectory.steps):
             if self.actors and step.policy in self.policies and step.policy not in self.actors:
                 step.response_mask = (0,) * len(step.response_ids)
 
     def steps_of(self, batch: TrajectoryBatch, name: str) -> Bools:
-        """[S] the steps through which a policy acted."""
+        """A mask [S] of one policy's steps."""
         return np.asarray(np.array(batch.policy_names)[batch.policy_of_step] == name)
 
     def values(self, batch: TrajectoryBatch) -> Floats | None:
-        """[T] each critic's values of its own policy's steps; None where there is no critic."""
+        """The values [T] that each critic assigns to its policy's tokens; None without critics."""
         if not self.critics:
             return None
         values_T = np.full(len(batch.response_ids), np.nan)
@@ -205,9 +207,9 @@ class Crew:
         *,
         critics_only: bool = False,
     ) -> dict[str, float]:
-        """Each policy and critic learns from its own steps; metrics stand under the policy's name if there are several.
+        """Update each actor and critic from its policy's steps; returns metrics.
 
-        `trained_S`: see `Actor.update`.
+        With several trained policies, metric names start with the policy's name. `trained_S`: see `Actor.update`.
         """
         metrics: dict[str, float] = {}
         for name, actor in self.actors.items():
@@ -224,16 +226,16 @@ class Crew:
 
     @property
     def narrowed(self) -> bool:
-        """Whether adapters are trained for now where all weights were."""
+        """Whether adapters are currently trained instead of all weights."""
         return any(actor.narrowed for actor in self.actors.values())
 
     @property
     def can_narrow(self) -> bool:
-        """Whether any policy's weights are all trained, or were before."""
+        """Whether any policy trains all weights, or did so before `narrow`."""
         return self.narrowed or bool(self._whole_actors())
 
     def narrow(self) -> None:
-        """Train adapters of `fallback` in place of all weights; of policies that have adapters nothing changes."""
+        """Train `fallback` adapters instead of all weights. Policies with adapters do not change."""
         for place, actor in enumerate(self._whole_actors()):
             base, options = actor.policy.model, self.fallback
             name, seed = f"fallback_{place}", self.seed + place
@@ -241,7 +243,7 @@ class Crew:
         self._take_policies()
 
     def widen(self) -> None:
-        """Train all weights again, with what the adapters have learned in them."""
+        """Merge the fallback adapters and train all weights again."""
         for actor in self.actors.values():
             if actor.narrowed:
                 actor.widen()
@@ -254,13 +256,13 @@ class Crew:
         self.policies.update({name: actor.policy for name, actor in self.actors.items()})
 
     def forget_peaks(self) -> None:
-        """From now on `peaks` are of what comes."""
+        """Reset the peak memory that `peaks` reports."""
         forget_peak()
         for device in self._cuda_devices():
             torch.cuda.reset_peak_memory_stats(device)
 
     def peaks(self) -> dict[str, float]:
-        """`memory/*`: the most that was held since `forget_peaks`."""
+        """Peak memory since `forget_peaks`, as `memory/*` metrics."""
         metrics = {"memory/peak_gib": peak_gib()}
         if devices := self._cuda_devices():
             metrics["memory/cuda_peak_gib"] = sum(map(torch.cuda.max_memory_allocated, devices)) / (1 << 30)

@@ -1,4 +1,4 @@
-"""A critic: says of every response token what its state is worth, and learns it from returns. Knows no policy."""
+"""The critic: estimates the value of the state before each response token, and learns from returns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 class Critic:
-    """A value model with its optimizer: a backbone with one output per token, as transformers has it.
+    """A value model and its optimizer. The model is a transformers backbone with one output per token.
 
-    `total_updates`: over the run, for schedules that end with it.
+    `total_updates`: the number of updates in the run, for schedules that depend on it.
     """
 
     def __init__(self, model: Any, config: CriticConfig, total_updates: int | None = None) -> None:
@@ -38,10 +38,9 @@ class Critic:
     def load(
         cls, folder: Path | str, key: str, device: torch.device, config: CriticConfig, updates: int | None = None
     ) -> Critic:
-        """The model in a Hugging Face folder: one that was saved as a critic, or a language model with a new head.
+        """Load a saved critic, or a language model with a new head, from a Hugging Face folder.
 
-        A new head says 0 of everything: values start where nothing is known. Raises ModelError that names what is
-        missing.
+        A new head returns 0 for every token, so values start at 0. Raises ModelError that names the missing part.
         """
         model, _ = load_folder(folder, "token_classification", key, new_head=True)
         memory.suit(model.num_parameters(), device)
@@ -49,7 +48,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, batch: TrajectoryBatch, wanted_S: Bools) -> Floats:
-        """[T] the value of the state before each response token of the steps that are `wanted_S`; NaN at others."""
+        """The value [T] of the state before each response token of the steps `wanted_S` [S]; NaN elsewhere."""
         values_T = np.full(len(batch.response_ids), np.nan)
         steps = np.flatnonzero(wanted_S & (np.diff(batch.token_offsets) > 0))
         for packed, asked, at in self._parts(batch, steps):
@@ -58,9 +57,9 @@ class Critic:
         return np.where(wanted_S[step_of_token], values_T, np.nan)
 
     def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[Packed, Ints, Ints]]:
-        """Micro-batches; in each, which of its R tokens are of responses, and where those lie in the batch's columns.
+        """Yield micro-batches, the indices of response tokens among their R tokens, and the batch columns of those.
 
-        Of `steps`, or, if the critic sees plays, of all their plays' steps of the same policy.
+        The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them.
         """
         most = self.config.ppo_max_token_len_per_gpu
         if self.config.sees == "step" or len(steps) == 0:
@@ -76,16 +75,16 @@ class Critic:
             yield self._readable(packed), asked, at[asked]
 
     def _readable(self, packed: Packed) -> Packed:
-        """`packed` with the critic's last token in place of those that the policy's padded vocabulary has beyond it."""
+        """Replace tokens beyond the critic's vocabulary (a policy's may be padded) by its last token."""
         last = n_tokens(self.model) - 1
         return packed if packed.input_ids.max() <= last else replace(packed, input_ids=packed.input_ids.clip(max=last))
 
     def update(
         self, batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools, mini_batch_of_step: Ints
     ) -> dict[str, float]:
-        """One optimizer update per mini-batch and epoch; returns `critic/*` metrics, averaged over the updates.
+        """Run one optimizer update per mini-batch and epoch; returns `critic/*` metrics, averaged over updates.
 
-        `returns_T`: [T] what the values should have been; `values_T`: [T] what they were.
+        `returns_T` [T]: the targets of the values. `values_T` [T]: the values before the update.
         """
         metrics = in_mini_batches(
             lambda steps: self._update_once(batch, returns_T, values_T, steps),
@@ -107,7 +106,7 @@ class Critic:
             self.config.loss_agg_mode, sampled_S[steps], batch.trajectory_of_step[steps], self.config.loss_scale_factor
         )
         weight_T = weight_S[step_of_token] * batch.response_mask
-        known_T = weight_T > 0  # others hold NaN, which no weight of 0 takes away
+        known_T = weight_T > 0  # other tokens may hold NaN, and NaN times weight 0 is NaN
         old_T, target_T = np.where(known_T, values_T, 0.0), np.where(known_T, returns_T, 0.0)
         totals = {"vf_loss": 0.0, "vf_clipfrac": 0.0, "vpred_mean": 0.0}
         all_weight = float(weight_T.sum())
@@ -125,9 +124,9 @@ class Critic:
 
 
 def explained(batch: TrajectoryBatch, returns_T: Floats, values_T: Floats, trained_S: Bools) -> dict[str, float]:
-    """`critic/vf_explained_var`: the share of the returns' variance that the values explain; 1 is all, 0 is none.
+    """`critic/vf_explained_var`: the share of the returns' variance explained by the values (1: all, 0: none).
 
-    Over the tokens of trained steps, before the update. Nothing where the returns are all the same.
+    Measured over the sampled tokens of trained steps, before the update. Empty if all returns are equal.
     """
     step_of_token, _ = sampled_tokens(batch)
     over_T = trained_S[step_of_token] & batch.response_mask

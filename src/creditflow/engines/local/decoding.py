@@ -1,7 +1,7 @@
-"""Rows that are decoded together: prompts are read once, then every row is fed a token at a time.
+"""Batched decoding: prefill the prompts once, then feed each row one token at a time. Independent of sampling.
 
-`SharedRows` where a model attends by our functions (see `attention.py`): a prompt's keys and values are computed, and
-kept, once for all rows that begin with it. `PaddedRows` for every other model. Knows no sampling.
+`SharedRows` is for models that run with `packed_attention` (see `attention.py`): it computes and stores a prompt's keys
+and values once for all rows with that prompt. `PaddedRows` is for all other models.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from creditflow.huggingface import position_limit
 Prompt = tuple[int, ...]
 
 _ROOM = 32
-"""Tokens of room at least, whenever keys and values are copied."""
+"""The smallest spare capacity, in tokens, when keys and values are copied."""
 _AT_ONCE = 16384
-"""Tokens of prompts that are read in one pass."""
+"""Prompt tokens per prefill pass."""
 
 
 class Rows(Protocol):
-    """B rows, of which some may be left behind."""
+    """B rows that decode together; finished rows can be dropped."""
 
     logits: Tensor
-    """[B, V] after the prompts."""
+    """[B, V] logits after the prompts."""
 
     def feed(self, token: Tensor) -> Tensor:
-        """Append `token` [B]; returns the logits after it, [B, V]."""
+        """Append `token` [B]; returns the next logits [B, V]."""
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with `rows` alone, by their places among those that there are."""
+        """Keep only `rows`, given as indices into the current rows."""
 
 
 @contextmanager
 def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
-    """Rows that begin with `prompts`. `shared`: whether rows may share them (`Forward.shares`)."""
+    """Prefill `prompts`, one row each. `shared`: whether rows may share equal prompts (`Forward.shares`)."""
     if shared:
         with attending(model):
             yield SharedRows(model, prompts)
@@ -52,9 +52,10 @@ def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool)
 
 @torch.no_grad()
 def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
-    """How far `rows_of` is, for two rows of which one leaves, from what the model says of each alone.
+    """The largest difference between the logits of `rows_of` and those of single rows without a cache.
 
-    In units of the spread of what it says: about 1e-6 is rounding, 1 is nonsense. Raises what the model raises.
+    Measured on two rows, one of which is dropped, in standard deviations of the logits: about 1e-6 is rounding, 1 is
+    nonsense. Exceptions of the model propagate.
     """
     device = next(model.parameters()).device
     n_tokens = model.get_input_embeddings().num_embeddings
@@ -79,12 +80,12 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
 
 
 def _last_position(model: Any) -> int:
-    """Beyond it only rows are fed that are finished, and still there until the batch is compacted."""
+    """The model's last position. Only finished rows that wait for compaction reach positions beyond it."""
     return position_limit(model.config).tokens - 1
 
 
 class PaddedRows:
-    """Prompts are padded on the left, so that all rows append at the same position."""
+    """Rows with prompts padded on the left, so that all rows append at the same index."""
 
     def __init__(self, model: Any, prompts: Sequence[Prompt], pad_id: int) -> None:
         self._model = model
@@ -125,9 +126,9 @@ class PaddedRows:
 
 
 class SharedRows:
-    """Each distinct prompt is read once, without padding, and kept for as many rows as begin with it.
+    """Rows that share prompts: each distinct prompt is read once, without padding, and stored for all its rows.
 
-    To be used where the model is `attending`.
+    Use it inside `attending(model)`.
     """
 
     def __init__(self, model: Any, prompts: Sequence[Prompt]) -> None:
@@ -136,7 +137,7 @@ class SharedRows:
         device = next(model.parameters()).device
         number: dict[Prompt, int] = {}
         prompt_of_row = np.array([number.setdefault(prompt, len(number)) for prompt in prompts])
-        # Prompts that many rows share stand there several times, so that all are of about as many rows.
+        # Prompts with many rows are stored several times, so that each stored prompt has about equally many rows.
         at_once = max(1, round(len(prompts) / len(number)))
         nth = np.zeros(len(prompts), dtype=np.int64)
         seen = [0] * len(number)
@@ -157,7 +158,10 @@ class SharedRows:
         self._arrange()
 
     def _read(self, prompts: list[Prompt], device: torch.device) -> tuple[Tensor, list[Prompts], list[int]]:
-        """The logits after each prompt, and each layer's keys and values of all of them, padded on the right."""
+        """Prefill distinct prompts; returns their next logits, each layer's padded keys and values, and their lengths.
+
+        Keys and values are padded on the right.
+        """
         lengths = [len(prompt) for prompt in prompts]
         width, outs, layers = max(lengths), [], list[list[Prompts]]()
         begin = 0
@@ -183,7 +187,7 @@ class SharedRows:
         return torch.cat(outs), [Prompts.together(parts) for parts in zip(*layers, strict=True)], lengths
 
     def _arrange(self) -> None:
-        """See `Decoding`, for the rows that there are."""
+        """Rebuild `Decoding` for the current rows and drop unused prompts."""
         parts, part_of_row = np.unique(self._part_of_row, return_inverse=True)
         device = self._length.device
         if len(parts) < len(self._prompts[0].keys):
@@ -214,14 +218,14 @@ class SharedRows:
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """transformers' growing layer, which copies itself for every token, as one that copies itself now and then."""
+    """A growing cache layer with spare capacity. transformers' layer copies itself for every token."""
 
     def __init__(self) -> None:
         super().__init__()
         self._room: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append the states of new tokens; returns all keys and values."""
+        """Append the key and value states of new tokens; returns all keys and values."""
         if self._room is None:
             self.lazy_initialization(key_states, value_states)
             self._take((_roomy(key_states), _roomy(value_states)), key_states.shape[-2])
@@ -241,13 +245,13 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not t
         self.keys, self.values = (states[..., :length, :] for states in room)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with `rows` alone."""
+        """Keep only `rows`."""
         if self._room is not None:
             self._take((_roomy(self.keys[rows]), _roomy(self.values[rows])), self.keys.shape[-2])
 
 
 def _roomy(states: Tensor) -> Tensor:
-    """A copy with room for half as many tokens more."""
+    """Copy states into a tensor with spare capacity: half their length, at least `_ROOM` tokens."""
     rows, heads, length, width = states.shape
     room = states.new_empty(rows, heads, length + max(_ROOM, length // 2), width)
     room[..., :length, :] = states

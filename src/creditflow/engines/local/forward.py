@@ -1,7 +1,7 @@
-"""Runs a model over packed steps: what it says at every response token.
+"""Forward pass of a Hugging Face model over packed steps: its output at every response token.
 
-Packed where the model's attention allows it, which is found out by trying; else as rows padded on the right, group by
-group. The numbers are the same, up to rounding. Knows `Packed` and a Hugging Face model; no loss.
+Steps are packed if the model's attention allows it, which a trial pass decides. Otherwise they are rows padded on the
+right, group by group. Both give the same numbers up to rounding. Independent of losses.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from creditflow.trajectory import Ints
 
 
 class Forward:
-    """The way over packed steps of one model. `packs`: None: packed if that gives the same numbers.
+    """The forward pass of one model over packed steps.
 
-    `in_force`: entered around every pass; see `lora.Adapter`.
+    `packs`: whether to pack; None: pack if a trial pass gives the same numbers. `in_force`: a context entered around
+    every pass; see `lora.Adapter`.
     """
 
     def __init__(
@@ -43,13 +44,13 @@ class Forward:
 
     @property
     def shares(self) -> bool:
-        """Whether rows that are decoded can share the prompts that they begin with (`decoding.SharedRows`)."""
+        """Whether decoding rows can share equal prompts (`decoding.SharedRows`)."""
         return self.packs and self._sees == math.inf
 
     def __call__(self, packed: Packed) -> Tensor:
-        """[R, V] the logits (of a value model: [R, 1] the values) at the token before each response token.
+        """The logits [R, V] (of a value model: values [R, 1]) at the token before each response token.
 
-        In bf16 autocast on CUDA, and returned in float32 at least.
+        Computed in bf16 autocast on CUDA and returned in float32 or wider.
         """
         predicting = self._tensor(packed.predicting)
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
@@ -58,9 +59,9 @@ class Forward:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[Packed]:
-        """`steps` in parts that take about as much memory as `max_tokens` tokens.
+        """Pack `steps` into micro-batches with about the memory of `max_tokens` tokens.
 
-        Raises ModelError for a step that is longer than the model's limit.
+        Raises ModelError for a step longer than the model's limit.
         """
         lengths = np.diff(batch.prompt_offsets)[steps] + np.diff(batch.token_offsets)[steps]
         if (longest := int(lengths.max(initial=0))) > self.limit.tokens:
@@ -77,7 +78,7 @@ class Forward:
         return self._in_one(self.model, packed, layout)[predicting]
 
     def _in_one(self, net: Any, packed: Packed, layout: Layout, **keep: Tensor) -> Tensor:
-        """[T, ...] what `net` says of each token; of those in `logits_to_keep` alone, where that is given."""
+        """The output [T, ...] of `net` for all tokens in one pass, or only for those in `logits_to_keep`."""
         with attending(self.model):
             out = net(
                 input_ids=self._tensor(packed.input_ids)[None],
@@ -92,7 +93,7 @@ class Forward:
         return said
 
     def _by_row(self, net: Any, packed: Packed) -> Tensor:
-        """[T, ...] the same, from padded rows."""
+        """The output [T, ...] of `net` for all tokens, computed from padded rows."""
         ids, outs = self._tensor(packed.input_ids), []
         for group in packed.groups:
             out = net(
@@ -109,8 +110,8 @@ class Forward:
 
     @torch.no_grad()
     def _agrees(self) -> bool:
-        """Whether two short rows of one prompt come out packed as they do padded."""
-        backbone = self.model.base_model  # a head may be new, and say 0 of everything
+        """Whether packed and padded passes over short example rows agree within `AGREE`."""
+        backbone = self.model.base_model  # a new head returns 0 for every token
         n_tokens = self.model.get_input_embeddings().num_embeddings
         tried = replace(_TRIED, input_ids=_TRIED.input_ids % n_tokens)
         layout = Layout.of(tried, self.device)
@@ -126,7 +127,7 @@ class Forward:
 
 
 def _tried() -> Packed:
-    """Prompts of 3 and 5 tokens; two responses to the first (3 and 2 tokens fed), one to the second (1)."""
+    """The trial input: prompts of 3 and 5 tokens, responses of 3 and 2 tokens to the first and of 1 to the second."""
     rows = [[0, 1, 2, 8, 9, 10], [0, 1, 2, 11, 12], [3, 4, 5, 6, 7, 13]]
     groups = []
     for some in (rows[:2], rows[2:]):

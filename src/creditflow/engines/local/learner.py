@@ -1,4 +1,4 @@
-"""Moves a model's weights along a gradient: optimizer, learning-rate schedule, clipping. Knows no loss."""
+"""Optimizer, learning-rate schedule and gradient clipping of one model. Independent of losses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 
 def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int], float]:
-    """The share of `optim.lr` at the k-th update, from 0: linear warm-up, then constant or half a cosine."""
+    """The factor of `optim.lr` at each update (from 0): linear warm-up, then constant or half a cosine."""
     warmup = optim.lr_warmup_steps
 
     def factor(update: int) -> float:
@@ -33,7 +33,7 @@ def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int],
 
 
 class Learner:
-    """AdamW over `parameters`. `total_updates`: over the run, for schedules that end with it."""
+    """AdamW over `parameters`. `total_updates`: the number of updates in the run, for the cosine schedule."""
 
     def __init__(
         self, parameters: Iterable[Tensor], optim: OptimConfig, grad_clip: float, total_updates: int | None = None
@@ -46,11 +46,11 @@ class Learner:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, _lr_factor(optim, total_updates))
 
     def begin(self) -> None:
-        """Forget gradients."""
+        """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> dict[str, float]:
-        """One update along the gradients that were gathered; `grad_norm` (before clipping), `lr`, `skipped_updates`."""
+        """Update from the accumulated gradients; returns `grad_norm` (before clipping), `lr`, `skipped_updates`."""
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.grad_clip)
         finite = bool(torch.isfinite(norm))
         lr = float(self.optimizer.param_groups[0]["lr"])
@@ -62,18 +62,18 @@ class Learner:
         return {"grad_norm": float(norm), "lr": lr, "skipped_updates": float(not finite)}
 
     def save(self, file: Path) -> None:
-        """Write what the next update depends on beside the weights themselves."""
+        """Save the optimizer and schedule state (not the weights)."""
         state = self.optimizer.state_dict()["state"]
         tensors = {f"{i}.{name}": value for i, of_weight in state.items() for name, value in of_weight.items()}
-        # One entry: of several, safetensors writes now this and now that one first.
+        # A single metadata entry, because safetensors writes several in random order.
         save_file(tensors, file, {"updates, weights": f"{self.schedule.last_epoch}, {len(self.parameters)}"})
 
     def load(self, file: Path) -> None:
-        """Go on from what `save` wrote. Raises ModelError where it is of other weights."""
+        """Load the state that `save` wrote. Raises ModelError if it belongs to other weights."""
         with safe_open(file, "pt") as saved:
             updates, weights = map(int, saved.metadata()["updates, weights"].split(", "))
             state: dict[int, dict[str, Tensor]] = {}
-            for key in saved.keys():  # noqa: SIM118  # it is no mapping
+            for key in saved.keys():  # noqa: SIM118  # safe_open is not a mapping
                 i, _, name = key.partition(".")
                 state.setdefault(int(i), {})[name] = saved.get_tensor(key)
         fits = all(
@@ -88,11 +88,11 @@ class Learner:
 
     @property
     def updates(self) -> int:
-        """That the schedule has seen."""
+        """The number of updates in the schedule so far."""
         return int(self.schedule.last_epoch)
 
     def go_on_at(self, updates: int) -> None:
-        """Set the learning rate to that after so many updates."""
+        """Continue the schedule after `updates` updates."""
         self.schedule.last_epoch = updates
         for group, base, factor in zip(
             self.optimizer.param_groups, self.schedule.base_lrs, self.schedule.lr_lambdas, strict=True
@@ -103,7 +103,7 @@ class Learner:
 def in_mini_batches(
     update: Callable[[Ints], dict[str, float]], trained_S: Bools, mini_batch_of_step: Ints, epochs: int
 ) -> dict[str, float]:
-    """`update` of the trained steps of each mini-batch, `epochs` times over; its metrics, averaged over the updates."""
+    """Call `update` with the trained steps of each mini-batch, `epochs` times; returns its averaged metrics."""
     made = [
         update(np.flatnonzero(trained_S & (mini_batch_of_step == m)))
         for _ in range(epochs)
@@ -113,17 +113,17 @@ def in_mini_batches(
 
 
 def mean_of(made: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of metrics that were taken several times, each over the times when there was something to take."""
+    """Average metrics over updates; each metric over the updates that have it."""
     keys = dict.fromkeys(key for metrics in made for key in metrics)
     return {key: float(np.mean([metrics[key] for metrics in made if key in metrics])) for key in keys}
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> tuple[Ints, Ints]:
-    """([T] the step of each response token, [S] how many of a step's tokens the policy sampled)."""
+    """The step of each response token [T], and the number of sampled tokens per step [S]."""
     step_of_token = np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets))
     return step_of_token, np.bincount(step_of_token[batch.response_mask], minlength=batch.n_steps)
 
 
 def tensors_of(columns: Iterable[Floats], at: Ints, like: Tensor) -> list[Tensor]:
-    """[R] of each [T] column the entries `at`, of the kind and on the device of `like`."""
+    """Select the entries `at` [R] of each column [T], as tensors with the dtype and device of `like`."""
     return [torch.from_numpy(np.asarray(column[at], dtype=np.float64)).to(like) for column in columns]

@@ -1,4 +1,4 @@
-"""LoRA adapters over one base model, by peft: several policies may share the base. Knows no optimizer."""
+"""LoRA adapters over one base model, with peft. Several policies may share the base."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ MODEL_KEY = "actor_rollout_ref.model"
 
 
 class Adapter:
-    """One adapter of a base model. The base carries all of them, of which one is in force at a time."""
+    """One adapter of a base model. The base holds all its adapters, and one is active at a time."""
 
     def __init__(self, model: Any, name: str) -> None:
         self.model = model
         """peft's wrapper around the base."""
         self.name = name
         self._alone: threading.RLock = model.__dict__.setdefault("_creditflow_in_use", threading.RLock())
-        """One for all adapters of the base: policies may be asked from several threads."""
+        """One lock for all adapters of the base, because several threads may use its policies."""
 
     @classmethod
     def add(
         cls, base: Any, name: str, rank: int, config: ActorModelConfig | FallbackConfig, seed: int, key: str = MODEL_KEY
     ) -> Adapter:
-        """A new adapter `name` (a word) of `base`: a language model, or `model` of the adapter that it got before.
+        """Add the adapter `name` (one word) to `base`: a language model, or the `model` of an earlier adapter.
 
-        It changes nothing yet. `seed`: of its random half. `key`: the section that `config` is.
+        A new adapter does not change the model's output. `seed`: for its random half. `key`: the config section of
+        `config`.
 
-        Raises ConfigError where the model has no such modules or layers.
+        Raises ConfigError if the model does not have the named modules or layers.
         """
         expect_fits(base, config, key)
         from peft import LoraConfig, PeftModel, get_peft_model
@@ -62,13 +63,13 @@ class Adapter:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The adapter's weights, which are trained."""
+        """The adapter's trained weights."""
         with self.in_force():
             return [weight for weight in self.model.parameters() if weight.requires_grad]
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Inside, the base computes with this adapter, for this thread alone."""
+        """Activate this adapter in the base, for one thread at a time."""
         with self._alone:
             if self.model.active_adapters != [self.name]:
                 self.model.set_adapter(self.name)
@@ -76,21 +77,21 @@ class Adapter:
 
     @contextmanager
     def out_of_force(self) -> Iterator[None]:
-        """Inside, the base computes as it was before it had adapters, for this thread alone."""
+        """Deactivate all adapters of the base, for one thread at a time."""
         with self._alone, self.model.disable_adapter():
             yield
 
     def copy_of_model(self) -> Any:
-        """peft's wrapper with all that it is around, once more."""
-        return copy.deepcopy(self.model, {id(self._alone): threading.RLock()})  # a lock has no copy
+        """Deep-copy peft's wrapper with the base model."""
+        return copy.deepcopy(self.model, {id(self._alone): threading.RLock()})  # a lock cannot be copied
 
     def merge(self) -> None:
-        """Add what the adapter is to the base's weights, which it then no longer is over. It must be the only one."""
+        """Merge the adapter into the base's weights and remove it. It must be the base's only adapter."""
         with self._alone:
             self.model.merge_and_unload()
 
     def save(self, folder: Path | str) -> None:
-        """A folder that `peft.PeftModel.from_pretrained(base, folder)` loads."""
+        """Save the adapter for `peft.PeftModel.from_pretrained(base, folder)`."""
         from peft import get_peft_model_state_dict
         from safetensors.torch import save_file
 
@@ -99,7 +100,7 @@ class Adapter:
         self.model.peft_config[self.name].save_pretrained(str(folder))
 
     def load(self, folder: Path | str) -> None:
-        """Take over the weights that `save` wrote. Raises ModelError where they are those of another adapter."""
+        """Load the weights that `save` wrote. Raises ModelError if they belong to another adapter."""
         from peft import set_peft_model_state_dict
         from safetensors.torch import load_file
 
@@ -111,12 +112,12 @@ class Adapter:
 
 
 def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str = MODEL_KEY) -> None:
-    """Raises ConfigError where there is no peft, or the model has no such modules or layers."""
+    """Raise ConfigError if peft is missing, or the model does not have the named modules or layers."""
     try:
         import peft  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"{key}.lora_rank: LoRA needs peft: pip install 'creditflow[lora]'") from error
-    # peft takes names that nothing matches, as long as something matches one of them.
+    # peft accepts names without a match if another name matches.
     names = [name for name, _ in base.named_modules()]
     targets = [] if isinstance(config.target_modules, str) else config.target_modules
     unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names)]
@@ -135,7 +136,7 @@ def expect_fits(base: Any, config: ActorModelConfig | FallbackConfig, key: str =
 def _tied(base: Any, targets: Sequence[str]) -> list[str]:
     """The targets that share a weight with another module.
 
-    Merged, an adapter of one would change the other as well, and what is saved is not what was trained.
+    Merging an adapter of one module would change the other too, so the saved model would differ from the trained one.
     """
     owners: dict[int, list[str]] = {}
     for name, weight in base.named_parameters(remove_duplicate=False):
@@ -146,7 +147,7 @@ def _tied(base: Any, targets: Sequence[str]) -> list[str]:
 
 
 def _transposed(base: Any) -> bool:
-    """Whether linear layers are transformers' Conv1D, with weights [in, out]."""
+    """Whether the model uses transformers' Conv1D, with weights [in, out]."""
     from transformers.pytorch_utils import Conv1D
 
     return any(isinstance(part, Conv1D) for part in base.modules())
@@ -161,13 +162,13 @@ def _there_is(base: Any) -> str:
 
 
 def linear_modules(model: Any) -> list[str]:
-    """The names of a model's linear layers (GPT-2's Conv1D is one), without the one that makes the logits."""
+    """The names of a model's linear layers (including GPT-2's Conv1D), without the output head."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
     return sorted(
         {
-            name.removesuffix(".base_layer").rpartition(".")[2]  # where one has an adapter, it stands beneath it
+            name.removesuffix(".base_layer").rpartition(".")[2]  # an adapter wraps its linear layer as base_layer
             for name, part in model.named_modules()
             if isinstance(part, torch.nn.Linear | Conv1D) and part is not head and ".lora_" not in name
         }

@@ -1,7 +1,7 @@
-"""Policy losses over response tokens. Knows log-probs, advantages and weights, in whatever shape; no model.
+"""Policy and value losses over response tokens, from log-probs, advantages and weights of any shape.
 
-Every loss is a sum of per-token terms times weights that carry the averaging over the whole mini-batch, so that
-micro-batches may be cut anywhere without changing the gradient.
+Every loss is a weighted sum of per-token terms. The weights contain the averaging over the whole mini-batch, so the
+division into micro-batches does not change the gradient.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from creditflow.errors import ConfigError, did_you_mean
 from creditflow.trajectory import Floats, Ints
 
 _FAR = 20.0
-"""Beyond a factor of exp(20) a ratio is taken as that, so that one outlier cannot overflow; verl does the same."""
+"""The bound of log ratios: ratios are clamped to exp(±20), as in verl, so that an outlier cannot overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """How far the ratio of new to old probability may move a token's loss."""
+    """Bounds of the ratio of new to old probability."""
 
     low: float = 0.2
-    """Below 1 - low a token of negative advantage has no gradient."""
+    """Below 1 - low, a token with negative advantage has no gradient."""
     high: float = 0.2
-    """Above 1 + high a token of positive advantage has none."""
+    """Above 1 + high, a token with positive advantage has no gradient."""
     dual: float | None = 3.0
-    """Above it a token of negative advantage has none (dual clip); None: there is no such bound."""
+    """Above `dual`, a token with negative advantage has no gradient (dual clip); None: no bound."""
 
 
 def policy_loss(
@@ -39,7 +39,8 @@ def policy_loss(
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv 1707.06347, eq. 7) of each token.
 
     With DAPO's separate upper bound (Yu et al. 2025, arXiv 2503.14476, eq. 8) and dual clip (Ye et al. 2020, arXiv
-    1912.09729, eq. 5). Returns the loss, where the clipped term was the larger, and where dual clip bounds it.
+    1912.09729, eq. 5). Returns the loss, a mask of tokens where the clipped term is larger, and a mask of tokens that
+    the dual clip bounds.
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(-_FAR, _FAR))
     unclipped = -advantages * ratio
@@ -54,9 +55,10 @@ def policy_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
-    """Half the squared error of each token's value, clipped to `cliprange` around the old one as PPO's ratio is.
+    """PPO's clipped value loss: half the larger squared error of the value and the clipped value of each token.
 
-    The larger of the two (Schulman et al.'s own implementation). Returns the loss, and where the clipped one is it.
+    The clipped value is within `cliprange` of the old value (Schulman et al.'s implementation). Returns the loss and a
+    mask of tokens where the clipped error is larger.
     """
     near = old_values + (values - old_values).clamp(-cliprange, cliprange)
     plain, clipped = (values - returns).square(), (near - returns).square()
@@ -64,7 +66,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: f
 
 
 def _k3(difference: Tensor) -> Tensor:
-    # Schulman's k3, of r = ref / policy: r - 1 - log r; clamped as verl does, so that one outlier cannot explode.
+    # Schulman's k3 with r = ref / policy: r - 1 - log r; clamped as in verl, so that an outlier cannot explode.
     difference = difference.clamp(-_FAR, _FAR)
     return (torch.expm1(-difference) + difference).clamp(-10, 10)
 
@@ -76,18 +78,19 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k3": _k3,
 }
 """Per-token estimates of KL(policy || reference) from `logprob - reference logprob` (Schulman 2020, "Approximating KL
-divergence"), under verl's short names, and its long ones:"""
+divergence"), under verl's short names; the next line adds its long names."""
 KL_ESTIMATORS |= {long: KL_ESTIMATORS[short] for long, short in (("kl", "k1"), ("mse", "k2"), ("low_var_kl", "k3"))}
 
 
 def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor: float | None = None) -> Floats:
-    """[S] what each trained token of a step counts in the loss, by how many trained tokens each step has (0: none).
+    """The loss weight [S] of each trained token of a step, from the number of trained tokens per step.
 
-    A sequence is a step's response. `token-mean`: every token of the mini-batch counts the same.
-    `seq-mean-token-mean`: every step counts the same, whatever its length. `seq-mean-token-sum`: steps are averaged,
-    their tokens summed; `-norm`: and divided by `scale_factor` (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783).
-    `traj-mean-step-mean`: every play counts the same, however many steps it took, and in it every step.
-    `trajectory_S`: [S] the play that each step is of.
+    A sequence is a step's response. `token-mean`: every token of the mini-batch has the same weight.
+    `seq-mean-token-mean`: every step has the same weight, regardless of its length. `seq-mean-token-sum`: steps are
+    averaged and their tokens summed; `-norm`: also divided by `scale_factor` (Dr. GRPO, Liu et al. 2025, arXiv
+    2503.20783). `traj-mean-step-mean`: trajectories have equal weights, and so have the steps within a trajectory.
+
+    `n_tokens_S` [S]: 0 for steps that are not trained. `trajectory_S` [S]: each step's trajectory.
     """
     trained_S = n_tokens_S > 0
     n_steps = max(1, int(trained_S.sum()))
@@ -100,7 +103,7 @@ def token_weights(mode: str, n_tokens_S: Ints, trajectory_S: Ints, scale_factor:
         case "seq-mean-token-sum":
             weight_S = np.full(len(length_S), 1 / n_steps)
         case "seq-mean-token-sum-norm":
-            assert scale_factor is not None  # the configuration sees to it
+            assert scale_factor is not None  # validated by the configuration
             weight_S = np.full(len(length_S), 1 / (n_steps * scale_factor))
         case "traj-mean-step-mean":
             steps_N = np.bincount(trajectory_S[trained_S], minlength=int(trajectory_S.max(initial=0)) + 1)

@@ -1,4 +1,4 @@
-"""What training keeps of the memory that it no longer needs, and what goes back to the system. Knows no model."""
+"""Settings of glibc's allocator: the amount of freed memory that the process keeps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ import platform
 import torch
 
 LARGE = 50_000_000
-"""Parameters of a model from which on freed tensors go back to the system at once."""
-# Of glibc's malloc.h.
+"""The number of model parameters from which freed tensors are returned to the system at once."""
+# From glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGE = {_M_MMAP_THRESHOLD: 1 << 20, _M_TRIM_THRESHOLD: 1 << 20}
 _SMALL = {_M_MMAP_THRESHOLD: 32 << 20, _M_TRIM_THRESHOLD: 1 << 30}
 
 
 _largest = [0]
-"""Parameters of the largest model so far: what glibc is told holds for the whole process."""
+"""The parameters of the largest model so far, because the settings apply to the whole process."""
 
 
 def suit(parameters: int, device: torch.device) -> bool:
-    """From now on memory is kept and given back as suits a model of that size; whether that can be told here.
+    """Set the allocator for a model of this size; returns whether the settings took effect (CPU and glibc only).
 
-    Of a large model, tensors of a mebibyte and more go back as soon as they are freed: glibc keeps them for what comes,
-    and they are of so many sizes that it holds up to twice what a pass needs. Of a small one, up to a gibibyte is kept:
-    where each pass asks the system for it again, the pages that it clears take a fifteenth of the time. On the CPU,
-    with glibc. Of several models, the largest decides.
+    Large models: tensors of 1 MiB and more return to the system when freed. By default glibc keeps them for reuse, and
+    because their sizes vary, it holds up to twice the memory of a pass. Small models: up to 1 GiB is kept, because
+    clearing newly requested pages takes a fifteenth of the time. With several models, the largest decides.
     """
     if device.type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,7 +1,7 @@
-"""Cuts steps into micro-batches without padding: tokens one after the other, a prompt that steps share there once.
+"""Micro-batches of steps without padding: concatenated tokens, with prompts that steps share stored once.
 
-Knows where tokens lie and which may see which; no model. Linear layers work on the [T] tokens; attention works on rows
-(see `attention.py`), which are gathered from them and padded in groups of similar length.
+Computes token positions and attention rows, independent of a model. Linear layers process the [T] tokens. Attention
+processes rows (see `attention.py`), gathered from the tokens and padded in groups of similar length.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import numpy as np
 from creditflow.trajectory import Bools, Ints, TokenIds, TrajectoryBatch
 
 _WASTE = 1.25
-"""Rows of one attention group differ in length by this factor at most, unless there are few of them."""
+"""The largest ratio of row lengths within an attention group of at least `_FEW` rows."""
 _FEW = 64
 _PADDING = (1024, 8192)
-"""Tokens of padding that few rows may have: so many in any case, and so many at most; between, as many as they have."""
+"""The padding, in tokens, that a group of few rows may have: as many as its tokens, within these bounds."""
 _ROWS = 4
-"""Tokens of a micro-batch's rows, in units of its tokens: attention keeps them for the gradient, a prompt of many
-steps once for each, but they are a small part of what a layer keeps."""
+"""The limit of row tokens in a micro-batch, as a multiple of its tokens. Attention keeps rows for the gradient, with a
+shared prompt once per step, but they are a small part of a layer's memory."""
 _WORTH = 0.7
-"""Prompts are taken apart where that leaves less than this share of the work: it has a mask, and more calls."""
+"""Prompts are split off if that reduces attention work below this share, because it needs a mask and more calls."""
 
 
 class Sequences(Protocol):
-    """Prompts and responses, one after the other: a TrajectoryBatch's steps, or `Plays`."""
+    """Concatenated prompts and responses: the steps of a TrajectoryBatch, or `Plays`."""
 
     @property
     def prompt_ids(self) -> TokenIds: ...
@@ -42,21 +42,21 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plays:
-    """Plays as if each were one step: the prompt of its first step, and then all that follows."""
+    """Trajectories as single sequences: the prompt is the first step's prompt, the response everything after it."""
 
     prompt_ids: TokenIds
     prompt_offsets: Ints
     response_ids: TokenIds
     token_offsets: Ints
     token_at: Ints
-    """Where each token of `response_ids` lies in the batch's [T] columns; -1 for those of later prompts."""
+    """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of later prompts."""
 
     @classmethod
     def of(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> Plays:
-        """The plays of `steps` (ascending; each with a response), of those steps alone.
+        """Join `steps` (ascending; each with a response) by trajectory.
 
-        `longest`: tokens of a play at most. Where a step would make it longer, another begins with it, as if nothing
-        had come before.
+        `longest`: the limit of a sequence, in tokens. A step that would exceed it starts a new sequence, without the
+        preceding context.
         """
         heads, tails, places = list[TokenIds](), list[list[TokenIds]](), list[list[Ints]]()
         play, size = -1, 0
@@ -86,73 +86,73 @@ class Plays:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """b rows of at most L tokens, as attention sees them: a prompt and a response, one after the other."""
+    """b attention rows of at most L tokens, each a prompt followed by a response."""
 
     at: Ints
-    """[b, L] where in the micro-batch's T tokens each lies; beyond a row's end, anywhere."""
+    """[b, L] the index of each token among the micro-batch's T tokens; arbitrary after a row's end."""
     inside: Bools
-    """[b, L] False beyond the row's end."""
+    """[b, L] False after the row's end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """b responses of at most Q tokens, each with the prompt that it follows, of at most K - Q."""
+    """b responses of at most Q tokens with their prompts of at most K - Q tokens."""
 
     query_at: Ints
-    """[b, Q] where each token of a response lies; beyond its end, anywhere."""
+    """[b, Q] the index of each response token; arbitrary after the response's end."""
     key_at: Ints
-    """[b, K] where what it sees lies: the prompt, padded on the left, and the response."""
+    """[b, K] the indices of its keys: the prompt, padded on the left, and the response."""
     padding: Ints
-    """[b] columns before the prompt."""
+    """[b] the padding columns before the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Attention of prompts, each distinct one once, apart from that of responses."""
+    """Separate attention rows for distinct prompts and for responses."""
 
     prompts: tuple[RowGroup, ...]
     responses: tuple[Responses, ...]
     source: Ints
-    """[T] which entry of the prompts' rows and then the responses' queries, flat, stands for each token."""
+    """[T] the index of each token in the prompts' rows followed by the responses' queries, flattened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """B steps with R response tokens, as T tokens of input."""
+    """B steps with R response tokens, packed as T input tokens."""
 
     steps: Ints
-    """[B] indices in the batch."""
+    """[B] step indices in the batch."""
     input_ids: Ints
-    """[T] the distinct prompts, then each response but for its last token, which nothing follows."""
+    """[T] the distinct prompts, then each response without its last token, which predicts nothing."""
     position_ids: Ints
-    """[T] of each token in its own step."""
+    """[T] the position of each token in its step."""
     groups: tuple[RowGroup, ...]
-    """All rows, the B steps in some order."""
+    """The rows of all B steps, grouped by length."""
     source: Ints
-    """[T] which entry of the groups' rows, one group after the other and flat, stands for each token."""
+    """[T] the index of each token in the rows of all groups, flattened."""
     split: Split | None
-    """The same rows with prompts apart, where that is less work."""
+    """The same rows with separate prompts, if that is less work."""
     predicting: Ints
-    """[R] where in T the token lies that comes before each response token."""
+    """[R] the index in T of the token before each response token."""
     row_of_token: Ints
-    """[R] index in `steps`."""
+    """[R] the index in `steps` of each response token."""
     token_at: Ints
-    """[R] where the token lies in the batch's [T] columns."""
+    """[R] the index of each response token in the batch's [T] columns."""
 
 
 def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None) -> Iterator[Packed]:
-    """`steps` (indices; each with a prompt and a response) in parts of at most `max_tokens` tokens of input.
+    """Pack `steps` (indices; each with a prompt and a response) into parts of at most `max_tokens` input tokens.
 
-    `max_rows`: tokens of all its rows at most, a prompt counted for each of its steps; default: four times as many.
-    All parts are of about the same size. Steps of one prompt stay together where they fit; a single step that is longer
-    than `max_tokens` makes a part of its own.
+    `max_rows`: the limit of row tokens in a part, where a prompt counts once per step; default: 4 * `max_tokens`. All
+    parts have about the same size. Steps of one prompt stay together if they fit. A step longer than `max_tokens` is
+    packed alone.
     """
     if not len(steps):
         return
     max_rows = _ROWS * max_tokens if max_rows is None else max_rows
     prompts, responses = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
     prompt_of = _same_prompts(batch, steps)
-    # Prompts by the length of their longest step, so that rows of a part are alike.
+    # Sort prompts by the length of their longest step, so that rows of a part have similar lengths.
     longest = np.zeros(prompt_of.max() + 1, dtype=np.int64)
     np.maximum.at(longest, prompt_of, prompts + responses)
     order = np.lexsort((responses, prompt_of, longest[prompt_of]))
@@ -175,7 +175,7 @@ def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int 
 
 
 def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
-    """`steps` as one micro-batch. `prompt_of`: [B] the same number where the prompts are the same tokens."""
+    """Pack `steps` as one micro-batch. `prompt_of` [B]: a number per step, equal for equal prompts."""
     p_B, r_B = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
     _, owner_of, prompt_of = np.unique(prompt_of, return_index=True, return_inverse=True)
     owns_B = np.zeros(len(steps), dtype=np.bool_)
@@ -205,7 +205,7 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
 
 
 def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
-    """Prompts alone, each a step whose response has one token, which is not fed."""
+    """Pack prompts alone, each as a step with one response token, which is not an input."""
     p_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     start_B, none_B, n = np.cumsum(p_B) - p_B, np.zeros_like(p_B), len(p_B)
     groups, source = _rows(p_B, none_B, start_B, none_B, np.ones(n, dtype=np.bool_))
@@ -225,7 +225,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
 def _rows(
     p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints, owns_B: Bools
 ) -> tuple[tuple[RowGroup, ...], Ints]:
-    """The rows in groups of similar length, and for each token the entry of them that stands for it."""
+    """Build row groups of similar length, and `Packed.source`: the index of each token in them."""
     length_B = p_B + fed_B
     order = np.argsort(length_B, kind="stable")
     source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
@@ -248,9 +248,9 @@ def _rows(
 
 
 def _split(p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints, owns_B: Bools) -> Split | None:
-    """Attention of prompts apart from that of responses; None where that is not much less work.
+    """Build separate rows for prompts and responses; None if that does not save enough work (see `_WORTH`).
 
-    Work is counted in pairs of tokens: of a row that sees what is before it, half of its square.
+    Work is counted in pairs of tokens: half the squared length for a causal row.
     """
     fed = np.flatnonzero(fed_B)
     order = fed[np.lexsort((p_B[fed], fed_B[fed]))]
@@ -264,7 +264,7 @@ def _split(p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints,
     owners = np.flatnonzero(owns_B)
     none = np.zeros_like(owners)
     source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)
-    at = prompt_start_B[owners]  # prompts lie before all responses, one after the other
+    at = prompt_start_B[owners]  # prompts come before all responses
     prompts, of_prompts = _rows(p_B[owners], none, at, none, owns_B[owners])
     source[: len(of_prompts)] = of_prompts
     before, responses = sum(group.at.size for group in prompts), []
@@ -283,7 +283,7 @@ def _split(p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints,
 
 
 def _cuts(lengths: Ints) -> list[int]:
-    """Where rows of ascending `lengths` are cut, so that little of a group is padding."""
+    """Boundaries between groups of rows with ascending `lengths`, chosen to limit padding."""
     cuts, start, tokens = [], 0, 0
     for k, length in enumerate(lengths.tolist()):
         rows = k - start
@@ -297,13 +297,13 @@ def _cuts(lengths: Ints) -> list[int]:
 
 
 def _same_prompts(batch: Sequences, steps: Ints) -> Ints:
-    """[B] a number for each distinct sequence of prompt tokens, in order of first appearance."""
+    """Number the distinct prompts in order of first appearance; returns the number [B] of each step."""
     ids, offsets, numbers = np.ascontiguousarray(batch.prompt_ids), batch.prompt_offsets, dict[bytes, int]()
     keys = (ids[offsets[s] : offsets[s + 1]].tobytes() for s in steps.tolist())
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
 def ragged(starts: Ints, lengths: Ints) -> Ints:
-    """`starts[0], starts[0] + 1, ...` for `lengths[0]` numbers, then the same of the next."""
+    """Concatenate the ranges `starts[i], ..., starts[i] + lengths[i] - 1`."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(int(ends[-1]) if len(ends) else 0)

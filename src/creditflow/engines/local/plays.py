@@ -1,5 +1,6 @@
-"""Plays tasks with the policies of this machine, and scores them: a training step's, refilled where groups tell
-nothing, or an evaluation's. Knows no credit and no update.
+"""Sample and score the trajectories of a training step or an evaluation. Independent of credit and updates.
+
+A training step replaces groups with equal outcomes if dynamic sampling is on.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_al
 from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 
 TRAIN = 0
-"""First part of a play's random key; others have other numbers."""
+"""The first part of a training rollout's random key; other uses have other numbers."""
 
 
 class UnscoredPlays(Exception):
-    """Too many scores failed; with the plays, which show why."""
+    """Raised if too many scores failed, with the trajectories as evidence."""
 
     def __init__(self, cause: TooManyFailedScores, trajectories: Sequence[Trajectory]) -> None:
         super().__init__(str(cause))
@@ -37,33 +38,33 @@ class UnscoredPlays(Exception):
 
 
 class Stopwatch:
-    """Seconds by name."""
+    """Measured seconds by name."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Measure the time inside the context."""
         start = time.perf_counter()
         yield
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def metrics(self) -> dict[str, float]:
-        """`timing/<name>_s`, and their sum as `timing/step_s`."""
+        """The measured seconds as `timing/<name>_s`, and their sum as `timing/step_s`."""
         metrics = {f"timing/{name}_s": seconds for name, seconds in self._seconds.items()}
         return metrics | {"timing/step_s": sum(self._seconds.values())}
 
 
 def total_steps(n_tasks: int, config: Config) -> int:
-    """Training steps of a run over so many tasks; what does not fill a batch is left out of an epoch."""
+    """The training steps of a run over `n_tasks` tasks. An epoch drops its last incomplete batch."""
     per_epoch = n_tasks // config.data.train_batch_size
     steps = config.trainer.total_training_steps
     return per_epoch * config.trainer.total_epochs if steps is None else steps
 
 
 def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[int]:
-    """The `count` tasks that follow on the first `position` ones of a run: each epoch has an order of its own."""
+    """The indices of the `count` tasks after the first `position` of a run. Each epoch is shuffled separately."""
     size = config.data.train_batch_size
     per_epoch = n_tasks // size * size
     found: list[int] = []
@@ -77,29 +78,29 @@ def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[in
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The scored plays of one training step."""
+    """The scored trajectories of one training step."""
 
     trajectories: list[Trajectory]
-    """Task by task, `rollout.n` of each."""
+    """`rollout.n` trajectories per task, grouped by task."""
     report: ScoringReport
     metrics: dict[str, float]
     tasks_taken: int
-    """Where the run is in the order of its tasks."""
+    """The number of tasks taken since the start of the run."""
     tokens: int
-    """Of prompts and responses, in all plays that were made for it."""
+    """Prompt and response tokens of all sampled trajectories, including filtered ones."""
     response_tokens: int
 
 
 async def gather(
     step: int, parts: Parts, crew: Crew, tasks_taken: int, timing: Stopwatch, note: Callable[[str], None]
 ) -> Gathered:
-    """Plays of a training step's tasks, scored.
+    """Sample and score the trajectories of a training step.
 
-    With `algorithm.filter_groups`, tasks whose plays all came to the same outcome are left out, and others are played
-    in their place (dynamic sampling; DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or
-    so many were tried as are allowed; then the batch is what there is, or, if that is nothing, the last ones tried.
+    With `algorithm.filter_groups`, groups with equal outcomes are dropped and further tasks sampled (dynamic sampling;
+    DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
+    The result is then the kept groups, or the last sampled groups if none was kept.
 
-    Raises UnscoredPlays, and CreditflowError where too many plays failed.
+    Raises UnscoredPlays, and CreditflowError if too many rollouts failed.
     """
     config = parts.recipe.config
     size, n, filtering = (
@@ -144,7 +145,7 @@ async def gather(
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:
-    """Whether the plays of one task tell anything by their outcomes; those without one do not count."""
+    """Whether the known outcomes of a group differ."""
     scores = [play.outcome for play in group if play.outcome is not None and play.outcome.status == "ok"]
     values = [score.rescaled for score in scores]
     return len(values) > 1 and not math.isclose(min(values), max(values), abs_tol=1e-9)
@@ -153,9 +154,9 @@ def outcomes_differ(group: Sequence[Trajectory]) -> bool:
 async def play(
     parts: Parts, crew: Crew, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
 ) -> list[Trajectory]:
-    """`n` plays of each task, all live together. Same key and seed: the same plays.
+    """Run `n` rollouts of each task concurrently. The result is determined by key and seed.
 
-    Where a reward function needs them, the plays come with log-probs of where each policy's training began.
+    Fills in reference log-probs if a reward function needs them.
     """
     config = parts.recipe.config
     clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
@@ -195,5 +196,5 @@ def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) ->
 
 
 def needs_reference(parts: Parts) -> bool:
-    """Whether a reward function of the recipe reads `step.ref_logprobs`; it says so by `needs_reference = True`."""
+    """Whether a reward function of the recipe reads `step.ref_logprobs`, declared by `needs_reference = True`."""
     return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))

@@ -1,4 +1,4 @@
-"""A policy on this machine: a Hugging Face causal LM with its tokenizer, as a rollout's model client."""
+"""A local policy: a Hugging Face causal LM with its tokenizer, as the model client of rollouts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = "actor_rollout_ref.model.path"
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`: CUDA where there is a device, else the CPU."""
+    """The torch device of a name; `auto` is CUDA if available, else the CPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -37,10 +37,10 @@ class Policy:
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self.model = model.to(device).eval()
         self.adapter: Adapter | None = None
-        """Whose weights are the policy's own, if the model's are not."""
+        """The adapter with the policy's trained weights; None if it trains the model itself."""
         self.forward = Forward(self.model)
         self.shares = self.forward.shares
-        """Whether rows that are decoded share the prompts that they begin with."""
+        """Whether decoding rows share equal prompts."""
         self.tokenizer = tokenizer
         self.device = device
         self.version = 0
@@ -52,7 +52,7 @@ class Policy:
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device) -> Policy:
-        """The model in a Hugging Face folder; raises ModelError that names what is missing. Runs no code from it."""
+        """Load a Hugging Face folder, without running code from it. Raises ModelError that names the missing part."""
         model, tokenizer = load_folder(folder, "causal", _KEY)
         _expect_known_layers(model, Path(folder))
         _expect_that_it_can_be_saved(model, Path(folder))
@@ -65,18 +65,18 @@ class Policy:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The weights that are trained."""
+        """The trained weights."""
         return list(self.model.parameters()) if self.adapter is None else self.adapter.parameters
 
     def with_adapter(self, adapter: Adapter) -> Policy:
-        """The same policy, with an adapter of its own over a model that it may share."""
+        """A copy of the policy with `adapter`, over the same, possibly shared, model."""
         other = copy.copy(self)
         other.adapter = adapter
         other.forward = Forward(self.model, self.forward.packs, adapter.in_force)
         return other
 
     def save(self, folder: Path | str) -> None:
-        """A Hugging Face folder that anyone can load; of a policy with an adapter, a folder of peft's."""
+        """Save a Hugging Face folder, or a peft folder if the policy has an adapter."""
         if self.adapter is not None:
             self.adapter.save(folder)
         else:
@@ -84,16 +84,16 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path | str) -> None:
-        """As `save`, of a policy with an adapter over a model of its own: one model, with what the adapter adds."""
+        """Save a Hugging Face folder with the adapter merged. The policy must have an adapter and an unshared model."""
         assert self.adapter is not None
         merged = self.adapter.copy_of_model().merge_and_unload()
         merged.save_pretrained(folder, safe_serialization=True)
         self.tokenizer.save_pretrained(folder)
 
     def reference(self) -> Policy:
-        """The policy as it is now, which nobody trains: a copy, or the model without its adapter.
+        """A frozen reference of the policy: a copy, or the model without its adapter.
 
-        The latter is where training began, as an adapter changes nothing then.
+        The model without its adapter is the policy before training, because a new adapter does not change the output.
         """
         other = copy.copy(self)
         if self.adapter is not None:
@@ -104,11 +104,11 @@ class Policy:
         return other
 
     def autocast(self) -> torch.autocast:
-        """bf16 on CUDA; does nothing on the CPU."""
+        """A bf16 autocast context on CUDA; no effect on the CPU."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda")
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """Prompt text and tokens (`ChatTokenizer.encode`)."""
+        """Encode a prompt as text and tokens (`ChatTokenizer.encode`)."""
         return self.chat_tokenizer.encode(prompt, tools)
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -116,11 +116,11 @@ class Policy:
         return self.chat_tokenizer.follow(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """Decode a response to text, without special tokens."""
         return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """One response for each request, decoded together. Raises ModelError for one that does not fit the model."""
+        """Generate one response per request, in one batch. Raises ModelError if a request exceeds the model's limit."""
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         if longest > self.max_positions:
             raise ModelError(
@@ -132,10 +132,10 @@ class Policy:
 
 
 _DECODES = 1e-2
-"""Rows that are decoded together may differ from each alone by so much, in units of their spread: rounding, in whatever
-precision, is less, and what is wrong is of the order of 1."""
+"""Largest accepted difference between batched and single decoding, in standard deviations of the logits. Rounding is
+smaller in any precision, and errors are of the order of 1."""
 _CANNOT = (AttributeError, TypeError, ValueError, NotImplementedError, LookupError, RuntimeError)
-"""What models raise that are not made for it."""
+"""Exceptions of models that do not support batched decoding."""
 
 
 def _cannot(model: Any) -> str:
@@ -146,13 +146,16 @@ def _cannot(model: Any) -> str:
 
 
 def _expect_known_layers(model: Any, folder: Path) -> None:
-    """Refuse models with layers of a kind whose window or state is not known here (Mamba, convolutions)."""
+    """Raise ModelError for layer kinds that this engine does not support (Mamba, convolutions)."""
     if kinds := unknown_kinds(model.config):
         raise unusable(_KEY, folder, f"{_cannot(model)}, got layers of kind {', '.join(kinds)}")
 
 
 def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
-    """Refuse models that keep something else than keys and values, or take positions from the order of the input."""
+    """Raise ModelError if batched decoding gives wrong results, and set `policy.shares` by a trial.
+
+    Models fail that cache something other than keys and values, or take positions from the input order.
+    """
     cannot = _cannot(policy.model)
 
     def apart(*, shared: bool) -> float:
@@ -177,10 +180,13 @@ def _expect_that_it_decodes(policy: Policy, folder: Path) -> None:
 
 
 def _expect_that_it_can_be_saved(model: Any, folder: Path) -> None:
-    """transformers refuses to write a generation configuration that it reads with a warning: say so before training."""
+    """Raise ModelError before training if the generation configuration cannot be saved.
+
+    transformers loads an invalid generation configuration with a warning, but does not save it.
+    """
     config = model.generation_config
     if config.temperature is not None or config.top_p is not None or config.top_k is not None:
-        config.do_sample = True  # what it has those for
+        config.do_sample = True  # these options are valid only with sampling
     try:
         config.validate(strict=True)
     except ValueError as error:

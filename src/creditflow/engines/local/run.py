@@ -1,4 +1,4 @@
-"""A run and its folder: begun or gone on with, saved, led back to a checkpoint. Knows no tasks and no update."""
+"""The life cycle of a run and its folder: start, resume, save, roll back. Independent of tasks and updates."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ _PEAK = "memory/peak_gib"
 
 @dataclass(slots=True)
 class Run:
-    """What lives as long as a run."""
+    """The state of a run."""
 
     folder: RunFolder
     crew: Crew
     threshold: Threshold
     guard: Guard
     done: int = 0
-    """Training steps that are behind it."""
+    """The number of finished training steps."""
     tasks_taken: int = 0
-    """Where it is in the order of the tasks."""
+    """The number of tasks taken since the start of the run."""
     evaluated: bool = True
-    """False: it was stopped in the evaluation that was due after step `done`."""
+    """False if the run was interrupted in the evaluation after step `done`."""
     rollbacks: int = 0
-    """How often the guard led it back to a checkpoint."""
+    """The number of rollbacks by the guard."""
     trackers: Trackers = field(default_factory=lambda: Trackers(print))
     peak_before: float | None = None
-    """GiB, of the step before adapters alone were trained; None once it has been compared."""
+    """Peak memory in GiB of the step before the fallback to adapters; None after the comparison."""
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of a step, in the run's folder and where else they go."""
+        """Write a step's metrics to the run's folder and the trackers."""
         self.folder.append_metrics(step, metrics)
         self.trackers.log(step, metrics)
 
     def save(self, keep: int | None) -> None:
-        """A checkpoint of step `done`."""
+        """Save a checkpoint of step `done` and keep the newest `keep`."""
         state = {
             "threshold": self.threshold.state_dict(),
             "guard": self.guard.state_dict(),
@@ -66,14 +66,17 @@ class Run:
         checkpoint.save(self.folder.path, self.done, self.crew, state, keep)
 
     def take(self, step: int, state: Mapping[str, Any]) -> None:
-        """Go on from the checkpoint of `step`, whose models are loaded already."""
+        """Restore the state of the checkpoint of `step`. Its models are loaded separately."""
         self.threshold.load_state_dict(state["threshold"])
         self.guard.load_state_dict(state["guard"])
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.peak_before = state["peak_before"]
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> Event | None:
-        """Train what `guard.fallback` says while credit has fallen back, and all weights again afterwards."""
+        """Train adapters while credit has fallen back, if `guard.fallback` says so, then all weights again.
+
+        Returns an event after a change, and one with the peak memory before and after the change to adapters.
+        """
         crew, peak = self.crew, metrics.get(_PEAK)
         wanted = self.guard.fallback and crew.fallback.trainable == "lora" and crew.can_narrow
         if wanted != crew.narrowed:
@@ -91,7 +94,7 @@ class Run:
 
 
 def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: Guard, reporter: Reporter) -> Run:
-    """A new run in `path`, or the one that is there, as it was at its newest whole checkpoint."""
+    """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     if not (path / "run.json").exists():
         folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
         reporter.say(f"run folder: {folder.path}")
@@ -103,7 +106,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: G
         found = checkpoint.step_of(path, named)
         state = checkpoint.load(path, found, crew)
     else:
-        # Of the checkpoints that a rollback left behind some may still be there: it was killed on its way.
+        # A rollback that was killed may have left checkpoints that it discards: skip them.
         found, state = checkpoint.newest(
             path,
             crew,
@@ -120,7 +123,7 @@ def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: G
 
 
 def expect_to_go_on(recipe: Recipe, path: Path, steps: int) -> None:
-    """Raises InputError where `path` holds a run that `recipe` cannot go on with."""
+    """Raise InputError if `path` holds a run that `recipe` cannot resume."""
     trainer = recipe.config.trainer
     if not (path / "run.json").exists():
         if trainer.resume_mode == "resume_path":
@@ -168,23 +171,23 @@ MAY_CHANGE = {
         *("logger", "project_name", "experiment_name"),
     )
 }
-"""Options that a run may go on with after another value; those of the guard, too."""
+"""Options that may change when a run resumes, besides those of the guard."""
 
 
 def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
-    """Go back to the last good checkpoint, as the guard asks. Raises GuardStop where it asks to stop, or cannot."""
+    """Roll back to the last good checkpoint. Raises GuardStop if the guard stops the run or no rollback is possible."""
     folder, found = run.folder, None
     why = cannot_go_back(run.rollbacks, max_rollbacks) if asked.action == RESTORE else ""
     if asked.action == RESTORE and run.rollbacks < max_rollbacks:
         found = checkpoint.newest(folder.path, run.crew, reporter.say, lambda step, state: state["good"])
     if found is None:
         if not checkpoint.saved_steps(folder.path):
-            run.save(None)  # what is there would be lost
+            run.save(None)  # without it, the trained weights would be lost
         folder.append_events([asked.to_dict()])
         raise GuardStop(stop_report(asked, folder.path, why))
     step, state = found
     run.rollbacks += 1
-    # In this order: once it is on record, a process that is killed on its way finds what is left to do.
+    # The event comes first: if the process is killed during the rollback, the resumed run completes it.
     folder.append_events([asked.to_dict()], back_to=step)
     checkpoint.sweep(folder.path, step)
     folder.rewind(step, aside=f"rolled_back/{run.rollbacks}")
@@ -200,12 +203,12 @@ def run_path(recipe: Recipe) -> Path:
     if named:
         return Path(named)
     path = Path("runs") / f"{recipe.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    # Two runs begun in one second must not share a folder.
+    # Two runs that start in the same second must not share a folder.
     return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
 
 
 def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
-    """What `run.json` says: configuration, versions, seed, machine."""
+    """The content of `run.json`: configuration, versions, seed, machine."""
     return {
         "recipe": recipe.name,
         "engine": "local",

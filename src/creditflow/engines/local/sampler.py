@@ -1,4 +1,4 @@
-"""Many prompts to many responses, decoded together; knows a causal language model and nothing else."""
+"""Batched sampling from a causal language model."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from creditflow.engines.local.decoding import rows_of
 from creditflow.rollout.client import Generation, GenerationRequest
 
 _COMPACT_AT = 0.75
-"""Finished rows leave the batch when fewer than this share of its rows are still alive: compacting copies the cache."""
+"""Finished rows leave the batch once less than this share is unfinished, because compaction copies the cache."""
 
 
 @torch.inference_mode()
 def generate(
     model: Any, requests: Sequence[GenerationRequest], eos_ids: frozenset[int], pad_id: int, *, shared: bool = False
 ) -> list[Generation]:
-    """Sample a response to each request; B rows decode together, each with its own random numbers.
+    """Sample one response per request, in one batch with separate random numbers per row.
 
-    A row's tokens depend on its own seed and prompt alone, up to rounding in the model (the shape of a batch may change
-    the last bits of its logits). `shared`: see `rows_of`.
+    A row's tokens depend only on its seed and prompt, up to rounding in the model (the batch shape may change the last
+    bits of its logits). `shared`: see `rows_of`.
     """
     device = next(model.parameters()).device
     budget = max(request.max_tokens for request in requests)
@@ -37,7 +37,7 @@ def generate(
     limit = torch.tensor([request.max_tokens for request in requests], device=device)
     eos = torch.tensor(sorted(eos_ids), dtype=torch.long, device=device)
 
-    alive = torch.arange(len(requests), device=device)  # rows of `requests` that are still in the batch
+    alive = torch.arange(len(requests), device=device)  # indices of the requests that are still in the batch
     tokens = torch.full((len(requests), budget), pad_id, dtype=torch.long, device=device)
     logprobs = torch.zeros((len(requests), budget), dtype=torch.float32, device=device)
     n_tokens = torch.zeros(len(requests), dtype=torch.long, device=device)
@@ -78,11 +78,11 @@ def generate(
 
 
 def _sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse-CDF sampling: logits [B, V], temperature [B], uniform [B] in [0, 1) to token [B] and log-prob [B]."""
+    """Sample by inverse CDF: logits [B, V], temperature [B], uniform [B] in [0, 1) to token [B], log-prob [B]."""
     greedy = temperature == 0
     scaled = torch.log_softmax(logits / torch.where(greedy, 1.0, temperature).unsqueeze(1), dim=-1)
     cumulative = scaled.exp().cumsum(-1)
-    # Scaled by the total, so that rounding in the sum can never ask for a token beyond the last.
+    # Scaled by the total, so that rounding in the sum cannot select a token beyond the last.
     target = (uniform * cumulative[:, -1]).unsqueeze(1)
     sampled = torch.searchsorted(cumulative, target, right=True).squeeze(1).clamp(max=logits.shape[1] - 1)
     token = torch.where(greedy, logits.argmax(-1), sampled)

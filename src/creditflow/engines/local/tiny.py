@@ -1,4 +1,4 @@
-"""Tiny models made on the spot: real architectures and files, random weights. For tests and for trying a recipe out."""
+"""Generated tiny models with real architectures and files but random weights, for tests and for trying recipes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from creditflow.files import make_whole
 
 
 def cache_dir() -> Path:
-    """Where models made on the spot are kept: $CREDITFLOW_CACHE, else ~/.cache/creditflow."""
+    """The cache folder of generated models: $CREDITFLOW_CACHE, else ~/.cache/creditflow."""
     return Path(os.environ.get("CREDITFLOW_CACHE") or Path.home() / ".cache" / "creditflow")
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """The folder `name` in the cache; `make` fills it the first time.
 
-    It is made aside and renamed, so that a killed run leaves nothing half-made and two runs may race.
+    It is created under another name and then renamed, so a killed run leaves no partial folder and runs may race.
     """
     folder = cache_dir() / name
     if not folder.is_dir():
@@ -29,12 +29,12 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 
 def tiny_byte_model() -> Path:
-    """A Llama of 0.1 M parameters over bytes, with a chat template: any text goes in, any bytes come out."""
+    """A byte-level Llama of 0.1 M parameters with a chat template."""
     return made_once("tiny-bytes-1", _make_byte_model)
 
 
 def byte_tokenizer() -> tuple[Any, str]:
-    """A tokenizer over bytes, of the tokenizers library, and a chat template in its tokens."""
+    """A byte-level tokenizer (of the tokenizers library) and a chat template with its special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -66,9 +66,10 @@ def save_tiny_llama(
     chat_template: str | None = None,
     end: str = "<|end|>",
 ) -> None:
-    """A randomly initialised Llama over `tokenizer` (of the tokenizers library), saved as a Hugging Face folder.
+    """Save a randomly initialized Llama and `tokenizer` (of the tokenizers library) as a Hugging Face folder.
 
-    Weights start at a spread of 0.06: at the 0.02 that suits wide models, one this narrow learned nothing in 500 steps.
+    Weights have a standard deviation of 0.06. With 0.02, which suits wide models, a model this narrow learned nothing
+    in 500 steps.
     """
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging

@@ -55,7 +55,7 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts) or measures)
     threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
     run = begin(recipe, path, crew, threshold, guard, reporter)
-    if run.done < steps:  # of a shorter run: it would say that this one is finished
+    if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / "evaluation.json").unlink(missing_ok=True)
     run.trackers = _trackers(recipe, run, reporter)
     try:
@@ -109,7 +109,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
                     metrics |= val_metrics(evaluation)
                     run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
                     run.evaluated = True
-            finally:  # an evaluation may fail, and must lose neither the model nor the step
+            finally:  # a failed evaluation must not lose the model or the step
                 asked = watch(run, metrics, reporter)
                 run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
                 stops = asked is not None and asked.action == STOP
@@ -121,7 +121,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
                 bar.advance(run.done - step)
                 await make_good(run, parts, steps, reporter)
     if evaluation is not None:
-        # The last file: it says that the run is finished.
+        # Written last, because it marks the run as finished.
         run.folder.write_text("evaluation.json", evaluation.to_json())
 
 
@@ -133,7 +133,7 @@ async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> E
         return None
     evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}", run)
     warn_of_failures(run, run.done, parts, reporter)
-    if not run.evaluated:  # the step is on record without it
+    if not run.evaluated:  # the step was recorded without its evaluation
         metrics = val_metrics(evaluation)
         run.evaluated = True
         run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
@@ -287,7 +287,7 @@ async def evaluation_batch(
 
     A run prints the first warning only, and its folder receives the tracebacks.
     """
-    # The same plays at every evaluation of a run and in every run: differences come from the policy.
+    # The random key is the same in every evaluation and every run, so differences come from the policy.
     trajectories = await play(parts, crew, parts.val_tasks, n, temperature, (_VAL,))
     try:
         await parts.rewards.score(trajectories)

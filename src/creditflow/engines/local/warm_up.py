@@ -21,7 +21,7 @@ def supervised_loss(policy: Policy, examples: Sequence[Example]) -> Tensor:
     All prompts have the same number of tokens, and so do all responses. Raises ValueError otherwise.
     """
     prompts = [policy.tokenizer(prompt)["input_ids"] for prompt, _ in examples]
-    targets = [policy.tokenizer(target)["input_ids"] + [policy.pad_id] for _, target in examples]  # <|end|> is both
+    targets = [policy.tokenizer(target)["input_ids"] + [policy.pad_id] for _, target in examples]  # pad is <|end|>
     ids = torch.tensor([p + t for p, t in zip(prompts, targets, strict=True)])
     n = len(targets[0])
     logits = policy.model(input_ids=ids, use_cache=False, logits_to_keep=n + 1).logits[:, :-1]

@@ -1,1 +1,1 @@
-"""The distributed engine: a plug-in to verl, through its registries and subclasses; imported where verl is wanted."""
+"""The distributed engine: a plug-in to verl through its registries and subclasses. Imported only to use verl."""

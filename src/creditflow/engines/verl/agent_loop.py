@@ -1,7 +1,7 @@
-"""verl's agent-loop workers, playing our workflows: one row of a batch for each trained step, and the play as a whole.
+"""verl agent-loop workers that run creditflow workflows.
 
-A worker puts what verl trains on into TransferQueue as verl's own does: a row per step, with the step's own reward on
-its own tokens. Beside it, in a partition of its own, lies the scored play: what credit is computed from.
+A worker writes one row per trained step to TransferQueue, as verl's own workers do, with the step's sub-reward on its
+tokens. It writes the scored trajectory, from which credit is computed, to a separate partition.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from creditflow.trajectory import Step, Trajectory
 
 
 class StepOutput(AgentLoopOutput):  # type: ignore[misc]
-    """One step as verl's output of an agent loop; verl would give every output of a play the last one's reward."""
+    """One step as a verl agent-loop output, with its own reward: verl would use the last step's reward for all."""
 
     token_rewards: list[float]
-    """One number per response token; their sum is the step's own reward."""
+    """One number per response token; their sum is the step's sub-reward."""
 
     def as_dict(self) -> dict[str, Any]:
-        """verl's columns, with the step's own reward."""
+        """The step in verl's columns, with its own reward."""
         columns: dict[str, Any] = super().as_dict()
         columns.pop("token_rewards")
         columns["rm_scores"] = torch.tensor(self.token_rewards, dtype=torch.float32)
@@ -48,9 +48,9 @@ class StepOutput(AgentLoopOutput):  # type: ignore[misc]
 
 
 class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """An agent-loop worker that plays teams.
+    """An agent-loop worker that runs teams.
 
-    `llm_client`: for each trained policy its client and verl's section of its model.
+    `llm_client`: the client of each trained policy and the section of its model in verl's configuration.
     """
 
     def __init__(self, config: Any, llm_client: dict[str, tuple[Any, Any]], *args: Any) -> None:
@@ -67,17 +67,17 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
     ) -> None:
-        """One play, from its task to TransferQueue. What goes wrong goes there too, for the trainer to count."""
+        """Run one rollout and write it to TransferQueue. Failures are written too, so that the trainer counts them."""
         validate, step = bool(trajectory["validate"]), int(row["global_steps"])
         greedy = bool(row.get("greedy", False))
         where = partition(validate)
         key = f"{row['uid']}_{session_id}"
         place = (int(row["index"]), session_id)
-        # Where verl takes tasks one by one, to fill up a batch, one task may begin two groups of a step.
+        # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
         uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
         group, name = play_id(validate, step, *place, greedy, uid)
         play = Play(task_of(row), group, name, seed_of(self.own.data.seed, validate, step, *place))
-        # Servers hold what came of the last training step; a validation follows the step that it is counted by.
+        # In a training step, servers hold the weights of the step before. A validation runs after its step's update.
         version = step if validate else step - 1
         servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
         started = time.perf_counter()
@@ -86,7 +86,7 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
             record = PlayRecord.of(played, report, place, self.player.parts.endpoint_metrics())
             if not validate:
                 await self._put_rows(played, time.perf_counter() - started, row, session_id)
-        except Exception as error:  # whatever a recipe's functions may raise: the trainer counts it, and tells it
+        except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
             record = PlayRecord.without_play(error, play, place)
         await record.put(key, where)
 
@@ -105,15 +105,15 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         return replace(self.player.parts.sampling, temperature=temperature)
 
     async def alive(self) -> None:
-        """Returns; a worker that died raises."""
+        """Return, unless the worker has died."""
 
     async def aclose(self) -> None:
-        """End what playing and scoring have started."""
+        """Close the resources of rollouts and scoring."""
         await self.player.close()
 
 
 class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """verl's manager of agent-loop workers, with workers that play teams."""
+    """verl's manager of agent-loop workers, with workers that run teams."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -121,7 +121,7 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self._asked: list[Any] = [None] * self.rollout_config.agent.num_workers
 
     def expect_alive(self) -> None:
-        """Raises CreditflowError where a worker died. Waits for nobody: one that is busy answers another time."""
+        """Raise CreditflowError if a worker died. Does not wait: a busy worker answers at a later call."""
         workers = zip(self._asked, self.agent_loop_workers, strict=True)
         asked = [ref or worker.alive.remote() for ref, worker in workers]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=0)
@@ -135,7 +135,7 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
             ) from error
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Let the workers end what they have started; who does not answer dies with the run."""
+        """Close the workers' resources. Workers that do not answer end with the run."""
         closing = [worker.aclose.remote() for worker in self.agent_loop_workers]
         ray.wait(closing, num_returns=len(closing), timeout=timeout_s)
 
@@ -151,7 +151,7 @@ def _served(client: Any, model_section: Any, rollout: Any) -> ServedPolicy:
 
 
 def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutput:
-    """A step as verl trains on it. `seconds`: that the whole play took."""
+    """Convert a step to a verl training row. `seconds`: the duration of the whole rollout."""
     outcome = trajectory.outcome
     known = outcome is not None and outcome.status == "ok"
     return StepOutput(
@@ -159,7 +159,7 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
         response_ids=list(step.response_ids),
         response_mask=list(step.response_mask),
         response_logprobs=list(step.logprobs),
-        reward_score=0.0,  # not None: there is nothing that verl's reward workers should score
+        reward_score=0.0,  # with None, verl's reward workers would score it
         num_turns=len(trajectory.steps),
         metrics=AgentLoopMetrics(generate_sequences=seconds),
         token_rewards=token_rewards(step),
@@ -177,8 +177,10 @@ def step_output(trajectory: Trajectory, step: Step, seconds: float) -> StepOutpu
 
 
 def token_rewards(step: Step) -> list[float]:
-    """The step's own reward, the weighted mean of its scores, spread over its tokens: where a score came token by token
-    it stays there, divided by their number; else it stands at the last token. Nothing where a score failed.
+    """Distribute the step's sub-reward, the weighted mean of its scores, over its response tokens.
+
+    Per-token scores stay at their tokens, divided by the number of sampled tokens. Other scores are placed at the last
+    token. All zero if there are no scores or a score failed.
     """
     ok = [score for score in step.scores.values() if score.weight > 0]
     rewards = np.zeros(len(step.response_ids))

@@ -1,7 +1,7 @@
-"""A recipe as verl's configuration: made of verl's own files by Hydra, checked by verl's own code.
+"""Convert a recipe to verl's configuration: composed from verl's files by Hydra and checked by verl's code.
 
-Knows what each option is called in verl, and which of verl's options would mean nothing here. Starts nothing, and needs
-neither the model nor the data.
+Maps each recipe option to its verl name and rejects verl options without effect here. Starts no process and loads no
+model or data.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _INSTALL = "pip install 'creditflow[verl]'"
 
 _PACKAGE, _CONFIG_NAME, _OWN_NAME = "verl.trainer.config", "ppo_trainer", "creditflow_recipe"
 _GROUPS = ("model_engine",)
-"""Keys that choose files of verl rather than values."""
+"""Keys that select verl's config files instead of values."""
 _ONLY_AT_THE_END = 2**31 - 1
-"""verl's loop saves and evaluates every so many steps and, if that is a number above 0, after the last one."""
+"""A frequency for saving and evaluation after the last step only. verl does neither for a frequency of 0 or less."""
 
-# What an option of the recipe is called in verl
+# Recipe options and their verl names
 
 _SAME = (
     "actor_rollout_ref.model.lora_alpha",
@@ -92,21 +92,21 @@ _SAME = (
     "trainer.max_actor_ckpt_to_keep",
     "trainer.critic_warmup",
 )
-"""Options that verl has under the same name, with the same meaning."""
+"""Options with the same name and meaning in verl."""
 
 
 class _Other(NamedTuple):
-    """An option of verl that follows from one of the recipe's."""
+    """A verl option that is computed from recipe options."""
 
     of: tuple[str, ...]
-    """The recipe's, by their names."""
+    """The keys of the recipe options."""
     value: Callable[[Config], Any]
     elsewhere: str = ""
-    """What it is called in those files of verl that have it under another name."""
+    """An alternative name that some verl files use."""
 
 
 def _model(config: Config) -> Any:
-    """Of the one policy that is trained; each of several gets its own later (`policies.policy_configs`)."""
+    """The model of the only trained policy; with several, `policies.policy_configs` sets each policy's model."""
     trained = trained_policies(config)
     return model_of(config, trained[0])[0] if len(trained) == 1 else config.actor_rollout_ref.model.path
 
@@ -116,13 +116,13 @@ def _either(first: Any, second: Any) -> Any:
 
 
 def _of_the_one(config: Config) -> str:
-    """The policy that is trained; of several, none: each gets its own later."""
+    """The name of the only trained policy; empty with several, whose options are set later."""
     trained = trained_policies(config)
     return trained[0] if len(trained) == 1 else ""
 
 
 def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: Callable[[Config], int]) -> Any:
-    """verl's options of the optimizer in `section`, which is updated `epochs` times with each mini-batch."""
+    """verl's optimizer options in `section`, for `epochs` updates per mini-batch."""
 
     def value(name: str) -> Callable[[Config], Any]:
         return lambda c: optim_values(optim_of(c), c, epochs(c))[name]
@@ -136,7 +136,7 @@ def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: 
 
 
 def _epochs(config: Config) -> int:
-    """verl ends with its epochs, however many steps are wanted; no step is longer than an epoch."""
+    """Enough epochs for all training steps, because verl stops after its epochs. A step is at most one epoch."""
     trainer = config.trainer
     return trainer.total_epochs if trainer.total_training_steps is None else max(1, trainer.total_training_steps)
 
@@ -155,7 +155,7 @@ _OTHERWISE: dict[str, _Other] = {
         ("actor_rollout_ref.actor.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio"),
         lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_high, c.actor_rollout_ref.actor.clip_ratio),
     ),
-    # verl's engines read this one; `actor.grad_clip` is only carried along.
+    # verl's engines read this key and ignore `actor.grad_clip`.
     "actor_rollout_ref.actor.optim.clip_grad": _Other(
         ("actor_rollout_ref.actor.grad_clip",), lambda c: c.actor_rollout_ref.actor.grad_clip
     ),
@@ -174,7 +174,7 @@ _OTHERWISE: dict[str, _Other] = {
     ),
     "algorithm.gamma": _Other(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
     "algorithm.lam": _Other(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
-    # Credit is computed by our trainer; verl reads this to know whether there is a critic.
+    # creditflow's trainer computes credit. verl only derives from this key whether to create a critic.
     "algorithm.adv_estimator": _Other(
         ("algorithm.adv_estimator",),
         lambda c: "gae" if ADVANTAGE_ESTIMATORS[c.algorithm.adv_estimator].critic else "grpo",
@@ -183,7 +183,7 @@ _OTHERWISE: dict[str, _Other] = {
     "trainer.test_freq": _Other(("trainer.test_freq",), lambda c: _every(c.trainer.test_freq)),
     "trainer.save_freq": _Other(("trainer.save_freq",), lambda c: _every(c.trainer.save_freq)),
 }
-"""Options that verl has under another name, in another unit, or with another word for "only at the end"."""
+"""Options with another name, unit or encoding of "only at the end" in verl."""
 
 OURS = (
     "algorithm",
@@ -208,14 +208,14 @@ OURS = (
     "guard",
     "ray_kwargs",
 )
-"""Sections and keys of the recipe that our own parts read, but for what stands above, or that are handed over below."""
+"""Recipe sections and keys that creditflow reads itself or passes to verl below, apart from the options above."""
 
 _WIDER = (
     "actor_rollout_ref.actor.loss_agg_mode",
     "actor_rollout_ref.actor.kl_loss_type",
     "critic.loss_agg_mode",
 )
-"""Options that have more values in verl than the recipe knows."""
+"""Options with more values in verl than in the recipe."""
 
 _BACK = (
     *(key for key in _SAME if key not in _WIDER),
@@ -227,13 +227,11 @@ _BACK = (
     "actor_rollout_ref.actor.clip_ratio_high",
     "trainer.total_epochs",
 )
-"""Options that, given as verl's, are the recipe's, too: our parts read them there, or others of verl's follow from
-them.
-"""
+"""verl options that also set the recipe, because creditflow reads them or computes other verl options from them."""
 
 
 def mapped(config: Config) -> dict[str, Any]:
-    """verl's keys and values, of everything in the recipe that verl has."""
+    """The verl keys and values of all recipe options that verl supports."""
     values = {key: _value(config, key) for key in _SAME}
     return values | {key: other.value(config) for key, other in _OTHERWISE.items()}
 
@@ -244,17 +242,17 @@ _LOCAL = (
     "critic.sees",
     "guard.fallback.trainable",
 )
-"""Options that verl has nothing for."""
+"""Options without an equivalent in verl."""
 _LOCAL_VALUES = {
     "algorithm.propagation": "shapley",
     "actor_rollout_ref.actor.loss_agg_mode": "traj-mean-step-mean",
     "critic.loss_agg_mode": "traj-mean-step-mean",
 }
-"""Values that only the embedded engine has."""
+"""Values that only the embedded engine supports."""
 
 
 def _expect_known_to_verl(config: Config) -> None:
-    """Raises ConfigError for what only the embedded engine has."""
+    """Raise ConfigError for options and values that only the embedded engine supports."""
     default = Config()
     wanted = [key for key in _LOCAL if _value(config, key) != _value(default, key)]
     wanted += [key for key, value in _LOCAL_VALUES.items() if _value(config, key) == value]
@@ -270,7 +268,7 @@ def _value(config: Config, key: str) -> Any:
 
 
 def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
-    """verl's options that this engine needs, or that it makes the default."""
+    """verl options that this engine requires or sets by default."""
     trainer = recipe.config.trainer
     return {
         "data.train_files": "train",
@@ -288,22 +286,22 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
             "creditflow.engines.verl.agent_loop.CreditflowAgentLoopManager"
         ),
         "algorithm.filter_groups.metric": "acc",
-        "reward.num_workers": 1,  # verl's own; they have nothing to do
+        "reward.num_workers": 1,  # verl's reward workers, which are idle here
         "trainer.use_v1": True,
         "trainer.v1.trainer_mode": "creditflow",
         "trainer.project_name": trainer.project_name,
         "trainer.experiment_name": trainer.experiment_name or run_folder.name,
-        "trainer.logger": [name for name in trainer.logger if name != CONSOLE],  # which shows what the folder says
+        "trainer.logger": [name for name in trainer.logger if name != CONSOLE],  # the launcher prints to the console
         "trainer.default_local_dir": str(checkpoints(run_folder)),
     }
 
 
 def checkpoints(run_folder: Path) -> Path:
-    """Where verl keeps a run's checkpoints."""
+    """The folder of a run's verl checkpoints."""
     return run_folder.absolute() / "checkpoints"
 
 
-# What of verl's options would mean nothing, or not what it says
+# verl options that have no effect here, or another one than their name suggests
 
 _IN_RECIPE = "set {0} of the recipe (before --)"
 _REWARDS = "rewards are the recipe's reward.functions; verl's own reward functions and models are not asked"
@@ -388,7 +386,7 @@ _REFUSED: dict[str, str] = {
         )
     },
 }
-"""verl's keys, and sections, that cannot be set to anything else than they are, and why."""
+"""verl keys and sections that cannot be changed, with the reason."""
 
 _MICRO_BATCHES = {
     "actor_rollout_ref.actor.use_dynamic_bsz": (
@@ -405,11 +403,11 @@ _MICRO_BATCHES = {
     ),
     "critic.use_dynamic_bsz": ("critic.ppo_micro_batch_size", "critic.ppo_micro_batch_size_per_gpu"),
 }
-"""Switches, and the keys that nobody reads where they are on."""
+"""Switches, and the keys that have no effect while the switch is on."""
 
 
 def expect_verl() -> None:
-    """Raises ConfigError where verl is not installed, or not in a version that fits."""
+    """Raise ConfigError if verl is not installed, or its version does not fit."""
     try:
         found = importlib.metadata.version("verl")
     except importlib.metadata.PackageNotFoundError:
@@ -422,17 +420,19 @@ def expect_verl() -> None:
         with quiet():
             import transfer_queue  # noqa: F401
             import verl.trainer.main_ppo  # noqa: F401
-    except ModuleNotFoundError as error:  # verl does not name all that it needs
+    except ModuleNotFoundError as error:  # verl does not declare all its dependencies
         raise ConfigError(f"--engine verl: no module {error.name!r}; {_INSTALL}") from None
 
 
 def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> DictConfig:
-    """verl's whole configuration for a recipe: verl's defaults, then the recipe's options under verl's names, then its
-    section `verl`, then `verl_overrides` in Hydra's language. What `key=value` on the command line sets outranks the
-    section `verl`.
+    """Compose verl's complete configuration for a recipe.
 
-    The recipe in force, with what was given as verl's, is carried in it (`recipe.carried`). Raises ConfigError that
-    names the key: unknown, of the wrong type, or without meaning here.
+    Later sources override earlier ones: verl's defaults, the recipe's options under their verl names, the recipe's
+    section `verl`, and `verl_overrides` in Hydra's syntax. An option that the command line sets by `key=value`
+    overrides the section `verl`.
+
+    The configuration contains the effective recipe, updated from verl options (`recipe.carried`). Raises ConfigError
+    that names a key: unknown, of the wrong type, or without effect here.
     """
     if recipe.config.trainer.device != "auto":
         raise ConfigError(
@@ -453,7 +453,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
 
 
 def as_yaml(config: DictConfig) -> str:
-    """verl's configuration with every interpolation resolved, and the recipe that it carries to be read by people."""
+    """Format verl's configuration as YAML, with interpolations resolved and the recipe in readable form."""
     resolved: Any = OmegaConf.to_container(config, resolve=True)
     run = carried(config)
     del resolved["data"][KEY]
@@ -469,20 +469,20 @@ def _dump(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What a user asked of verl, in the recipe's section `verl` and after `--`."""
+    """The user's verl options, from the recipe's section `verl` and after `--`."""
 
     config_name: str
     engine: str | None
-    """verl's `model_engine`, where the section chooses one."""
+    """verl's `model_engine`, if the section sets it."""
     section: dict[str, Any]
-    """The section, flat; without what the command line set under the recipe's own name for it."""
+    """The flattened section, without options that the command line set under their recipe names."""
     overrides: tuple[str, ...]
     choices: tuple[str, ...]
-    """What of all that chooses files of verl, in Hydra's language."""
+    """The options that select verl's config files, in Hydra's syntax."""
     values: dict[str, Any]
-    """Keys and values of both, flat; the overrides last."""
+    """The flattened keys and values of section and overrides; overrides take precedence."""
     added: frozenset[str]
-    """Keys that need not be known."""
+    """Keys that need not exist in verl's files."""
     deleted: frozenset[str] = field(default=frozenset())
 
     @classmethod
@@ -516,9 +516,9 @@ class _Wanted:
         )
 
     def check(self, base: DictConfig, known: Mapping[str, Any]) -> None:
-        """Raises ConfigError for a key that verl does not have, or a value of another type than it has there.
+        """Raise ConfigError for a key that does not exist in verl, or a value of the wrong type.
 
-        `known`: verl's keys and sections, flat.
+        `known`: verl's keys and sections, flattened.
         """
         if unknown := next((key for key in self.deleted if key not in known), None):
             raise ConfigError(f"unknown verl key {unknown!r}{_nearest(unknown, known)}")
@@ -532,14 +532,14 @@ class _Wanted:
 
 
 def _sources() -> dict[str, tuple[str, ...]]:
-    """For verl's keys the recipe's that they follow from."""
+    """The recipe keys from which each verl key is computed."""
     return {key: (key,) for key in _SAME} | {
         name: other.of for key, other in _OTHERWISE.items() for name in (key, other.elsewhere) if name
     }
 
 
 def _parsed(overrides: Sequence[str]) -> list[Any]:
-    """Hydra's reading of `overrides`."""
+    """Parse `overrides` with Hydra."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import OverrideParseException
 
@@ -560,7 +560,7 @@ def _parsed(overrides: Sequence[str]) -> list[Any]:
 
 @functools.cache
 def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict[str, Any]]:
-    """verl's own files as they are, and the same flat. Not to be changed."""
+    """verl's default configuration, as it is and flattened. Cached: do not modify it."""
     config = _compose(config_name, choices)
     return config, _flat(config)
 
@@ -568,7 +568,7 @@ def _files(config_name: str, choices: tuple[str, ...]) -> tuple[DictConfig, dict
 def _compose(
     config_name: str, overrides: Iterable[str], layers: Sequence[dict[str, Any]] = (), engine: str | None = None
 ) -> DictConfig:
-    """verl's files, `layers` over them, `overrides` over all."""
+    """Compose verl's files, then `layers`, then `overrides`; later ones take precedence."""
     from hydra import compose, initialize_config_module
     from hydra.core.config_store import ConfigStore
     from hydra.errors import HydraException
@@ -587,14 +587,14 @@ def _compose(
 
 
 def _flat(config: DictConfig) -> dict[str, Any]:
-    """Dotted keys and values of a configuration, resolved where that can be; a section's value is {}."""
+    """Flatten a configuration to dotted keys, with interpolations resolved if possible; a section's value is {}."""
     flat: dict[str, Any] = {}
 
     def walk(node: DictConfig, path: str) -> None:
         for name in map(str, node):
             value = None
             if not OmegaConf.is_missing(node, name):
-                with contextlib.suppress(OmegaConfBaseException):  # an interpolation to what the recipe brings
+                with contextlib.suppress(OmegaConfBaseException):  # it may refer to a key that the recipe adds
                     value = node[name]
             if isinstance(value, DictConfig):
                 flat[f"{path}{name}"] = {}
@@ -618,7 +618,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` under the names that the chosen files of verl, flat, have for them."""
+    """Rename `values` to the names in the selected verl files, `known` (flattened)."""
     named: dict[str, Any] = {}
     for key, value in values.items():
         name = next((n for n in (key, _OTHERWISE[key].elsewhere if key in _OTHERWISE else "") if n in known), None)
@@ -630,7 +630,7 @@ def _named_as_in(known: Mapping[str, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _ray(config: Config) -> dict[str, Any]:
-    """The recipe's `ray_kwargs.ray_init`, and what else Ray is started with."""
+    """Ray's start options: defaults, the thread count and the recipe's `ray_kwargs.ray_init`."""
     given = {f"ray_kwargs.ray_init.{key}": value for key, value in leaves(config.ray_kwargs.ray_init)}
     quiet = {"ray_kwargs.ray_init.log_to_driver": False, "ray_kwargs.ray_init.logging_level": "warning"}
     threads = config.trainer.num_threads
@@ -642,7 +642,7 @@ def _ray(config: Config) -> dict[str, Any]:
 
 
 def _is_known(key: str, known: Mapping[str, Any]) -> bool:
-    """Whether verl lists `key`, or leaves its section open (an empty one, or none)."""
+    """Whether `key` exists in verl, or its section accepts any key (it is empty or null)."""
     if key in known:
         return True
     section, _, _ = key.rpartition(".")
@@ -653,7 +653,7 @@ def _is_known(key: str, known: Mapping[str, Any]) -> bool:
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    """The known key that was meant, most likely: one beside it, or one of its name elsewhere."""
+    """A suggestion for an unknown key: a similar name in its section, or the same name in another."""
     section, _, name = key.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
     elsewhere = [other for other in known if other.rpartition(".")[2] == name]
@@ -664,7 +664,7 @@ def _nearest(key: str, known: Mapping[str, Any]) -> str:
 
 
 def _expect_type(key: str, value: Any, default: Any, declared: Any) -> None:
-    """Raises ConfigError where `value` is neither of the type that verl declares nor of its default's (None: none)."""
+    """Raise ConfigError if `value` has neither verl's declared type nor its default's (None: unknown type)."""
     kinds = [declared] if declared is not None else []
     if default is not None:
         kinds = [type(default), *kinds, *_ALSO.get(key, ())]
@@ -673,11 +673,11 @@ def _expect_type(key: str, value: Any, default: Any, declared: Any) -> None:
 
 
 _ALSO: dict[str, tuple[type, ...]] = {"trainer.logger": (str,)}
-"""Types that verl takes beside the default's, where it declares none."""
+"""Accepted types besides the default's, for keys without a declared type."""
 
 
 def _declared(base: DictConfig, key: str) -> Any:
-    """The type of the field `key` in verl's dataclass for its section; None where there is none."""
+    """The type of `key` in the verl dataclass of its section; None without such a field."""
     from hydra.utils import get_class
 
     section, _, name = key.rpartition(".")
@@ -692,7 +692,7 @@ def _is_a(value: Any, kind: Any) -> bool:
     kind = origin or kind
     if not isinstance(kind, type):
         return True
-    takes = _TAKES.get(kind, (Mapping,))  # what is none of these is a section
+    takes = _TAKES.get(kind, (Mapping,))  # all other types are sections
     return isinstance(value, takes) and (kind is bool or not isinstance(value, bool))
 
 
@@ -714,7 +714,7 @@ def _in_words(kind: Any) -> str:
 
 
 def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a key that is set to something else than it must be, or that would change nothing."""
+    """Raise ConfigError for a changed key that must not change, or has no effect here."""
     for key, value in wanted.items():
         parts = key.split(".")
         prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
@@ -724,11 +724,11 @@ def _expect_meaning(wanted: Mapping[str, Any], in_force: Mapping[str, Any]) -> N
 
 
 _FOUND_BY_RANK = ("vllm", "sglang", "trtllm")
-"""Rollout back ends of verl whose training workers look up their servers by rank, whatever the policy."""
+"""verl rollout back ends whose training workers find their servers by rank, regardless of the policy."""
 
 
 def _expect_servers_apart(backend: str, trained: Sequence[str]) -> None:
-    """Raises ConfigError where the weights of several policies would all be sent to the first one's servers."""
+    """Raise ConfigError if all policies' weights would be sent to the first policy's servers."""
     if len(trained) > 1 and backend in _FOUND_BY_RANK:
         raise ConfigError(
             f"policies: expected one trained policy with actor_rollout_ref.rollout.name={backend}, got {len(trained)} "
@@ -740,7 +740,7 @@ def _expect_servers_apart(backend: str, trained: Sequence[str]) -> None:
 
 
 def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -> None:
-    """Raises ConfigError where options do not fit together."""
+    """Raise ConfigError if options contradict each other."""
     for switch, unread in _MICRO_BATCHES.items():
         if OmegaConf.select(config, switch) and (key := next((k for k in unread if wanted.get(k) is not None), None)):
             raise ConfigError(f"{key}: nobody reads it while {switch} is true: micro-batches are cut by tokens")
@@ -761,7 +761,7 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
             )
     actor, data = config.actor_rollout_ref.actor, config.data
     longest = data.max_prompt_length + data.max_response_length
-    # Its old place, and the one that verl's engines read.
+    # The option's old key, and the one that verl's engines read.
     ulysses = "ulysses_sequence_parallel_size"
     parallel = [section.get(ulysses, 1) for section in (actor, actor.get("fsdp_config", {}))]
     room = actor.ppo_max_token_len_per_gpu * max(parallel)
@@ -783,13 +783,13 @@ def _expect_fit(config: DictConfig, wanted: Mapping[str, Any], recipe: Config) -
 
 
 _REFUSALS = (AssertionError, ValueError, TypeError, NotImplementedError)
-"""What verl raises where it does not like a configuration."""
+"""Exceptions that verl raises for an invalid configuration."""
 
 
 def validate(config: DictConfig) -> list[str]:
-    """verl's own checks of a configuration; returns what they warn of. Raises ConfigError with what they refuse.
+    """Run verl's own checks of a configuration; returns their warnings. Raises ConfigError if they fail.
 
-    The models' sections are held against the names of their fields only: verl would load the models' files.
+    In the models' sections only field names are checked, because verl's checks would load the model files.
     """
     from hydra.errors import HydraException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -819,9 +819,9 @@ def validate(config: DictConfig) -> list[str]:
 
 
 def _without_models(config: DictConfig) -> tuple[DictConfig, list[str]]:
-    """A copy that verl can check without the models and without vLLM, and what it will not see therefore.
+    """A copy that verl can check without models and vLLM, and warnings about options left unchecked.
 
-    Raises TypeError for what no model's section has.
+    Raises TypeError for an unknown option in a model's section.
     """
     from hydra.utils import get_class
 
@@ -842,7 +842,7 @@ def _without_models(config: DictConfig) -> tuple[DictConfig, list[str]]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """verl warns of what is none of a user's business here: that this process has no accelerator, say."""
+    """Suppress warnings that do not concern the user, such as verl's about a process without an accelerator."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""The recipe's tasks as verl's data set: one row a task, nothing tokenised, for a workflow writes its own prompts."""
+"""The recipe's tasks as a verl data set: one row per task, not tokenized, because workflows write the prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from creditflow.trajectory import Task
 
 
 class TaskDataset(Dataset[dict[str, Any]]):
-    """`data.custom_cls` of a run: `data_files` is `train` or `val`, the tasks are the recipe's."""
+    """The `data.custom_cls` of a run, with the recipe's tasks. `data_files`: `train` or `val`."""
 
     def __init__(
         self, data_files: str, tokenizer: Any, config: Any, processor: Any = None, max_samples: int = -1
@@ -32,12 +32,12 @@ class TaskDataset(Dataset[dict[str, Any]]):
         return len(self.tasks)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """verl's columns; `index` is the task's place, from which a worker finds it again."""
+        """One task in verl's columns, with its position as `index`."""
         return row_of(self.tasks[index], index)
 
 
 def row_of(task: Task, index: int) -> dict[str, Any]:
-    """A task in verl's columns."""
+    """Convert a task to verl's columns."""
     return {
         "index": index,
         "raw_prompt": list(task.prompt),
@@ -49,7 +49,7 @@ def row_of(task: Task, index: int) -> dict[str, Any]:
 
 
 def task_of(row: dict[str, Any]) -> Task:
-    """The inverse of `row_of`."""
+    """Convert verl's columns to a task; the inverse of `row_of`."""
     return Task(
         data_source=str(row["data_source"]),
         prompt=tuple(dict(message) for message in row["raw_prompt"]),

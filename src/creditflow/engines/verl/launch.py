@@ -1,6 +1,6 @@
-"""Starts a run on verl, shows how it stands, and ends it: what happens in the process of the command line.
+"""Launch a run on verl, show its progress and end it, in the process of the command line.
 
-Training itself happens in a Ray actor (`task_runner`), which writes the run's folder; this process watches that.
+Training runs in a Ray actor (`task_runner`), which writes the run's folder. This process watches the folder.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from creditflow.reward.judge import Judge
 from creditflow.reward.registry import leaves
 
 _POLL_S = 0.5
-"""How often the run's folder is looked at."""
+"""The interval at which the run's folder is read."""
 _MODEL = "actor_rollout_ref.model.path"
 
 
 def dry_run(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> str:
-    """verl's configuration for the recipe as YAML, checked by verl; neither Ray nor model nor data are touched."""
+    """verl's configuration for the recipe as YAML, checked by verl, without starting Ray or loading model or data."""
     return as_yaml(_checked(recipe, verl_overrides, reporter))
 
 
 def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) -> RunFolder:
-    """Train as the recipe says, on verl; returns the run's folder. Bad input raises before anything is written.
+    """Train the recipe on verl or resume its run; returns the run's folder.
 
-    A folder that holds a run with a checkpoint is gone on with. Raises CreditflowError where training failed; its own
-    errors are those of the processes that met them.
+    Raises on bad input before anything is written, and CreditflowError if training failed. Errors of creditflow in
+    other processes are raised unchanged.
     """
     config = _checked(recipe, verl_overrides, reporter)
     run = carried(config)
@@ -92,11 +92,11 @@ def _checked(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) 
 _MAY_CHANGE = {"trainer.default_local_dir", "trainer.total_training_steps"}
 
 
-# Before anything is started
+# Checks before the start
 
 
 def _expect_rewards(parts: Parts) -> None:
-    """Raises ConfigError where the agent-loop workers could not score."""
+    """Raise ConfigError for rewards that agent-loop workers cannot compute."""
     if needs_reference(parts):
         raise ConfigError(
             "reward.functions: one of them reads the reference's log-probs (needs_reference), which --engine verl "
@@ -116,14 +116,14 @@ def _expect_rewards(parts: Parts) -> None:
 
 
 def _expect_machine(config: DictConfig) -> None:
-    """Raises ConfigError where a Ray of our own on this machine could not run the configuration."""
+    """Raise ConfigError if a local Ray on this machine cannot run the configuration."""
     import ray
     import torch
     from verl.utils.device import get_device_name
 
     init = config.ray_kwargs.ray_init
     if ray.is_initialized() or init.get("address") or os.environ.get("RAY_ADDRESS") or get_device_name() != "cuda":
-        return  # what a cluster has is seen there
+        return  # a cluster's resources are checked on the cluster
     wanted = config.trainer.n_gpus_per_node * config.trainer.nnodes
     there = torch.cuda.device_count() if init.get("num_gpus") is None else init.num_gpus
     if wanted > there:
@@ -138,7 +138,7 @@ def _expect_machine(config: DictConfig) -> None:
 
 
 def total_steps(config: DictConfig, n_tasks: int) -> int:
-    """Training steps of a run, as verl's trainer counts them."""
+    """The training steps of a run, counted as in verl's trainer."""
     if config.trainer.total_training_steps is not None:
         return int(config.trainer.total_training_steps)
     if config.data.train_max_samples >= 0:
@@ -147,7 +147,7 @@ def total_steps(config: DictConfig, n_tasks: int) -> int:
 
 
 def _bring_models(config: DictConfig, recipe: Recipe) -> None:
-    """Make the models that are made, and name them so that every process of the run finds them."""
+    """Create generated models and set absolute paths, so that all processes of the run find them."""
     trained = trained_policies(recipe.config)
     made = {
         name: _bring_model(model_of(recipe.config, name)[0], partial(model_folder, recipe, name)) for name in trained
@@ -167,18 +167,18 @@ def _bring_models(config: DictConfig, recipe: Recipe) -> None:
 
 def _bring_model(path: Any, make: Callable[[], Path]) -> str:
     if "://" in str(path):
-        return str(path)  # verl fetches it
+        return str(path)  # verl downloads it
     folder = make()
-    return str(folder.resolve() if folder.exists() else folder)  # what is no folder is a name on the hub
+    return str(folder.resolve() if folder.exists() else folder)  # otherwise it is a name on the hub
 
 
 # The run's folder
 
 
 def _begun(config: DictConfig, path: Path, total: int) -> int | None:
-    """The training step that an earlier run in this folder was saved at; None where the folder holds no run.
+    """The training step at which the run in this folder resumes; None if the folder holds no run.
 
-    Raises InputError where its run cannot be gone on with, or is finished.
+    Raises InputError if the run cannot be resumed, or is finished.
     """
     mode, named = config.trainer.resume_mode, config.trainer.resume_from_path
     if mode == "resume_path" and not _is_checkpoint_of(path, named):
@@ -229,7 +229,7 @@ def _open_folder(config: DictConfig, recipe: Recipe, path: Path, begun: int | No
 
 
 def run_facts(recipe: Recipe) -> dict[str, object]:
-    """What `run.json` says: configuration, versions, seed, machine."""
+    """The content of `run.json`: configuration, versions, seed, machine."""
     packages = ("creditflow", "verl", "ray", "TransferQueue", "torch", "transformers", "numpy")
     return {
         "recipe": recipe.name,
@@ -242,11 +242,11 @@ def run_facts(recipe: Recipe) -> dict[str, object]:
     }
 
 
-# While it runs
+# Running and watching
 
 
 def _run(config: DictConfig, reporter: Reporter) -> None:
-    """verl's own start of a run, with our task runner; whatever happens, nothing of a Ray of our own is left behind."""
+    """Start verl's `run_ppo` with creditflow's task runner, and always clean up on Ray afterwards."""
     import ray
     from ray.exceptions import RayActorError, RayTaskError
     from verl.trainer.main_ppo import run_ppo
@@ -255,7 +255,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
 
     ours = not ray.is_initialized()
     runner = _Started(task_runner_class(), config, reporter)
-    # Standard output is for results: what verl and, if asked for, Ray's workers say goes elsewhere.
+    # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:
         with contextlib.redirect_stdout(sys.stderr if talks else io.StringIO()):
@@ -278,7 +278,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
 
 
 def _give_back_devices(token: str) -> None:
-    """Remove the run's placement groups; by itself Ray does so only when the whole job ends."""
+    """Remove the run's placement groups, which Ray otherwise keeps until the whole job ends."""
     import ray
 
     for group in ray.util.placement_group_table().values():
@@ -287,7 +287,7 @@ def _give_back_devices(token: str) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What was raised in the first place, however many processes it came through."""
+    """The original exception, unwrapped from Ray's errors of any number of processes."""
     from ray.exceptions import RayTaskError
 
     while isinstance(error, RayTaskError) and isinstance(error.cause, BaseException):
@@ -297,7 +297,7 @@ def _cause(error: BaseException) -> BaseException:
 
 @dataclass
 class _Started:
-    """verl's way to start the task runner's actor, which lets us have its handle, and tells where Ray writes."""
+    """The task runner's actor class for verl, wrapped to keep the actor's handle and print the path of Ray's logs."""
 
     actor_class: Any
     config: DictConfig
@@ -306,12 +306,12 @@ class _Started:
     logs: str = "Ray did not start"
 
     def options(self, **options: Any) -> _Started:
-        """As of an actor class."""
+        """Set the actor's options, as on an actor class."""
         self.actor_class = self.actor_class.options(**options)
         return self
 
     def remote(self) -> Any:
-        """As of an actor class."""
+        """Start the actor, as on an actor class."""
         import ray
 
         folder = self.config.ray_kwargs.ray_init.get("_temp_dir") or Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray"
@@ -321,7 +321,7 @@ class _Started:
         return self.handle
 
     def kill(self) -> None:
-        """End the actor, and with it all that it owns."""
+        """Kill the actor with all that it owns."""
         import ray
 
         if self.handle is not None:
@@ -331,7 +331,7 @@ class _Started:
 
 @dataclass(frozen=True)
 class _Shown:
-    """Where a run's metrics are shown, as the local engine says them when they happen."""
+    """Prints a run's metrics and events like the local engine."""
 
     bar: Bar
     reporter: Reporter
@@ -339,7 +339,7 @@ class _Shown:
     folder: Path
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """One line of `metrics.jsonl`."""
+        """Print one line of `metrics.jsonl`."""
         step = int(row["step"])
         numbers = {key: value for key, value in row.items() if value is not None}
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
@@ -354,13 +354,13 @@ class _Shown:
             self.reporter.say(f"{when}: {status_line(validated)} on {words}")
 
     def show_event(self, row: Mapping[str, Any]) -> None:
-        """One line of `events.jsonl`."""
+        """Print one line of `events.jsonl`."""
         self.reporter.say(Event.from_dict(row).text)
 
 
 @contextlib.contextmanager
 def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[None]:
-    """Shows what is written to the folder's metrics, from a thread: this one waits for Ray."""
+    """Print new metrics and events of the folder from a thread, while the calling thread waits for Ray."""
     after = -1 if begun is None else begun
     metrics, events = Tail(folder.path / "metrics.jsonl", after), NewEvents(folder.path)
     if begun:
@@ -386,14 +386,14 @@ def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[N
 
 
 class NewEvents:
-    """The events that are added to a run's folder; not those that are there, however often the file is made anew."""
+    """New events in a run's folder, without those present at the start, even if the file is rewritten."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = [json.dumps(row) for row in read_events(path)]
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is new."""
+        """The events added since the last call."""
         new = [row for row in read_events(self._path) if json.dumps(row) not in self._seen]
         self._seen += [json.dumps(row) for row in new]
         return new
@@ -401,7 +401,7 @@ class NewEvents:
 
 @dataclass
 class Tail:
-    """The whole lines that are added to a run's `metrics.jsonl`, of steps later than `after`."""
+    """New complete lines of a run's `metrics.jsonl`, for steps after `after`."""
 
     file: Path
     after: int
@@ -409,11 +409,11 @@ class Tail:
     _inode: int = field(default=-1)
 
     def __post_init__(self) -> None:
-        if self.after >= 0 and self.file.exists():  # what is there was shown; what is taken back will be written anew
+        if self.after >= 0 and self.file.exists():  # existing lines were shown; a rewind rewrites the file
             self._read, self._inode = self.file.stat().st_size, self.file.stat().st_ino
 
     def rows(self) -> list[dict[str, Any]]:
-        """What is new."""
+        """The lines added since the last call."""
         try:
             with self.file.open("rb") as file:
                 status = os.fstat(file.fileno())

@@ -1,7 +1,6 @@
-"""Plays and scores one trajectory at a time, hundreds at once: what an agent-loop worker does for the run.
+"""Run and score rollouts in an agent-loop worker, one per call and hundreds concurrently.
 
-The workflow, the team and the reward functions are those of the local engine. This module knows that somebody generates
-and that plays are scored; not Ray, not verl's batches.
+Workflow, team and reward functions are those of the local engine. Independent of Ray and of verl's batches.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from creditflow.trajectory import Trajectory
 
 
 class Player:
-    """The recipe's workflow and rewards in one process of many."""
+    """The recipe's workflow and rewards in one of several processes."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.scorer = Scorer(parts.rewards)
 
     async def play(self, play: Play, generator: Generator, sampling: Sampling) -> tuple[Trajectory, ScoringReport]:
-        """The trajectory, scored and labelled, and what scoring it together with others took.
+        """Run, score and label one rollout; returns its trajectory and a scoring report.
 
-        Reports cover each scoring once: of plays that were scored together, one has it and the others an empty one.
-        Raises ConfigError for a mistake in the recipe.
+        Trajectories may be scored together. One of them then returns the report, the others empty reports. Raises
+        ConfigError for a mistake in the recipe.
         """
         trajectory = await play_one(play, self.parts.workflow, self.parts.agents, generator, sampling)
         if trajectory.status == "failed":
@@ -41,7 +40,7 @@ class Player:
         return trajectory, await self.scorer.score(trajectory)
 
     async def close(self) -> None:
-        """End what the rewards have started, and connections to endpoints."""
+        """Close the rewards and the connections to endpoints."""
         try:
             await self.parts.rewards.aclose()
         finally:
@@ -49,7 +48,7 @@ class Player:
 
 
 class Scorer:
-    """Scores plays as they come in; those that come while a scoring runs are scored together in the next one."""
+    """Scores trajectories on arrival. Those that arrive during a scoring are scored together in the next."""
 
     def __init__(self, manager: RewardManager) -> None:
         self.manager = manager
@@ -57,7 +56,7 @@ class Scorer:
         self._running: asyncio.Task[None] | None = None
 
     async def score(self, trajectory: Trajectory) -> ScoringReport:
-        """Fills the trajectory's scores. How many may fail is not judged here, where few plays are seen."""
+        """Fill in the trajectory's scores. Does not limit failures, because a worker sees few trajectories."""
         future: asyncio.Future[ScoringReport] = asyncio.get_running_loop().create_future()
         self._waiting.append((trajectory, future))
         if self._running is None or self._running.done():
@@ -69,7 +68,7 @@ class Scorer:
             batch, self._waiting = self._waiting, []
             try:
                 report = await self.manager.score([trajectory for trajectory, _ in batch], max_failed_frac=1.0)
-            except Exception as error:  # handed to every caller: their plays are not scored
+            except Exception as error:  # passed to every caller, since none of the trajectories is scored
                 for _, future in batch:
                     if not future.done():
                         future.set_exception(error)
@@ -81,7 +80,7 @@ class Scorer:
 
 
 def share_of(config: Config, n_players: int) -> Config:
-    """`config` for one of `n_players` processes that each run the rewards: together as many workers as it asks for."""
+    """Divide `reward.num_workers` among `n_players` processes that each run the rewards."""
     if config.reward.num_workers is None:
         return config
     share = max(1, math.ceil(config.reward.num_workers / n_players))
@@ -89,10 +88,10 @@ def share_of(config: Config, n_players: int) -> Config:
 
 
 def build_player(recipe: Any, n_players: int) -> Player:
-    """The player of one process of `n_players`; raises an InputError where the recipe does not fit together here."""
+    """Build the player of one of `n_players` processes. Raises InputError if the recipe is inconsistent."""
     return Player(build_parts(replace(recipe, config=share_of(recipe.config, n_players)), tasks=False))
 
 
 def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any]) -> list[int]:
-    """Indices of the steps that can be trained: a policy of `policies` sampled at least one token of them."""
+    """Indices of trainable steps, with at least one token sampled by a policy of `policies`."""
     return [step.index for step in trajectory.steps if step.policy in policies and any(step.response_mask)]

@@ -1,7 +1,7 @@
-"""How scored plays travel from the workers to the trainer: through TransferQueue, in a partition of their own.
+"""Transfer of scored trajectories from workers to the trainer, in a separate partition of TransferQueue.
 
-Every session of every task leaves one record there, whatever became of it, so that the trainer can count what is
-missing. Knows TransferQueue; of verl's trainer and of credit nothing.
+Every session of every task writes one record, even if it failed, so that the trainer can count missing records.
+Independent of verl's trainer and of credit.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _NOT_SCORED = ScoringReport((), 0.0)
 
 
 def partition(validate: bool) -> str:
-    """The partition of TransferQueue that plays lie in; verl's own are `train` and `val`."""
+    """The TransferQueue partition of trajectories; verl's own are `train` and `val`."""
     return "creditflow_val" if validate else "creditflow_train"
 
 
 def play_id(
     validate: bool, step: int, index: int, session: int, greedy: bool = False, uid: str = ""
 ) -> tuple[str, str]:
-    """The ids of a task's group and of one play of it: what is played, training step, place of the task, session.
+    """The ids of a task's group and of one trajectory in it, from split, training step, task index and session.
 
-    `uid`: verl's, where a task may be played by two groups of one step.
+    `uid`: verl's id of the group, if a task may have two groups in one step.
     """
     group = f"{_VAL if validate else _TRAIN}-{step}-{index}" + (f"-{uid[:8]}" if uid else "")
     return group, f"{group}-{'greedy' if greedy else session}"
 
 
 def seed_of(seed: int, validate: bool, step: int, index: int, session: int) -> tuple[int, ...]:
-    """Key of a play's random numbers; a task is validated with the same ones every time."""
+    """The random key of a rollout. Validations of a task always use the same key."""
     return (seed, _VAL, int(index), session) if validate else (seed, _TRAIN, step, int(index), session)
 
 
 @dataclass(frozen=True, slots=True)
 class PlayRecord:
-    """What one session left."""
+    """The record of one session."""
 
     status: Status
-    """`mistake`: the recipe's, which ends the run."""
+    """`mistake`: a mistake in the recipe, which ends the run."""
     message: str = ""
     play: bytes = b""
     report: str = ""
-    """The scoring's report as JSON; empty where another play of the same scoring carries it."""
+    """The scoring report as JSON; empty if another record of the same scoring has it."""
     counted: Mapping[str, float] = field(default_factory=dict)
-    """What the worker counted of endpoints since the last record."""
+    """The worker's endpoint metrics since the last record."""
     place: tuple[int, int] = (0, 0)
-    """Of the task in the data, and of the play among its task's: plays are trained on in this order."""
+    """The index of the task in the data and of the session in its group; the training order of trajectories."""
 
     @classmethod
     def of(
@@ -73,20 +73,20 @@ class PlayRecord:
         place: tuple[int, int],
         counted: Mapping[str, float] | None = None,
     ) -> PlayRecord:
-        """The record of a play."""
+        """Create the record of a trajectory."""
         said = report.to_json() if report.functions else ""
         return cls("played", play=pack([trajectory]), report=said, counted=counted or {}, place=place)
 
     @classmethod
     def without_play(cls, error: Exception, play: Play, place: tuple[int, int]) -> PlayRecord:
-        """The record of what could not be played or scored to its end: a failed play, or a mistake in the recipe."""
+        """Create the record of an error in a rollout or its scoring: a failed trajectory, or a mistake."""
         if isinstance(error, InputError):
             return cls("mistake", message=first_line(error))
         why = {"error": f"{type(error).__name__}: {first_line(error)}"}
         return cls.of(Trajectory(play.id, play.uid, play.task, status="failed", info=why), _NOT_SCORED, place)
 
     async def put(self, key: str, where: str) -> None:
-        """Write it."""
+        """Write the record to partition `where`."""
         payload = torch.frombuffer(bytearray(self.play or b"\0"), dtype=torch.uint8)
         tag = {
             "record": self.status,
@@ -100,35 +100,35 @@ class PlayRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plays:
-    """What the sessions of a batch left, in the order of the data."""
+    """The records of a batch's sessions, in the order of the data."""
 
     batch: TrajectoryBatch
     keys: tuple[str, ...]
-    """[N] of the records of the batch's trajectories."""
+    """[N] the record key of each trajectory."""
     report: ScoringReport
     expected: int
-    """Sessions that were started."""
+    """The number of started sessions."""
     counted: Mapping[str, float] = field(default_factory=dict)
-    """What the workers counted of endpoints, summed; latencies averaged over the workers' records."""
+    """The workers' endpoint metrics: counts summed, latencies averaged over records."""
 
     @property
     def lost(self) -> int:
-        """Sessions that left no play."""
+        """The number of sessions without a record."""
         return self.expected - self.batch.n_trajectories
 
     @property
     def failures(self) -> list[str]:
-        """Why plays failed."""
+        """The errors of failed trajectories."""
         failed = np.flatnonzero(self.batch.status_of_trajectory == TRAJECTORY_STATUSES.index("failed")).tolist()
         return [str(self.batch.trajectory_info[n].get("error", "")) for n in failed]
 
     @property
     def lost_to_servers(self) -> int:
-        """Plays that failed because a rollout server did."""
+        """The number of rollouts that failed because of a rollout server."""
         return sum(why.startswith(_LOST_SERVER) for why in self.failures)
 
     def expect_few_failures(self, max_failed_frac: float) -> None:
-        """Raises CreditflowError where more of the plays failed, or left nothing, or where none made a step."""
+        """Raise CreditflowError if more than this share failed or left no record, or if no rollout made a step."""
         failures = self.failures
         n_failed = self.lost + len(failures)
         if n_failed > max_failed_frac * self.expected:
@@ -146,8 +146,9 @@ class Plays:
         return str(next((why for why in said if why), "the workflow calls no agent"))
 
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
-        """The keys of the rows that workers made of the batch's steps, and the [R] steps that they are, for the trained
-        `policies`; as `player.sampled_steps` and verl's numbering have it.
+        """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
+
+        Mirrors `player.sampled_steps` and verl's numbering of rows.
         """
         batch = self.batch
         trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
@@ -161,9 +162,9 @@ class Plays:
 
 
 def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Plays:
-    """Take the records that lie in partition `where` out of it; those of other groups than `uids` are thrown away.
+    """Remove all records from partition `where` and return those of the groups `uids`.
 
-    Raises ConfigError, with the first one, where a play showed a mistake in the recipe.
+    Raises ConfigError with the first mistake in the recipe that a record reports.
     """
     tags: dict[str, dict[str, Any]] = (tq.kv_list(partition_id=where) or {}).get(where, {})
     wanted = None if uids is None else set(uids)

@@ -1,4 +1,4 @@
-"""verl's configuration for each policy that is trained: its own model, its own share of every machine."""
+"""verl configurations of the trained policies, each with its own model and share of every machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from creditflow.errors import ConfigError
 
 
 def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
-    """verl's configuration for each trained policy, the first one leading; raises ConfigError where the devices of a
-    machine cannot be shared out evenly.
+    """verl's configuration for each trained policy, with the leading policy first.
+
+    Raises ConfigError if the policies cannot share the devices of a machine evenly.
     """
     from omegaconf import OmegaConf, open_dict
 
@@ -31,7 +32,7 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
             own.trainer.n_gpus_per_node = per_node // len(trained)
             own.actor_rollout_ref.rollout.n_gpus_per_node = per_node // len(trained)
             if place > 0:
-                own.reward.num_workers = 0  # verl's own, which Ray knows by name; they have nothing to do
+                own.reward.num_workers = 0  # verl's reward workers are idle here, and their Ray names would collide
             own.actor_rollout_ref.model.path = model_of(config, name)[0]
             if config.critic.model.path is None:
                 own.critic.model.path = own.actor_rollout_ref.model.path
@@ -42,25 +43,25 @@ def policy_configs(verl_config: Any, config: Config) -> dict[str, Any]:
 
 
 def _set_own(section: Any, config: Config, policy: str) -> None:
-    """What a policy's own section says of how it is trained."""
+    """Apply the training options of a policy's own section."""
     if config.policies[policy].lora_rank is not None:
         section.model.lora_rank = lora_rank_of(config, policy)
     if config.policies[policy].optim:
         actor = config.actor_rollout_ref.actor
         values = optim_values(optim_of(config, policy), config, actor.ppo_epochs)
-        if "lr_decay_style" in section.actor.optim:  # what some of verl's engines call it
+        if "lr_decay_style" in section.actor.optim:  # the name in some of verl's engines
             values["lr_decay_style"] = values.pop("lr_scheduler_type")
         section.actor.optim.update(values)
 
 
 def optim_values(optim: OptimConfig, config: Config, epochs: int) -> dict[str, Any]:
-    """The optimizer's options under verl's names, of a model that is updated `epochs` times with each mini-batch."""
+    """The optimizer's options under verl's names, for `epochs` updates per mini-batch."""
     updates = math.ceil(config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size) * epochs
     return {
         "lr": optim.lr,
         "weight_decay": optim.weight_decay,
         "betas": optim.betas,
-        # Training steps: verl moves the learning rate once a step, the recipe counts updates.
+        # In training steps: verl's schedule advances once per step, while the recipe counts updates.
         "lr_warmup_steps": math.ceil(optim.lr_warmup_steps / updates),
         "lr_scheduler_type": optim.lr_scheduler_type,
     }

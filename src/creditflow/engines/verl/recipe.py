@@ -1,4 +1,4 @@
-"""A recipe inside verl's configuration: how it travels to the processes of a cluster. Knows nothing of verl."""
+"""Store a recipe in verl's configuration, which carries it to the processes of a cluster."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from creditflow.config import Config, Recipe, recipe_of_dict
 
 KEY = "creditflow"
-"""The top-level key of verl's configuration under which all this stands."""
+"""The recipe's top-level key in verl's configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What every process of a run reads."""
+    """The recipe and run folder, for every process of a run."""
 
     recipe: Recipe
     run_folder: Path
-    """Absolute; on a file system that the driver's node shares with the one that launches."""
+    """An absolute path on a file system that the driver's node shares with the launching node."""
 
     @property
     def config(self) -> Config:
@@ -30,14 +30,14 @@ class Carried:
 
     @property
     def token(self) -> str:
-        """Stands in the names of what the run makes on a cluster that it may share with others."""
+        """A part of the names of the run's cluster resources, which makes them unique on a shared cluster."""
         return hashlib.sha256(str(self.run_folder).encode()).hexdigest()[:8]
 
 
 def carry(recipe: Recipe, run_folder: Path) -> dict[str, str]:
-    """What stands under `creditflow` in verl's configuration."""
+    """The section `creditflow` of verl's configuration."""
     text = json.dumps(recipe.to_dict())
-    # A dollar sign would be the beginning of an interpolation to whoever resolves the configuration.
+    # OmegaConf would read a dollar sign as the start of an interpolation.
     return {
         "recipe": text.replace("$", "\\u0024"),
         "name": recipe.name,
@@ -47,7 +47,7 @@ def carry(recipe: Recipe, run_folder: Path) -> dict[str, str]:
 
 
 def carried(verl_config: Any) -> Carried:
-    """The inverse of `carry`, from verl's configuration."""
+    """Read the recipe from verl's configuration; the inverse of `carry`."""
     section: Mapping[str, str] = verl_config[KEY]
     recipe = recipe_of_dict(json.loads(section["recipe"]), section["name"], Path(section["folder"]))
     return Carried(recipe, Path(section["run_folder"]))

@@ -1,4 +1,4 @@
-"""verl's rollout servers as the generator that teams are played on. Knows the servers' calls, and of plays nothing."""
+"""verl's rollout servers as the generator of rollouts. Independent of workflows and trajectories."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.trajectory import Message
 
 ATTEMPTS = 3
-"""Of a call whose server died under it: they go to the same one, which Ray may bring back."""
+"""The number of attempts of a call if its server dies. All go to the same server, which Ray may restart."""
 _PAUSE_S = 0.5
 
 
 class LostServer(CreditflowError):
-    """A rollout server died, or came back with other weights than those that are being played."""
+    """A rollout server died or aborted a call, or was restarted and holds other weights than the current ones."""
 
 
 class Client(Protocol):
-    """`verl.workers.rollout.llm_server.LLMServerClient`, as far as it is used."""
+    """The used part of `verl.workers.rollout.llm_server.LLMServerClient`."""
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> Any:  # TokenOutput
-        """One response."""
+        """Generate one response."""
         ...
 
 
 @dataclass(slots=True)
 class ServedPolicy:
-    """A trained policy behind verl's servers, as a play sees it."""
+    """A trained policy on verl's servers."""
 
     client: Client
     chat: ChatTokenizer
     eos_ids: frozenset[int]
     max_positions: int
     version: int = 0
-    """Never moves: which version gave a response, the servers say with each (`Generation.version`)."""
+    """Constant. The servers return the version with each response (`Generation.version`)."""
 
     @property
     def tokenizer(self) -> Any:
-        """As transformers has it."""
+        """The transformers tokenizer."""
         return self.chat.tokenizer
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
@@ -57,35 +57,35 @@ class ServedPolicy:
         return self.chat.follow(messages)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """Decode a response to text, without special tokens."""
         return self.chat.decode(ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The generator of one play: all its calls go to the same server, which knows the beginning of its prompts."""
+    """The generator of one rollout. All its calls go to the same server, which has its prompt prefixes cached."""
 
     clients: Mapping[str, PolicyView | ChatClient]
     sampling_params: Mapping[str, Any]
-    """verl's, for the whole batch; temperature and length come from the request."""
+    """verl's sampling parameters of the whole batch; temperature and length come from the request."""
     version: int
-    """Of the weights that the servers must hold."""
+    """The expected version of the servers' weights."""
     request_id: str
     fault: Exception | None = None
-    """Never set: what goes wrong fails the play that it happens to."""
+    """Always None: an error fails only its own rollout."""
 
     def expect(self, plays: int) -> None:
-        """The servers batch what comes, and wait for nobody."""
+        """Do nothing: the servers batch requests without waiting."""
 
     async def idle(self) -> None:
-        """A play has ended when its calls have: there is nothing else."""
+        """Do nothing: a rollout has no work besides its calls."""
 
     async def generate(self, policy: str, request: GenerationRequest) -> Generation:
-        """One response. Raises LostServer where no server gave one that holds the right weights."""
+        """Generate one response. Raises LostServer if no server with the right weights answered."""
         served = self.clients[policy]
         assert isinstance(served, ServedPolicy)
         output = await self._ask(served, request)
-        if output.stop_reason in ("aborted", "abort"):  # vLLM's word, and SGLang's
+        if output.stop_reason in ("aborted", "abort"):  # vLLM's and SGLang's values
             raise LostServer(f"policy {policy}: the server aborted the call")
         version = output.extra_fields.get("global_steps")
         if version != self.version:
@@ -105,7 +105,7 @@ class Servers:
 
         client = served.client
         params = dict(self.sampling_params, temperature=request.temperature, max_tokens=request.max_tokens)
-        # A server ends at the tokens of the generation configuration alone; the chat template's may not be among them.
+        # Servers stop only at the generation configuration's end tokens, which may lack the chat template's.
         params["stop_token_ids"] = sorted(served.eos_ids)
         if request.temperature == 0:
             params |= {"top_p": 1.0, "top_k": -1}

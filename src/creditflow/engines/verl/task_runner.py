@@ -9,11 +9,11 @@ from verl.trainer.main_ppo import TaskRunnerV1
 
 
 class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """verl's, with our trainer known to it and a client for every trained policy."""
+    """verl's task runner, with creditflow's trainer registered and a client for every trained policy."""
 
     def run(self, config: Any) -> None:
-        """Train; returns when the run is finished."""
-        from creditflow.engines.verl import trainer  # registers it  # noqa: F401
+        """Train until the run is finished."""
+        from creditflow.engines.verl import trainer  # registers the trainer  # noqa: F401
 
         try:
             super().run(config)
@@ -22,11 +22,11 @@ class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # typ
                 self.agent_loop_manager.close()
 
     def init_agent_loop_manager(self) -> None:
-        """The workers that play, with the servers of every trained policy."""
+        """Create the agent-loop workers, with the servers of every trained policy."""
         from creditflow.engines.verl.agent_loop import CreditflowAgentLoopManager
 
         self.agent_loop_manager = CreditflowAgentLoopManager.create(
-            config=self.trainer.config,  # of the leading policy: verl's workers look at its model
+            config=self.trainer.config,  # the leading policy's, because verl's workers read its model section
             llm_client=self.trainer.get_llm_clients(),
             teacher_client=None,
             reward_loop_worker_handles=[],
@@ -34,5 +34,5 @@ class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # typ
 
 
 def task_runner_class() -> Any:
-    """What `verl.trainer.main_ppo.run_ppo` starts. One core is its own, as verl's recipes have it."""
+    """The actor class for `verl.trainer.main_ppo.run_ppo`. It reserves one core, as in verl's recipes."""
     return ray.remote(num_cpus=1)(CreditflowTaskRunner)

@@ -81,11 +81,11 @@ _PLAYS_A_SECOND = 2000.0
 
 
 class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """One trained policy: its workers, servers, reference and critic, set up by verl."""
+    """The verl workers, servers, reference and critic of one trained policy."""
 
     def __init__(self, config: Any, policy: str) -> None:
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl looks for the mode's name in several places
+            config.trainer.v1.trainer_mode = "sync"  # verl compares the mode's name in several places
         super().__init__(config)
         self.policy = policy
         self.run = carried(config)
@@ -93,7 +93,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
-        # Ray knows placement groups by name; verl names those of every policy, and of every run, alike.
+        # Ray identifies placement groups by name, and verl uses the same names for every policy and run.
         own = f"{self.policy}_{self.run.token}"
         pools = {f"{own}_{pool}": spec for pool, spec in self.resource_pool_manager.resource_pool_spec.items()}
         self.mapping: dict[Any, str] = {role: f"{own}_{pool}" for role, pool in self.mapping.items()}
@@ -119,19 +119,19 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._n_rows = len(rows)
             rows = self._balance_batch(rows, metrics={})
             columns.values(self._compute_values(rows, metrics={}), values_T)
-            throw_away(rows, keep=columns.step_of_key)  # what verl padded with
+            throw_away(rows, keep=columns.step_of_key)  # verl's padding rows
 
     def update(self, rows: KVBatchMeta, metrics: dict[str, Any], timing: dict[str, float], step: int) -> None:
         """Update critic and actor on rows with advantages."""
         if self.use_critic:
             with marked_timer("update_critic", timing, color="pink"):
                 self._update_critic(rows, metrics=metrics)
-        if step > self.config.trainer.critic_warmup:  # verl's own trainers take one step fewer
+        if step > self.config.trainer.critic_warmup:  # verl's own trainers warm up for one step fewer
             with marked_timer("update_actor", timing, color="red"):
                 self._update_actor(rows, metrics=metrics)
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        # Mini-batches count tasks, as everywhere: verl counts rows, of which a task of many steps has many.
+        # Mini-batch sizes count tasks, as in the local engine. verl counts rows, and a task has many rows.
         data, actor = self.config.data, self.config.actor_rollout_ref.actor
         wanted = math.ceil(data.train_batch_size / actor.ppo_mini_batch_size)
         self._n_ranks, self._n_updates = dp_size, max(1, min(wanted, self._n_rows // dp_size))
@@ -140,7 +140,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: Any, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
     ) -> KVBatchMeta:
-        # As verl does it, but for a list where it asks a tensor for each number, which takes it seven times as long.
+        # As in verl, except for `tolist`: verl reads single numbers from the tensor, which takes seven times as long.
         workers = self.actor_rollout_wg
         if "actor" not in workers._dispatch_info:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
@@ -150,8 +150,8 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         work = calculate_workload(lengths).tolist()
         partitions = get_seqlen_balanced_partitions(work, k_partitions=self._n_ranks, equal_size=True)
         metrics.update(log_seqlen_unbalance(lengths.tolist(), partitions, logging_prefix))
-        # Every rank cuts its rows into mini-batches from the front. Dealt out in turn, padding, which comes last, falls
-        # on all of them: a mini-batch of nothing else would have no token to average over.
+        # Every rank cuts its rows into mini-batches from the front. Dealing rows in turn spreads padding rows, which come
+        # last, over all mini-batches. A mini-batch of padding alone would have no token to average over.
         dealt = np.array(partitions).reshape(self._n_ranks, -1, self._n_updates).transpose(0, 2, 1)
         batch.reorder(dealt.ravel().tolist())
         return batch
@@ -176,7 +176,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
                 "calculate_entropy": bool(section.get("calculate_entropy", False) or coefficient != 0.0),
                 "distillation_use_topk": False,
                 "distillation_only": False,
-                # What `seq-mean-*` averages over: trained steps, without padding.
+                # The denominator of `seq-mean-*`: trained steps, without padding.
                 "global_batch_size": self._n_rows / self._n_updates,
                 "num_mini_batch": self._n_updates,
                 "epochs": section.ppo_epochs,
@@ -205,7 +205,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
 
 
 class Partner(PolicyTrainer):
-    """A further trained policy of a run: verl's workers and servers, without data and without a loop."""
+    """Another trained policy of a run: verl's workers and servers, without a data set or training loop."""
 
     def __init__(self, config: Any, policy: str, total_steps: int) -> None:
         self._total_steps = total_steps
@@ -320,7 +320,7 @@ class CreditflowTrainer(PolicyTrainer):
 
     @property
     def trainers(self) -> list[PolicyTrainer]:
-        """One for each trained policy."""
+        """The trainers of all trained policies."""
         return [self, *self.partners]
 
     @property
@@ -328,7 +328,7 @@ class CreditflowTrainer(PolicyTrainer):
         """The names of the trained policies."""
         return [trainer.policy for trainer in self.trainers]
 
-    # What verl calls: setting up, weights, checkpoints.
+    # Overrides of verl's hooks: setup, weights, checkpoints.
 
     def _build_replay_buffer(self) -> Any:
         buffer = PlayBuffer.going_on_with(super()._build_replay_buffer(), self._expect_workers)
@@ -385,7 +385,7 @@ class CreditflowTrainer(PolicyTrainer):
         for partner in self.partners:
             partner.save(folder / "policies" / partner.policy, self.global_steps)
         self._save_state(folder)
-        super()._save_checkpoint()  # last: with it the checkpoint counts as whole
+        super()._save_checkpoint()  # last, because it marks the checkpoint as complete
 
     def _save_state(self, folder: Path) -> None:
         state = {
@@ -434,7 +434,7 @@ class CreditflowTrainer(PolicyTrainer):
             self.on_sample_end()
         batch = plays.batch
         with marked_timer("propagation", timing_raw):
-            # Which steps are trained does not depend on a critic's values, which are not there yet.
+            # The selection of trained steps does not depend on the critic's values, which are computed later.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold)
@@ -442,7 +442,7 @@ class CreditflowTrainer(PolicyTrainer):
         columns = Rows.of(row_keys, steps, batch)
         columns.expect_all(rows)
         trained = {t.policy: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
-        if values_T is not None:  # a step that is not trained may still lie behind one that is
+        if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
             for trainer in self.trainers:
                 of_policy_S = batch_of_policy(trainer.policy, batch) & ~assignment.trained_S
                 trainer.fill_values(columns, columns.choose(rows, of_policy_S), values_T)
@@ -463,7 +463,7 @@ class CreditflowTrainer(PolicyTrainer):
             for trainer in updated:
                 part = columns.put(trained[trainer.policy], assignment)
                 trained[trainer.policy] = trainer.correct_rollout(part, metrics)
-        with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final; its file is written beside the update
+        with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
             recording = beside.submit(self._record, plays, assignment)
             for trainer in updated:
                 said = {}
@@ -584,7 +584,7 @@ class CreditflowTrainer(PolicyTrainer):
             self.folder.append_events([asked.to_dict()])
             raise GuardStop(stop_report(asked, self.folder.path, why))
         latest = self._checkpoint().with_name(_LATEST)
-        write_whole(latest, lambda path: path.write_text(str(good)))  # what verl goes on from
+        write_whole(latest, lambda path: path.write_text(str(good)))  # verl resumes from this step
         self.folder.append_events([asked.to_dict()], back_to=good)
         self._sweep(good)
         aside = f"rolled_back/{self._rollbacks + 1}"
@@ -621,7 +621,7 @@ class CreditflowTrainer(PolicyTrainer):
         sampled = self._evaluation_plays(n, greedy=False) if sampling else greedy
         evaluation = Evaluation.of(sampled, greedy, n)
         metrics = {f"{_VAL}/{key}": value for key, value in evaluation.metrics.items()}
-        if not self._training:  # verl only adds to the metrics of a training step
+        if not self._training:  # verl adds validation metrics only to those of a training step
             asked = self._watch(metrics)
             self.folder.append_metrics(self.global_steps, metrics)
             if asked is not None:
@@ -696,12 +696,12 @@ def saved(checkpoints: Path) -> dict[int, Path]:
 
 
 def trained_by(policy: str, assignment: Assignment) -> Bools:
-    """[S] the steps on which the policy is trained."""
+    """A mask [S] of the steps on which the policy is trained."""
     return assignment.trained_S & batch_of_policy(policy, assignment.batch)
 
 
 def batch_of_policy(policy: str, batch: TrajectoryBatch) -> Bools:
-    """[S] the steps that the policy generated."""
+    """A mask [S] of the steps generated by the policy."""
     made_S: Bools = np.array([name == policy for name in batch.policy_names], dtype=np.bool_)[batch.policy_of_step]
     return made_S
 
