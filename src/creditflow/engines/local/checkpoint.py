@@ -168,7 +168,7 @@ def newest(
 ) -> tuple[int, dict[str, Any]] | None:
     """Load the newest intact checkpoint that `accept(step, state)` accepts; returns its step and state.
 
-    Damaged checkpoints are reported and skipped. Returns None if there are no checkpoints, or none is accepted. Raises
+    Damaged checkpoints are reported and skipped. Returns None without checkpoints, or if none is accepted. Raises
     DataError if all are damaged, because their remains may still be useful.
     """
     whole = False

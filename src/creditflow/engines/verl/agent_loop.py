@@ -180,7 +180,7 @@ def token_rewards(step: Step) -> list[float]:
     """Distribute the step's sub-reward, the weighted mean of its scores, over its response tokens.
 
     Per-token scores stay at their tokens, divided by the number of sampled tokens. Other scores are placed at the last
-    token. All zero if there are no scores or a score failed.
+    token. All zero without scores, or if a score failed.
     """
     ok = [score for score in step.scores.values() if score.weight > 0]
     rewards = np.zeros(len(step.response_ids))

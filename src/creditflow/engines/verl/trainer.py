@@ -150,8 +150,8 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         work = calculate_workload(lengths).tolist()
         partitions = get_seqlen_balanced_partitions(work, k_partitions=self._n_ranks, equal_size=True)
         metrics.update(log_seqlen_unbalance(lengths.tolist(), partitions, logging_prefix))
-        # Every rank cuts its rows into mini-batches from the front. Dealing rows in turn spreads padding rows, which come
-        # last, over all mini-batches. A mini-batch of padding alone would have no token to average over.
+        # Every rank cuts its rows into mini-batches from the front. Dealing rows in turn spreads padding rows, the last
+        # ones, over all mini-batches. A mini-batch of padding alone would have no token to average over.
         dealt = np.array(partitions).reshape(self._n_ranks, -1, self._n_updates).transpose(0, 2, 1)
         batch.reorder(dealt.ravel().tolist())
         return batch
