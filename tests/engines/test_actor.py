@@ -56,7 +56,7 @@ def policy(word_model_folder: Path) -> Policy:
     return Policy.load(word_model_folder, torch.device("cpu"))
 
 
-def test_training_forward_pass_gives_the_logprobs_of_sampling(policy: Policy) -> None:
+def test_training_logprobs_equal_sampling_logprobs(policy: Policy) -> None:
     batch = sampled_batch(policy, temperatures=(1.0, 0.5, 1.3))
     for packed in micro_batches(batch, np.arange(batch.n_steps), 30):
         logprobs, _ = token_logprobs(policy.forward, packed, batch)
@@ -115,7 +115,7 @@ def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: Ac
         ("token-mean", "k3", False, 0.01),
     ],
 )
-def test_loss_and_gradient_equal_those_of_one_row_at_a_time(
+def test_loss_and_gradient_match_single_rows(
     policy, mode, kl, use_kl, entropy, budget, packed, at_once, monkeypatch
 ) -> None:
     monkeypatch.setattr(actors, "_LOGITS", at_once)
@@ -156,12 +156,12 @@ def test_loss_and_gradient_equal_those_of_one_row_at_a_time(
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
 
 
-def test_masked_steps_leave_the_loss_and_its_denominator() -> None:
+def test_masked_steps_do_not_count_in_the_denominator() -> None:
     weights = token_weights("seq-mean-token-mean", np.array([4, 0, 2]), np.zeros(3, dtype=np.int64))
     np.testing.assert_allclose(weights, [1 / 8, 0.0, 1 / 4])
 
 
-def test_clipping_stops_the_gradient_only_where_the_ratio_moved_too_far_already() -> None:
+def test_clipping_stops_gradients_beyond_its_bounds() -> None:
     logprob = torch.log(torch.tensor([1.5, 1.5, 0.5, 0.5, 4.0])).requires_grad_()
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0])
     loss, clipped, bounded = policy_loss(logprob, torch.zeros(5), advantage, Clip(0.2, 0.2, 3.0))
@@ -211,7 +211,7 @@ def far_from_reference(policy: Policy, config: ActorConfig, **options: bool) -> 
     return actor
 
 
-def test_reference_logprobs_are_those_of_one_step_at_a_time_at_its_temperature(policy: Policy) -> None:
+def test_reference_logprobs_match_single_steps(policy: Policy) -> None:
     first = copy.deepcopy(policy.model)
     actor = far_from_reference(policy, ActorConfig(), keep_reference=True)
     assert actor.reference is not None
@@ -233,7 +233,7 @@ def test_reference_logprobs_are_those_of_one_step_at_a_time_at_its_temperature(p
         np.testing.assert_allclose(step.ref_logprobs, expected, atol=1e-5)
 
 
-def test_a_reference_that_only_reward_functions_need_is_no_part_of_the_loss(policy: Policy) -> None:
+def test_reference_for_rewards_does_not_change_the_loss(policy: Policy) -> None:
     batch = sampled_batch(policy)
     every, one = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
     actor = far_from_reference(policy, ActorConfig(kl_loss_coef=10.0), keep_reference=True)
@@ -242,7 +242,7 @@ def test_a_reference_that_only_reward_functions_need_is_no_part_of_the_loss(poli
     assert "actor/kl_loss" not in metrics
 
 
-def test_nothing_is_kept_of_a_policy_whose_reference_nobody_needs(policy: Policy) -> None:
+def test_reference_is_not_kept_by_default(policy: Policy) -> None:
     assert Actor(policy, ActorConfig()).reference is None
 
 
@@ -254,7 +254,7 @@ def test_warm_up_raises_the_learning_rate_linearly(policy: Policy) -> None:
     assert rates == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3, 1e-3])
 
 
-def test_a_cosine_schedule_ends_at_zero_with_the_last_update_of_the_run(policy: Policy) -> None:
+def test_cosine_schedule_falls_to_zero_over_the_run(policy: Policy) -> None:
     batch = sampled_batch(policy)
     optim = OptimConfig(lr=1e-3, lr_warmup_steps=1, lr_scheduler_type="cosine")
     actor = Actor(policy, ActorConfig(optim=optim), total_updates=5)
@@ -264,7 +264,7 @@ def test_a_cosine_schedule_ends_at_zero_with_the_last_update_of_the_run(policy: 
     assert rates == pytest.approx(expected)
 
 
-def test_a_non_finite_gradient_skips_the_update_and_is_counted(policy: Policy) -> None:
+def test_non_finite_gradient_skips_the_update(policy: Policy) -> None:
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())
     advantage = np.full(len(batch.response_ids), np.inf)
@@ -275,7 +275,7 @@ def test_a_non_finite_gradient_skips_the_update_and_is_counted(policy: Policy) -
         assert torch.equal(value, before[name]), name
 
 
-def test_a_batch_with_nothing_to_train_on_changes_nothing(policy: Policy) -> None:
+def test_batch_without_trained_steps_changes_nothing(policy: Policy) -> None:
     batch = sampled_batch(policy)
     before = copy.deepcopy(policy.model.state_dict())
     none, one = np.zeros(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
@@ -284,7 +284,7 @@ def test_a_batch_with_nothing_to_train_on_changes_nothing(policy: Policy) -> Non
         assert torch.equal(value, before[name]), name
 
 
-def test_what_masked_steps_and_masked_tokens_say_changes_no_gradient(policy: Policy) -> None:
+def test_masked_steps_and_tokens_change_no_gradient(policy: Policy) -> None:
     batch = sampled_batch(policy)
     rng = np.random.default_rng(2)
     advantage, trained = rng.normal(size=len(batch.response_ids)), np.arange(batch.n_steps) % 3 > 0

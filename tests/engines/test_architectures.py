@@ -104,7 +104,7 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, one in ARCHITECTURES.items() if one.limit is not None])
-def test_rows_beyond_a_rotary_switch_are_refused(name: str, tmp_path: Path) -> None:
+def test_rows_beyond_a_rotary_switch_are_rejected(name: str, tmp_path: Path) -> None:
     save_tiny(ARCHITECTURES[name], tmp_path)
     policy = Policy.load(tmp_path, CPU)
     long, short = GenerationRequest((5,) * 30, 3, 1.0, (0,)), GenerationRequest((5, 6), 3, 1.0, (1,))
@@ -116,7 +116,7 @@ def test_rows_beyond_a_rotary_switch_are_refused(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", sampled(REFUSED, FAST_REFUSED))
-def test_an_unsupported_architecture_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_unsupported_architecture_is_rejected_by_name(name: str, tmp_path: Path) -> None:
     save_tiny(REFUSED[name], tmp_path)
     with pytest.raises(ModelError, match=r"model\.path: .* cannot be decoded in batches here: \S+ is not supported"):
         Policy.load(tmp_path, CPU)

@@ -23,9 +23,7 @@ def batch(word_model_folder: Path):
     return several_steps(sampled_batch(Policy.load(word_model_folder, CPU), 15))
 
 
-def test_a_new_critic_says_nothing_of_any_state_and_a_saved_one_what_it_said(
-    word_model_folder, batch, tmp_path
-) -> None:
+def test_new_critic_returns_zero_and_saved_critic_its_values(word_model_folder, batch, tmp_path) -> None:
     critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
     everything = np.ones(batch.n_steps, dtype=np.bool_)
     assert (critic.values(batch, everything) == 0).all()
@@ -41,12 +39,12 @@ def test_a_new_critic_says_nothing_of_any_state_and_a_saved_one_what_it_said(
     np.testing.assert_array_equal(again.values(batch, everything), values)
 
 
-def test_a_language_model_is_no_critic_where_no_new_head_is_asked_for(word_model_folder) -> None:
+def test_language_model_without_new_head_is_rejected(word_model_folder) -> None:
     with pytest.raises(ModelError, match="lacks weights of a token classification model"):
         load_folder(word_model_folder, "token_classification", "key")
 
 
-def test_values_of_steps_that_are_not_wanted_are_unknown(word_model_folder, batch) -> None:
+def test_values_of_unwanted_steps_are_nan(word_model_folder, batch) -> None:
     critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig())
     wanted = np.arange(batch.n_steps) % 2 == 0
     values = critic.values(batch, wanted)
@@ -60,7 +58,7 @@ def text_before(batch, s: int, sees: str) -> list[int]:
     return [token for k in play for token in (*prompt_of(batch, k), *response_of(batch, k))] if sees == "play" else []
 
 
-def test_a_critic_of_plays_knows_what_was_said_before_and_nothing_that_comes_after(word_model_folder, batch) -> None:
+def test_trajectory_critic_reads_only_preceding_tokens(word_model_folder, batch) -> None:
     critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig(sees="play"))
     with torch.no_grad():
         for weight in critic.model.parameters():
@@ -77,7 +75,7 @@ def test_a_critic_of_plays_knows_what_was_said_before_and_nothing_that_comes_aft
         np.testing.assert_allclose(of_step, said.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_play_that_is_longer_than_the_critics_positions_is_read_in_parts(batch) -> None:
+def test_long_trajectory_is_read_in_parts(batch) -> None:
     lengths = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
     steps = np.flatnonzero(np.diff(batch.token_offsets) > 0)
     longest = int(np.sort(lengths)[-1])
@@ -93,7 +91,7 @@ def test_a_play_that_is_longer_than_the_critics_positions_is_read_in_parts(batch
 @pytest.mark.parametrize("sees", ["step", "play"])
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, batch, mode, budget, sees) -> None:
+def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, sees) -> None:
     torch.manual_seed(0)
     model, _ = load_folder(word_model_folder, "token_classification", "key", new_head=True)
     for weight in model.double().parameters():
@@ -136,7 +134,7 @@ def test_the_critics_gradient_is_that_of_one_row_at_a_time(word_model_folder, ba
     assert float((ours - theirs).norm() / theirs.norm()) < 1e-8
 
 
-def test_a_value_is_pulled_no_further_than_the_range_around_the_old_one() -> None:
+def test_value_loss_stops_gradients_beyond_the_clip_range() -> None:
     values = torch.tensor([0.1, 0.9, -0.9]).requires_grad_()
     loss, clipped = value_loss(values, torch.zeros(3), torch.ones(3), 0.5)
     loss.sum().backward()
@@ -145,7 +143,7 @@ def test_a_value_is_pulled_no_further_than_the_range_around_the_old_one() -> Non
     assert (values.grad == 0).tolist() == [False, True, False]
 
 
-def test_explained_variance_is_one_for_true_values_and_nothing_where_returns_do_not_differ(batch) -> None:
+def test_explained_variance_of_exact_and_constant_values(batch) -> None:
     rng = np.random.default_rng(0)
     returns, trained = rng.normal(size=len(batch.response_ids)), np.ones(batch.n_steps, dtype=np.bool_)
     assert explained(batch, returns, returns + 3.0, trained) == {"critic/vf_explained_var": pytest.approx(1.0)}
@@ -153,7 +151,7 @@ def test_explained_variance_is_one_for_true_values_and_nothing_where_returns_do_
     assert explained(batch, np.ones_like(returns), returns, trained) == {}
 
 
-def test_a_critic_learns_the_returns_it_is_shown(word_model_folder, batch) -> None:
+def test_critic_learns_its_returns(word_model_folder, batch) -> None:
     config = CriticConfig(optim=OptimConfig(lr=3e-3), cliprange_value=10.0)
     critic = Critic.load(word_model_folder, "critic.model.path", CPU, config)
     everything = np.ones(batch.n_steps, dtype=np.bool_)

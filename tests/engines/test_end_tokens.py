@@ -71,7 +71,7 @@ def test_prompt_without_template_has_no_end_token(tmp_path: Path, post: str, exp
     assert policy.tokenizer.convert_ids_to_tokens(list(ids)) == expected
 
 
-def test_tokens_of_a_padded_vocabulary_come_back(tmp_path: Path):
+def test_tokens_of_a_padded_vocabulary_stay_in_prompts(tmp_path: Path):
     policy = loaded(tmp_path, vocabulary=512)
     made = policy.generate([GenerationRequest((5, 6, 7), 30, 1.0, (k,)) for k in range(8)])
     beyond = next(one for one in made if max(one.response_ids) >= len(policy.tokenizer))
@@ -81,7 +81,7 @@ def test_tokens_of_a_padded_vocabulary_come_back(tmp_path: Path):
 
 @pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_adapters_of_tied_weights_are_refused(tied: bool, target: str):
+def test_adapters_of_tied_weights_are_rejected(tied: bool, target: str):
     config = transformers.LlamaConfig(vocab_size=64, tie_word_embeddings=tied, **SIZES)
     model = transformers.LlamaForCausalLM(config)
     chosen = ActorModelConfig(lora_rank=4, target_modules=["q_proj", target])

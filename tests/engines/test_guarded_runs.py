@@ -102,7 +102,7 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
     return table["credit"] == table["outcome"]
 
 
-def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
+def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
     plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
     plays += ("reward.max_failed_frac=0.5",)  # so that the guard acts before the limit
@@ -116,7 +116,7 @@ def test_verdicts_that_fail_lead_to_the_shared_reward_and_back(recipe) -> None:
     assert all(credit_is_the_outcome(path, s) for s in range(fired + 1, recovered + 1))
 
 
-def test_while_the_verdicts_that_do_not_fail_agree_with_the_outcome_credit_stays_as_it_is(recipe) -> None:
+def test_failing_verdicts_only_warn_while_the_rest_agree(recipe) -> None:
     arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
     plays = ("actor_rollout_ref.rollout.n=32", "reward.max_failed_frac=0.5")
     path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", *plays)
@@ -125,7 +125,7 @@ def test_while_the_verdicts_that_do_not_fail_agree_with_the_outcome_credit_stays
     assert not any(row["guard/fallback"] for row in read_metrics(path))
 
 
-def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> None:
+def test_contradictory_verdicts_trigger_the_fallback(recipe) -> None:
     path = run(recipe("contradicts"), "run", steps(16))
     for rule in ("error_rate", "agreement"):
         (_, action, fired), *_ = happened(path, rule)
@@ -136,7 +136,7 @@ def test_verdicts_that_turn_contradictory_lead_to_the_shared_reward(recipe) -> N
     assert credit_is_the_outcome(path, fired + 1)
 
 
-def test_an_accuracy_that_falls_lowers_the_threshold(recipe) -> None:
+def test_falling_accuracy_lowers_the_threshold(recipe) -> None:
     # From step 8 on, and nothing else is paid: whatever the last bits of a machine's products, it unlearns.
     misleads = "{fn: 'play.py:verdict', args: {sick: misleads, first: 8}}"
     options = [f"reward.functions=[{{fn: 'play.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
@@ -151,13 +151,13 @@ def test_an_accuracy_that_falls_lowers_the_threshold(recipe) -> None:
     assert event["numbers"]["p"] < 2e-3
 
 
-def test_an_entropy_that_collapses_is_said(recipe, capsys) -> None:
+def test_entropy_collapse_is_reported(recipe, capsys) -> None:
     path = run(recipe(), "run", steps(12), "actor_rollout_ref.actor.optim.lr=1.0")
     assert happened(path, "entropy")[0][:2] == ("fired", "warn")
     assert "guard: entropy fired: actor/entropy" in capsys.readouterr().err
 
 
-def test_a_gate_that_shuts_an_agent_out_is_said(recipe) -> None:
+def test_agent_without_credit_is_reported(recipe) -> None:
     options = [
         "algorithm.outcome_to=answer",
         "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:never_enough'}]",
@@ -186,9 +186,7 @@ def not_finite(monkeypatch):
 
 
 @pytest.mark.parametrize("kept", mostly_slow((None, 1), {1}))
-def test_after_three_updates_that_are_not_finite_a_run_goes_back_and_is_as_if_nothing_had_been(
-    recipe, not_finite, kept
-) -> None:
+def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, not_finite, kept) -> None:
     """Also where only the newest checkpoint is kept: it would be one of what went wrong."""
     keep = "null" if kept is None else str(kept)
     options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", f"trainer.max_actor_ckpt_to_keep={keep}")
@@ -210,7 +208,7 @@ def test_after_three_updates_that_are_not_finite_a_run_goes_back_and_is_as_if_no
     expect_the_same(healthy, path)
 
 
-def test_rollbacks_are_bounded_and_the_run_then_stops_with_a_report(recipe, not_finite) -> None:
+def test_run_stops_with_a_report_after_max_rollbacks(recipe, not_finite) -> None:
     not_finite(2, 1000)
     with pytest.raises(GuardStop, match=r"stopped after step 4: that was after 2 rollbacks, of which"):
         run(recipe(), "run", *EVERY_STEP)
@@ -219,14 +217,14 @@ def test_rollbacks_are_bounded_and_the_run_then_stops_with_a_report(recipe, not_
     assert sorted(folder.name for folder in (path / "rolled_back").iterdir()) == ["1", "2"]
 
 
-def test_without_a_good_checkpoint_there_is_nothing_to_go_back_to(recipe, not_finite) -> None:
+def test_run_stops_without_a_good_checkpoint(recipe, not_finite) -> None:
     not_finite(1, 1000)
     with pytest.raises(GuardStop, match="there is no good checkpoint"):
         run(recipe(), "run", steps(4))
     assert (recipe().parent / "run/checkpoints/global_step_3/model.safetensors").is_file()  # not lost
 
 
-def test_a_run_that_a_rule_stops_is_gone_on_with_from_there(recipe) -> None:
+def test_run_stopped_by_a_rule_resumes(recipe) -> None:
     options = (steps(4), "guard.rules.enough={metric: rollout/tokens, above: 1, window: 2, action: stop}")
     with pytest.raises(GuardStop, match=r"guard: enough fired: rollout/tokens .*; stopped after step 2"):
         run(recipe(), "run", *options)
@@ -236,7 +234,7 @@ def test_a_run_that_a_rule_stops_is_gone_on_with_from_there(recipe) -> None:
 
 
 @pytest.mark.parametrize("place", ["before the event", "after the event"])
-def test_a_run_that_is_killed_while_it_goes_back_goes_back(recipe, not_finite, monkeypatch, place) -> None:
+def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypatch, place) -> None:
     """What was saved after the checkpoint that it goes back to must not be gone on with."""
     from creditflow.ledger import RunFolder
 
@@ -280,7 +278,7 @@ def weights(path: Path, step: int) -> dict[str, torch.Tensor]:
     return AutoModelForCausalLM.from_pretrained(path / f"checkpoints/global_step_{step}").state_dict()
 
 
-def test_a_fallback_may_train_adapters_alone_on_the_layers_named(recipe) -> None:
+def test_fallback_trains_adapters_on_the_named_layers(recipe) -> None:
     path = run(recipe(), "run", *LORA)
     (_, _, fired), (_, _, recovered) = happened(path, "error_rate")
     events = [event for event in read_events(path) if event["rule"] == "fallback"]
@@ -298,7 +296,7 @@ def test_a_fallback_may_train_adapters_alone_on_the_layers_named(recipe) -> None
 
 
 @pytest.mark.parametrize("after", mostly_slow((5, 7, 9), {7}))
-def test_a_run_with_a_fallback_to_adapters_is_gone_on_with_as_if_never_stopped(recipe, monkeypatch, after) -> None:
+def test_resumed_adapter_fallback_equals_an_unstopped_run(recipe, monkeypatch, after) -> None:
     from tests.engines.test_resume import stopped, without_clock
 
     whole = run(recipe(), "whole", *LORA)
@@ -309,26 +307,26 @@ def test_a_run_with_a_fallback_to_adapters_is_gone_on_with_as_if_never_stopped(r
         assert torch.equal(weight, weights(again, 10)[name]), name
 
 
-def test_a_fallback_to_modules_that_there_are_not_is_refused_before_anything_is_written(recipe) -> None:
+def test_fallback_to_unknown_modules_is_rejected(recipe) -> None:
     with pytest.raises(ConfigError, match=r"guard.fallback.target_modules: no module is named q_prj"):
         run(recipe(), "run", "guard.fallback={trainable: lora, target_modules: [q_prj]}")
     assert not (recipe().parent / "run").exists()
 
 
-def test_a_fallback_to_adapters_where_there_is_nothing_else_is_refused(recipe) -> None:
+def test_adapter_fallback_of_adapters_is_rejected(recipe) -> None:
     with pytest.raises(ConfigError, match=r"guard.fallback.trainable: expected all where every policy trains adapters"):
         run(recipe(), "run", "guard.fallback.trainable=lora", "actor_rollout_ref.model.lora_rank=2")
     assert not (recipe().parent / "run").exists()
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(5), {0}))
-def test_in_healthy_runs_of_fifty_steps_no_acting_rule_fires(recipe, seed) -> None:
+def test_healthy_runs_only_produce_warnings(recipe, seed) -> None:
     path = run(recipe(), "run", steps(50), "trainer.test_freq=5", f"data.seed={seed}")
     assert {event["action"] for event in read_events(path)} <= {"warn"}
     assert torch.isfinite(torch.tensor([row["actor/entropy"] for row in read_metrics(path) if row["step"]])).all()
 
 
-def test_events_are_gone_on_with_as_metrics_are(recipe, monkeypatch) -> None:
+def test_resumed_run_has_the_same_events(recipe, monkeypatch) -> None:
     from tests.engines.test_resume import stopped
 
     options = (*EVERY_STEP, "guard.rules.often={metric: rollout/tokens, above: 1, window: 2}")

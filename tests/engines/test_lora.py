@@ -40,7 +40,7 @@ def logprobs(policy: Policy, batch) -> torch.Tensor:
         return token_logprobs(policy.forward, packed, batch)[0][torch.from_numpy(np.argsort(packed.token_at))]
 
 
-def test_an_adapter_changes_nothing_until_it_is_trained_and_then_only_its_own_policy(word_model_folder) -> None:
+def test_adapter_training_changes_only_its_policy(word_model_folder) -> None:
     plain = Policy.load(word_model_folder, CPU)
     batch = sampled_batch(plain)
     a, b = policies(word_model_folder, "ab")
@@ -57,7 +57,7 @@ def test_an_adapter_changes_nothing_until_it_is_trained_and_then_only_its_own_po
     torch.testing.assert_close(logprobs(a.reference(), batch), before, atol=0, rtol=0)
 
 
-def test_generation_is_that_of_the_policys_own_adapter(word_model_folder) -> None:
+def test_generation_uses_the_policys_adapter(word_model_folder) -> None:
     batch = sampled_batch(Policy.load(word_model_folder, CPU))
     a, b = policies(word_model_folder, "ab")
     for _ in range(5):
@@ -69,7 +69,7 @@ def test_generation_is_that_of_the_policys_own_adapter(word_model_folder) -> Non
     assert not np.array_equal(own.response_ids, fresh.response_ids)
 
 
-def test_the_kl_to_where_training_began_needs_no_second_model(word_model_folder) -> None:
+def test_kl_loss_with_an_adapter_needs_one_model(word_model_folder) -> None:
     batch = sampled_batch(Policy.load(word_model_folder, CPU))
     (a,) = policies(word_model_folder, "a")
     assert update(a, batch, use_kl_loss=True)["actor/kl_loss"] == 0
@@ -79,7 +79,7 @@ def test_the_kl_to_where_training_began_needs_no_second_model(word_model_folder)
     assert update(a, batch, use_kl_loss=True, kl_loss_coef=1.0)["actor/kl_loss"] > 0
 
 
-def test_gradients_are_those_of_the_adapter_alone(word_model_folder) -> None:
+def test_adapter_gradients_match_the_chain_rule(word_model_folder) -> None:
     """Of W + BA: those of full training, by the chain rule."""
     batch = sampled_batch(Policy.load(word_model_folder, CPU))
     (a,) = policies(word_model_folder, "a", target_modules=["q_proj"], layers_to_transform=[1])
@@ -100,7 +100,7 @@ def test_gradients_are_those_of_the_adapter_alone(word_model_folder) -> None:
     torch.testing.assert_close(B.grad, scale * weight.grad @ A.T, rtol=1e-8, atol=1e-12)
 
 
-def test_peft_loads_what_is_saved_and_so_do_we(word_model_folder, tmp_path) -> None:
+def test_saved_adapter_loads_in_peft_and_here(word_model_folder, tmp_path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -119,7 +119,7 @@ def test_peft_loads_what_is_saved_and_so_do_we(word_model_folder, tmp_path) -> N
     torch.testing.assert_close(logprobs(b, batch), logprobs(a, batch), rtol=0, atol=0)
 
 
-def test_another_adapters_weights_are_refused(word_model_folder, tmp_path) -> None:
+def test_weights_of_another_adapter_are_rejected(word_model_folder, tmp_path) -> None:
     (a,) = policies(word_model_folder, "a")
     a.save(tmp_path)
     (b,) = policies(word_model_folder, "b", target_modules=["q_proj"])
@@ -137,12 +137,12 @@ def test_another_adapters_weights_are_refused(word_model_folder, tmp_path) -> No
         ({"layers_to_transform": [2]}, r"model.layers_to_transform: .*the model has 2 layers"),
     ],
 )
-def test_what_the_model_does_not_have_is_refused_with_what_it_has(word_model_folder, config, message) -> None:
+def test_unknown_modules_and_layers_are_rejected(word_model_folder, config, message) -> None:
     with pytest.raises(ConfigError, match=message):
         policies(word_model_folder, "a", **config)
 
 
-def test_policies_of_one_base_that_are_asked_from_two_threads_answer_as_they_do_alone(word_model_folder) -> None:
+def test_policies_of_one_base_generate_in_two_threads(word_model_folder) -> None:
     both = policies(word_model_folder, "ab")
     update(both[0], sampled_batch(both[0]))
     requests = [GenerationRequest((1 + k % 9, 2, 3), 20, 1.0, (k,)) for k in range(40)]

@@ -36,7 +36,7 @@ def batches(draw) -> TrajectoryBatch:
 
 
 @given(batches(), st.integers(1, 80))
-def test_every_response_token_is_predicted_once_by_the_token_before_it(batch: TrajectoryBatch, budget: int) -> None:
+def test_each_response_token_is_predicted_once(batch: TrajectoryBatch, budget: int) -> None:
     parts = list(micro_batches(batch, np.arange(batch.n_steps), budget))
     assert sorted(np.concatenate([part.steps for part in parts]).tolist()) == list(range(batch.n_steps))
     assert sorted(np.concatenate([part.token_at for part in parts]).tolist()) == list(range(len(batch.response_ids)))
@@ -69,7 +69,7 @@ def batches_of_long_prompts(draw) -> TrajectoryBatch:
 
 
 @given(batches_of_long_prompts(), st.integers(60, 300))
-def test_whichever_way_attention_goes_a_token_sees_its_prompt_and_its_response_up_to_itself(batch, budget) -> None:
+def test_attention_layout_is_causal_within_each_step(batch, budget) -> None:
     for part in micro_batches(batch, np.arange(batch.n_steps), budget):
         may_see: dict[int, set[int]] = {}
         for group in part.groups:
@@ -90,19 +90,19 @@ def test_whichever_way_attention_goes_a_token_sees_its_prompt_and_its_response_u
             assert sees[at] == may_see[token]
 
 
-def test_prompts_are_taken_apart_where_many_short_responses_share_them() -> None:
+def test_prompts_with_many_short_responses_are_split_off() -> None:
     long = [(list(range(40)), [1] * 5)] * 8
     assert next(micro_batches(batch_of(long), np.arange(8), 1000)).split is not None
     assert next(micro_batches(batch_of([([k], [1] * 40) for k in range(8)]), np.arange(8), 1000)).split is None
 
 
-def test_a_long_row_is_not_padded_to_by_few_short_ones() -> None:
+def test_short_rows_are_not_padded_to_a_long_one() -> None:
     rows = [([k], [1] * 30) for k in range(40)] + [([1], [1] * 4000)] * 2
     part = next(micro_batches(batch_of(rows), np.arange(len(rows)), 100_000))
     assert sum(group.at.size for group in part.groups) < 1.3 * sum(group.inside.sum() for group in part.groups)
 
 
-def test_parts_are_of_about_the_same_size() -> None:
+def test_micro_batches_have_similar_sizes() -> None:
     rng = np.random.default_rng(0)
     rows = [(rng.integers(0, 50, rng.integers(1, 60)).tolist(), [1] * int(rng.integers(1, 200))) for _ in range(300)]
     sizes = [len(part.input_ids) for part in micro_batches(batch_of(rows), np.arange(300), 10_000)]
@@ -116,7 +116,7 @@ def test_parts_are_of_about_the_same_size() -> None:
      ("llama4, window of 8 in masks alone", True), ("llama4, scaled by place", False), ("gemma2, soft cap", False),
      ("mamba, no attention", False)],
 )  # fmt: skip
-def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, packs: bool) -> None:
+def test_packed_steps_give_the_logits_of_single_rows(name: str, packs: bool) -> None:
     model = small_model(name)
     forward = Forward(model)
     assert forward.packs == packs
@@ -138,14 +138,14 @@ def test_a_model_says_of_packed_steps_what_it_says_of_each_alone(name: str, pack
     assert model.config._attn_implementation != "creditflow_packed"
 
 
-def test_rows_that_a_model_reads_as_rows_are_no_more_tokens_than_a_micro_batch_may_have() -> None:
+def test_padded_rows_fit_the_micro_batch_limit() -> None:
     batch = batch_of([(list(range(20)), [1] * 10)] * 40)
     for name in ("mistral, window of 8", "gemma2, soft cap"):
         for part in Forward(small_model(name)).micro_batches(batch, np.arange(40), 100):
             assert sum(group.at.size for group in part.groups) <= 100
 
 
-def test_attention_that_cannot_be_packed_is_refused() -> None:
+def test_unpackable_attention_raises() -> None:
     states = torch.zeros(1, 2, 3, 4)
     at = torch.zeros(1, 3, dtype=torch.long)
     layout = Layout((Seen(at, at, None),), torch.arange(3))

@@ -30,7 +30,7 @@ def played(policy: Policy, temperature: float, n: int = 12) -> tuple[list[Trajec
     return asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling(temperature=temperature))), scheduler
 
 
-def test_scheduled_greedy_plays_say_what_the_models_own_generate_says_one_by_one(byte_policy: Policy) -> None:
+def test_scheduled_greedy_steps_match_single_generation(byte_policy: Policy) -> None:
     trajectories, scheduler = played(byte_policy, temperature=0.0)
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     assert scheduler.batch_sizes[0] == 12
@@ -46,7 +46,7 @@ def test_scheduled_greedy_plays_say_what_the_models_own_generate_says_one_by_one
         assert list(step.response_ids) == out[0, len(step.prompt_ids) :].tolist()
 
 
-def test_scheduled_plays_record_the_logprobs_that_training_will_see(byte_policy: Policy) -> None:
+def test_scheduled_steps_record_exact_logprobs(byte_policy: Policy) -> None:
     trajectories, _ = played(byte_policy, temperature=0.8, n=6)
     for step in (step for trajectory in trajectories for step in trajectory.steps):
         ids = torch.tensor([step.prompt_ids + step.response_ids])

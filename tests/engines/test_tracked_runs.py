@@ -45,7 +45,7 @@ def tensorboard_numbers(path: Path, key: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in read.Scalars(key)]
 
 
-def test_tensorboard_has_the_numbers_of_a_run_that_was_gone_on_with(recipe_file) -> None:
+def test_tensorboard_has_the_metrics_of_a_resumed_run(recipe_file) -> None:
     pytest.importorskip("tensorboard")
     options = ("trainer.logger=[console,tensorboard]", "trainer.save_freq=1")
     run(recipe_file, "run", *options, "trainer.total_training_steps=2")
@@ -54,7 +54,7 @@ def test_tensorboard_has_the_numbers_of_a_run_that_was_gone_on_with(recipe_file)
         assert close(tensorboard_numbers(path, key), path, key), key
 
 
-def test_agents_keep_their_names_apart_where_mlflow_does_not_take_them() -> None:
+def test_mlflow_metric_names_stay_distinct() -> None:
     sent = []
 
     class Tracker:
@@ -66,7 +66,7 @@ def test_agents_keep_their_names_apart_where_mlflow_does_not_take_them() -> None
     assert sent == [{"credit/mean/a_x28b": 1.0, "credit/mean/a_x29b": 2.0, "credit/mean/ä b": 3.0}]
 
 
-def test_mlflow_has_the_numbers_and_options_of_a_run(recipe_file, monkeypatch) -> None:
+def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     options = ("trainer.logger=[mlflow]", "trainer.project_name=teams", "trainer.save_freq=1")
@@ -107,7 +107,7 @@ def wandb_offline(monkeypatch):
     until(lambda: not any(alive(pid) for pid in descendants() - before))
 
 
-def test_wandb_offline_has_the_numbers_of_a_run_and_its_plays_with_their_credit(recipe_file, wandb_offline) -> None:
+def test_wandb_offline_has_metrics_and_a_trajectory_table(recipe_file, wandb_offline) -> None:
     path = run(recipe_file, "run", "trainer.logger=[wandb]")
     rows, tables = wandb_records(path)
     for key in KEYS:
@@ -127,7 +127,7 @@ class Fails:
         raise AssertionError("it was left out")
 
 
-def test_a_tracker_that_fails_later_is_said_and_left_out() -> None:
+def test_failing_tracker_is_reported_and_left_out() -> None:
     said: list[str] = []
     trackers = Trackers(said.append, {"mlflow": Fails()})
     trackers.log(1, {"a": 1.0})
@@ -137,13 +137,13 @@ def test_a_tracker_that_fails_later_is_said_and_left_out() -> None:
     assert "mlflow failed and is left out from now on: the server is gone" in said[0]
 
 
-def test_an_unknown_tracker_is_refused(recipe_file) -> None:
+def test_unknown_tracker_is_rejected(recipe_file) -> None:
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
         run(recipe_file, "run", "trainer.logger=[tensorbord]")
     assert not (recipe_file.parent / "run").exists()
 
 
-def test_a_tracker_that_cannot_be_set_up_is_said_in_a_line(recipe_file, monkeypatch) -> None:
+def test_failed_tracker_setup_raises_a_config_error(recipe_file, monkeypatch) -> None:
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nosuch://somewhere")
     with pytest.raises(ConfigError, match=r"trainer\.logger: mlflow cannot be set up"):

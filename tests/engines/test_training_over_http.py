@@ -60,7 +60,7 @@ def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.Mon
     return tmp_path / "toy.yaml"
 
 
-def test_training_through_the_server_is_training_in_process(recipe_file: Path) -> None:
+def test_training_over_http_equals_training_in_process(recipe_file: Path) -> None:
     settings = ("trainer.save_freq=4", "trainer.total_training_steps=4", "trainer.test_freq=2")
     here = run(recipe_file, "here", *settings)
     there = run(recipe_file, "there", *settings, "team.workflow=over_http.py:solve_over_http")
@@ -69,9 +69,7 @@ def test_training_through_the_server_is_training_in_process(recipe_file: Path) -
 
 
 @pytest.mark.slow
-def test_training_arithmetic_chain_through_the_server_is_training_it_in_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arithmetic_chain_over_http_equals_in_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "arithmetic_chain"))
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     settings = ["trainer.total_training_steps=3", "data.train_batch_size=8", "data.val_max_samples=32"]

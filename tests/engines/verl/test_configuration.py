@@ -64,7 +64,7 @@ def leaves(kind: Any, path: str = "") -> Iterator[str]:
             yield path + name
 
 
-def test_every_option_of_a_recipe_is_verls_or_ours():
+def test_every_recipe_option_is_mapped_or_own():
     """An option that is added to recipes and forgotten here would be left out silently."""
     followed = {key for other in configuration._OTHERWISE.values() for key in other.of}
 
@@ -73,7 +73,7 @@ def test_every_option_of_a_recipe_is_verls_or_ours():
         assert key in configuration._SAME or key in followed or key in configuration._LOCAL or ours, key
 
 
-def test_every_option_of_the_same_name_is_in_verls_files():
+def test_same_name_options_exist_in_verls_files():
     verls = configuration._files("ppo_trainer", ())[1]
 
     assert [key for key in configuration._SAME if key not in verls] == []
@@ -122,14 +122,14 @@ OTHER_VALUES = {
 }
 
 
-def test_trackers_are_verls_own_and_the_console_is_ours():
+def test_verl_gets_all_trackers_except_the_console():
     config = composed("trainer.logger=[console,tensorboard]", "trainer.project_name=p", "trainer.experiment_name=e")
 
     assert config.trainer.logger == ["tensorboard"]
     assert (config.trainer.project_name, config.trainer.experiment_name) == ("p", "e")
 
 
-def test_every_option_of_the_same_name_arrives():
+def test_same_name_options_reach_verl():
     assert set(OTHER_VALUES) == set(configuration._SAME)
 
     critic = ("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer")
@@ -167,19 +167,19 @@ def test_every_option_of_the_same_name_arrives():
         ("trainer.save_freq=4", {"trainer.save_freq": 4}),
     ],
 )
-def test_an_option_with_another_name_or_unit_arrives(ours, verls):
+def test_renamed_and_converted_options_reach_verl(ours, verls):
     config = composed(ours)
 
     assert {key: select(config, key) for key in verls} == verls
 
 
-def test_epochs_count_where_no_steps_are_given():
+def test_epochs_apply_without_total_steps():
     config = composed("trainer.total_training_steps=null", "trainer.total_epochs=3")
 
     assert (config.trainer.total_training_steps, config.trainer.total_epochs) == (None, 3)
 
 
-def test_warm_up_counts_updates_here_and_training_steps_in_verl():
+def test_warm_up_updates_are_converted_to_training_steps():
     settings = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.ppo_epochs=2")
 
     # 3 mini-batches twice: 6 updates a training step, and the 13th is in the third.
@@ -199,7 +199,7 @@ SEVERAL = (
 )
 
 
-def test_of_several_policies_each_has_its_own_adapter_and_optimizer():
+def test_each_policy_has_its_own_adapter_and_optimizer():
     own = ("policies.first.lora_rank=4", "policies.second.optim={lr_warmup_steps: 3, lr: 0.5}", f"{ACTOR}.ppo_epochs=2")
     recipe = load_recipe(TOY, ["trainer.device=auto", *SEVERAL, *own])
 
@@ -223,20 +223,20 @@ def test_of_several_policies_each_has_its_own_adapter_and_optimizer():
         "algorithm.propagation=shapley",
     ],
 )
-def test_what_only_the_embedded_engine_has_is_refused_by_its_name(given):
+def test_options_of_the_local_engine_are_rejected_by_name(given):
     key, _, value = given.partition("=")
 
     assert refused(given).startswith(f"{key}: {value} is for --engine local")
 
 
-def test_only_at_the_end_is_a_period_that_no_run_reaches():
+def test_final_only_frequency_exceeds_any_run():
     """verl's loop: after the last step, if the period is above 0."""
     config = composed("trainer.test_freq=-1", "trainer.save_freq=-1")
 
     assert min(config.trainer.test_freq, config.trainer.save_freq) > 10**9
 
 
-def test_an_estimator_with_a_critic_is_gae_to_verl_and_the_critic_has_the_actors_model():
+def test_critic_estimator_maps_to_gae_with_the_actors_model():
     config = composed("algorithm.adv_estimator=gae", "algorithm.outcome_to=answer", "actor_rollout_ref.model.path=/m")
 
     assert config.algorithm.adv_estimator == "gae"
@@ -244,7 +244,7 @@ def test_an_estimator_with_a_critic_is_gae_to_verl_and_the_critic_has_the_actors
     assert validate(config) == []
 
 
-def test_the_scheduler_has_its_own_name_in_megatron():
+def test_scheduler_option_is_renamed_for_megatron():
     config = composed(f"{ACTOR}.optim.lr_scheduler_type=cosine", "--", "model_engine=megatron")
 
     assert config.actor_rollout_ref.actor.strategy == "megatron"
@@ -253,11 +253,11 @@ def test_the_scheduler_has_its_own_name_in_megatron():
 
 
 @pytest.mark.parametrize("section", ["verl.config_name=ppo_megatron_trainer", "verl.model_engine=megatron"])
-def test_the_recipe_chooses_among_verls_files(section):
+def test_recipe_selects_verls_config_files(section):
     assert composed(section).actor_rollout_ref.actor.strategy == "megatron"
 
 
-def test_an_option_that_the_chosen_files_do_not_have_is_refused_unless_it_says_nothing():
+def test_option_missing_in_selected_files_is_rejected_if_set():
     settings = ("--", "model_engine=torchtitan")
 
     assert composed(*settings).actor_rollout_ref.actor.strategy == "torchtitan"
@@ -266,7 +266,7 @@ def test_an_option_that_the_chosen_files_do_not_have_is_refused_unless_it_says_n
     )
 
 
-def test_one_trained_policy_with_a_model_of_its_own_is_what_verl_trains(tmp_path):
+def test_verl_trains_the_model_of_the_only_policy(tmp_path):
     policies = "policies={own: {model: {path: /its/own}}}"
     agents = ("team.agents.writer.policy=own", "team.agents.critic.policy=own")
 
@@ -276,7 +276,7 @@ def test_one_trained_policy_with_a_model_of_its_own_is_what_verl_trains(tmp_path
 # What this engine needs
 
 
-def test_what_the_engine_needs_is_set():
+def test_required_engine_options_are_set():
     config = composed("trainer.num_threads=0")
 
     assert config.trainer.use_v1 is True
@@ -302,7 +302,7 @@ def test_what_the_engine_needs_is_set():
     assert "env_vars" not in config.ray_kwargs.ray_init.runtime_env
 
 
-def test_the_classes_that_verl_is_told_to_load_are_there():
+def test_configured_classes_can_be_loaded():
     from verl.utils.dataset.rl_dataset import get_dataset_class
     from verl.utils.import_utils import load_class_from_fqn
 
@@ -313,7 +313,7 @@ def test_the_classes_that_verl_is_told_to_load_are_there():
     assert load_class_from_fqn(name, "AgentLoopManager").__name__ == "CreditflowAgentLoopManager"
 
 
-def test_how_ray_is_reached_is_handed_over():
+def test_ray_options_reach_verl():
     config = composed(
         "ray_kwargs.ray_init={address: auto, log_to_driver: true, runtime_env: {env_vars: {A: b}}}",
         "trainer.num_threads=3",
@@ -324,7 +324,7 @@ def test_how_ray_is_reached_is_handed_over():
     assert dict(init.runtime_env.env_vars) == {"OMP_NUM_THREADS": "3", "A": "b"}
 
 
-def test_the_recipe_travels_whole_whatever_its_texts_hold():
+def test_carried_recipe_keeps_dollar_signs():
     """verl resolves interpolations, twice; a text of the recipe's that looks like one must come through."""
     config = composed("team.agents.writer.system='Write \\${x} and $y$.'")
     OmegaConf.resolve(config)
@@ -348,7 +348,7 @@ def recipe_with(tmp_path, text):
 VERL_LR = "trainer: {device: auto}\nverl: {actor_rollout_ref: {actor: {optim: {lr: 0.125, clip_grad: 0.25}}}}"
 
 
-def test_verls_defaults_yield_to_the_recipe_that_to_its_section_verl_and_that_to_the_dashes(tmp_path):
+def test_precedence_of_defaults_recipe_section_and_overrides(tmp_path):
     recipe = recipe_with(tmp_path, VERL_LR)
     lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
 
@@ -360,7 +360,7 @@ def test_verls_defaults_yield_to_the_recipe_that_to_its_section_verl_and_that_to
     assert select(composed("--", f"{clip}=0.75", recipe=recipe), clip) == 0.75
 
 
-def test_the_command_line_outranks_the_section_verl_under_either_name(tmp_path):
+def test_command_line_overrides_the_verl_section(tmp_path):
     recipe = recipe_with(tmp_path, VERL_LR)
     lr, clip = f"{ACTOR}.optim.lr", f"{ACTOR}.optim.clip_grad"
 
@@ -371,13 +371,13 @@ def test_the_command_line_outranks_the_section_verl_under_either_name(tmp_path):
     assert select(composed(f"{lr}=0.5", "--", f"{lr}=0.25", recipe=recipe), lr) == 0.25
 
 
-def test_a_later_recipe_adds_to_the_section_verl_of_the_one_that_it_extends():
+def test_extending_recipe_merges_the_verl_section():
     config = composed(recipe=RECIPES / "gsm8k_team_2x8xA100.yaml")
 
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 8)
 
 
-def test_what_is_given_as_verls_is_the_recipes_too():
+def test_verl_overrides_update_the_carried_recipe():
     """Our parts read the recipe that travels: it must not contradict what verl does."""
     config = composed(
         "--",
@@ -396,19 +396,19 @@ def test_what_is_given_as_verls_is_the_recipes_too():
     assert config.actor_rollout_ref.actor.optim.clip_grad == 0.3
 
 
-def test_what_is_given_as_verls_is_checked_as_the_recipes():
+def test_verl_overrides_are_validated_as_recipe_options():
     assert refused("--", f"{ROLLOUT}.n=1").startswith(f"{ROLLOUT}.n: 1 play of each task; grpo")
     assert refused("--", f"{ACTOR}.optim.betas=[a,b]").startswith(f"{ACTOR}.optim.betas: ")
 
 
-def test_values_that_only_verl_knows_are_let_through():
+def test_verl_only_values_are_accepted():
     config = composed("--", f"{ACTOR}.kl_loss_type=k3+", f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm")
 
     assert config.actor_rollout_ref.actor.kl_loss_type == "k3+"
     assert validate(config) == []
 
 
-def test_interpolations_of_verls_are_resolved_among_verls_keys():
+def test_interpolations_refer_to_verl_keys():
     config = composed(
         "verl.trainer.nnodes='\\${data.train_batch_size}'", "--", "trainer.n_gpus_per_node=${trainer.nnodes}"
     )
@@ -416,7 +416,7 @@ def test_interpolations_of_verls_are_resolved_among_verls_keys():
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (2, 2)
 
 
-def test_hydras_other_words_are_understood():
+def test_hydra_override_operators_work():
     config = composed(
         "verl={trainer: {+mine: 1}}",
         "--",
@@ -436,7 +436,7 @@ def test_hydras_other_words_are_understood():
     assert config.actor_rollout_ref.actor.optim.weight_decay == 0.01  # the section is merged, not replaced
 
 
-def test_sections_that_verl_leaves_open_take_any_key():
+def test_open_verl_sections_accept_any_key():
     section = "verl.actor_rollout_ref={model: {override_config: {attn_implementation: sdpa}}}"
 
     assert composed(section).actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
@@ -456,13 +456,13 @@ def test_sections_that_verl_leaves_open_take_any_key():
     ],
 )
 @pytest.mark.parametrize("place", ["section", "dashes"])
-def test_an_unknown_verl_key_is_refused_with_the_nearest_known_one(key, nearest, place):
+def test_unknown_verl_key_is_rejected_with_a_suggestion(key, nearest, place):
     said = refused(f"verl.{key}=1") if place == "section" else refused("--", f"{key}=1")
 
     assert said == f"unknown verl key '{key}' (did you mean '{nearest}'?); +{key} would add it to those that verl lists"
 
 
-def test_an_unknown_verl_key_cannot_be_taken_away():
+def test_unknown_verl_key_cannot_be_deleted():
     assert refused("--", "~trainer.nodes").startswith(
         "unknown verl key 'trainer.nodes' (did you mean 'trainer.nnodes'?)"
     )
@@ -483,14 +483,14 @@ def test_an_unknown_verl_key_cannot_be_taken_away():
         ("trainer=3", "trainer: expected a mapping of options, got 3"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused(given, said):
+def test_value_of_the_wrong_type_is_rejected(given, said):
     assert refused("--", given) == said
 
 
 @pytest.mark.parametrize(
     "given", [f"{ROLLOUT}.max_model_len=null", "trainer.logger=console", "trainer.default_hdfs_dir=x"]
 )
-def test_a_value_that_verl_takes_is_taken(given):
+def test_null_and_alternative_types_are_accepted(given):
     key, _, value = given.partition("=")
 
     assert select(composed("--", given), key) == (None if value == "null" else value)
@@ -509,11 +509,11 @@ def test_a_value_that_verl_takes_is_taken(given):
         ("model_engine=foo", "verl's configuration: In 'ppo_trainer': Could not find 'model_engine/foo'"),
     ],
 )
-def test_what_hydra_cannot_read_is_refused_in_one_line(given, said):
+def test_invalid_hydra_override_is_rejected_in_one_line(given, said):
     assert refused("--", given).startswith(said)
 
 
-def test_files_that_verl_does_not_have_are_refused():
+def test_unknown_verl_config_files_are_rejected():
     assert "Cannot find primary config 'nothing'" in refused("verl.config_name=nothing")
     assert refused("verl.model_engine=[a]") == "verl.model_engine: expected a name, got ['a']"
 
@@ -554,7 +554,7 @@ def test_files_that_verl_does_not_have_are_refused():
         "skip.rollout.enable=true",
     ],
 )
-def test_an_option_that_would_mean_nothing_is_refused_by_its_name(given):
+def test_option_without_effect_is_rejected_by_name(given):
     key = given.partition("=")[0].removeprefix("+")
 
     said = refused("--", given)
@@ -578,11 +578,11 @@ def test_an_option_that_would_mean_nothing_is_refused_by_its_name(given):
         f"{ROLLOUT}.multi_turn.enable=false",
     ],
 )
-def test_saying_what_is_so_anyway_is_no_mistake(given):
+def test_fixed_option_may_repeat_its_value(given):
     composed("--", given)
 
 
-def test_the_sections_that_are_refused_are_verls():
+def test_rejected_keys_exist_in_verl():
     known = configuration._files("ppo_trainer", ())[1]
     ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads it, and does not list it
 
@@ -592,18 +592,18 @@ def test_the_sections_that_are_refused_are_verls():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_device_that_only_the_local_engine_chooses_is_refused(device):
+def test_trainer_device_is_rejected(device):
     with pytest.raises(ConfigError, match=f"trainer.device: {device}, which is for --engine local"):
         compose(load_recipe(TOY, [f"trainer.device={device}"]), [], RUN)
 
 
-def test_no_model_at_all_is_refused():
+def test_missing_model_path_is_rejected():
     assert refused("actor_rollout_ref.model.path=null").startswith(
         "actor_rollout_ref.model.path: expected a Hugging Face"
     )
 
 
-def test_a_frozen_policy_without_an_endpoint_is_refused():
+def test_frozen_policy_without_an_endpoint_is_rejected():
     policies = "policies={default: {}, other: {trainable: false}}"
 
     assert refused(policies, "team.agents.critic.policy=other").startswith("policies.other.trainable: false, but verl")
@@ -611,7 +611,7 @@ def test_a_frozen_policy_without_an_endpoint_is_refused():
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("given", ["recipe", "override"])
-def test_several_trained_policies_need_servers_apart(tmp_path, backend, given):
+def test_several_trained_policies_need_separate_servers(tmp_path, backend, given):
     """verl's own adapters find a server by its rank: two policies would meet at the first one's."""
     override = [f"{ROLLOUT}.name={backend}"] if given == "override" else []
     section = [] if override else [f"verl.{ROLLOUT}.name={backend}"]
@@ -630,7 +630,7 @@ def test_several_trained_policies_need_servers_apart(tmp_path, backend, given):
     assert not (tmp_path / "run").exists()
 
 
-def test_rows_that_do_not_fit_a_micro_batch_are_refused():
+def test_rows_beyond_the_micro_batch_limit_are_rejected():
     """verl asserts it in the middle of the first update."""
     said = refused("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 
@@ -642,13 +642,13 @@ def test_rows_that_do_not_fit_a_micro_batch_are_refused():
              f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2")  # fmt: skip
 
 
-def test_devices_that_cannot_be_divided_into_rollout_servers_are_refused():
+def test_devices_must_divide_into_rollout_servers():
     said = refused("--", f"{ROLLOUT}.tensor_model_parallel_size=3")
 
     assert said.startswith(f"{ROLLOUT}.tensor_model_parallel_size: rollout servers of 3 devices, which the 8 (")
 
 
-def test_sizes_of_micro_batches_that_nobody_reads_are_refused():
+def test_unused_micro_batch_sizes_are_rejected():
     said = refused("--", f"{ACTOR}.ppo_micro_batch_size_per_gpu=4")
 
     assert said.startswith(
@@ -659,7 +659,7 @@ def test_sizes_of_micro_batches_that_nobody_reads_are_refused():
 # verl's own checks
 
 
-def test_verls_own_refusals_are_told_in_one_line():
+def test_failed_verl_check_is_reported_in_one_line():
     said = refused("--", f"{ACTOR}.use_dynamic_bsz=false")
 
     assert said.startswith("verl refuses the configuration: [actor] Please set at least one of")
@@ -676,11 +676,11 @@ def test_verls_own_refusals_are_told_in_one_line():
         (f"{ROLLOUT}.name=null", f"{ROLLOUT}.name: expected one of sglang, "),
     ],
 )
-def test_what_verls_dataclasses_do_not_take_is_refused(given, said):
+def test_options_unknown_to_verls_dataclasses_are_rejected(given, said):
     assert said in refused("--", given)
 
 
-def test_what_cannot_be_checked_here_is_said(monkeypatch):
+def test_unchecked_lora_rank_is_reported(monkeypatch):
     monkeypatch.setattr(configuration.importlib.util, "find_spec", lambda name: None)
 
     (said,) = validate(composed("--", "actor_rollout_ref.model.lora_rank=8"))
@@ -688,7 +688,7 @@ def test_what_cannot_be_checked_here_is_said(monkeypatch):
     assert said == "vLLM is not installed here, so nobody checked whether it takes LoRA of rank 8"
 
 
-def test_without_verl_the_extra_is_named(monkeypatch):
+def test_missing_verl_names_the_extra(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -699,14 +699,14 @@ def test_without_verl_the_extra_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("found", ["0.8.0", "0.9.0", "0.9.1.dev0", "0.10.0.dev0", "0.10.1", "1.0.0"])
-def test_a_version_of_verl_that_does_not_fit_is_refused_with_those_that_do(monkeypatch, found):
+def test_unsupported_verl_version_is_rejected(monkeypatch, found):
     monkeypatch.setattr(configuration.importlib.metadata, "version", lambda name: found)
 
     with pytest.raises(ConfigError, match=f"verl {found} is installed, and verl>=0.9.1,<0.10 fits"):
         expect_verl()
 
 
-def test_a_later_version_of_the_same_series_fits_even_before_its_release(monkeypatch):
+def test_prerelease_of_the_same_series_is_accepted(monkeypatch):
     monkeypatch.setattr(configuration.importlib.metadata, "version", lambda name: "0.9.2.dev0")
     expect_verl()
 
@@ -724,7 +724,7 @@ def printed():
     return {name: yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], reporter)) for name in SHIPPED}
 
 
-def test_what_is_printed_is_resolved_and_holds_the_recipe_in_plain_words(printed):
+def test_yaml_is_resolved_and_contains_the_readable_recipe(printed):
     text = as_yaml(composed())
     read = yaml.safe_load(text)
 
@@ -734,7 +734,7 @@ def test_what_is_printed_is_resolved_and_holds_the_recipe_in_plain_words(printed
     assert read["actor_rollout_ref"]["rollout"]["response_length"] == 4
 
 
-def test_a_dry_run_starts_no_ray(monkeypatch):
+def test_dry_run_does_not_start_ray(monkeypatch):
     monkeypatch.setattr(ray, "init", lambda *arguments, **options: pytest.fail("Ray was started"))
     before = ray.is_initialized()
 
@@ -742,7 +742,7 @@ def test_a_dry_run_starts_no_ray(monkeypatch):
     assert ray.is_initialized() == before
 
 
-def test_the_team_on_eight_gpus_is_what_it_says(printed):
+def test_gsm8k_team_8xa100_has_its_settings(printed):
     config = printed["gsm8k_team_8xA100"]
     actor_rollout, recipe = config["actor_rollout_ref"], config["creditflow"]["recipe"]
 
@@ -763,7 +763,7 @@ def test_the_team_on_eight_gpus_is_what_it_says(printed):
     assert config["algorithm"]["gamma"] == config["algorithm"]["lam"] == 1.0  # per token
 
 
-def test_the_variant_on_two_nodes_differs_in_nodes_and_cluster(printed):
+def test_two_node_variant_differs_in_nodes_and_cluster(printed):
     one, two = printed["gsm8k_team_8xA100"], printed["gsm8k_team_2x8xA100"]
 
     assert (two["trainer"]["nnodes"], two["trainer"]["n_gpus_per_node"]) == (2, 8)
@@ -774,7 +774,7 @@ def test_the_variant_on_two_nodes_differs_in_nodes_and_cluster(printed):
     assert one["actor_rollout_ref"]["actor"] == two["actor_rollout_ref"]["actor"]
 
 
-def test_dapo_has_its_published_settings(printed):
+def test_dapo_recipe_has_its_published_settings(printed):
     config = printed["dapo_32b"]
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
 
@@ -794,7 +794,7 @@ def test_dapo_has_its_published_settings(printed):
     assert functions == {"math_verify": {}, "overlong": {"max_length": 20480, "cache_length": 4096}}
 
 
-def test_a_recipe_of_the_local_engine_runs_on_verl_as_it_is(printed):
+def test_local_recipe_runs_on_verl_unchanged(printed):
     config = printed["arithmetic_chain"]
 
     assert config["actor_rollout_ref"]["actor"]["optim"]["lr_scheduler_type"] == "cosine"
@@ -803,7 +803,7 @@ def test_a_recipe_of_the_local_engine_runs_on_verl_as_it_is(printed):
     assert config["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
 
 
-def test_with_options_leaves_the_recipe_alone():
+def test_with_options_does_not_modify_the_recipe():
     recipe = load_recipe(TOY)
     changed = with_options(recipe, {f"{ROLLOUT}.n": 9})
 

@@ -115,7 +115,7 @@ def write(config, rows, evaluation=False):
 # A run from its beginning to its end
 
 
-def test_a_run_leaves_what_says_how_it_was_made(cluster, tmp_path):
+def test_run_folder_records_facts_and_configuration(cluster, tmp_path):
     folder = start(tmp_path / "run")
 
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -126,7 +126,7 @@ def test_a_run_leaves_what_says_how_it_was_made(cluster, tmp_path):
     assert "trainer_mode: creditflow" in (tmp_path / "run" / "verl.yaml").read_text()
 
 
-def test_what_happens_is_shown_line_by_line_and_standard_output_stays_free(cluster, tmp_path, capsys):
+def test_progress_keeps_standard_output_empty(cluster, tmp_path, capsys):
     listener = Listener()
     cluster.work = lambda config: write(
         config,
@@ -150,7 +150,7 @@ def test_what_happens_is_shown_line_by_line_and_standard_output_stays_free(clust
     assert capsys.readouterr().out == ""
 
 
-def test_a_model_that_is_made_is_made_first_and_named_by_its_folder(cluster, tmp_path):
+def test_generated_model_is_created_before_the_start(cluster, tmp_path):
     start(tmp_path / "run")
 
     path = Path(cluster.config.actor_rollout_ref.model.path)
@@ -161,7 +161,7 @@ def test_a_model_that_is_made_is_made_first_and_named_by_its_folder(cluster, tmp
     assert OmegaConf.select(cluster.config, "trainer.default_local_dir") == str(tmp_path / "run" / "checkpoints")
 
 
-def test_a_relative_run_folder_becomes_an_absolute_one(cluster, tmp_path, monkeypatch):
+def test_relative_run_folder_becomes_absolute(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     start("run")
@@ -170,13 +170,13 @@ def test_a_relative_run_folder_becomes_an_absolute_one(cluster, tmp_path, monkey
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen2.5-7B-Instruct", "hdfs://somewhere/model"])
-def test_a_model_on_the_hub_is_named_as_it_is(cluster, tmp_path, path):
+def test_hub_model_name_is_unchanged(cluster, tmp_path, path):
     start(tmp_path / "run", f"actor_rollout_ref.model.path={path}")
 
     assert cluster.config.actor_rollout_ref.model.path == path
 
 
-def test_files_of_the_recipe_mean_the_same_on_every_machine(cluster, tmp_path):
+def test_recipe_files_become_absolute(cluster, tmp_path):
     start(tmp_path / "run")
 
     assert carried(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
@@ -196,7 +196,7 @@ def begun(folder, step, evaluation=False):
         run.write_text("evaluation.json", "{}")
 
 
-def test_a_run_with_a_checkpoint_is_gone_on_with(cluster, tmp_path):
+def test_run_with_a_checkpoint_resumes(cluster, tmp_path):
     begun(tmp_path / "run", 1)
     listener = Listener()
     cluster.work = lambda config: write(config, [{"step": 2, "train/pass_at_1": 1.0}])
@@ -212,21 +212,21 @@ def test_a_run_with_a_checkpoint_is_gone_on_with(cluster, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # as it began
 
 
-def test_a_run_without_a_checkpoint_is_not_written_over(cluster, tmp_path):
+def test_run_without_a_checkpoint_is_not_overwritten(cluster, tmp_path):
     start(tmp_path / "run")
 
     with pytest.raises(InputError, match="holds a run already, and it has no checkpoint to go on from; name another"):
         start(tmp_path / "run")
 
 
-def test_a_run_is_not_gone_on_with_where_verl_is_told_not_to(cluster, tmp_path):
+def test_disabled_resume_mode_rejects_an_existing_run(cluster, tmp_path):
     begun(tmp_path / "run", 1)
 
     with pytest.raises(InputError, match=r"holds a run already, and trainer\.resume_mode is disable; name another"):
         start(tmp_path / "run", verl=("trainer.resume_mode=disable",))
 
 
-def test_a_finished_run_is_refused_until_more_steps_are_wanted(cluster, tmp_path):
+def test_finished_run_resumes_only_with_more_steps(cluster, tmp_path):
     begun(tmp_path / "run", 2, evaluation=True)
 
     with pytest.raises(InputError, match="holds a run that is finished, at step 2"):
@@ -234,7 +234,7 @@ def test_a_finished_run_is_refused_until_more_steps_are_wanted(cluster, tmp_path
     start(tmp_path / "run", "trainer.total_training_steps=3")
 
 
-def test_a_checkpoint_that_is_named_must_be_the_runs(cluster, tmp_path):
+def test_named_checkpoint_must_belong_to_the_run(cluster, tmp_path):
     begun(tmp_path / "run", 2)
     earlier = tmp_path / "run" / "checkpoints" / "global_step_1"
     earlier.mkdir()
@@ -278,7 +278,7 @@ def test_a_checkpoint_that_is_named_must_be_the_runs(cluster, tmp_path):
         ([], ["trainer.use_v1=false"], "trainer.use_v1: "),
     ],
 )
-def test_bad_input_is_refused_before_anything_is_written(cluster, tmp_path, monkeypatch, overrides, verl, said):
+def test_bad_input_is_rejected_before_writing(cluster, tmp_path, monkeypatch, overrides, verl, said):
     from verl.utils import device
 
     monkeypatch.setattr(device, "get_device_name", lambda: "cuda")
@@ -292,13 +292,13 @@ def test_bad_input_is_refused_before_anything_is_written(cluster, tmp_path, monk
     assert cluster.config is None
 
 
-def test_a_cluster_is_not_judged_by_this_machine(cluster, tmp_path):
+def test_cluster_resources_are_not_checked_locally(cluster, tmp_path):
     start(tmp_path / "run", "ray_kwargs.ray_init={address: auto}", verl=("trainer.nnodes=2",))
 
     assert cluster.config.ray_kwargs.ray_init.address == "auto"
 
 
-def test_steps_are_counted_as_verl_counts_them():
+def test_total_steps_match_verl():
     def config(**trainer):
         return OmegaConf.create({"trainer": trainer, "data": {"train_batch_size": 4, "train_max_samples": -1}})
 
@@ -328,7 +328,7 @@ def remote(cause, times=1):
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
-def test_an_error_of_ours_comes_through_any_number_of_processes(cluster, tmp_path, times):
+def test_own_error_passes_through_processes(cluster, tmp_path, times):
     cluster.work = raising(remote(ConfigError("data.x: wrong"), times))
 
     with pytest.raises(ConfigError, match=r"^data\.x: wrong$"):
@@ -337,7 +337,7 @@ def test_an_error_of_ours_comes_through_any_number_of_processes(cluster, tmp_pat
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_full_disk_is_told_as_one_however_many_processes_away(cluster, tmp_path, times):
+def test_full_disk_error_passes_through_processes(cluster, tmp_path, times):
     full = OSError(errno.ENOSPC, "No space left on device", "steps/000001.parquet")
     cluster.work = raising(remote(full, times))
 
@@ -347,7 +347,7 @@ def test_a_full_disk_is_told_as_one_however_many_processes_away(cluster, tmp_pat
     assert not isinstance(caught.value, ray.exceptions.RayTaskError)
 
 
-def test_an_error_of_others_keeps_its_traceback(cluster, tmp_path):
+def test_foreign_error_keeps_its_traceback(cluster, tmp_path):
     cluster.work = raising(remote(ZeroDivisionError("by zero"), 2))
 
     with pytest.raises(ray.exceptions.RayTaskError, match="a long traceback"):
@@ -355,7 +355,7 @@ def test_an_error_of_others_keeps_its_traceback(cluster, tmp_path):
     assert cluster.ended == ["Ray"]
 
 
-def test_a_driver_that_dies_is_told_in_one_line_with_where_to_look(cluster, tmp_path):
+def test_dead_driver_error_names_the_logs(cluster, tmp_path):
     cluster.work = raising(ray.exceptions.RayActorError())
 
     with pytest.raises(
@@ -364,14 +364,14 @@ def test_a_driver_that_dies_is_told_in_one_line_with_where_to_look(cluster, tmp_
         start(tmp_path / "run")
 
 
-def test_a_cluster_that_is_not_there_is_the_users_mistake(cluster, tmp_path):
+def test_unreachable_cluster_raises_config_error(cluster, tmp_path):
     cluster.work = raising(ConnectionError("Could not find any running Ray instance.\nTry again."))
 
     with pytest.raises(ConfigError, match=r"^ray_kwargs\.ray_init\.address: Ray cannot be joined: Could not find any"):
         start(tmp_path / "run")
 
 
-def test_an_interrupt_ends_the_ray_that_was_started_here(cluster, tmp_path):
+def test_interrupt_ends_a_ray_started_by_the_run(cluster, tmp_path):
     cluster.work = raising(KeyboardInterrupt())
 
     with pytest.raises(KeyboardInterrupt):
@@ -380,7 +380,7 @@ def test_an_interrupt_ends_the_ray_that_was_started_here(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt()])
-def test_of_a_ray_that_was_there_before_only_the_run_ends(cluster, tmp_path, error):
+def test_existing_ray_outlives_the_run(cluster, tmp_path, error):
     cluster.running = True
     if error is not None:
         cluster.work = raising(error)
@@ -393,7 +393,7 @@ def test_of_a_ray_that_was_there_before_only_the_run_ends(cluster, tmp_path, err
     assert cluster.ended == ["the actor"]
 
 
-def test_what_was_written_before_an_error_is_shown(cluster, tmp_path):
+def test_metrics_before_an_error_are_printed(cluster, tmp_path):
     listener = Listener()
 
     def work(config):
@@ -414,7 +414,7 @@ def line(step, **numbers):
     return json.dumps({**numbers, "step": step}) + "\n"
 
 
-def test_a_tail_gives_each_line_once_when_it_is_whole(tmp_path):
+def test_tail_returns_each_complete_line_once(tmp_path):
     file = tmp_path / "metrics.jsonl"
     tail = Tail(file, after=-1)
 
@@ -426,7 +426,7 @@ def test_a_tail_gives_each_line_once_when_it_is_whole(tmp_path):
     assert [row["step"] for row in tail.rows()] == [1, 2]
 
 
-def test_a_tail_of_a_run_that_goes_on_leaves_out_what_was_there_and_what_is_taken_back(tmp_path):
+def test_tail_skips_existing_and_rewound_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(line(step, loss=1) for step in range(5)))
     tail = Tail(file, after=2)
@@ -443,7 +443,7 @@ def test_a_tail_of_a_run_that_goes_on_leaves_out_what_was_there_and_what_is_take
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_no_process_of_ray(tmp_path):
+def test_interrupt_ends_all_ray_processes(tmp_path):
     code = f"""
         import ray
         from creditflow.cli import app

@@ -36,7 +36,7 @@ def rows(count: int) -> KVBatchMeta:
 
 
 @pytest.mark.parametrize(("ranks", "updates"), [(1, 1), (2, 3), (8, 4)])
-def test_rows_come_to_the_rank_that_verls_own_balancing_gives_them(ranks, updates):
+def test_rows_are_balanced_as_in_verl(ranks, updates):
     ours, theirs = {}, {}
     dealt = trainer(PolicyTrainer, ranks, updates).balance(rows(480), ours)
     verls = trainer(PPOTrainer, ranks, updates).balance(rows(480), theirs)
@@ -52,7 +52,7 @@ def test_rows_come_to_the_rank_that_verls_own_balancing_gives_them(ranks, update
 
 
 @pytest.mark.parametrize(("ranks", "updates"), [(2, 3), (4, 2)])
-def test_no_mini_batch_is_padding_alone(ranks, updates, monkeypatch):
+def test_every_mini_batch_has_real_rows(ranks, updates, monkeypatch):
     n_padding = ranks * updates - 1
     padding = [f"padding {i}" for i in range(n_padding)]
 
@@ -68,7 +68,7 @@ def test_no_mini_batch_is_padding_alone(ranks, updates, monkeypatch):
         assert any(key.startswith("row") for key in dealt[first : first + size])
 
 
-def test_servers_that_died_for_good_end_the_run_with_what_to_do():
+def test_dead_servers_end_the_run_with_advice():
     def died(version):
         raise ActorDiedError()
 

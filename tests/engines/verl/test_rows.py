@@ -36,7 +36,7 @@ TEAM = (
 )
 
 
-def test_rows_are_numbered_as_the_workers_number_them():
+def test_row_keys_match_the_workers():
     plays = plays_of(*TEAM)
     keys, steps = plays.row_keys(["default"])
     told = [
@@ -50,7 +50,7 @@ def test_rows_are_numbered_as_the_workers_number_them():
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
 @settings(max_examples=50)
-def test_rows_are_numbered_as_the_workers_number_them_whatever_is_played(specs):
+def test_row_keys_match_the_workers_for_any_team(specs):
     team = [
         play(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
         for n, spec in enumerate(specs)
@@ -60,7 +60,7 @@ def test_rows_are_numbered_as_the_workers_number_them_whatever_is_played(specs):
     assert len(set(keys)) == len(keys) == len(steps)
 
 
-def test_columns_of_the_batch_come_to_the_rows_that_they_are_and_padding_gets_zero():
+def test_nested_selects_rows_and_zeroes_padding():
     plays = plays_of(*TEAM)
     keys, steps = plays.row_keys(["default"])
     rows = Rows.of(keys, steps, plays.batch)
@@ -71,7 +71,7 @@ def test_columns_of_the_batch_come_to_the_rows_that_they_are_and_padding_gets_ze
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
-def test_only_rows_of_wanted_steps_are_chosen():
+def test_choose_selects_rows_of_wanted_steps():
     plays = plays_of(*TEAM)
     keys, steps = plays.row_keys(["default"])
     wanted_S = np.zeros(plays.batch.n_steps, dtype=bool)
@@ -79,7 +79,7 @@ def test_only_rows_of_wanted_steps_are_chosen():
     assert Rows.of(keys, steps, plays.batch).choose(meta(*keys), wanted_S).keys == [keys[1]]
 
 
-def test_a_row_without_a_step_is_refused_by_name():
+def test_row_without_a_step_is_rejected_by_name():
     plays = plays_of(*TEAM)
     rows = Rows.of(*plays.row_keys(["default"]), plays.batch)
     with pytest.raises(BatchError, match="row nobody_0_0"):
@@ -91,7 +91,7 @@ def test_select_keeps_keys_and_tags_together():
     assert (select(rows, [2, 0]).keys, select(rows, [2, 0]).tags) == (["c", "a"], [{"i": 2}, {"i": 0}])
 
 
-def test_what_is_tagged_on_selected_rows_is_not_tagged_on_those_that_they_were_selected_from():
+def test_select_copies_tags():
     rows = KVBatchMeta(keys=["a", "b"], tags=[{"i": 0}, {"i": 1}], partition_id="train")
     select(rows, [1]).tags[0]["i"] = 9
     assert (rows.tags, len(select(rows, [1])), select(rows, [1]).size) == ([{"i": 0}, {"i": 1}], 1, 1)
@@ -105,24 +105,24 @@ def batch_steps(*specs):
     return play("t", specs).steps
 
 
-def test_a_steps_reward_stands_at_its_last_token():
+def test_step_reward_is_at_the_last_token():
     assert scored(f=0.25) == [0, 0, 0, 0.25]
 
 
-def test_a_reward_token_by_token_stays_where_it_was_given_and_sums_to_the_steps():
+def test_token_rewards_stay_at_their_tokens():
     assert scored(f=Score((1.0, 0.0, 1.0, 0.0))) == [0.25, 0, 0.25, 0]
 
 
-def test_several_scores_are_weighted_and_rescaled_as_credit_has_it():
+def test_several_scores_are_weighted_and_rescaled():
     values = scored(f=Score(3.0, range=(1.0, 5.0), weight=3.0), g=Score((0.0, 1.0, 1.0, 0.0)), h=Score(1.0, weight=0.0))
     assert sum(values) == pytest.approx(0.75 * 0.5 + 0.25 * 0.5)
 
 
-def test_a_step_whose_scoring_failed_has_no_reward():
+def test_step_with_a_failed_score_has_zero_rewards():
     assert scored(f=1.0, g="failed") == [0, 0, 0, 0]
 
 
-def test_each_output_of_a_play_keeps_its_own_reward_whatever_the_last_one_earned():
+def test_each_step_output_keeps_its_own_reward():
     def made(token_rewards):
         return StepOutput(
             prompt_ids=[1],

@@ -45,7 +45,7 @@ def ask(fleet, temperature=1.0, max_tokens=4):
     return asyncio.run(play.generate("default", request))
 
 
-def test_a_response_comes_with_its_log_probs_and_the_version_of_the_weights():
+def test_response_has_logprobs_and_version():
     fleet = Fleet(output(5, 6, EOS))
     generation = ask(fleet)
     assert generation.response_ids == (5, 6, EOS)
@@ -53,7 +53,7 @@ def test_a_response_comes_with_its_log_probs_and_the_version_of_the_weights():
     assert (generation.finish_reason, generation.version) == ("stop", 3)
 
 
-def test_the_play_goes_to_one_server_with_verls_sampling_and_the_calls_own_length():
+def test_call_uses_verls_sampling_and_its_own_length():
     fleet = Fleet(output(5, EOS))
     ask(fleet, max_tokens=7)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True, "max_tokens": 7}
@@ -61,7 +61,7 @@ def test_the_play_goes_to_one_server_with_verls_sampling_and_the_calls_own_lengt
     assert fleet.asked == [("play", [1, 2], params)]
 
 
-def test_a_greedy_call_is_greedy_whatever_the_batch_samples_with():
+def test_greedy_call_overrides_the_batch_sampling():
     fleet = Fleet(output(5, EOS))
     ask(fleet, temperature=0.0)
     params = fleet.asked[0][2]
@@ -69,40 +69,40 @@ def test_a_greedy_call_is_greedy_whatever_the_batch_samples_with():
 
 
 @pytest.mark.parametrize(("ids", "reason"), [((5, 6, 7, 8), "length"), ((5, 6, 7, EOS), "stop")])
-def test_a_response_is_cut_off_where_it_fills_its_room_without_an_end(ids, reason):
+def test_full_response_without_end_token_is_cut_off(ids, reason):
     assert ask(Fleet(output(*ids))).finish_reason == reason
 
 
-def test_another_temperature_than_the_runs_is_a_mistake_of_the_recipe():
+def test_different_temperature_raises_config_error():
     with pytest.raises(ConfigError, match=r"temperature 0\.5"):
         ask(Fleet(), temperature=0.5)
 
 
 @pytest.mark.parametrize("version", [None, 2])
-def test_a_server_with_other_weights_fails_the_play(version):
+def test_server_with_other_weights_fails_the_rollout(version):
     with pytest.raises(LostServer, match=f"version {version}, expected 3"):
         ask(Fleet(output(5, version=version)))
 
 
 @pytest.mark.parametrize("word", ["aborted", "abort"])
-def test_an_aborted_call_fails_the_play(word):
+def test_aborted_call_fails_the_rollout(word):
     with pytest.raises(LostServer, match="aborted"):
         ask(Fleet(output(stop=word)))
 
 
-def test_missing_log_probs_fail_the_play_rather_than_train_on_nothing():
+def test_missing_logprobs_fail_the_rollout():
     with pytest.raises(CreditflowError, match="expected 2 log-probabilities"):
         ask(Fleet(output(5, EOS, logprobs=None)))
 
 
-def test_a_call_whose_server_died_is_made_again(monkeypatch):
+def test_call_is_repeated_after_a_server_died(monkeypatch):
     monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
     fleet = Fleet(ActorDiedError(), output(5, EOS))
     assert ask(fleet).response_ids == (5, EOS)
     assert len(fleet.asked) == 2
 
 
-def test_a_call_whose_servers_die_every_time_fails_the_play(monkeypatch):
+def test_repeated_server_deaths_fail_the_rollout(monkeypatch):
     monkeypatch.setattr(servers, "_PAUSE_S", 0.0)
     with pytest.raises(LostServer, match="3 times"):
         ask(Fleet(*(ActorDiedError() for _ in range(servers.ATTEMPTS))))

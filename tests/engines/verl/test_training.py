@@ -71,7 +71,7 @@ def test_every_step_has_a_gradient(chain: Run):
 
 
 @pytest.mark.slow
-def test_the_reward_rises(tmp_path: Path):
+def test_training_reduces_step_errors(tmp_path: Path):
     epoch = 4  # four steps of training are too few to tell the rise from noise
     settings = (*SMALL, f"recipe.train_tasks={epoch * TASKS}", f"trainer.total_training_steps={3 * epoch}")
     errors = run(CHAIN, tmp_path / "run", *settings, n_ranks=2).series("reward/step_error_rate")

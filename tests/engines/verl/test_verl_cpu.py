@@ -72,7 +72,7 @@ def train(folder: Path, *overrides: str, n_ranks: int = 1) -> list[dict[str, flo
 
 
 @pytest.mark.slow
-def test_verl_trains_on_a_cpu_and_its_rollout_server_has_the_weights_of_its_trainer(verl_ray, tmp_path):
+def test_training_on_a_cpu_syncs_the_weights(verl_ray, tmp_path):
     steps = train(tmp_path)
     assert [step["training/global_step"] for step in steps] == [1, 2, 3]
     for step in steps:
@@ -83,7 +83,7 @@ def test_verl_trains_on_a_cpu_and_its_rollout_server_has_the_weights_of_its_trai
 
 
 @pytest.mark.slow
-def test_without_the_weight_sync_rollout_and_trainer_drift_apart(verl_ray, tmp_path):
+def test_disabled_weight_sync_lets_probabilities_diverge(verl_ray, tmp_path):
     steps = train(tmp_path, "++actor_rollout_ref.rollout.custom.weight_sync=false")
     first, *later = [step["training/rollout_probs_diff_max"] for step in steps]
     assert first < 1e-5  # the folder's weights are the trainer's first ones
@@ -91,7 +91,7 @@ def test_without_the_weight_sync_rollout_and_trainer_drift_apart(verl_ray, tmp_p
 
 
 @pytest.mark.slow
-def test_two_ranks_train_with_a_critic_and_a_reference_and_validate(verl_ray, tmp_path):
+def test_two_ranks_train_with_critic_and_reference(verl_ray, tmp_path):
     steps = train(
         tmp_path,
         "algorithm.adv_estimator=gae",
@@ -131,7 +131,7 @@ async def ask(server, prompt_ids=(5, 6, 7), **sampling):
     return (await server.generate("r", prompt_ids, {"logprobs": True, **sampling})).fields
 
 
-def test_a_server_samples_what_arrives_together_in_one_batch_and_each_with_its_own_parameters():
+def test_server_batches_concurrent_requests():
     import asyncio
 
     from verl_cpu.server import Server
@@ -161,7 +161,7 @@ def test_a_server_samples_what_arrives_together_in_one_batch_and_each_with_its_o
     assert three["stop_reason"] == "completed"
 
 
-def test_a_server_says_what_it_cannot_do():
+def test_server_rejects_unsupported_requests():
     import asyncio
 
     from verl_cpu.server import Server
@@ -177,7 +177,7 @@ def test_a_server_says_what_it_cannot_do():
             asyncio.run(ask(server, prompt, **sampling))
 
 
-def test_aborted_requests_are_answered_as_aborted_and_later_ones_wait_for_the_resumption():
+def test_abort_answers_requests_and_pauses_later_ones():
     import asyncio
 
     from verl_cpu.server import Server
@@ -202,7 +202,7 @@ def test_aborted_requests_are_answered_as_aborted_and_later_ones_wait_for_the_re
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(1.0, 3), (0.6, -1), (0.6, 3), (0.01, -1)])
-def test_top_k_and_top_p_keep_the_fewest_likely_tokens(top_p, top_k):
+def test_top_k_and_top_p_keep_the_most_likely_tokens(top_p, top_k):
     from verl_cpu.server import keep_top
 
     logits = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 9)).astype(np.float32))
@@ -219,7 +219,7 @@ def test_top_k_and_top_p_keep_the_fewest_likely_tokens(top_p, top_k):
         assert all(kept_row[token] == row[token] for token in expected)
 
 
-def test_a_server_that_is_killed_comes_back_with_the_weights_of_its_folder(verl_ray):
+def test_killed_server_restarts_with_its_folders_weights(verl_ray):
     import ray
     from verl_cpu.server import Server
 
@@ -253,7 +253,7 @@ def test_a_server_that_is_killed_comes_back_with_the_weights_of_its_folder(verl_
     ray.kill(server)
 
 
-def test_all_that_a_forked_worker_has_imported_beforehand_is_installed():
+def test_preimported_modules_are_installed():
     import importlib
 
     from verl_cpu.forks import MODULES
@@ -262,7 +262,7 @@ def test_all_that_a_forked_worker_has_imported_beforehand_is_installed():
         importlib.import_module(module)
 
 
-def test_a_worker_whose_fork_server_dies_before_it_forks_becomes_the_worker_itself(tmp_path):
+def test_worker_starts_without_its_fork_server(tmp_path):
     import socket
     import subprocess
     import sys
@@ -283,13 +283,13 @@ def test_a_worker_whose_fork_server_dies_before_it_forks_becomes_the_worker_itse
     assert launched.communicate(timeout=60) == ("it works\n", None)
 
 
-def test_verl_never_chooses_the_platform_by_itself():
+def test_platform_is_never_selected_automatically():
     from verl_cpu.platform import PlatformCPU
 
     assert not PlatformCPU().is_platform_available()
 
 
-def test_a_hook_runs_when_its_module_is_imported_and_at_once_when_it_is_there_already(tmp_path, monkeypatch):
+def test_import_hook_runs_now_or_on_import(tmp_path, monkeypatch):
     import importlib
 
     from verl_cpu.imports import after_import
