@@ -1,4 +1,4 @@
-"""Tiny models of the architectures that transformers has, by name: dense, experts, windows, caps, rotary kinds."""
+"""Tiny models of transformers' architectures by name: dense, experts, windows, caps, rotary embeddings."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 VOCABULARY = 300
-"""More than the byte tokenizer's 260 tokens: vocabularies are often padded."""
+"""More than the byte tokenizer's 260 tokens, because vocabularies are often padded."""
 WINDOW = 8
 SWITCH = 32
-"""Tokens before rotary frequencies change, where they do."""
+"""The length at which rotary frequencies change, in architectures that change them."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The class of a model, its configuration and the limit of its rows, where rotary frequencies set one."""
+    """A model's class, its configuration and the row limit from its rotary frequencies, if any."""
 
     model: str
     config: dict[str, Any]
@@ -153,7 +153,7 @@ ARCHITECTURES = {
         "vocab_size": VOCABULARY, "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 64,
         "max_position_embeddings": 256, "pad_token_id": 0, **_ends}),
 }  # fmt: skip
-"""Those that are supported."""
+"""Supported architectures."""
 
 REFUSED = {
     "mamba": _of("Mamba", _small),
@@ -180,11 +180,11 @@ REFUSED = {
     "roberta_positions_by_padding": _of("Roberta", _many | {"is_decoder": True}),
     "gpt_without_cache": Architecture("OpenAIGPTLMHeadModel:OpenAIGPTConfig", _gpt | {"n_positions": 256}),
 }  # fmt: skip
-"""Those that keep a state, that take no `position_ids` or that see other tokens than a row's."""
+"""Unsupported architectures: they keep a state, take no `position_ids` or attend to tokens outside the row."""
 
 
 def save_tiny(architecture: Architecture, folder: Path) -> None:
-    """A model with random weights that are not small, and the byte tokenizer, as a Hugging Face folder."""
+    """Save a model with large random weights and the byte tokenizer as a Hugging Face folder."""
     import transformers
 
     from creditflow.engines.local.tiny import byte_tokenizer

@@ -15,7 +15,7 @@ def byte_policy() -> Policy:
 
 @pytest.fixture(scope="session")
 def word_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model without a chat template: a dozen words, one token each."""
+    """A model without a chat template, with a vocabulary of a dozen one-token words."""
     folder = tmp_path_factory.mktemp("words")
     tokenizer = Tokenizer(
         models.WordLevel({w: i for i, w in enumerate(["<|end|>", *"abcdefghij"])}, unk_token="<|end|>")

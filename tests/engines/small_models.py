@@ -1,4 +1,4 @@
-"""Small models of several families, as transformers has them."""
+"""Small transformers models of several families."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 def small_model(name: str, vocabulary: int = 50) -> Any:
-    """In evaluation mode, with random weights that are not small."""
+    """Create a model in evaluation mode, with large random weights."""
     from transformers import (
         BartConfig,
         BartForCausalLM,

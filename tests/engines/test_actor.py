@@ -19,7 +19,7 @@ from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 
 
 def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] = (1.0,)) -> TrajectoryBatch:
-    """n one-step trajectories with prompts and responses of many lengths."""
+    """Sample `n` one-step trajectories with prompts and responses of many lengths."""
     rng = np.random.default_rng(0)
     requests = [
         GenerationRequest(
@@ -40,7 +40,7 @@ def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] =
 
 
 def several_steps(batch: TrajectoryBatch) -> TrajectoryBatch:
-    """The same steps, as plays of one to three steps."""
+    """Regroup the steps into trajectories of one to three steps."""
     steps = [play.steps[0] for play in batch.to_trajectories()]
     sizes, plays = (3, 1, 2), []
     while steps:
@@ -64,7 +64,7 @@ def test_training_logprobs_equal_sampling_logprobs(policy: Policy) -> None:
 
 
 def slow_losses(policy: Policy, batch: TrajectoryBatch, advantage_T: np.ndarray, config: ActorConfig, reference: Any):
-    """Of each step, its tokens' losses: one row at a time, straight from the definitions, in the model's own type."""
+    """Yield each step's token losses, one row at a time, computed from the definitions in the model's dtype."""
     for s in range(batch.n_steps):
         tokens = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
         prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
@@ -92,7 +92,7 @@ def slow_losses(policy: Policy, batch: TrajectoryBatch, advantage_T: np.ndarray,
 
 
 def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: ActorConfig) -> torch.Tensor:
-    """What each mode says in words."""
+    """Average step losses by the definition of each mode."""
     means, sums = ([step.mean() for step in per_step], [step.sum() for step in per_step])
     plays = [[m for m, n in zip(means, trajectory_of, strict=True) if n == play] for play in sorted(set(trajectory_of))]
     return {
@@ -124,8 +124,8 @@ def test_loss_and_gradient_match_single_rows(
     batch = several_steps(sampled_batch(policy, 15, temperatures=(1.0, 0.7)))
     rng = np.random.default_rng(1)
     advantage, trained = rng.normal(size=len(batch.response_ids)), rng.random(batch.n_steps) < 0.8
-    advantage[np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets)) == 3] = 0.0  # of a step as a whole
-    # As if another policy had sampled, so that all three bounds are active.
+    advantage[np.repeat(np.arange(batch.n_steps), np.diff(batch.token_offsets)) == 3] = 0.0  # a whole step
+    # Log-probs of another policy, so that all three bounds are active.
     batch.logprobs[:] += rng.normal(scale=0.8, size=len(batch.logprobs))
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = ActorConfig(
@@ -134,7 +134,7 @@ def test_loss_and_gradient_match_single_rows(
         kl_loss_coef=0.3, entropy_coeff=entropy,
     )  # fmt: skip
     actor = Actor(policy, config)
-    with torch.no_grad():  # so that the reference is another policy
+    with torch.no_grad():  # the policy must differ from its reference
         for weight in policy.model.parameters():
             weight.add_(0.02 * torch.from_numpy(rng.normal(size=tuple(weight.shape))))
     slow = copy.copy(policy)
@@ -203,7 +203,7 @@ def test_kl_loss_pulls_the_policy_back_to_its_reference(policy: Policy) -> None:
 
 
 def far_from_reference(policy: Policy, config: ActorConfig, **options: bool) -> Actor:
-    """An actor whose policy has moved since its reference was taken."""
+    """An actor with a policy that differs from its reference."""
     actor = Actor(policy, config, **options)
     with torch.no_grad():
         for parameter in policy.model.parameters():
@@ -288,7 +288,7 @@ def test_masked_steps_and_tokens_change_no_gradient(policy: Policy) -> None:
     batch = sampled_batch(policy)
     rng = np.random.default_rng(2)
     advantage, trained = rng.normal(size=len(batch.response_ids)), np.arange(batch.n_steps) % 3 > 0
-    last_of_step = batch.token_offsets[1:] - 1  # as if a tool had written it
+    last_of_step = batch.token_offsets[1:] - 1  # masked like the text of a tool
     batch.response_mask[last_of_step] = False
 
     def gradients(changed: TrajectoryBatch) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Sampled and trained log-probs of many architectures against transformers, one row at a time and without a cache."""
+"""Compare log-probs of many architectures with transformers, one row at a time and without a cache."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def sampled(names: Any, fast: set[str]) -> list[Any]:
 
 
 def requests_up_to(limit: int) -> list[GenerationRequest]:
-    """Rows on both sides of the window and of the switch, up to `limit` tokens; some share their prompt."""
+    """Requests shorter and longer than the window and the switch, up to `limit` tokens; some share a prompt."""
     rng = np.random.default_rng(0)
     prompts = [1, WINDOW - 1, WINDOW + 1, SWITCH - 1, SWITCH + 1]
     shared = {n: tuple(rng.integers(1, VOCABULARY, n).tolist()) for n in prompts if n < limit}
@@ -37,7 +37,7 @@ def requests_up_to(limit: int) -> list[GenerationRequest]:
 
 
 def as_batch(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> TrajectoryBatch:
-    """One trajectory for each prompt and response."""
+    """Build one trajectory per prompt and response."""
     made = []
     for k, (asked, response) in enumerate(rows):
         step = Step(
@@ -51,7 +51,7 @@ def as_batch(rows: list[tuple[GenerationRequest, tuple[int, ...]]]) -> Trajector
 
 @torch.no_grad()
 def trained(policy: Policy, batch: TrajectoryBatch, steps: list[int], max_tokens: int) -> Floats:
-    """[T] the log-probs of a training pass over `steps`; NaN at the tokens of others."""
+    """Log-probs [T] of a training pass over `steps`; NaN at the tokens of other steps."""
     found = np.full(len(batch.response_ids), np.nan)
     for packed in policy.forward.micro_batches(batch, np.array(steps), max_tokens):
         found[packed.token_at] = token_logprobs(policy.forward, packed, batch)[0].numpy()
@@ -60,7 +60,7 @@ def trained(policy: Policy, batch: TrajectoryBatch, steps: list[int], max_tokens
 
 @torch.no_grad()
 def expected(model: Any, asked: GenerationRequest, response: tuple[int, ...]) -> Floats:
-    """The log-probs of one row alone, by transformers' own forward pass."""
+    """Log-probs of a single row from transformers' forward pass."""
     ids = torch.tensor([[*asked.prompt_ids, *response]])
     logits = model(ids, use_cache=False).logits[0, len(asked.prompt_ids) - 1 : -1].double() / asked.temperature
     return torch.log_softmax(logits, -1).gather(1, ids[0, len(asked.prompt_ids) :, None])[:, 0].numpy()
@@ -79,11 +79,11 @@ def test_sampled_and_trained_logprobs_agree(name: str, tmp_path: Path) -> None:
     requests = requests_up_to(limit)
     generations = policy.generate(requests)
     rows = [(asked, made.response_ids) for asked, made in zip(requests, generations, strict=True)]
-    # transformers' eager Falcon rounds ALiBi's biases to bfloat16 at another place than its default attention.
+    # transformers' eager attention of Falcon rounds ALiBi's biases to bfloat16 elsewhere than its default attention.
     attention = "sdpa" if name == "falcon_alibi" else "eager"
     model = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=attention).eval()
     right = [expected(model, *row) for row in rows]
-    # The rows must be long enough for the test.
+    # Rows must reach the tested lengths.
     assert max(len(asked.prompt_ids) + len(response) for asked, response in rows) == min(limit, LONGEST)
 
     for made, row in zip(generations, right, strict=True):

@@ -53,7 +53,7 @@ def test_values_of_unwanted_steps_are_nan(word_model_folder, batch) -> None:
 
 
 def text_before(batch, s: int, sees: str) -> list[int]:
-    """What a critic reads before the prompt of step `s`."""
+    """The tokens that a critic reads before the prompt of step `s`."""
     play = [k for k in range(s) if batch.trajectory_of_step[k] == batch.trajectory_of_step[s]]
     return [token for k in play for token in (*prompt_of(batch, k), *response_of(batch, k))] if sees == "play" else []
 

@@ -1,4 +1,4 @@
-"""Whole runs that are made to fail, and what the guard makes of them: everything is real, only small."""
+"""Guard tests on complete small runs with injected failures."""
 
 import json
 import re
@@ -78,7 +78,7 @@ guard: {rules: {propagation_s: null}}
 
 @pytest.fixture
 def recipe(tmp_path: Path, word_model_folder: Path):
-    """Writes the recipe; `sick`: what becomes of its verdicts."""
+    """Write the recipe; `sick`: the failure of its verdicts."""
 
     def write(sick: str = "", name: str = "toy") -> Path:
         (tmp_path / "play.py").write_text(PLAY)
@@ -137,7 +137,7 @@ def test_contradictory_verdicts_trigger_the_fallback(recipe) -> None:
 
 
 def test_falling_accuracy_lowers_the_threshold(recipe) -> None:
-    # From step 8 on, and nothing else is paid: whatever the last bits of a machine's products, it unlearns.
+    # From step 8 on, only the misleading verdict is rewarded, so accuracy falls regardless of a machine's rounding.
     misleads = "{fn: 'play.py:verdict', args: {sick: misleads, first: 8}}"
     options = [f"reward.functions=[{{fn: 'play.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
     path = run(recipe(), "run", steps(16), "trainer.test_freq=1", *options)
@@ -169,7 +169,7 @@ def test_agent_without_credit_is_reported(recipe) -> None:
 
 @pytest.fixture
 def not_finite(monkeypatch):
-    """Makes the loss NaN in updates number `first` to `last` of a process, counted from 1."""
+    """Make the loss NaN in updates `first` to `last` of a process, counted from 1."""
 
     def spoil(first: int, last: int) -> list[int]:
         seen, made = [], actor.policy_loss
@@ -187,7 +187,7 @@ def not_finite(monkeypatch):
 
 @pytest.mark.parametrize("kept", mostly_slow((None, 1), {1}))
 def test_rollback_after_non_finite_updates_leaves_no_trace(recipe, not_finite, kept) -> None:
-    """Also where only the newest checkpoint is kept: it would be one of what went wrong."""
+    """With one checkpoint kept, the newest one would contain the failure."""
     keep = "null" if kept is None else str(kept)
     options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", f"trainer.max_actor_ckpt_to_keep={keep}")
     healthy = run(recipe(), "healthy", *options)
@@ -235,7 +235,7 @@ def test_run_stopped_by_a_rule_resumes(recipe) -> None:
 
 @pytest.mark.parametrize("place", ["before the event", "after the event"])
 def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypatch, place) -> None:
-    """What was saved after the checkpoint that it goes back to must not be gone on with."""
+    """Checkpoints after the rollback's target must not be resumed."""
     from creditflow.ledger import RunFolder
 
     options = (*EVERY_STEP, "trainer.test_freq=-1", "reward.cache_size=0", "guard.rules.not_finite.window=2")
@@ -255,7 +255,7 @@ def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypat
         with pytest.raises(Stopped):
             run(recipe(), "run", *options)
     if place == "before the event":
-        seen[:] = [1, 1]  # the process that comes after it meets the same
+        seen[:] = [1, 1]  # the next process meets the same updates
     path = run(recipe(), "run", *options)
     for file in (path / "metrics.jsonl", healthy / "metrics.jsonl"):
         file.write_text(re.sub(r'"guard/rollbacks": [0-9.]+', '"guard/rollbacks": 0.0', file.read_text()))

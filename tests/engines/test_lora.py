@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def policies(folder: Path, names: str, **config) -> list[Policy]:
-    """One base, and a policy with an adapter of its own for each letter."""
+    """Policies with separate adapters over one base, one per letter of `names`."""
     base, made, model = Policy.load(folder, CPU), [], None
     for seed, name in enumerate(names):
         adapter = Adapter.add(model or base.model, f"policy_{name}", 4, ActorModelConfig(**config), seed)
@@ -80,7 +80,7 @@ def test_kl_loss_with_an_adapter_needs_one_model(word_model_folder) -> None:
 
 
 def test_adapter_gradients_match_the_chain_rule(word_model_folder) -> None:
-    """Of W + BA: those of full training, by the chain rule."""
+    """Gradients of A and B in W + BA follow from the full gradient of W."""
     batch = sampled_batch(Policy.load(word_model_folder, CPU))
     (a,) = policies(word_model_folder, "a", target_modules=["q_proj"], layers_to_transform=[1])
     a.model.double()

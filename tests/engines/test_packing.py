@@ -1,4 +1,4 @@
-"""Packed steps against the same steps one by one."""
+"""Compare packed steps with the same steps one by one."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ PROMPTS = st.lists(TOKENS, min_size=1, max_size=4)
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]]) -> TrajectoryBatch:
-    """One play whose steps have these prompts and responses."""
+    """A trajectory with one step per prompt and response."""
     steps = [
         Step(
             id=f"t/{i}", trajectory_id="t", index=i, agent="a", turn=i, parents=(), prompt="", response="",
@@ -45,7 +45,7 @@ def test_each_response_token_is_predicted_once(batch: TrajectoryBatch, budget: i
         assert len(part.steps) == 1 or (len(part.input_ids) <= budget and of_rows <= 4 * budget)
         prompts = {tuple(prompt_of(batch, s)) for s in part.steps}
         fed = sum(len(response_of(batch, s)) - 1 for s in part.steps)
-        assert len(part.input_ids) == sum(map(len, prompts)) + fed  # a prompt that steps share is there once
+        assert len(part.input_ids) == sum(map(len, prompts)) + fed  # a shared prompt is stored once
         flat_at = np.concatenate([group.at.reshape(-1) for group in part.groups])
         assert (flat_at[part.source] == np.arange(len(part.input_ids))).all()
         rows = []

@@ -1,4 +1,4 @@
-"""Runs that stop and resume, compared with runs that did not stop."""
+"""Compare resumed runs with uninterrupted runs."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def test_run_stopped_in_its_last_evaluation_repeats_it(recipe_file) -> None:
 
 @pytest.mark.parametrize("at", [2, 4])
 def test_failed_evaluation_is_repeated_on_resume(recipe_file, monkeypatch, at) -> None:
-    # Of the clock, which the guard remembers, no two runs are the same.
+    # The guard's state contains clock times of this rule, which differ between runs.
     clocked = "guard.rules.propagation_s=null"
     settings = (*EVERY_STEP, "algorithm.propagation_threshold={kind: tuned, patience_epochs: 1}", clocked)
     whole = run(recipe_file, "whole", *settings)
@@ -181,7 +181,7 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file, monkeypatc
     assert file.rpartition("/")[2] in said
     assert "goes on after step 1" in said
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
-    checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written anew
+    checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written again
 
 
 def test_incomplete_checkpoints_are_kept_if_none_is_complete(recipe_file, monkeypatch) -> None:
@@ -298,7 +298,7 @@ def test_run_resumes_from_a_named_checkpoint_with_new_options(recipe_file) -> No
 def test_longer_run_resumes_from_a_finished_one(recipe_file, monkeypatch) -> None:
     run(recipe_file, "run", *EVERY_STEP[:2], "trainer.total_training_steps=2")
     stopped(monkeypatch, recipe_file, "run", 1, *EVERY_STEP)
-    assert not (recipe_file.parent / "run" / "evaluation.json").exists()  # it would be of the shorter run
+    assert not (recipe_file.parent / "run" / "evaluation.json").exists()  # the shorter run's is removed
     longer = run(recipe_file, "run", *EVERY_STEP)
     whole = run(recipe_file, "whole", *EVERY_STEP)
     for step in (1, 2, 3, 4):

@@ -24,7 +24,7 @@ def request(
 
 
 def one_by_one_greedy(policy: Policy, ids: tuple[int, ...], max_new_tokens: int) -> list[int]:
-    """The model's own `generate`: the independent oracle."""
+    """Generate with the model's own `generate`, as an independent reference."""
     out = policy.model.generate(
         torch.tensor([ids]),
         attention_mask=torch.ones(1, len(ids), dtype=torch.long),
@@ -190,7 +190,7 @@ def test_finished_rows_stay_within_the_last_position(shared: bool) -> None:
 
 
 def test_weights_are_aligned_to_64_bytes(byte_policy: Policy, tmp_path: Path) -> None:
-    """At multiples of 64 bytes, also where a file is read to elsewhere: two processes must compute the same bits."""
+    """Two processes must compute the same bits, wherever a file's tensors are loaded in memory."""
     byte_policy.save(tmp_path)
     for folder in (tmp_path, tiny_byte_model()):
         model = Policy.load(folder, torch.device("cpu")).model

@@ -1,4 +1,4 @@
-"""The scheduler with a real model: many plays of unequal length at once, against the model's own generation, alone."""
+"""The scheduler with a real model: concurrent rollouts of unequal lengths against single generation."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ AGENTS = {"writer": AgentSpec(system="write"), "editor": AgentSpec(system="edit 
 
 
 async def solve(task: Task, team: Team) -> str:
-    """One to three rounds, so that plays drift apart and batches are mixed."""
+    """Run one to three rounds, so that rollouts diverge and batches are mixed."""
     text = task.text
     for turn in range(1 + task.extra_info["k"] % 3):
         draft = await team.writer(text, max_tokens=5 + 3 * turn)

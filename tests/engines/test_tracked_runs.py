@@ -1,4 +1,4 @@
-"""What trackers wrote of real runs, read back by their own readers."""
+"""Trackers of real runs, read back with the trackers' own readers."""
 
 import json
 import math
@@ -83,7 +83,7 @@ def test_mlflow_has_the_metrics_and_options_of_a_run(recipe_file, monkeypatch) -
 
 
 def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
-    """([the numbers of each logged row], [each file of a table]) of wandb's offline record, as wandb reads it."""
+    """Read wandb's offline record with wandb: the values of each logged row, and the content of each table file."""
     (file,) = path.glob("wandb/offline-run-*/run-*.wandb")
     command = [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", str(file)]
     lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
@@ -97,7 +97,7 @@ def wandb_records(path: Path) -> tuple[list[dict], list[dict]]:
 
 @pytest.fixture
 def wandb_offline(monkeypatch):
-    """wandb without a network; the process that it starts beside this one is ended."""
+    """wandb without a network; its background process is ended afterwards."""
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")

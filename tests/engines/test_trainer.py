@@ -1,4 +1,4 @@
-"""Whole runs with a model of a dozen words. Everything is real, only small."""
+"""Complete runs with a model of a dozen words."""
 
 import asyncio
 from pathlib import Path
@@ -265,7 +265,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path) -
         assert rows[step]["rollout/gen_batches"] >= 1
     assert max(row["rollout/gen_batches"] for row in rows[1:]) > 1
     assert rows[1]["rollout/filtered_frac"] > 0
-    first = rows[1]["train/pass_at_1"]  # of all that was played
+    first = rows[1]["train/pass_at_1"]  # over all sampled trajectories, also filtered ones
     assert first != pytest.approx(np.mean([value for values in outcomes_of(filtered, 1).values() for value in values]))
 
 
@@ -286,7 +286,7 @@ def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, caps
     assert f"warning: {share:.0%} of the first step's plays were truncated: a prompt was longer" in said
 
 
-# ---- an agent that acts through a frozen model
+# ---- an agent with a frozen model
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ TOY = Path(__file__).parents[1] / "recipes" / "toy.yaml"
 
 
 def frozen_critic(server: JudgeServer) -> list[str]:
-    """Overrides that let the toy recipe's critic act through the model of `server`."""
+    """Overrides for the toy recipe's critic to use the model of `server`."""
     return [
         "policies.default.trainable=true",
         f"policies.big.endpoint={{base_url: '{server.url}', model: m, max_retries: 1}}",
@@ -312,7 +312,7 @@ def train_toy(folder: Path, server: JudgeServer, *overrides: str) -> Path:
 
 
 def verdict(request: Request) -> Answer:
-    """An answer that depends on the question alone."""
+    """An answer that depends only on the question."""
     return Answer("yes" if len(request.text) % 2 else "no, \u00e9", usage=(20, 2))
 
 
@@ -387,7 +387,7 @@ def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> 
         for trajectory in TrajectoryBatch.read_parquet(path / "steps" / "000001.parquet").to_trajectories()
         if trajectory.status == "failed"
     ]
-    assert len(failed) == 4  # the plays of one of eight tasks
+    assert len(failed) == 4  # the trajectories of one of eight tasks
     assert all("status 404" in trajectory.info["error"] for trajectory in failed)
 
 

@@ -1,4 +1,4 @@
-"""Training with agents that call their model over HTTP, against training with the same agents in process."""
+"""Compare training with agents over HTTP to training with the same agents in process."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ async def solve_over_http(task, team):
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is: every play calls or ends, and is waited for."""
+    """Raise the scheduler's time limits, so that it waits for every rollout even on a busy machine."""
     for seconds in ("_PATIENCE", "_LONGEST_WAIT"):
         monkeypatch.setattr(f"creditflow.rollout.scheduler.{seconds}", 600.0)
 

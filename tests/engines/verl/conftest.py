@@ -7,9 +7,10 @@ from tests.reward.processes import alive, descendants, until
 
 @pytest.fixture(scope="package")
 def verl_ray() -> Iterator[None]:
-    """One Ray for all tests here that run verl: four logical GPUs, environment and plug-in that verl needs on a CPU.
+    """One Ray for all verl tests of this package: four logical GPUs, with verl's CPU environment and plug-in.
 
-    It ends with this package's tests, not with the session: others start a Ray of their own, and a process has one.
+    It ends with this package's tests, not with the session, because other tests start another Ray and a process has
+    only one.
     """
     ray = pytest.importorskip("ray")
     verl_cpu = pytest.importorskip("verl_cpu", reason="it is not installed: uv pip install -e tests/verl_cpu --no-deps")
@@ -18,9 +19,9 @@ def verl_ray() -> Iterator[None]:
     assert not ray.is_initialized(), "a Ray of other tests is still there"
     variables = {
         **verl_cpu.environment(),
-        "RAY_prestart_worker_first_driver": "0",  # they would not be used: forked ones are
+        "RAY_prestart_worker_first_driver": "0",  # prestarted workers would be unused, since workers are forked
         "RAY_enable_worker_prestart": "0",
-        "RAY_worker_register_timeout_seconds": "300",  # on a busy machine the first ones wait for the imports
+        "RAY_worker_register_timeout_seconds": "300",  # on a busy machine the first workers wait for the imports
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
@@ -43,7 +44,7 @@ def verl_ray() -> Iterator[None]:
 
 
 def _take_the_cpu(patch: pytest.MonkeyPatch) -> None:
-    """For verl in this process: other tests may have imported it before, and it has chosen its platform then."""
+    """Select the CPU platform in this process, where earlier tests may have imported verl with another platform."""
     import verl.plugin.platform.platform_manager as manager
     from verl_cpu.plugin import use_cpu
 

@@ -1,4 +1,4 @@
-"""Runs of the verl engine for tests: as the command line starts them, on the Ray of the session."""
+"""Test runs of the verl engine, launched as from the command line, on the session's Ray."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ CHAIN = REPOSITORY / "recipes/arithmetic_chain.yaml"
 
 
 def options(n_ranks: int = 1) -> list[str]:
-    """What our trainer needs of `verl_cpu.options`: it asks its replay buffer often enough by itself."""
+    """`verl_cpu.options` without the quick sampler, because creditflow's trainer polls often enough."""
     return [option for option in verl_cpu.options(n_ranks) if not option.startswith("trainer.v1.sampler")]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left in its folder."""
+    """The content of a run's folder."""
 
     folder: Path
 
@@ -37,7 +37,7 @@ class Run:
         return read_metrics(self.folder)
 
     def series(self, name: str) -> np.ndarray:
-        """A metric of every training step."""
+        """The values of a metric over training steps."""
         return np.array([row[name] for row in self.metrics if row["step"] > 0], dtype=float)
 
     @property
@@ -53,7 +53,7 @@ class Run:
 
 
 def run(recipe: Path, folder: Path, *overrides: str, n_ranks: int = 1, verl: tuple[str, ...] = ()) -> Run:
-    """Train `recipe` on verl, into `folder`."""
+    """Train `recipe` on verl in `folder`."""
     chosen = load_recipe(recipe, [f"trainer.default_local_dir={folder}", "trainer.device=auto", *overrides])
     launch(chosen, [*options(n_ranks), *verl], Reporter())
     return Run(folder)

@@ -1,4 +1,4 @@
-"""Recipes as verl's configuration. Expected keys are those of verl's own files and dataclasses; nothing is trained."""
+"""Recipes as verl configurations, compared with verl's own files and dataclasses, without training."""
 
 import contextlib
 import dataclasses
@@ -36,9 +36,9 @@ def _verl():
 
 
 def composed(*arguments, recipe=TOY):
-    """verl's configuration of a recipe; arguments as on the command line."""
+    """Compose verl's configuration of a recipe with command-line arguments."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    device = ("trainer.device=auto",) if recipe == TOY else ()  # the toy trains on the CPU, where tests run
+    device = ("trainer.device=auto",) if recipe == TOY else ()  # the toy recipe sets cpu, which verl rejects
     return compose(load_recipe(recipe, [*device, *arguments[:at]]), arguments[at + 1 :], RUN)
 
 
@@ -53,7 +53,7 @@ def select(config, key):
     return OmegaConf.select(config, key, throw_on_missing=True)
 
 
-# What the recipe says arrives
+# Recipe options reach verl
 
 
 def leaves(kind: Any, path: str = "") -> Iterator[str]:
@@ -65,7 +65,7 @@ def leaves(kind: Any, path: str = "") -> Iterator[str]:
 
 
 def test_every_recipe_option_is_mapped_or_own():
-    """An option that is added to recipes and forgotten here would be left out silently."""
+    """A new recipe option without a mapping would be dropped silently."""
     followed = {key for other in configuration._OTHERWISE.values() for key in other.of}
 
     for key in leaves(Config):
@@ -182,7 +182,7 @@ def test_epochs_apply_without_total_steps():
 def test_warm_up_updates_are_converted_to_training_steps():
     settings = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=3", f"{ACTOR}.ppo_epochs=2")
 
-    # 3 mini-batches twice: 6 updates a training step, and the 13th is in the third.
+    # 3 mini-batches twice are 6 updates per training step; the 13th update is in the third step.
     config = composed(*settings, f"{ACTOR}.optim.lr_warmup_steps=13")
 
     assert select(config, f"{ACTOR}.optim.lr_warmup_steps") == 3
@@ -230,7 +230,7 @@ def test_options_of_the_local_engine_are_rejected_by_name(given):
 
 
 def test_final_only_frequency_exceeds_any_run():
-    """verl's loop: after the last step, if the period is above 0."""
+    """verl acts after the last step if the frequency is above 0."""
     config = composed("trainer.test_freq=-1", "trainer.save_freq=-1")
 
     assert min(config.trainer.test_freq, config.trainer.save_freq) > 10**9
@@ -273,7 +273,7 @@ def test_verl_trains_the_model_of_the_only_policy(tmp_path):
     assert composed(policies, *agents).actor_rollout_ref.model.path == "/its/own"
 
 
-# What this engine needs
+# Required options
 
 
 def test_required_engine_options_are_set():
@@ -283,7 +283,7 @@ def test_required_engine_options_are_set():
     assert config.trainer.v1.trainer_mode == "creditflow"
     assert config.trainer.default_local_dir == "/runs/one/checkpoints"
     assert list(config.trainer.logger) == []
-    assert config.trainer.experiment_name == "one"  # its folder's
+    assert config.trainer.experiment_name == "one"  # the folder's name
     assert (config.data.train_files, config.data.val_files) == ("train", "val")
     assert config.data.custom_cls.path == "pkg://creditflow.engines.verl.dataset"
     assert config.data.custom_cls.name == "TaskDataset"
@@ -325,7 +325,7 @@ def test_ray_options_reach_verl():
 
 
 def test_carried_recipe_keeps_dollar_signs():
-    """verl resolves interpolations, twice; a text of the recipe's that looks like one must come through."""
+    """verl resolves interpolations twice; recipe text that looks like one must stay unchanged."""
     config = composed("team.agents.writer.system='Write \\${x} and $y$.'")
     OmegaConf.resolve(config)
     again = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
@@ -333,10 +333,10 @@ def test_carried_recipe_keeps_dollar_signs():
     run = carried(again)
     assert run.recipe.config.team.agents["writer"].system == "Write ${x} and $y$."
     assert (run.recipe.name, run.recipe.folder, run.run_folder) == ("toy", TOY.parent, RUN)
-    assert carried(again.data).recipe == run.recipe  # verl's data set is shown this section alone
+    assert carried(again.data).recipe == run.recipe  # verl passes only this section to the data set
 
 
-# Who has the last word
+# Precedence
 
 
 def recipe_with(tmp_path, text):
@@ -378,7 +378,7 @@ def test_extending_recipe_merges_the_verl_section():
 
 
 def test_verl_overrides_update_the_carried_recipe():
-    """Our parts read the recipe that travels: it must not contradict what verl does."""
+    """creditflow reads the carried recipe, which must agree with verl's configuration."""
     config = composed(
         "--",
         f"{ROLLOUT}.n=6",
@@ -442,7 +442,7 @@ def test_open_verl_sections_accept_any_key():
     assert composed(section).actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
 
 
-# What is refused
+# Rejected options
 
 
 @pytest.mark.parametrize(
@@ -561,7 +561,7 @@ def test_option_without_effect_is_rejected_by_name(given):
 
     assert said.startswith(f"{key}: ")
     assert len(said) > len(key) + 10
-    if "agent_loop_manager_class" not in key:  # of which verl's files say nothing
+    if "agent_loop_manager_class" not in key:  # a key that verl's files do not list
         assert refused(f"verl.{key}={given.partition('=')[2]}") == said
 
 
@@ -584,7 +584,7 @@ def test_fixed_option_may_repeat_its_value(given):
 
 def test_rejected_keys_exist_in_verl():
     known = configuration._files("ppo_trainer", ())[1]
-    ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads it, and does not list it
+    ours = {f"{ROLLOUT}.agent.agent_loop_manager_class"}  # verl reads this key but does not list it
 
     assert [key for key in configuration._REFUSED if key not in known and key not in ours] == []
     assert [key for key in configuration._MICRO_BATCHES if key not in known] == []
@@ -612,7 +612,7 @@ def test_frozen_policy_without_an_endpoint_is_rejected():
 @pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("given", ["recipe", "override"])
 def test_several_trained_policies_need_separate_servers(tmp_path, backend, given):
-    """verl's own adapters find a server by its rank: two policies would meet at the first one's."""
+    """verl's own adapters find servers by rank, so two policies would share the first one's servers."""
     override = [f"{ROLLOUT}.name={backend}"] if given == "override" else []
     section = [] if override else [f"verl.{ROLLOUT}.name={backend}"]
     recipe = load_recipe(
@@ -631,7 +631,7 @@ def test_several_trained_policies_need_separate_servers(tmp_path, backend, given
 
 
 def test_rows_beyond_the_micro_batch_limit_are_rejected():
-    """verl asserts it in the middle of the first update."""
+    """verl would fail an assertion during the first update."""
     said = refused("data.max_response_length=900", f"{ACTOR}.ppo_max_token_len_per_gpu=1000")
 
     assert said.startswith(f"{ACTOR}.ppo_max_token_len_per_gpu: 1000, which a row of ")
@@ -711,7 +711,7 @@ def test_prerelease_of_the_same_series_is_accepted(monkeypatch):
     expect_verl()
 
 
-# What is printed
+# Printed configurations
 
 
 SHIPPED = ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo_32b"]
@@ -719,7 +719,7 @@ SHIPPED = ["arithmetic_chain", "gsm8k_team_8xA100", "gsm8k_team_2x8xA100", "dapo
 
 @pytest.fixture(scope="module")
 def printed():
-    """What --dry-run prints of the recipes, read again."""
+    """The parsed --dry-run output of each shipped recipe."""
     reporter = Reporter()
     return {name: yaml.safe_load(dry_run(load_recipe(RECIPES / f"{name}.yaml"), [], reporter)) for name in SHIPPED}
 

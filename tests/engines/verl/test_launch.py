@@ -1,4 +1,4 @@
-"""How a run on verl is started, shown and ended. What verl does in between is a stand-in here, but in one slow test."""
+"""Start, progress and end of a run on verl, with a stand-in for verl except in one slow test."""
 
 import errno
 import io
@@ -32,12 +32,12 @@ OURS = ("trainer.device=auto", "ray_kwargs.ray_init.num_gpus=1")
 ONE_DEVICE = (
     "trainer.n_gpus_per_node=1",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
-    "actor_rollout_ref.rollout.name=trtllm",  # a name that needs nothing installed until a server starts
+    "actor_rollout_ref.rollout.name=trtllm",  # a back end without imports before a server starts
 )
 
 
 class Listener(Reporter):
-    """A reporter without a terminal, and what it said."""
+    """A reporter that records its output."""
 
     def __init__(self):
         self.text = io.StringIO()
@@ -50,11 +50,11 @@ class Listener(Reporter):
 
 @dataclass
 class Cluster:
-    """In place of Ray and verl's `run_ppo`: does `work` with the configuration that it is given."""
+    """A stand-in for Ray and verl's `run_ppo`, which calls `work` with the configuration."""
 
     work: Any = lambda config: None
     running: bool = False
-    """Whether the caller had started Ray."""
+    """Whether Ray is already running."""
     config: Any = None
     ended: list[str] = field(default_factory=list)
 
@@ -104,7 +104,7 @@ def start(folder, *overrides, verl=(), reporter=None):
 
 
 def write(config, rows, evaluation=False):
-    """What a run's driver writes."""
+    """Write the files of a run's driver."""
     folder = RunFolder(carried(config).run_folder)
     for row in rows:
         folder.append_metrics(row["step"], {key: value for key, value in row.items() if key != "step"})
@@ -112,7 +112,7 @@ def write(config, rows, evaluation=False):
         folder.write_text("evaluation.json", "{}")
 
 
-# A run from its beginning to its end
+# Complete runs
 
 
 def test_run_folder_records_facts_and_configuration(cluster, tmp_path):
@@ -182,7 +182,7 @@ def test_recipe_files_become_absolute(cluster, tmp_path):
     assert carried(cluster.config).config.team.workflow == f"{TOY.parent}/toy.py:solve"
 
 
-# Going on
+# Resuming
 
 
 def begun(folder, step, evaluation=False):
@@ -209,7 +209,7 @@ def test_run_with_a_checkpoint_resumes(cluster, tmp_path):
         "Ray's logs: /tmp/ray/session_1/logs",
         "train 2/2 train pass@1 1.000",
     ]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # as it began
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 0  # unchanged
 
 
 def test_run_without_a_checkpoint_is_not_overwritten(cluster, tmp_path):
@@ -252,7 +252,7 @@ def test_named_checkpoint_must_belong_to_the_run(cluster, tmp_path):
     assert listener.lines[0].endswith("goes on after step 1")
 
 
-# Bad input: nothing is written, nothing is started
+# Bad input: the run writes and starts nothing
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_total_steps_match_verl():
     assert total_steps(fewer, 100) == 6
 
 
-# What goes wrong
+# Failures
 
 
 def raising(error):
@@ -320,7 +320,7 @@ def raising(error):
 
 
 def remote(cause, times=1):
-    """`cause`, as Ray hands it on from process to process."""
+    """Wrap `cause` as Ray does when an error passes between processes."""
     error = cause
     for _ in range(times):
         error = ray.exceptions.RayTaskError("run", "a long traceback", error).as_instanceof_cause()
@@ -407,7 +407,7 @@ def test_metrics_before_an_error_are_printed(cluster, tmp_path):
     assert listener.lines[-1] == "train 1/2 train pass@1 0.500"
 
 
-# The metrics file as it grows
+# Reading the growing metrics file
 
 
 def line(step, **numbers):
@@ -439,7 +439,7 @@ def test_tail_skips_existing_and_rewound_lines(tmp_path):
     assert tail.rows() == [{"loss": 2.0, "step": 3}]
 
 
-# Ray for real
+# With a real Ray
 
 
 @pytest.mark.slow
@@ -478,7 +478,7 @@ def test_interrupt_ends_all_ray_processes(tmp_path):
         of_session = [int(path.parent.name) for path in commands if session in command(path)]
         assert of_session
 
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that was started in it
+        os.killpg(process.pid, signal.SIGINT)  # to the process group, like a terminal
         out, rest = process.communicate(timeout=60)
     finally:
         process.kill()
@@ -491,5 +491,5 @@ def test_interrupt_ends_all_ray_processes(tmp_path):
 def command(path):
     try:
         return path.read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return ""

@@ -14,7 +14,7 @@ from creditflow.errors import CreditflowError
 
 
 def trainer(cls: type, ranks: int, updates: int) -> SimpleNamespace:
-    """What `_balance_batch` of `cls` needs of a trainer."""
+    """A stand-in for a trainer with the attributes that `_balance_batch` of `cls` uses."""
 
     def required_multiple(dp_size: int) -> int:
         made._n_ranks, made._n_updates = dp_size, updates

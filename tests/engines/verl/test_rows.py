@@ -135,7 +135,7 @@ def test_each_step_output_keeps_its_own_reward():
         )
 
     outputs = [made([0.0, 0.25]), made([0.5, 0.5])]
-    for output in outputs:  # what verl does with the outputs of one play
+    for output in outputs:  # verl sets the same reward on all outputs of a rollout
         output.reward_score = 9.0
     columns = [output.as_dict() for output in outputs]
     assert [c["rm_scores"].tolist() for c in columns] == [[0.0, 0.25], [0.5, 0.5]]

@@ -16,7 +16,7 @@ EOS = 0
 
 
 class Fleet:
-    """Answers what it is told to, in order; an exception is raised."""
+    """Returns the given answers in order; raises those that are exceptions."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

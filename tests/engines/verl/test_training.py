@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("verl_ray")
 
 TASKS, PLAYS, STEPS, BEFORE = 8, 3, 4, 3
 EPOCH = 2
-"""Training steps of an epoch, which has every task once. The second epoch contains the resume."""
+"""Training steps per epoch; an epoch contains every task once. The run resumes in the second epoch."""
 SMALL = (
     f"recipe.train_tasks={EPOCH * TASKS}",
     "recipe.val_tasks=8",
@@ -28,7 +28,7 @@ SMALL = (
     "actor_rollout_ref.actor.optim.lr=3.0e-4",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # packed rows attend to all of theirs on a CPU
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1024",  # on a CPU, packed rows attend to the whole micro-batch
 )
 
 
@@ -44,7 +44,7 @@ def test_rollout_and_actor_agree_on_log_probs(chain: Run):
     assert chain.series("training/rollout_probs_diff_mean").max() < 1e-6
     largest = chain.series("training/rollout_probs_diff_max")  # of some 1,500 tokens; without weight sync, above 1e-3
     assert np.median(largest) < 1e-5
-    assert largest.max() < 1e-4  # in float32 single tokens differ by some 1e-5, however they are computed: see below
+    assert largest.max() < 1e-4  # in float32, single tokens differ by some 1e-5 in any computation: see below
 
 
 def test_log_prob_differences_are_float32_rounding(chain: Run):
@@ -60,7 +60,7 @@ def test_log_prob_differences_are_float32_rounding(chain: Run):
         of_response = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1).numpy()
         here.append(of_response[np.arange(len(response)), response])
     in_one_process = np.abs(np.exp(np.concatenate(here)) - np.exp(batch.logprobs)).max()
-    # Logits are sums of many products: each carries some units in the last place, and a probability as many.
+    # Logits are sums of many products, with errors of some units in the last place; so are probabilities.
     rounding = 32 * float(np.finfo(np.float32).eps) * largest
     assert 0 < in_one_process < rounding
     assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # as without weight sync
@@ -82,7 +82,7 @@ def test_training_reduces_step_errors(tmp_path: Path):
 def test_resumed_run_continues_steps_and_data(chain: Run):
     assert [row["step"] for row in chain.metrics] == [0, *range(1, STEPS + 1)]
     assert [path.name for path in chain.steps] == [f"{step:06d}.parquet" for step in range(1, STEPS + 1)]
-    for first in range(1, STEPS, EPOCH):  # the data went on, too: each task once an epoch, the last one's as well
+    for first in range(1, STEPS, EPOCH):  # the data order resumes, too: each task once per epoch, also in the last
         of_epoch = [chain.batch(step) for step in range(first, first + EPOCH)]
         assert len({task.text for batch in of_epoch for task in batch.tasks}) == EPOCH * TASKS
     assert (chain.folder / "evaluation.json").exists()
@@ -96,7 +96,7 @@ def test_step_files_hold_every_rollout_of_every_task(chain: Run):
         assert batch.agent_names == ("planner", "executor", "verifier")
         assert set(batch.policy_version.tolist()) == {step - 1}
         lengths = np.bincount(batch.trajectory_of_step)
-        assert lengths.min() < lengths.max()  # plays differ in length
+        assert lengths.min() < lengths.max()  # trajectories differ in length
 
 
 def test_trained_rows_are_the_sampled_steps(chain: Run):

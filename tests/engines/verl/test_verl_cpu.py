@@ -21,7 +21,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 
 
 def train(folder: Path, *overrides: str, n_ranks: int = 1) -> list[dict[str, float]]:
-    """The metrics of each step of a run of verl as it comes, over 16 prompts, with a model of 0.1 M parameters."""
+    """Run unmodified verl on 16 prompts with a model of 0.1 M parameters; returns the metrics of each step."""
     from hydra import compose, initialize_config_module
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -61,7 +61,7 @@ def train(folder: Path, *overrides: str, n_ranks: int = 1) -> list[dict[str, flo
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={folder}/checkpoints",
         "trainer.logger=[file]",
-        f"trainer.project_name={folder}",  # the file logger writes into a folder of that name
+        f"trainer.project_name={folder}",  # the file logger writes to a folder of this name
         "trainer.experiment_name=metrics",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -86,7 +86,7 @@ def test_training_on_a_cpu_syncs_the_weights(verl_ray, tmp_path):
 def test_disabled_weight_sync_lets_probabilities_diverge(verl_ray, tmp_path):
     steps = train(tmp_path, "++actor_rollout_ref.rollout.custom.weight_sync=false")
     first, *later = [step["training/rollout_probs_diff_max"] for step in steps]
-    assert first < 1e-5  # the folder's weights are the trainer's first ones
+    assert first < 1e-5  # the folder's weights are the trainer's initial ones
     assert min(later) > 1e-3
 
 
@@ -152,7 +152,7 @@ def test_server_batches_concurrent_requests():
         )
 
     three, five, default, greedy, again, top = asyncio.run(together())
-    assert sizes == [5, 1]  # who filters is sampled apart
+    assert sizes == [5, 1]  # requests with top-k or top-p are sampled separately
     assert [len(fields["token_ids"]) for fields in (three, five, default)] == [3, 5, 8]
     assert greedy == again
     assert top["token_ids"] == greedy["token_ids"]
@@ -167,7 +167,7 @@ def test_server_rejects_unsupported_requests():
     from verl_cpu.server import Server
 
     server = Server(a_server(max_model_len=4))
-    assert len(asyncio.run(ask(server))["token_ids"]) == 1  # there is no more room
+    assert len(asyncio.run(ask(server))["token_ids"]) == 1  # the remaining positions
     for prompt, sampling, message in [
         ((5, 6, 7, 8), {}, "a prompt of 4 tokens leaves no room in 4 positions"),
         ((5,), {"best_of": 2}, "does not know: best_of"),

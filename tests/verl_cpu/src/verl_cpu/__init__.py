@@ -1,4 +1,4 @@
-"""verl on a CPU, and a rollout server that samples with transformers. For tests; importing it imports nothing heavy."""
+"""verl on a CPU, and a rollout server that samples with transformers, for tests. The import is light."""
 
 from verl_cpu.settings import environment, options
 

@@ -1,4 +1,4 @@
-"""Several runs of verl in one Ray."""
+"""Cleanup between runs of verl in one Ray."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ray.util.placement_group import PlacementGroup, placement_group_table, remo
 
 
 def clear(timeout: float = 60.0) -> None:
-    """End all actors and placement groups of this Ray, and wait until they are gone; raises TimeoutError.
+    """End all actors and placement groups of this Ray and wait for their removal; raises TimeoutError.
 
-    A run's actors end with its driver actor, but its placement group stays, with the GPUs that it holds and a name that
-    the next run wants (`global_pool...`): Ray removes it with the job, which is this process.
+    A run's actors end with its driver actor, but its placement group stays, with its GPUs and a name that the next run
+    needs (`global_pool...`). Ray removes it only with the job, which is this process.
     """
     worker = ray._private.worker.global_worker
     end = time.monotonic() + timeout
@@ -25,7 +25,7 @@ def clear(timeout: float = 60.0) -> None:
             try:
                 worker.core_worker.kill_actor(ray.ActorID.from_hex(actor), True)
             except ray.exceptions.ActorHandleNotFoundError:
-                continue  # it is another actor's, and ends with that
+                continue  # it belongs to another actor and ends with it
         for group in groups:
             remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(group)))
         time.sleep(0.05)

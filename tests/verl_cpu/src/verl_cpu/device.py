@@ -1,4 +1,4 @@
-"""Stands where verl expects `torch.cuda`: `torch.cpu`, and memory that is never used."""
+"""A CPU substitute for `torch.cuda` in verl: `torch.cpu`, with memory statistics of 0."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def set_rng_state(state: object, device: object = None) -> None:
 
 
 def empty_cache() -> None:
-    """There is none."""
+    """Do nothing: a CPU has no cache of memory blocks."""
 
 
 def reset_peak_memory_stats(device: object = None) -> None:
-    """There is none."""
+    """Do nothing: no memory is measured."""
 
 
 def _nothing(device: object = None) -> int:

@@ -1,6 +1,6 @@
-"""Launched by Ray as a worker: has one forked (see `forks.py`), and lives as long as that one. Standard library only.
+"""Ray's worker launcher: requests a forked worker (see `forks.py`) and lives as long as it. Standard library only.
 
-Where nobody forks, it becomes the worker itself: slower, but no different.
+Without a fork server, it becomes the worker itself, which is slower but otherwise the same.
 """
 
 import json

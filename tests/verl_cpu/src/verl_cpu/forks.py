@@ -1,9 +1,9 @@
-"""Starts Ray's worker processes by forking one that has imported nearly everything already.
+"""Start Ray's worker processes by forking a process that has already imported nearly everything.
 
-Each of verl's eight or so actors is a process that imports for 4 to 9 seconds before it does anything: most of the
-time of a short run. Ray is told to launch its workers with `fork_worker.py` (`py_executable` of its runtime
-environment), which has the process here fork; what Ray gave the launched process (arguments, environment, standard
-streams), the forked one gets. `python -m verl_cpu.forks FD` is that process; FD is the socket that it listens on.
+Each of verl's eight or so actors is a process that spends 4 to 9 seconds on imports, most of the time of a short run.
+Ray launches its workers with `fork_worker.py` (`py_executable` of its runtime environment), which requests a fork from
+the process here. The forked process takes over the arguments, environment and standard streams of the launched one.
+`python -m verl_cpu.forks FD` is the fork server; FD is its listening socket.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES = [
     *("aiohttp", "httpx", "fastapi", "uvicorn", "zmq.asyncio", "msgspec", "rich", "PIL.Image"),
     "creditflow.engines.local.policy",
 ]
-"""What verl's processes import, but for Ray: as soon as that is imported, it reads which job and raylet it is for."""
+"""The imports of verl's processes, without Ray, which reads its job and raylet when it is imported."""
 
 _ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # a thread would not survive the fork
@@ -44,12 +44,12 @@ _ENVIRONMENT = {
 
 @contextmanager
 def forking() -> Iterator[dict[str, str]]:
-    """The runtime environment for `ray.init` with which workers are forked. Shut Ray down before it ends."""
+    """Run a fork server; yields the runtime environment for `ray.init`. Shut Ray down inside the context."""
     with tempfile.TemporaryDirectory(prefix="verl_cpu") as folder:
         path = Path(folder) / "forks"
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(path))
-            listening.listen(128)  # who comes before the imports are done waits in the queue
+            listening.listen(128)  # requests wait in the queue until the imports are done
             server = subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-m", "verl_cpu.forks", str(listening.fileno())],
                 stdin=subprocess.PIPE,
@@ -66,14 +66,14 @@ def forking() -> Iterator[dict[str, str]]:
 
 
 def serve(listening: socket.socket) -> None:
-    """Fork a worker for everyone who asks, until standard input ends: with the process that holds it, at the latest."""
+    """Fork a worker per connection, until standard input ends, at the latest with the parent process."""
     for module in MODULES:
         importlib.import_module(module)
     n_threads = len(list(Path("/proc/self/task").iterdir()))
     if n_threads > 1 or "ray" in sys.modules:
         raise RuntimeError(f"this process cannot be forked: {n_threads} threads, Ray imported: {'ray' in sys.modules}")
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for
     while True:
         ready, _, _ = select.select([listening, sys.stdin], [], [])
         if sys.stdin in ready:
@@ -91,7 +91,7 @@ def _become_worker(connection: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     asked = json.loads(b"".join(iter(lambda: connection.recv(1 << 16), b"")))
-    connection.sendall(b"f")  # the launched process knows now that it need not become the worker itself
+    connection.sendall(b"f")  # confirms the fork, so the launched process does not become the worker itself
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
@@ -99,8 +99,8 @@ def _become_worker(connection: socket.socket) -> NoReturn:
     os.environ.clear()
     os.environ.update(asked["environ"])
     sys.argv = asked["argv"]
-    np.random.seed()  # Python's own generator is seeded anew in a fork, torch's never was random
-    # The connection stays open as long as this process lives: that is what the launched process waits for.
+    np.random.seed()  # Python reseeds its own generator after a fork, and torch has a fixed seed
+    # The connection stays open while this process lives; the launched process waits for its end.
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
 

@@ -1,4 +1,4 @@
-"""Does something to a module as soon as it is imported, and imports nothing itself."""
+"""Hooks that run when a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Hook = Callable[[ModuleType], None]
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call `hook` with the module `name` once it is there: now, or right after it is first imported."""
+    """Call `hook` with the module `name`: now if it is imported, or right after its first import."""
     if name in sys.modules:
         hook(sys.modules[name])
     else:
@@ -20,7 +20,7 @@ def after_import(name: str, hook: Hook) -> None:
 
 
 class _Finder:
-    """First on sys.meta_path: lets the others find a module, and puts its hooks behind the loading."""
+    """A finder, first on sys.meta_path, that runs a module's hooks after the other finders have loaded it."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, list[Hook]] = {}
@@ -28,7 +28,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        hooks = self.hooks.pop(name, [])  # taken out: the search below comes by here again
+        hooks = self.hooks.pop(name, [])  # removed, because the search below calls this finder again
         spec = find_spec(name) if hooks else None
         if spec is None or spec.loader is None:
             return spec

@@ -1,4 +1,4 @@
-"""Three places in verl 0.9 where a CPU was not thought of."""
+"""Patches of three places in verl 0.9 that do not support a CPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from verl_cpu.imports import after_import
 
 
 def apply() -> None:
-    """Now, or when verl imports them."""
+    """Patch the modules now, or when verl imports them."""
     after_import("verl.utils.distributed", _name_gloo_once)
     after_import("verl.utils.fsdp_utils", _pin_no_memory)
     after_import("verl.utils.model", _ask_for_no_flash_attention)
 
 
 def _name_gloo_once(distributed: ModuleType) -> None:
-    """It would ask torch for "cpu:gloo,cpu:gloo", which torch refuses."""
+    """Request the back end "cpu:gloo" once: verl requests "cpu:gloo,cpu:gloo", which torch rejects."""
     original = distributed.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
@@ -26,13 +26,13 @@ def _name_gloo_once(distributed: ModuleType) -> None:
 
 
 def _pin_no_memory(fsdp_utils: ModuleType) -> None:
-    """The reference policy is offloaded to pinned memory; pinning needs an accelerator."""
+    """Disable pinned memory, which verl uses to offload the reference policy and which needs an accelerator."""
     original = fsdp_utils.CPUOffloadPolicy
     fsdp_utils.CPUOffloadPolicy = lambda pin_memory=True: original(pin_memory=False)
 
 
 def _ask_for_no_flash_attention(model: ModuleType) -> None:
-    """The critic's attention is flash attention, whatever the configuration says."""
+    """Use the configured attention for the critic: verl always uses flash attention."""
 
     def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
         from transformers import AutoModelForTokenClassification

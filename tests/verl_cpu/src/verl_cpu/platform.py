@@ -37,10 +37,10 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # it must be asked for
+        return False  # must be selected explicitly
 
     def current_device(self) -> torch.device:
-        return torch.device("cpu")  # an index would be taken for a CUDA device by `tensor.to`
+        return torch.device("cpu")  # `tensor.to` would take an index for a CUDA device
 
     def device_count(self) -> int:
         return device.device_count()

@@ -1,6 +1,6 @@
-"""Loaded by `import verl`, in every process.
+"""The plug-in that `import verl` loads in every process.
 
-It imports nothing heavy: what it adds to a module of verl is added when that is imported.
+The import is light: additions to a verl module are made when that module is imported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _add_adapter(base: ModuleType) -> None:
 
 
 def use_cpu() -> None:
-    """Make the platform `cpu` known to verl, in this process. Happens by itself where `VERL_PLATFORM=cpu`."""
+    """Register the platform `cpu` in this process. Called automatically if `VERL_PLATFORM=cpu`."""
     from verl_cpu import patches, platform
 
     platform.register()

@@ -1,4 +1,4 @@
-"""Rollout back end `transformers`: the replica that starts a server, and the adapter that hands it new weights."""
+"""Rollout back end `transformers`: a replica that starts a server, and an adapter that sends it new weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from verl_cpu.server import Server, ServerOptions
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 _server: Any = None
-"""The server of this training process; its replica tells."""
+"""The server of this training process, set by its replica."""
 
 
 def _accept_server(worker: Any, server: Any) -> None:
@@ -29,16 +29,16 @@ def _accept_server(worker: Any, server: Any) -> None:
 
 
 def _place(worker: Any) -> tuple[str, list[str]]:
-    """The worker's node, and its GPUs there (logical ones on a CPU)."""
+    """The worker's node and its GPUs on it (logical ones on a CPU)."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_accelerator_ids()["GPU"]
 
 
 class TransformersReplica(RolloutReplica):
-    """One server, beside one training process."""
+    """One server next to one training process."""
 
     async def launch_servers(self) -> None:
-        """Start the server, wait for its model, and tell the training process of it."""
+        """Start the server, wait for its model, and pass its handle to the training process."""
         if len(self.workers) != 1:
             raise ValueError(
                 f"actor_rollout_ref.rollout.tensor_model_parallel_size: a server of this back end has one process, "
@@ -64,7 +64,7 @@ class TransformersReplica(RolloutReplica):
         await worker.__ray_call__.remote(_accept_server, server)
         self.servers = [server]
         self._server_handle = server
-        self._server_address = name  # there is no HTTP; verl's load balancer wants a name
+        self._server_address = name  # verl's load balancer needs a name; the server has no HTTP address
 
     def _server_options(self) -> ServerOptions:
         config = self.config
@@ -80,7 +80,7 @@ class TransformersReplica(RolloutReplica):
 
 
 def _sees(gpus: list[str]) -> dict[str, Any]:
-    """Options of an actor that shares these GPUs with a training process; none on a CPU, where any process will do."""
+    """Options of an actor that shares these GPUs with a training process; empty on a CPU."""
     if get_platform().device_name == "cpu":
         return {}
     unset = dict.fromkeys(get_platform().ray_noset_envvars(), "1")
@@ -88,7 +88,7 @@ def _sees(gpus: list[str]) -> dict[str, Any]:
 
 
 class TransformersRollout(BaseRollout):
-    """In the training process: hands new weights to the server, through Ray's object store."""
+    """Sends new weights from the training process to the server, through Ray's object store."""
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
@@ -97,10 +97,10 @@ class TransformersRollout(BaseRollout):
         self.syncs = (self.config.custom or {}).get("weight_sync", True)
 
     async def resume(self, tags: list[str]) -> None:
-        """The server never gives its weights or its cache back."""
+        """Do nothing: the server never releases its weights or cache."""
 
     async def release(self) -> None:
-        """The server never gives its weights or its cache back."""
+        """Do nothing: the server never releases its weights or cache."""
 
     async def update_weights(
         self,
@@ -110,7 +110,7 @@ class TransformersRollout(BaseRollout):
         peft_config: Any = None,
         **_: Any,
     ) -> None:
-        """Every weight of the model, by its name. On all ranks: gathering a weight takes all of them."""
+        """Send all named weights of the model. Runs on all ranks, because gathering a weight needs all of them."""
         if wire_format != "named_tensors" or peft_config is not None:
             raise ValueError("this rollout back end takes whole weights: neither deltas nor adapters")
         if self.syncs:

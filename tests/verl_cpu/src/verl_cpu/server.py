@@ -1,6 +1,6 @@
-"""The Ray actor behind a rollout replica: what arrives together is sampled together, with creditflow's sampler.
+"""The Ray actor behind a rollout replica, which batches concurrent requests and samples with creditflow's sampler.
 
-It must not import verl, which takes seconds: what it answers becomes verl's `TokenOutput` on arrival.
+It must not import verl, which takes seconds. Its answers become verl's `TokenOutput` in the receiving process.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.rollout.client import Generation, GenerationRequest
 
 _ARRIVAL_S = 0.005
-"""A batch is closed when nothing has arrived for so long: requests of one step come within milliseconds."""
+"""A batch closes after this time without new requests. Requests of one step arrive within milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What a server is started with, and started again with after it died."""
+    """The options of a server, reused when it restarts."""
 
     folder: str
     """A Hugging Face folder: the weights of version 0."""
     dtype: str
-    """Of the computation, as torch names it; weights are float32."""
+    """torch's name of the dtype of computation; weights are float32."""
     prompt_length: int
     response_length: int
     max_model_len: int | None
-    """Default: the model's positions."""
+    """The limit of prompt and response tokens; default: the model's positions."""
     max_num_seqs: int
     """The largest batch."""
     seed: tuple[int, ...]
@@ -42,7 +42,7 @@ class ServerOptions:
 
 @dataclass(slots=True)
 class Answer:
-    """What one request came back with; becomes verl's `TokenOutput` in the process that reads it."""
+    """The answer to one request, which unpickles as verl's `TokenOutput`."""
 
     fields: dict[str, Any]
 
@@ -58,19 +58,19 @@ def _token_output(fields: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Sampling:
-    """Sampling parameters, of verl's names."""
+    """Sampling parameters under verl's names."""
 
     max_tokens: int
     temperature: float
     top_p: float
     top_k: int
-    """Below 1: all."""
+    """Below 1: no limit."""
     logprobs: bool
     seed: tuple[int, ...] | None
 
     @property
     def filters(self) -> tuple[float, float, int] | None:
-        """Rows of one batch share their filter; None: no filter, and any temperature."""
+        """The filter that all rows of a batch must share; None: no filter, at any temperature."""
         return (self.temperature, self.top_p, self.top_k) if self.top_p < 1 or self.top_k > 0 else None
 
 
@@ -82,11 +82,11 @@ class _Waiting:
     answer: asyncio.Future[Generation | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """None: it was aborted."""
+    """The result; None if the request was aborted."""
 
 
 class Server:
-    """Samples with the weights it was last given."""
+    """Samples with the latest weights."""
 
     def __init__(self, options: ServerOptions) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -94,7 +94,7 @@ class Server:
         self.policy = Policy.load(options.folder, pick_device("auto"))
         self.max_model_len = min(options.max_model_len or self.policy.max_positions, self.policy.max_positions)
         self.global_steps = 0
-        """Version of the weights: the trainer's step. Those of the folder are version 0."""
+        """The version of the weights: the trainer's step, or 0 for the folder's weights."""
         self._parameters = self.policy.model.state_dict()
         self._n_requests = 0
         self._queue: deque[_Waiting] = deque()
@@ -103,7 +103,7 @@ class Server:
         self._paused = self._rejects = False
 
     def pid(self) -> int:
-        """Of this process. Answering at all says that the model is loaded."""
+        """The id of this process. It answers only after the model is loaded."""
         return os.getpid()
 
     async def generate(
@@ -115,7 +115,7 @@ class Server:
         video_data: Any = None,
         **_: Any,
     ) -> Answer:
-        """The tokens after `prompt_ids`; raises ValueError where the prompt leaves no room, or an option is unknown."""
+        """Generate tokens after `prompt_ids`. Raises ValueError if the prompt is too long or an option is unknown."""
         if image_data is not None or video_data is not None:
             raise ValueError("this rollout server takes text alone: image_data and video_data must be None")
         prompt = tuple(int(token) for token in prompt_ids)
@@ -135,7 +135,7 @@ class Server:
         room = self.max_model_len - n_prompt
         if room < 1:
             raise ValueError(f"a prompt of {n_prompt} tokens leaves no room in {self.max_model_len} positions")
-        # The order and the bounds are those of verl's vLLM server.
+        # Same order and bounds as in verl's vLLM server.
         response, total = self.options.response_length, self.options.prompt_length + self.options.response_length
         limits = [given.pop(name, None) for name in ("max_tokens", "max_new_tokens")]
         limit = next((limit for limit in limits if limit is not None), min(response, total - n_prompt))
@@ -164,7 +164,7 @@ class Server:
             {
                 "token_ids": list(generation.response_ids),
                 "log_probs": list(generation.logprobs) if sampling.logprobs else None,
-                "stop_reason": "completed",  # at the limit of tokens, too: as verl's vLLM server has it
+                "stop_reason": "completed",  # also at the token limit, as in verl's vLLM server
                 "extra_fields": extra,
             }
         )
@@ -185,7 +185,7 @@ class Server:
                     continue
                 try:
                     generations = await asyncio.to_thread(self._generate, batch)
-                except Exception as error:  # whoever asked must hear of it
+                except Exception as error:  # passed on to the callers
                     for waiting in batch:
                         waiting.answer.set_exception(error)
                     continue
@@ -213,7 +213,7 @@ class Server:
             )
 
     async def update_weights(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put these weights in place, between two batches; raises KeyError where the model has no such weight."""
+        """Load weights between two batches. Raises KeyError for an unknown weight."""
         async with self._at_the_model:
             with torch.no_grad():
                 for name, tensor in tensors.items():
@@ -223,13 +223,13 @@ class Server:
         self.global_steps = global_steps
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Answer what waits as aborted, and hold (or reject) what comes until `resume_generation`."""
+        """Answer waiting requests as aborted, and hold (or reject) new ones until `resume_generation`."""
         self._paused, self._rejects = True, reject_request
         aborted = [waiting for waiting in self._queue if not waiting.answer.done()]
         self._queue.clear()
         for waiting in aborted:
             waiting.answer.set_result(None)
-        async with self._at_the_model:  # the batch that is being sampled ends as it would have
+        async with self._at_the_model:  # the current batch finishes normally
             return {"aborted_count": len(aborted), "request_ids": [waiting.request_id for waiting in aborted]}
 
     async def resume_generation(self) -> None:
@@ -238,7 +238,7 @@ class Server:
             self._serve_on()
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Weights and cache are never given back; so too in what follows."""
+        """Do nothing, as in the methods below: weights and cache are never released."""
 
     async def sleep(self) -> None:
         pass
@@ -260,7 +260,7 @@ class Server:
 
 
 class _Filtered:
-    """A model that gives no weight to tokens beyond top-k and top-p, so that log-probs are those of what is sampled."""
+    """A model with top-k and top-p applied to its logits, so that log-probs match the sampling distribution."""
 
     def __init__(self, model: Any, temperature: float, top_p: float, top_k: int) -> None:
         self.model, self.config = model, model.config
@@ -278,7 +278,7 @@ class _Filtered:
 
 
 def keep_top(logits: Tensor, temperature: float, top_p: float, top_k: int) -> Tensor:
-    """Logits [..., V] with -inf beyond the `top_k` likeliest, then beyond the fewest that hold `top_p` of the rest."""
+    """Keep the `top_k` likeliest of logits [..., V], then the fewest with a share of `top_p`; set others to -inf."""
     ordered, order = logits.sort(dim=-1, descending=True)
     if top_k > 0:
         ordered[..., top_k:] = -torch.inf

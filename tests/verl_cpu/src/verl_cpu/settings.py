@@ -1,4 +1,4 @@
-"""What verl must be told to run on a CPU. Knows neither Ray nor verl."""
+"""Options and environment variables for verl on a CPU. Imports neither Ray nor verl."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Device = Literal["cpu", "cuda"]
 def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
     """Hydra overrides for verl's `ppo_trainer`: `n_ranks` training processes, each with one rollout server.
 
-    Batch sizes, model and data are left to the run.
+    Batch sizes, model and data are not set here.
     """
     actor, ref, critic = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"
     model, rollout = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -19,7 +19,7 @@ def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
         f"trainer.device={device}",
         "trainer.nnodes=1",
         f"trainer.n_gpus_per_node={n_ranks}",
-        f"{actor}.strategy=fsdp2",  # FSDP1 does not know the CPU; the reference follows the actor
+        f"{actor}.strategy=fsdp2",  # FSDP1 does not support the CPU; the reference uses the actor's strategy
         f"{critic}.strategy=fsdp2",
         f"++{model}.override_config.attn_implementation=sdpa",
         f"++{critic}.model.override_config.attn_implementation=sdpa",
@@ -45,16 +45,16 @@ def options(n_ranks: int = 1, device: Device = "cpu") -> list[str]:
 
 
 def environment(device: Device = "cpu") -> dict[str, str]:
-    """Variables that must be set before Ray starts (and so in all its processes)."""
+    """Environment variables to set before Ray starts, so that all its processes inherit them."""
     common = {
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a rollout server asks Ray for no GPU, and must see one
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # a rollout server requests 0 GPUs from Ray, but uses one
         "TRANSFER_QUEUE_ENABLE": "1",
     }
     if device == "cuda":
         return common
-    # The engine's classes are registered for CUDA alone; nothing in them needs it.
+    # The engine's classes are registered only for CUDA, but do not need it.
     return {**common, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cuda"}
