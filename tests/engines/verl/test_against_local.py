@@ -1,4 +1,4 @@
-"""The same recorded plays through both engines: what verl's rows are given is what the local engine trains on."""
+"""Compare the advantages of both engines on the same recorded trajectories."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def queue(verl_ray) -> Iterator[None]:
 
 
 def recorded(seed: int) -> list[Trajectory]:
-    """Plays of a team as they come: of different lengths, in graphs, scored by step and by token, failed, cut off."""
+    """Trajectories of a team with different lengths, graphs, step and token scores; some failed or truncated."""
     rng = np.random.default_rng(seed)
     plays = []
     for n in range(24):
@@ -63,7 +63,7 @@ def recorded(seed: int) -> list[Trajectory]:
 
 
 def send(plays: list[Trajectory]) -> KVBatchMeta:
-    """As agent-loop workers do, out of order; gives the rows as verl's replay buffer would."""
+    """Write records and rows out of order, like agent-loop workers; returns the rows like verl's replay buffer."""
     keys: list[str] = []
     tags: list[dict[str, object]] = []
 

@@ -1,4 +1,4 @@
-"""What goes wrong while verl trains: the run goes on, and what was lost is counted; or it says why it cannot."""
+"""Faults during training on verl: the run continues and counts its losses, or ends with the reason."""
 
 import os
 import re
@@ -82,7 +82,7 @@ QUICK = ("trainer.total_training_steps=3", "trainer.val_before_train=false", "da
 
 
 def recipes_in(folder: Path):
-    """Makes the toy recipe in `folder` with another workflow, and with a further reward function."""
+    """Create the toy recipe in `folder`; returns a function that sets its workflow and adds a reward function."""
     shutil.copy(TOYS / "toy.py", folder)
     shutil.copy(TOYS / "toy.yaml", folder)
     text = FAULTS.format(mark=str(folder)).replace("import toy_workflow as toy\n", "")

@@ -1,4 +1,4 @@
-"""A guard rule restores a checkpoint of a run on verl. tests/engines/verl/test_faults.py has a fallback of credit."""
+"""The guard restores a checkpoint of a run on verl. For its fallback of credit, see test_faults.py."""
 
 import shutil
 from pathlib import Path

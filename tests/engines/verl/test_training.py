@@ -63,7 +63,7 @@ def test_log_prob_differences_are_float32_rounding(chain: Run):
     # Logits are sums of many products, with errors of some units in the last place; so are probabilities.
     rounding = 32 * float(np.finfo(np.float32).eps) * largest
     assert 0 < in_one_process < rounding
-    assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # as without weight sync
+    assert 0 < chain.series("training/rollout_probs_diff_max")[BEFORE] < rounding < 1e-3  # exceeded without weight sync
 
 
 def test_every_step_has_a_gradient(chain: Run):

@@ -167,7 +167,7 @@ class Crew:
 
     @classmethod
     def to_play(cls, recipe: Recipe) -> Crew:
-        """Load the policies alone, without training."""
+        """Load only the policies, without actors and critics."""
         return cls(load_policies(recipe), {}, {})
 
     @property

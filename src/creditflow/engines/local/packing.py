@@ -205,7 +205,7 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
 
 
 def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
-    """Pack prompts alone, each as a step with one response token, which is not an input."""
+    """Pack prompts without responses, each as a step with one response token, which is not an input."""
     p_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     start_B, none_B, n = np.cumsum(p_B) - p_B, np.zeros_like(p_B), len(p_B)
     groups, source = _rows(p_B, none_B, start_B, none_B, np.ones(n, dtype=np.bool_))

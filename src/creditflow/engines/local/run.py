@@ -73,7 +73,7 @@ class Run:
         self.peak_before = state["peak_before"]
 
     def narrow_or_widen(self, metrics: Mapping[str, float]) -> Event | None:
-        """Train adapters while credit has fallen back, if `guard.fallback` is `lora`, then all weights again.
+        """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.
 
         Returns an event after a change, and one with the peak memory before and after the change to adapters.
         """

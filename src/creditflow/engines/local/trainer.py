@@ -126,9 +126,7 @@ async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None
 
 
 async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> Evaluation | None:
-    """Re-run an evaluation that was interrupted before its checkpoint by an error, or by a kill in the last
-    evaluation.
-    """
+    """Re-run an evaluation that was interrupted, by an error before its checkpoint or by a kill in the last one."""
     if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
         return None
     evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}", run)

@@ -276,7 +276,7 @@ def _fixed(run_folder: Path, recipe: Recipe) -> dict[str, Any]:
         "data.custom_cls.path": "pkg://creditflow.engines.verl.dataset",
         "data.custom_cls.name": "TaskDataset",
         f"data.{KEY}": f"${{{KEY}}}",
-        "transfer_queue.backend.SimpleStorage.total_storage_size": None,  # steps are rows: memory is the bound
+        "transfer_queue.backend.SimpleStorage.total_storage_size": None,  # steps are rows, limited only by memory
         "data.dataloader_num_workers": 0,  # tasks are in memory already
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "actor_rollout_ref.actor.checkpoint.save_contents": ["model", "optimizer", "extra", "hf_model"],

@@ -1,4 +1,4 @@
-"""The driver of a run on the cluster: an actor that holds the trainer and the manager of agent-loop workers."""
+"""The driver of a run on a cluster: a Ray actor with the trainer and the manager of agent-loop workers."""
 
 from __future__ import annotations
 

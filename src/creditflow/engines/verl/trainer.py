@@ -1,7 +1,8 @@
-"""The control flow of the distributed engine: verl's trainer with our credit in place of its advantages.
+"""The control flow of the distributed engine: verl's trainer with creditflow's credit instead of verl's advantages.
 
-verl generates, computes log-probs and values, and updates. Our workers run and score rollouts (`agent_loop`). This
-module sets the order, computes credit from whole trajectories with the same code as every engine, and records.
+verl generates, computes log-probs and values, and updates. creditflow's workers run and score rollouts (`agent_loop`).
+This module orders these stages, computes credit from whole trajectories with the same code as every engine, and writes
+the records.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ from creditflow.table import batch_of, table_of
 from creditflow.trajectory import Bools, Floats, TrajectoryBatch
 
 _STATE = "creditflow.json"
-"""The file with the state of the run's own parts, beside verl's files in a checkpoint."""
+"""The file with creditflow's state in a verl checkpoint."""
 _LATEST = "latest_checkpointed_iteration.txt"
 """verl's file that names the newest checkpoint."""
 _VAL = "val"
 _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
 _CORES_BESIDE = 2
-"""For the driver and the start of further actors."""
+"""Cores for the driver and the start of further actors."""
 _MOST_POLL_S = 2.0
 _PLAYS_A_SECOND = 2000.0
 """Rollouts per second of polling interval, so that polling does not keep TransferQueue busy."""
