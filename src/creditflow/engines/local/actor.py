@@ -1,4 +1,7 @@
-"""The actor: updates one policy from steps and their advantages. Independent of rollouts and credit."""
+"""The actor: updates one policy from steps and their advantages.
+
+Independent of rollouts and credit.
+"""
 
 from __future__ import annotations
 

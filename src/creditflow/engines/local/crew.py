@@ -1,4 +1,7 @@
-"""The policies of a run, with their actors and critics. Independent of rollouts and rewards."""
+"""The policies of a run, with their actors and critics.
+
+Independent of rollouts and rewards.
+"""
 
 from __future__ import annotations
 

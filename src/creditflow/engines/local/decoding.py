@@ -42,7 +42,10 @@ class Rows(Protocol):
 
 @contextmanager
 def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
-    """Prefill `prompts`, one row each. `shared`: whether rows may share equal prompts (`Forward.shares`)."""
+    """Prefill `prompts`, one row each.
+
+    `shared`: whether rows may share equal prompts (`Forward.shares`).
+    """
     if shared:
         with attending(model):
             yield SharedRows(model, prompts)
@@ -80,7 +83,10 @@ def decoding_error(model: Any, pad_id: int, *, shared: bool) -> float:
 
 
 def _last_position(model: Any) -> int:
-    """The model's last position. Only finished rows that wait for compaction reach positions beyond it."""
+    """The model's last position.
+
+    Only finished rows that wait for compaction reach positions beyond it.
+    """
     return position_limit(model.config).tokens - 1
 
 

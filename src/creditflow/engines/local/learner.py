@@ -1,4 +1,7 @@
-"""Optimizer, learning-rate schedule and gradient clipping of one model. Independent of losses."""
+"""Optimizer, learning-rate schedule and gradient clipping of one model.
+
+Independent of losses.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ def _lr_factor(optim: OptimConfig, total_updates: int | None) -> Callable[[int],
 
 
 class Learner:
-    """AdamW over `parameters`. `total_updates`: the number of updates in the run, for the cosine schedule."""
+    """AdamW over `parameters`.
+
+    `total_updates`: the number of updates in the run, for the cosine schedule.
+    """
 
     def __init__(
         self, parameters: Iterable[Tensor], optim: OptimConfig, grad_clip: float, total_updates: int | None = None

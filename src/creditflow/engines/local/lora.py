@@ -19,7 +19,10 @@ MODEL_KEY = "actor_rollout_ref.model"
 
 
 class Adapter:
-    """One adapter of a base model. The base holds all its adapters, and one is active at a time."""
+    """One adapter of a base model.
+
+    The base holds all its adapters, and one is active at a time.
+    """
 
     def __init__(self, model: Any, name: str) -> None:
         self.model = model
@@ -86,7 +89,10 @@ class Adapter:
         return copy.deepcopy(self.model, {id(self._alone): threading.RLock()})  # a lock cannot be copied
 
     def merge(self) -> None:
-        """Merge the adapter into the base's weights and remove it. It must be the base's only adapter."""
+        """Merge the adapter into the base's weights and remove it.
+
+        It must be the base's only adapter.
+        """
         with self._alone:
             self.model.merge_and_unload()
 

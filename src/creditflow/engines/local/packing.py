@@ -175,7 +175,10 @@ def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int 
 
 
 def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
-    """Pack `steps` as one micro-batch. `prompt_of` [B]: a number per step, equal for equal prompts."""
+    """Pack `steps` as one micro-batch.
+
+    `prompt_of` [B]: a number per step, equal for equal prompts.
+    """
     p_B, r_B = np.diff(batch.prompt_offsets)[steps], np.diff(batch.token_offsets)[steps]
     _, owner_of, prompt_of = np.unique(prompt_of, return_index=True, return_inverse=True)
     owns_B = np.zeros(len(steps), dtype=np.bool_)

@@ -57,14 +57,20 @@ class Stopwatch:
 
 
 def total_steps(n_tasks: int, config: Config) -> int:
-    """The training steps of a run over `n_tasks` tasks. An epoch drops its last incomplete batch."""
+    """The training steps of a run over `n_tasks` tasks.
+
+    An epoch drops its last incomplete batch.
+    """
     per_epoch = n_tasks // config.data.train_batch_size
     steps = config.trainer.total_training_steps
     return per_epoch * config.trainer.total_epochs if steps is None else steps
 
 
 def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[int]:
-    """The indices of the `count` tasks after the first `position` of a run. Each epoch is shuffled separately."""
+    """The indices of the `count` tasks after the first `position` of a run.
+
+    Each epoch is shuffled separately.
+    """
     size = config.data.train_batch_size
     per_epoch = n_tasks // size * size
     found: list[int] = []

@@ -32,7 +32,10 @@ def pick_device(name: str) -> torch.device:
 
 
 class Policy:
-    """Model, tokenizer and version. Computes in bf16 on CUDA (weights stay float32), in float32 on the CPU."""
+    """Model, tokenizer and version.
+
+    Computes in bf16 on CUDA (weights stay float32), in float32 on the CPU.
+    """
 
     def __init__(self, model: Any, tokenizer: Any, device: torch.device) -> None:
         self.model = model.to(device).eval()
@@ -52,7 +55,10 @@ class Policy:
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device) -> Policy:
-        """Load a Hugging Face folder, without running code from it. Raises ModelError that names the missing part."""
+        """Load a Hugging Face folder, without running code from it.
+
+        Raises ModelError that names the missing part.
+        """
         model, tokenizer = load_folder(folder, "causal", _KEY)
         _expect_known_layers(model, Path(folder))
         _expect_that_it_can_be_saved(model, Path(folder))
@@ -84,7 +90,10 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def save_merged(self, folder: Path | str) -> None:
-        """Save a Hugging Face folder with the adapter merged. The policy must have an adapter and an unshared model."""
+        """Save a Hugging Face folder with the adapter merged.
+
+        The policy must have an adapter and an unshared model.
+        """
         assert self.adapter is not None
         merged = self.adapter.copy_of_model().merge_and_unload()
         merged.save_pretrained(folder, safe_serialization=True)
@@ -120,7 +129,10 @@ class Policy:
         return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Generate one response per request, in one batch. Raises ModelError if a request exceeds the model's limit."""
+        """Generate one response per request, in one batch.
+
+        Raises ModelError if a request exceeds the model's limit.
+        """
         longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
         if longest > self.max_positions:
             raise ModelError(

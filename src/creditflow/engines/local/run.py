@@ -1,4 +1,7 @@
-"""The life cycle of a run and its folder: start, resume, save, roll back. Independent of tasks and updates."""
+"""The life cycle of a run and its folder: start, resume, save, roll back.
+
+Independent of tasks and updates.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +178,10 @@ MAY_CHANGE = {
 
 
 def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
-    """Roll back to the last good checkpoint. Raises GuardStop if the guard stops the run or no rollback is possible."""
+    """Roll back to the last good checkpoint.
+
+    Raises GuardStop if the guard stops the run or no rollback is possible.
+    """
     folder, found = run.folder, None
     why = cannot_go_back(run.rollbacks, max_rollbacks) if asked.action == RESTORE else ""
     if asked.action == RESTORE and run.rollbacks < max_rollbacks:

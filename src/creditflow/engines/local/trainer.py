@@ -142,7 +142,10 @@ async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> E
 
 
 def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event | None:
-    """Run the guard on a step's metrics; print and record its events. Returns the event that the engine must act on."""
+    """Run the guard on a step's metrics; print and record its events.
+
+    Returns the event that the engine must act on.
+    """
     events = run.guard.look(run.done, metrics)
     asked = asked_of_engine(events)
     if (of_adapters := run.narrow_or_widen(metrics)) is not None:
@@ -182,7 +185,10 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
 
 
 def warn_of_idle_gate(metrics: Mapping[str, float], folder: Path, reporter: Reporter) -> None:
-    """Warn, with the reason, if gates changed no credit in the first training step. Reads its metrics and step file."""
+    """Warn, with the reason, if gates changed no credit in the first training step.
+
+    Reads its metrics and step file.
+    """
     if "propagation/moved" not in metrics:  # no credit was assigned, or by a rule without flow
         return
     assignment = Ledger.open(folder).read(1).assignment
@@ -197,7 +203,10 @@ _MANY_TRUNCATED = 0.1
 async def train_step(
     step: int, parts: Parts, run: Run, reporter: Reporter, note: Callable[[str], None]
 ) -> dict[str, float]:
-    """Run one training step: sample, score, assign credit, update, record. `note` receives the current activity."""
+    """Run one training step: sample, score, assign credit, update, record.
+
+    `note` receives the current activity.
+    """
     config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
     parts.endpoint_metrics()  # requests of an evaluation do not count in this step
     crew.forget_peaks()

@@ -29,7 +29,10 @@ def supervised_loss(policy: Policy, examples: Sequence[Example]) -> Tensor:
 
 
 def sampled_accuracy(policy: Policy, examples: Sequence[Example]) -> float:
-    """The share of examples with a correct response, sampled at temperature 1. The result is the same at every call."""
+    """The share of examples with a correct response, sampled at temperature 1.
+
+    The result is the same at every call.
+    """
     requests = [
         GenerationRequest(tuple(policy.tokenizer(prompt)["input_ids"]), len(target.split()) + 1, 1.0, (i,))
         for i, (prompt, target) in enumerate(examples)

@@ -1,1 +1,4 @@
-"""The distributed engine: a plug-in to verl through its registries and subclasses. Imported only to use verl."""
+"""The distributed engine: a plug-in to verl through its registries and subclasses.
+
+Imported only to use verl.
+"""

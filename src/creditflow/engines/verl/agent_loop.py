@@ -67,7 +67,10 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
     ) -> None:
-        """Run one rollout and write it to TransferQueue. Failures are written too, so that the trainer counts them."""
+        """Run one rollout and write it to TransferQueue.
+
+        Failures are written too, so that the trainer counts them.
+        """
         validate, step = bool(trajectory["validate"]), int(row["global_steps"])
         greedy = bool(row.get("greedy", False))
         where = partition(validate)
@@ -121,7 +124,10 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self._asked: list[Any] = [None] * self.rollout_config.agent.num_workers
 
     def expect_alive(self) -> None:
-        """Raise CreditflowError if a worker died. Does not wait: a busy worker answers at a later call."""
+        """Raise CreditflowError if a worker died.
+
+        Does not wait: a busy worker answers at a later call.
+        """
         workers = zip(self._asked, self.agent_loop_workers, strict=True)
         asked = [ref or worker.alive.remote() for ref, worker in workers]
         answered, _ = ray.wait(asked, num_returns=len(asked), timeout=0)

@@ -136,7 +136,10 @@ def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: 
 
 
 def _epochs(config: Config) -> int:
-    """Enough epochs for all training steps, because verl stops after its epochs. A step is at most one epoch."""
+    """Enough epochs for all training steps, because verl stops after its epochs.
+
+    A step is at most one epoch.
+    """
     trainer = config.trainer
     return trainer.total_epochs if trainer.total_training_steps is None else max(1, trainer.total_training_steps)
 

@@ -48,7 +48,10 @@ class Player:
 
 
 class Scorer:
-    """Scores trajectories on arrival. Those that arrive during a scoring are scored together in the next."""
+    """Scores trajectories on arrival.
+
+    Those that arrive during a scoring are scored together in the next.
+    """
 
     def __init__(self, manager: RewardManager) -> None:
         self.manager = manager
@@ -56,7 +59,10 @@ class Scorer:
         self._running: asyncio.Task[None] | None = None
 
     async def score(self, trajectory: Trajectory) -> ScoringReport:
-        """Fill in the trajectory's scores. Does not limit failures, because a worker sees few trajectories."""
+        """Fill in the trajectory's scores.
+
+        Does not limit failures, because a worker sees few trajectories.
+        """
         future: asyncio.Future[ScoringReport] = asyncio.get_running_loop().create_future()
         self._waiting.append((trajectory, future))
         if self._running is None or self._running.done():
@@ -88,7 +94,10 @@ def share_of(config: Config, n_players: int) -> Config:
 
 
 def build_player(recipe: Any, n_players: int) -> Player:
-    """Build the player of one of `n_players` processes. Raises InputError if the recipe is inconsistent."""
+    """Build the player of one of `n_players` processes.
+
+    Raises InputError if the recipe is inconsistent.
+    """
     return Player(build_parts(replace(recipe, config=share_of(recipe.config, n_players)), tasks=False))
 
 

@@ -1,4 +1,7 @@
-"""verl's rollout servers as the generator of rollouts. Independent of workflows and trajectories."""
+"""verl's rollout servers as the generator of rollouts.
+
+Independent of workflows and trajectories.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ class ServedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """The generator of one rollout. All its calls go to the same server, which has its prompt prefixes cached."""
+    """The generator of one rollout.
+
+    All its calls go to the same server, which has its prompt prefixes cached.
+    """
 
     clients: Mapping[str, PolicyView | ChatClient]
     sampling_params: Mapping[str, Any]

@@ -34,5 +34,8 @@ class CreditflowTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # typ
 
 
 def task_runner_class() -> Any:
-    """The actor class for `verl.trainer.main_ppo.run_ppo`. It reserves one core, as in verl's recipes."""
+    """The actor class for `verl.trainer.main_ppo.run_ppo`.
+
+    It reserves one core, as in verl's recipes.
+    """
     return ray.remote(num_cpus=1)(CreditflowTaskRunner)

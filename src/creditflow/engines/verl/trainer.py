@@ -256,7 +256,10 @@ class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
         return made
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """Sample as in verl, but return no rows if no group has any. The rollouts' records explain the absence."""
+        """Sample as in verl, but return no rows if no group has any.
+
+        The rollouts' records explain the absence.
+        """
         try:
             rows, said = super().sample(global_steps, partition_id, batch_size)
             return rows, said
@@ -511,7 +514,10 @@ class CreditflowTrainer(PolicyTrainer):
         return Collected(rows, plays)
 
     def _expect_few_failures(self, plays: Plays, *, validation: bool) -> None:
-        """Raise CreditflowError if too many rollouts or scores failed. Tracebacks go to the run folder."""
+        """Raise CreditflowError if too many rollouts or scores failed.
+
+        Tracebacks go to the run folder.
+        """
         infos = list(zip(plays.batch.trajectory_ids, plays.batch.trajectory_info, strict=True))
         self.folder.append_failures(self.global_steps, infos)
         try:
@@ -566,7 +572,10 @@ class CreditflowTrainer(PolicyTrainer):
             self._heed(asked)
 
     def _watch(self, metrics: Mapping[str, float]) -> Event | None:
-        """Run the guard on the metrics and record its events. Returns the event that the engine must act on."""
+        """Run the guard on the metrics and record its events.
+
+        Returns the event that the engine must act on.
+        """
         events = self.guard.look(self.global_steps, metrics)
         asked = asked_of_engine(events)
         self.folder.append_events(event.to_dict() for event in events if event is not asked)
