@@ -143,7 +143,7 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
     throw_away(joined([rows]), keep=())
 
 
-def test_plays_come_in_the_order_of_the_data_whoever_was_first(queue):
+def test_trajectories_keep_the_order_of_the_data(queue):
     plays = recorded(seed=9)
     rows = send(plays)
     taken = take(WHERE, expected=len(plays) + 2)
@@ -152,7 +152,7 @@ def test_plays_come_in_the_order_of_the_data_whoever_was_first(queue):
     throw_away(rows, keep=())
 
 
-def test_records_of_groups_that_were_filtered_out_are_thrown_away(queue):
+def test_records_of_filtered_groups_are_dropped(queue):
     plays = recorded(seed=9)
     rows = send(plays)
     taken = take(WHERE, expected=8, uids={"u1", "u3"})

@@ -114,12 +114,12 @@ def faulty(verl_ray, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return made
 
 
-def test_a_reward_worker_that_is_killed_costs_no_score(faulty: Run):
+def test_killed_reward_worker_costs_no_score(faulty: Run):
     assert faulty.series("reward/failed_frac").tolist() == [0, 0, 0]
     assert faulty.series("reward/kills_its_worker_once/mean").tolist() == [0.5, 0.5, 0.5]
 
 
-def test_a_workflow_that_raises_in_a_tenth_of_the_plays_costs_those_plays(faulty: Run):
+def test_workflow_error_costs_only_its_rollout(faulty: Run):
     assert faulty.series("rollout/failed_frac").tolist() == [0.1, 0.1, 0.1]
     assert (faulty.series("actor/grad_norm") > 0).all()
     batch = faulty.batch(1)
@@ -146,7 +146,7 @@ def test_guard_falls_back_to_the_outcome_after_the_first_step(faulty: Run):
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
 @pytest.mark.parametrize("workflow", ["kill_the_server", "kill_the_server_early"])
-def test_a_rollout_server_that_is_killed_loses_no_more_than_its_plays(recipe, tmp_path: Path, workflow):
+def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, workflow):
     made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
     assert (tmp_path / "server").exists()
     lost = made.series("rollout/failed_frac") > 0
@@ -158,14 +158,14 @@ def test_a_rollout_server_that_is_killed_loses_no_more_than_its_plays(recipe, tm
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_a_mistake_in_the_recipe_is_told_as_one(recipe, tmp_path: Path):
+def test_mistake_in_the_recipe_is_a_config_error(recipe, tmp_path: Path):
     with pytest.raises(ConfigError, match="agent 'stranger'"):
         run(recipe("faults.py:call_a_stranger"), tmp_path / "run", *QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_a_run_whose_player_dies_ends_and_can_be_gone_on_with(recipe, tmp_path: Path):
+def test_run_resumes_after_its_rollout_worker_died(recipe, tmp_path: Path):
     with pytest.raises(CreditflowError, match="an agent-loop worker died"):
         run(recipe("faults.py:kill_the_player"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
     made = run(recipe(), tmp_path / "run", *QUICK)
@@ -174,21 +174,21 @@ def test_a_run_whose_player_dies_ends_and_can_be_gone_on_with(recipe, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_where_no_play_goes_well_the_run_ends_and_says_why(recipe, tmp_path: Path):
+def test_run_stops_if_every_rollout_fails(recipe, tmp_path: Path):
     with pytest.raises(CreditflowError, match=r"8 of 8 plays failed.*RuntimeError: no play goes well"):
         run(recipe("faults.py:never_solve"), tmp_path / "run", *QUICK)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
-def test_where_too_many_scores_fail_the_run_ends_and_leaves_the_evidence(recipe, tmp_path: Path):
+def test_too_many_failed_scores_stop_the_run(recipe, tmp_path: Path):
     with pytest.raises(CreditflowError, match="nothing to see"):
         run(recipe(reward="cannot_score"), tmp_path / "run", *QUICK)
     assert Run(tmp_path / "run").batch(1).n_trajectories == 8
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_the_run_with_every_process_of_it(recipe, tmp_path: Path):
+def test_interrupt_ends_every_process_of_the_run(recipe, tmp_path: Path):
     import verl_cpu
 
     folder = tmp_path / "run"
