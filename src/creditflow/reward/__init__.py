@@ -1,6 +1,7 @@
-"""What each step and each trajectory earned: reward functions, how they are found and how they are run.
+"""Reward functions: declaration, loading, execution and scoring.
 
-This room knows nothing of credit, models or training: it fills `step.scores` and `trajectory.outcome`, and reports.
+Scoring fills `step.scores` and `trajectory.outcome`, and returns a report. The package is independent of credit
+assignment and training.
 """
 
 from typing import TYPE_CHECKING

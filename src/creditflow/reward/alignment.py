@@ -1,6 +1,6 @@
-"""Which characters of a response each of its tokens stands for, without the tokenizer that made them.
+"""Map the tokens of a response to its characters, given only a function that decodes tokens.
 
-It must not know what is done with the characters: only texts, tokens, and a function that decodes tokens.
+The tokenizer that produced the tokens is not needed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,31 @@ from creditflow.errors import CreditflowError
 from creditflow.trajectory import Step
 
 MAX_OPEN = 256
-"""Tokens that may wait for the end of a character; more are taken for what they are, broken bytes."""
+"""Maximum number of tokens held open for an incomplete character; beyond it they count as broken bytes."""
 
 _UNFINISHED = "\ufffd"
 
 
 class AlignmentError(CreditflowError):
-    """The tokens of a response are not those of its text."""
+    """The tokens of a response cannot be matched to its text."""
 
 
 class TokenEnds:
-    """Where in a text each of its tokens ends, found by decoding few of them at a time; linear in the tokens."""
+    """The position in a text at which each of its tokens ends.
+
+    Found by decoding a few tokens at a time; the cost is linear in the number of tokens.
+    """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """`decode`: the text of tokens, as the text itself was made."""
+        """`decode`: maps token ids to text, in the same way that the text was made."""
         self._decode = decode
         self._alone: dict[int, str] = {}
 
     def __call__(self, ids: Sequence[int], text: str) -> list[int]:
-        """[T] how many characters of `text` stand before the end of each token; never falls, ends with len(text).
+        """[T] number of characters of `text` before the end of each token; never decreases, ends with len(text).
 
-        A token that is no text (an end-of-sequence token) ends where the one before it does; of tokens that share a
-        character, each ends after it. Raises AlignmentError where the tokens do not decode to the text.
+        A token without text (an end-of-sequence token) ends where the previous token ends. Tokens that share a
+        character all end after it. Raises AlignmentError if the tokens do not decode to the text.
         """
         alone = [self._text_of(token) for token in ids]
         if "".join(alone) == text:
@@ -49,7 +52,7 @@ class TokenEnds:
                 f"the response's tokens decode to another text than the response: {spelled[at : at + 20]!r} at "
                 f"character {at}, where the response has {text[at : at + 20]!r}"
             )
-        # What is broken may shrink by a character when more bytes come; its tokens then end where it does.
+        # A broken character may shrink when more bytes arrive. Its tokens then end where it does.
         return list(accumulate((min(end, len(text)) for end in ends), max))
 
     def _text_of(self, token: int) -> str:
@@ -58,10 +61,10 @@ class TokenEnds:
         return self._alone[token]
 
     def _in_context(self, ids: Sequence[int]) -> tuple[list[int], str]:
-        """The ends, and the text that the tokens make.
+        """The end of each token, and the text that the tokens decode to.
 
-        Each token is decoded behind those that made the characters before it, for some tokenizers treat the first token
-        of a text otherwise. Tokens that end in the middle of a character are kept open until it is whole.
+        Each token is decoded after the tokens of the previous characters, because some tokenizers treat the first token
+        of a text differently. Tokens that end inside a character stay open until the character is complete.
         """
         ends: list[int] = []
         pieces: list[str] = []
@@ -79,15 +82,15 @@ class TokenEnds:
 
 
 def token_at(ends: Sequence[int], character: int) -> int:
-    """Index of the first token that reaches the character, or of the last one where none does. `ends`: rising."""
+    """Index of the first token that reaches the character, or of the last token if none does. `ends`: sorted."""
     return min(bisect_right(ends, character), len(ends) - 1)
 
 
 class PolicyTokens:
-    """How the policies of a run spell their tokens: by the policies themselves, or by the tokenizer of a folder."""
+    """Decodes the tokens of a run's policies, with the policies themselves or with the tokenizer of a folder."""
 
     def __init__(self, folder: Path | None) -> None:
-        """`folder`: its tokenizer is loaded when first asked for; None: the run's policies (`connect`)."""
+        """`folder`: a tokenizer folder, loaded on first use; None: the run's policies decode (`connect`)."""
         self._folder = folder
         self._clients: Mapping[str, Any] = {}
         self._tokenizer: Any = None
@@ -95,19 +98,19 @@ class PolicyTokens:
         self._same: dict[str, bool] = {}
 
     def connect(self, clients: Mapping[str, Any]) -> None:
-        """The run's policies by name."""
+        """Set the run's policies, by name."""
         self._clients = clients
         self._ends.clear()
         self._same.clear()
 
     def ends(self, step: Step) -> list[int]:
-        """[T] where in its response each of the step's response tokens ends. Raises AlignmentError."""
+        """[T] end of each response token of the step, as a position in its response. Raises AlignmentError."""
         if step.policy not in self._ends:
             self._ends[step.policy] = TokenEnds(self._decoder(step.policy))
         return self._ends[step.policy](step.response_ids, step.response)
 
     def spelled_by(self, tokenizer: Any, policy: str) -> bool:
-        """Whether `tokenizer` has the policy's vocabulary, token for token; False where that cannot be known."""
+        """Whether `tokenizer` has exactly the policy's vocabulary; False if the policy's vocabulary is unknown."""
         if policy not in self._same:
             own = self._loaded() or getattr(self._clients.get(policy), "tokenizer", None)
             self._same[policy] = own is not None and own.get_vocab() == tokenizer.get_vocab()

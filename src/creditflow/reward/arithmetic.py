@@ -1,7 +1,7 @@
-"""Reads the calculations that a text shows, such as `48/2 = 24`, and works them out.
+"""Parse and evaluate the calculations in a text, such as `48/2 = 24`.
 
-It knows nothing of rewards. What it reads was written by a model: it is clipped, read by expressions of bounded length,
-parsed as a syntax tree of + - * / on numbers, and never evaluated as code.
+The text comes from a model: it is clipped, matched by regular expressions of bounded length, parsed as a syntax tree of
++ - * / on numbers, and never evaluated as code.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from dataclasses import dataclass
 from creditflow.reward.text import numbers_in
 
 READ_CHARACTERS = 4_000
-"""Of a longer text only the end is read, unless asked otherwise."""
+"""Default number of characters that are read, counted from the end of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calculation:
-    """An equation `expression = number` as somebody wrote it."""
+    """An equation `expression = number` in a text."""
 
     text: str
     operands: tuple[float, ...]
     operators: frozenset[str]
     stated: float
     computed: float | None
-    """What the expression is worth; None where it is no arithmetic."""
+    """The value of the expression; None for a division by zero."""
     lead: str = ""
-    """What stands right before the expression, as far as it was looked at; `\u2026` where it may begin earlier."""
+    """Text right before the expression, as far as it was examined; `\u2026` if the expression may begin earlier."""
     tail: str = ""
-    """What stands right after the stated number, likewise."""
+    """The first characters after the stated number."""
 
     @property
     def holds(self) -> bool:
-        """Whether the stated number is right, to a per mille or half a cent: solutions round."""
+        """Whether the stated number is right within 0.1 % or half a cent, since solutions round."""
         return self.computed is not None and math.isclose(self.computed, self.stated, rel_tol=1e-3, abs_tol=0.0051)
 
 
@@ -54,9 +54,10 @@ _AS_ASCII = str.maketrans({"\u00d7": "*", "x": "*", "\u00f7": "/", "\u2212": "-"
 
 
 def calculations_in(text: str, characters: int = READ_CHARACTERS) -> list[Calculation]:
-    """Every `expression = number` with at least one operation, in order; of a longer text, only of its end.
+    """Return every `expression = number` with at least one operation, in order; only the last `characters` are read.
 
-    An x multiplies where a number follows it; before anything else it is a variable, and the expression ends there.
+    An x multiplies if a number or an opening bracket follows it. Otherwise it is a variable, and the expression begins
+    after it.
     """
     text = text[-characters:]
     found = []
@@ -91,9 +92,9 @@ def _lead(before: str, left: str, skipped: str) -> str:
 
 
 def _arithmetic(left: str) -> tuple[str, ast.expr, str] | None:
-    """The longest end of `left` that is an expression with an operation in it, and the words before it.
+    """The longest suffix of `left` that is an expression with an operation, its syntax tree, and the words before it.
 
-    `1. 48/2` says 48/2.
+    For `1. 48/2` the expression is `48/2`.
     """
     left = re.sub(r"([0-9]+(?:\.[0-9]+)?)\s?%", r"(\1/100)", left.translate(_AS_ASCII))
     words = left.split()[-_LEFT_WORDS:]

@@ -1,4 +1,4 @@
-"""Where reward functions run, by name: `process`, `ray` or `inline`."""
+"""The backends that run reward functions, by name: `process`, `ray` and `inline`."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MOST_WORKERS = 8
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What the backends are made with."""
+    """Options of the backends."""
 
     num_workers: int | None = None
-    """Processes, or Ray actors; None: one per core, at most eight."""
+    """Number of processes or Ray actors; None: one per core, at most eight."""
     timeout: float = 60.0
-    """Seconds for each call of a function that has none of its own."""
+    """Default time limit of a call in seconds."""
     max_in_flight: int = 256
-    """Calls of async functions that wait at a time, on Ray."""
+    """Maximum number of concurrent calls of async functions, on Ray."""
     ray_init: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `ray.init`."""
 
     @property
     def workers(self) -> int:
-        """How many, resolved."""
+        """The resolved number of workers."""
         return min(_MOST_WORKERS, len(os.sched_getaffinity(0))) if self.num_workers is None else self.num_workers
 
 
@@ -58,11 +58,11 @@ BACKENDS: dict[str, Callable[[Sequence[RewardFunction], BackendOptions], Backend
 def make_backend(
     name: str, functions: Sequence[RewardFunction], options: BackendOptions | None = None
 ) -> Backend | None:
-    """The backend for these functions and the parts that they are composed of; starts nothing yet.
+    """Create the backend for these functions and the parts of compositions; no process starts yet.
 
-    `process`: worker processes on this machine. `ray`: Ray actors, for async functions too. `inline` (None): the
-    manager's own thread, without time-outs; for a debugger.
-    Raises ConfigError for another name, RewardError where a function cannot be sent to another process.
+    `process`: worker processes on this machine. `ray`: Ray actors, which run async functions too. `inline` (returns
+    None): the manager's own thread, without time-outs, for debugging.
+    Raises ConfigError for an unknown name, RewardError if a function cannot be sent to another process.
     """
     if name not in BACKENDS:
         raise ConfigError(f"reward.backend: expected {', '.join(BACKENDS)}, got {name!r}{did_you_mean(name, BACKENDS)}")

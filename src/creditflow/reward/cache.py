@@ -1,8 +1,8 @@
-"""Answers a call that was made before with the same inputs: the least recently used answers are forgotten first.
+"""Cache of reward function results; the least recently used entries are evicted first.
 
-The key is all that a function may look at: which function it is, its version, and everything about the trajectory but
-ids and scores (two plays may differ in nothing else). A function that looks at less says so
-(`RewardFunction.cache_key`).
+The key covers everything that a function may read: the function's identity and version, and the whole trajectory except
+ids and scores (two trajectories may differ in nothing else). A function that reads less declares it with
+`RewardFunction.cache_key`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from creditflow.reward.values import Plain
 from creditflow.trajectory import Score, Step, Trajectory
 
 _MARSHAL = 2
-"""The last version that writes equal values as equal bytes, whether or not they are the same objects."""
+"""The last marshal version that writes equal values as equal bytes, whether or not they are the same objects."""
 _OVERHEAD = 10
-"""What an answer takes beside its numbers, in numbers."""
+"""Overhead of an entry, in numbers."""
 Key = tuple[str, ...]
 
 
 class Cache:
-    """What calls returned, by key."""
+    """Results of calls, by key."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        """Numbers, of all answers together; an answer takes ten more than it holds."""
+        """Capacity in numbers, over all entries; an entry takes ten more than it holds."""
         self._values: OrderedDict[Key, Plain] = OrderedDict()
         self._held = 0
 
     def get(self, key: Key) -> Returned | None:
-        """What the call came back with before; None where it is not known."""
+        """The stored result of the call, or None."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return Returned(self._values[key])
 
     def put(self, key: Key, returned: Returned) -> None:
-        """Remember its value, and forget as many of the oldest as there is no room for."""
+        """Store a result, and evict the oldest entries beyond the capacity."""
         self._forget(key)
         self._values[key] = returned.value
         self._held += _weight(returned.value)
@@ -60,13 +60,13 @@ def _weight(value: Plain) -> int:
 
 
 class Keys:
-    """Makes the keys of one scoring's calls; each trajectory is read once."""
+    """Computes the cache keys for the calls of one scoring; hashes each trajectory once."""
 
     def __init__(self) -> None:
         self._digests: dict[int, str | None] = {}
 
     def of(self, call: Call) -> Key | None:
-        """The call's key; None where it must not, or cannot, be cached."""
+        """The key of the call; None if the call must not, or cannot, be cached."""
         function = call.function
         if not function.cache or not function.identity:
             return None
@@ -86,7 +86,7 @@ def _own_key(call: Call) -> str | None:
     assert call.function.cache_key is not None
     try:
         text = call.function.cache_key(*call.arguments)
-    except Exception:  # a user's code; the call itself will say what is wrong
+    except Exception:  # user code; the call itself reports the error
         return None
     return None if text is None else hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
@@ -110,12 +110,12 @@ def _seen(step: Step) -> tuple[object, ...]:
 
 
 def plain_text(value: object) -> str | None:
-    """A text that only equal values of Python's plain types share; None for others."""
+    """A text that only equal values of plain Python types share; None for other types."""
     return repr(value) if _is_plain(value) else None
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is made of Python's own plain types: an array may look like another one."""
+    """Whether the value consists of plain Python types only: two different arrays may have the same repr."""
     if isinstance(value, dict):
         return type(value) is dict and all(_is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""One call of a reward function, what it came back with, and what runs calls: the nouns between manager and backend."""
+"""The types between manager and backend: a call of a reward function, its result, and the backend protocol."""
 
 from __future__ import annotations
 
@@ -16,66 +16,66 @@ Answered = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of one reward function. Without a step, the function sees the trajectory alone."""
+    """One call of one reward function. Without a step, the function receives the trajectory alone."""
 
     function: RewardFunction
     trajectory: Trajectory
     step: Step | None = None
     steps: tuple[Step, ...] | None = None
-    """Of a function of trajectories: the steps that it scores; None: all."""
+    """Steps that a trajectory function scores; None: all."""
 
     @property
     def arguments(self) -> tuple[Step, Trajectory] | tuple[Trajectory]:
-        """What the function is called with."""
+        """Positional arguments of the function."""
         return (self.trajectory,) if self.step is None else (self.step, self.trajectory)
 
     def timeout(self, default: float) -> float:
-        """Seconds that it may take."""
+        """Time limit of the call in seconds."""
         return self.function.timeout or default
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a call came back with: a value (see `values.taken`), or an error."""
+    """Result of a call: a value (see `values.taken`) or an error."""
 
     value: Plain = None
     error: str = ""
     seconds: float = 0.0
     timed_out: bool = False
     traceback: str = ""
-    """The whole one, where the function raised."""
+    """The full traceback, if the function raised."""
 
     @classmethod
     def raised(cls, error: BaseException, seconds: float = 0.0) -> Returned:
-        """A call that ended with an exception."""
+        """The result of a call that ended with an exception."""
         return cls(error=describe(error), seconds=seconds, traceback=traceback_text(error))
 
 
 class Backend(Protocol):
-    """Runs calls somewhere else than on the manager's own event loop."""
+    """Runs calls outside of the manager's event loop."""
 
     def takes(self, function: RewardFunction) -> bool:
-        """Whether it runs this function; the others run where the manager is."""
+        """Whether this backend runs the function; the manager runs all other functions itself."""
         ...
 
     async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
-        """What each call came back with, in order; an exception, a time-out or a dead process is an error there.
+        """Run the calls and return their results in order; an exception, time-out or dead process becomes an error.
 
-        `answered`: told of every answer as it comes, from whichever thread.
+        `answered`: called after each result, from any thread.
         """
         ...
 
     async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
-        """What the functions that run here counted themselves since they were last asked."""
+        """Numbers counted by the functions that run here, since the previous call."""
         ...
 
     def close(self) -> None:
-        """End every process that was started; the next `run` starts them again."""
+        """End every process that was started; the next `run` starts new ones."""
         ...
 
 
 def describe(error: BaseException) -> str:
-    """An exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
+    """Format an exception as a score's reason, with the user's frames: `KeyError: 'labels' (team.py:42 in reward)`."""
     where = location(error)[-_LOCATION_CHARACTERS:]
     return _said(error, REASON_CHARACTERS - len(where) - len(" ()")) + (f" ({where})" if where else "")
 
@@ -88,11 +88,11 @@ def _said(error: BaseException, most: int) -> str:
         return f"it tried to end the process: sys.exit({error.code!r})"[:most]
     try:
         said = f": {error}"
-    except Exception:  # its __str__ is a user's code, too
+    except Exception:  # __str__ is user code, too
         said = ""
     return " ".join(f"{type(error).__name__}{said}"[: 4 * REASON_CHARACTERS].split())[:most]
 
 
 def too_late(timeout: float) -> str:
-    """The reason of a score that did not come in time."""
+    """The reason of a score whose call exceeded its time limit."""
     return f"took longer than {timeout:g} s"

@@ -1,7 +1,7 @@
-"""Reads tests of programs, as data sets write them, and judges what a program said to each.
+"""Tests of programs: parse them from a data set's formats, and check a program's output against them.
 
-It must not know how a program is run. Tests come from the data set or from a model; they are parsed, never run here.
-What a test expects stays here: `stdin` is all that a box is told.
+Tests come from the data set or from a model; they are parsed here and never run. `stdin` is all that a box receives:
+the expected result stays outside.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from creditflow.reward.in_box import MAX_CHARACTERS, PROGRAM, SOLUTION, untold
 
 MAX_TEST_CHARACTERS = 20_000
-"""Of one test that is Python code; parsing takes time and stack."""
+"""Limit for one test that is Python code; parsing takes time and stack."""
 REL_TOL, ABS_TOL = 1e-6, 1e-9
 _SHOWN = 60
 
@@ -28,21 +28,21 @@ class Case(Protocol):
 
     @property
     def program(self) -> str:
-        """The file that is run: the solution itself, or the one that calls it."""
+        """The file to run: the solution itself, or the program that calls it."""
         ...
 
     def stdin(self, nonce: str) -> bytes:
-        """What it is given on its standard input."""
+        """Standard input of the program."""
         ...
 
     def fault(self, stdout: bytes, nonce: str) -> str:
-        """What is wrong with what it said on its standard output; empty where nothing is."""
+        """The fault in the program's standard output; empty if the test passed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class InputOutput:
-    """A script that is to print `output` when given `input`."""
+    """A script that must print `output` when given `input`."""
 
     input: str
     output: str
@@ -52,7 +52,7 @@ class InputOutput:
         return self.input.encode(errors="replace")
 
     def fault(self, stdout: bytes, nonce: str) -> str:
-        """Lines are compared one by one, as text: `2.0` is not `2`. White space at their ends is free."""
+        """Compare line by line as text: `2.0` differs from `2`. White space at the end of lines is ignored."""
         wanted, got = _lines(self.output), _lines(stdout.decode(errors="replace"))
         if wanted == got:
             return ""
@@ -64,10 +64,10 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call whose value is to fulfil something, which is checked outside of the box."""
+    """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
-    """`fn` and `args`; or `call`, Python's text of it, after the statements in `setup`."""
+    """`fn` and `args`; or `call`, the Python source of the call, evaluated after the statements in `setup`."""
     holds: Callable[[Any], bool]
     expected: str
     program: str = PROGRAM
@@ -76,7 +76,7 @@ class Call:
         return json.dumps(dict(self.ask)).encode()
 
     def fault(self, stdout: bytes, nonce: str) -> str:
-        """Where the value is none that may be read, or does not hold."""
+        """The fault, if the value cannot be read or fails the check."""
         try:
             answer = _answer(stdout)
             if "value" not in answer:
@@ -94,7 +94,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class InBox:
-    """Statements with assertions that are run in the box: passed where a word comes back that only its end says."""
+    """Assertions that run inside the box; the test passes if the nonce comes back, which is written at the end."""
 
     source: str
     setup: str = ""
@@ -112,7 +112,7 @@ class InBox:
 
 
 def not_loaded(stdout: bytes) -> str:
-    """Why the solution, by its own word, could not be loaded, so that no other test can pass either; empty: it was."""
+    """The solution's own report that it cannot be loaded, in which case no test can pass; empty if it was loaded."""
     try:
         return str(_answer(stdout).get("not_loaded", ""))[:200]
     except (ValueError, TypeError, RecursionError):
@@ -120,7 +120,7 @@ def not_loaded(stdout: bytes) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a reason."""
+    """Short text of a value, for a reason."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # an integer of more than 4300 digits
@@ -133,7 +133,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _answer(stdout: bytes) -> dict[str, Any]:
-    """What the calling program said. Hostile input: the solution may have said it in its stead."""
+    """Parse the output of the calling program. It is hostile input: the solution can write it too."""
     if len(stdout) > MAX_CHARACTERS:
         raise ValueError("the answer is too long")
     answer = json.loads(stdout or b"{}")
@@ -153,11 +153,12 @@ def _no_answer(answer: Mapping[str, Any]) -> str:
 
 
 def read_tests(truth: Any) -> tuple[Case, ...]:
-    """The tests that a ground truth holds; JSON text, or what it says.
+    """Parse the tests in a ground truth, given as JSON text or as the decoded value.
 
-    `{"inputs": [...], "outputs": [...]}` (APPS, verl), with `"fn_name"` calls of it; a list of
-    `{"input": ..., "output": ...}`, `{"call": "f(2, 3)", "expect": 5}` or texts with `assert`; or one such text, whose
-    assertions are a test each, after its other statements. Raises ValueError for anything else, and for no test.
+    Accepted are `{"inputs": [...], "outputs": [...]}` (APPS, verl), which holds calls if `"fn_name"` is given; a list
+    of `{"input": ..., "output": ...}`, `{"call": "f(2, 3)", "expect": 5}` or texts with `assert`; or one such text.
+    Each assertion of that text is a test, run after the other statements. Raises ValueError for anything else, and if
+    there is no test.
     """
     if isinstance(truth, str):
         try:
@@ -180,7 +181,7 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
 
 
 def read_assert(text: str) -> Case:
-    """The test that a text with `assert` is. Raises ValueError where it is no Python, or asserts nothing."""
+    """Parse a text with `assert` as a test. Raises ValueError if it is not Python or has no assertion."""
     statements = _statements(text)
     *setup, last = statements
     if isinstance(last, ast.Assert) and not any(isinstance(one, ast.Assert) for one in setup):
@@ -207,7 +208,7 @@ def _joined(text: Any) -> str:
 
 
 def _of_fn(name: str, given: Any, expected: Any) -> Case:
-    if isinstance(given, str):  # verl: JSON, one argument a line
+    if isinstance(given, str):  # verl: JSON, one argument per line
         args, expected = [json.loads(line) for line in given.split("\n") if line.strip()], _of_json(expected)
     elif isinstance(given, list):
         args = given
@@ -216,7 +217,7 @@ def _of_fn(name: str, given: Any, expected: Any) -> Case:
     wrapped = isinstance(expected, list) and len(expected) == 1
 
     def holds(value: Any) -> bool:
-        # APPS writes most values as a list of one.
+        # APPS wraps most values in a list of one.
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
     return Call({"fn": name, "args": args}, holds, shown(expected))
@@ -269,7 +270,7 @@ def _source(text: str, node: ast.AST) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """An expression of the solution, and what its value is to fulfil."""
+    """An expression to evaluate on the solution, and the condition on its value."""
 
     node: ast.expr
     holds: Callable[[Any], bool]
@@ -280,7 +281,7 @@ def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
     for read in (_comparison, _is_close, _truth):
         try:
             asked = read(statement.test)
-        except (ValueError, TypeError, RecursionError):  # what should be a constant is none
+        except (ValueError, TypeError, RecursionError):  # an operand that must be constant is not
             continue
         if asked is not None and _is_plain(asked.node):
             call = _source(text, asked.node)
@@ -303,7 +304,7 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
 
 
 def _comparison(test: ast.expr) -> _Asked | None:
-    """`f(2) == 5` and the like; `abs(f(2) - 5) < 1e-6`; also where the constant stands first, in an equation."""
+    """Match `f(2) == 5` and similar, `abs(f(2) - 5) < 1e-6`, and equations with the constant on the left."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
     left, operation, right = test.left, test.ops[0], test.comparators[0]
@@ -323,7 +324,7 @@ def _comparison(test: ast.expr) -> _Asked | None:
 
 
 def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
-    """Of `abs(a - b)`, the one that a solution is asked for and the one that is expected."""
+    """Split `abs(a - b)` into the expression to evaluate and the expected one."""
     if not _is_call_of(node, "abs") or len(node.args) != 1 or not isinstance(node.args[0], ast.BinOp):  # type: ignore[attr-defined]
         return None
     inside: ast.BinOp = node.args[0]  # type: ignore[attr-defined]
@@ -333,7 +334,7 @@ def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
 
 
 def _is_close(test: ast.expr) -> _Asked | None:
-    """`math.isclose(f(2), 5.0)`, with tolerances or without."""
+    """Match `math.isclose(f(2), 5.0)`, with or without tolerances."""
     if not isinstance(test, ast.Call) or len(test.args) != 2:
         return None
     if ast.unparse(test.func) not in ("math.isclose", "isclose"):
@@ -347,7 +348,7 @@ def _is_close(test: ast.expr) -> _Asked | None:
 
 
 def _truth(test: ast.expr) -> _Asked | None:
-    """`f(2)`, `not f(2)`."""
+    """Match `f(2)` and `not f(2)`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return _Asked(test.operand, lambda value: not value, "something false")
     return _Asked(test, bool, "something true") if isinstance(test, ast.Call) else None
@@ -360,9 +361,9 @@ _COMPARING = frozenset(("math", "cmath", "np", "numpy", "operator", "torch"))
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether the expression only asks the solution, so that nothing in it says what is expected.
+    """Whether the expression only calls the solution, so that it holds nothing of the expected result.
 
-    A value can be made to answer `== 5` or `- 5` as it likes; so no operation may stand around the call in the box.
+    A value can redefine `== 5` or `- 5`; so no operation may surround the call inside the box.
     """
     if isinstance(node, ast.Subscript):
         return _is_plain(node.value) and _is_constant(node.slice)
@@ -414,9 +415,9 @@ _MAKERS: dict[str, Callable[..., Any]] = {
 
 
 def constant(node: ast.expr) -> Any:
-    """The value of a literal, or of `set`, `frozenset`, `list`, `tuple`, `dict` or `float` of one.
+    """The value of a literal, or of `set`, `frozenset`, `list`, `tuple`, `dict` or `float` of a literal.
 
-    Raises ValueError or TypeError where it is none.
+    Raises ValueError or TypeError for other expressions.
     """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1 and not node.keywords:
         if node.func.id not in _MAKERS:
@@ -426,7 +427,10 @@ def constant(node: ast.expr) -> Any:
 
 
 def alike(value: Any, expected: Any) -> bool:
-    """Whether a value is what JSON says: lists and tuples alike, keys by their text, decimals within 1e-6 (1e-9)."""
+    """Whether a value equals a JSON value: lists equal tuples, and keys compare as text.
+
+    Decimals are compared within 1e-6 (relative) or 1e-9 (absolute).
+    """
     if isinstance(expected, list):
         return (
             isinstance(value, list | tuple)
@@ -444,7 +448,7 @@ def alike(value: Any, expected: Any) -> bool:
 
 
 def _close(one: Any, other: Any) -> bool:
-    """Whether two numbers, one of which is a decimal, are nearly equal, or both no number."""
+    """Whether two numbers, one of them a decimal, are nearly equal, or both NaN."""
     if one == other or (one != one and other != other):  # noqa: PLR0124 (NaN)
         return True
     try:

@@ -1,7 +1,6 @@
 """The ready-made reward for programs: the share of tests that the code in a response passes, in a sandbox.
 
-It knows nothing of trajectories: text and truth in, a number out. What tests look like is `cases`' to know, how a box
-works is `sandbox`'s; here is who runs what in which box, and how a response is cut to its code.
+This module extracts the code and runs the tests. `cases` parses and checks tests; `sandbox` runs programs.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from creditflow.trajectory import Score
 MAX_CODE_CHARACTERS = 50_000
 """Longer code passes no test."""
 MAX_TEXT_CHARACTERS = 400_000
-"""Of a longer response only the end is read."""
+"""Number of characters read, counted from the end of a response."""
 SECONDS = 5.0
-"""For each test, where neither the entry nor `reward.sandbox` says otherwise."""
+"""Default time limit of a test, if neither the entry nor `reward.sandbox` sets one."""
 _MARKS = 40
 _REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one test said of a program."""
+    """Result of one test of a program."""
 
     passed: bool
     reason: str = ""
-    """Why it did not pass; partly the program's own words."""
+    """Reason for the failure; may contain output of the program."""
 
 
 @builtin
@@ -48,38 +47,42 @@ class Verdict:
 class CodeTests:
     """The share of tests that the code in the text passes, in a sandbox; the reason lists them and the first fault.
 
-    The code is the last ```python block, else the last fenced block, else the whole text. The truth holds the tests,
-    as JSON text or as what it says (`creditflow.reward.cases.read_tests`):
-    `{"inputs": [...], "outputs": [...]}`: scripts that read and print, as in APPS and verl. Output is compared line by
-    line as text, white space at the end of lines aside: numbers must be printed exactly as expected. With `"fn_name"`,
-    calls of that function (or of that method of a class Solution) with JSON arguments. Code that is called, as opposed
-    to a script, may use the usual names of the standard library without an import: `List`, `deque`, `heappush`, `inf`;
-    a list of `{"input": ..., "output": ...}`, of `{"call": "f(2, 3)", "expect": 5}`, or of texts
-    `"assert f(2, 3) == 5"`, as in HumanEval and MBPP; or one text with assertions, each of which is a test.
-    Values that JSON expects are compared with a tolerance (1e-6 relative, 1e-9 absolute, at any depth), lists and
-    tuples alike; those of an assertion as Python's == does.
+    The code is the last ```python block, else the last fenced block, else the whole text. The truth holds the tests, as
+    JSON text or decoded (`creditflow.reward.cases.read_tests`), in one of three forms:
+    * `{"inputs": [...], "outputs": [...]}`: scripts that read and print, as in APPS and verl. Output is compared line
+      by line as text, except white space at the end of lines: numbers must be printed exactly as expected. With
+      `"fn_name"`, the tests are calls of that function (or of that method of a class Solution) with JSON arguments.
+      Code that is called, as opposed to a script, may use common names of the standard library without an import:
+      `List`, `deque`, `heappush`, `inf`.
+    * a list of `{"input": ..., "output": ...}`, of `{"call": "f(2, 3)", "expect": 5}`, or of texts `"assert f(2, 3) ==
+      5"`, as in HumanEval and MBPP.
+    * one text with assertions, each of which is a test.
+    JSON values are compared with a tolerance (1e-6 relative, 1e-9 absolute, at any depth), and lists equal tuples.
+    Values in assertions are compared by Python's ==.
 
-    Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; one
-    that, by its own word, cannot be loaded fails all. Only a fault of the sandbox raises: the score is then `failed`.
+    Each test is a fresh run. A program that raises, exits, exceeds a limit or leaves no answer fails that test; a
+    program that reports that it cannot be loaded fails all. Only a fault of the sandbox raises: the score is then
+    `failed`.
 
-    What is expected never enters the box: output and values are compared outside, after being read as text or JSON. So
-    are assertions of the forms `f(...) == literal` (and `!=`, `<`, `in`, `is None`), `f(...)`, `not f(...)`,
-    `math.isclose(f(...), literal)` and `abs(f(...) - literal) < literal`, also of methods, items, and through `sorted`,
-    `set`, `len` and their like. Any other assertion runs in the box, beside the code that it judges: it passes where it
-    comes to its end, which is proved by a word that is new in every run. There functions may return plain data only, so
-    that redefining == or ending early does not help; but what methods return may redefine ==, and code that looks for
-    that word in its own process can find it.
+    Expected results never enter the box: output and values are compared outside, after being read as text or JSON. The
+    same holds for assertions of the forms `f(...) == literal` (and `!=`, `<`, `in`, `is None`), `f(...)`, `not f(...)`,
+    `math.isclose(f(...), literal)` and `abs(f(...) - literal) < literal`, also with methods and items, and through
+    `sorted`, `set`, `len` and similar functions. Any other assertion runs in the box, next to the code that it judges.
+    It passes if it reaches its end, which is proved by a word that is new in every run. Functions may return only plain
+    data there, so redefining == or ending early does not help. Values returned by methods may still redefine ==, and
+    code that searches its own process for that word can find it.
 
-    `sandbox`: `backend` (default `auto`) and its options; in a recipe, `reward.sandbox` unless said here. It is opened
-    when the recipe is loaded, so that one that does not work here is told then.
-    `only`: indices of the tests that count, from 0, so that each may be a score of its own. `max_tests`: the first so
-    many count. `seconds`: wall and CPU time of each test; default: the sandbox's `wall_s` and `cpu_s`, else 5.
-    `total_seconds`: after so many no further test is started, and those left fail. With the last test, this
+    `sandbox`: `backend` (default `auto`) and its options; default in a recipe: `reward.sandbox`. The sandbox is opened
+    when the recipe is loaded, so that an unusable one is reported then.
+    `only`: indices of the tests that count, from 0, so that each can be a separate score. `max_tests`: number of tests
+    that count, from the first. `seconds`: wall and CPU time of each test; default: the sandbox's `wall_s` and `cpu_s`,
+    else 5.
+    `total_seconds`: time after which no further test is started; the remaining tests fail. Including the last test, it
     must end before the function's time-out (120), which would mask the score of a slow program instead of failing it.
-    `all_or_nothing`: 1 where every test passed, else 0.
+    `all_or_nothing`: 1 if every test passed, else 0.
 
-    Range: [0, 1]. Cost: a run of Python in the sandbox for each test; 25 ms with bubblewrap. Source: HumanEval (arXiv
-    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError where the truth holds no tests, SandboxError.
+    Range: [0, 1]. Cost: one run of Python in the sandbox per test; 25 ms with bubblewrap. Source: HumanEval (arXiv
+    2107.03374), MBPP (2108.07732), APPS (2105.09938). Raises ValueError if the truth holds no tests, SandboxError.
     """
 
     def __init__(
@@ -119,12 +122,12 @@ class CodeTests:
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """`passed 3/5 [1 1 0 1 0]; test 2: why not`: which tests passed, and the first fault."""
+    """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
     marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
     more = " ..." if len(verdicts) > _MARKS else ""
     said = f"passed {sum(verdict.passed for verdict in verdicts)}/{len(verdicts)} [{marks}{more}]"
     fault = next((f"; test {i}: {verdict.reason}" for i, verdict in enumerate(verdicts) if not verdict.passed), "")
-    # The program's own words: half a surrogate pair in them could not be written to a file.
+    # The fault may quote the program's output: a lone surrogate in it could not be written to a file.
     return "".join(one if one.isprintable() else " " for one in (said + fault)[:_REASON_CHARACTERS])
 
 
@@ -150,9 +153,9 @@ _PYTHON = ("python", "python3", "py")
 def code_in(text: str) -> str:
     """The code in a response: its last ```python block, else its last fenced block, else all of it.
 
-    A fence is of backticks or tildes, and may be indented, as under an item of a list; the code is dedented. A block
-    that is never closed goes on to the end. Takes time linear in the text; code of more than MAX_CODE_CHARACTERS is
-    none.
+    A fence consists of backticks or tildes and may be indented, as under an item of a list; the code is dedented. An
+    unclosed block extends to the end of the text. Takes time linear in the text. Returns an empty text for code of more
+    than MAX_CODE_CHARACTERS.
     """
     last: dict[bool, str] = {}
     inside: list[str] | None = None
@@ -175,7 +178,7 @@ def code_in(text: str) -> str:
 
 
 def _dedented(lines: list[str]) -> str:
-    """The lines of a block without the indentation of its first statement."""
+    """Remove the indentation of the first statement from the lines of a block."""
     statements = (line for line in lines if line.strip() and not line.lstrip().startswith("#"))
     width = _indentation(next(statements, ""))
     return "\n".join(line[min(width, _indentation(line)) :] for line in lines)
@@ -189,7 +192,7 @@ def _indentation(line: str) -> int:
 
 
 def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = None) -> dict[str, Any]:
-    """`reward.sandbox` with what it leaves open: back end `auto`, and `seconds` for each run."""
+    """Complete the options of `reward.sandbox`: back end `auto`, and `seconds` as the limit of each run."""
     given = {"backend": "auto", **(sandbox or {})}
     if seconds is not None:
         return {**given, "wall_s": seconds, "cpu_s": seconds}
@@ -197,13 +200,13 @@ def sandbox_options(sandbox: Mapping[str, Any] | None, seconds: float | None = N
 
 
 def open_box(options: Mapping[str, Any]) -> Sandbox:
-    """A sandbox of these options (`backend` among them), one per thread and process. Raises as `open_sandbox` does."""
+    """The sandbox with these options (and `backend`), one per thread and process. Raises as `open_sandbox` does."""
     return _box(json.dumps(dict(options), sort_keys=True, default=str), threading.get_ident())
 
 
 @lru_cache(maxsize=32)
 def _box(options: str, thread: int) -> Sandbox:
-    # A box keeps the files that were written to it, so that threads must not share one.
+    # A box keeps the files that were written to it, so threads must not share one.
     return open_sandbox(**json.loads(options))
 
 
@@ -213,10 +216,11 @@ def _caller() -> bytes:
 
 
 def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[Verdict]:
-    """What each test says of the code, in their order; each in a fresh run. The box is this thread's alone meanwhile.
+    """Run each test on the code, in a fresh run, and return the verdicts in order.
 
-    After `total_seconds` no further test is started; those left have not passed. Cost: a run each, but none where there
-    is no code, and one where it cannot be loaded. Raises SandboxError.
+    No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
+    tests fail. Cost: one run per test; no run without code, and one run if the code cannot be loaded. Raises
+    SandboxError.
     """
     if not code.strip():
         return [Verdict(False, "no code")] * len(tests)
@@ -236,7 +240,7 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
 
 
 def _run(box: Sandbox, test: Case) -> tuple[Verdict, bool]:
-    """The verdict, and whether the solution said that it cannot be loaded at all."""
+    """The verdict, and whether the solution reported that it cannot be loaded at all."""
     nonce = secrets.token_hex(16)
     result = box.run(["python", test.program], stdin=test.stdin(nonce))
     if fault := _ended_badly(result):

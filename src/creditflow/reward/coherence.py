@@ -1,6 +1,6 @@
-"""The ready-made, cheap measure of a response's coherence: does it repeat itself, contradict itself, take up its task.
+"""The ready-made, cheap measure of coherence: repetition, contradictions, and overlap with the task.
 
-It is lexical: it counts words and numbers, and does not know whether a text is true, good, or grammatical. It reads one
+It is lexical: it counts words and numbers, and cannot tell whether a text is true, good, or grammatical. It reads one
 response and its task, nothing else of the trajectory.
 """
 
@@ -18,39 +18,39 @@ from creditflow.reward.text import numbers_in
 from creditflow.trajectory import Score, Step, Trajectory
 
 MAX_CHARACTERS = 20_000
-"""Of a longer text only the end is read."""
+"""Number of characters read, counted from the end of a text."""
 SHORTEST_WORD, STEM = 4, 6
-"""Words with fewer letters count for no content; longer ones are the same where their first six letters are."""
+"""Minimum length of a content word, and the number of letters by which words are compared."""
 
 
 @builtin
 @reward(name="coherence")
 class Coherence:
-    """A weighted mean of three parts, each 0 (bad) to 1; the score's reason lists them.
+    """A weighted mean of three parts, each from 0 (bad) to 1; the score's reason lists them.
 
-    `repetition`: the share of the response's n-grams of words that are distinct (`n` 4): 1 where none comes twice, near
-    0 in a loop. It is 1 - seq-rep-n of Welleck et al. (arXiv 1908.04319), and distinct-n of Li et al. (arXiv
-    1510.03055) on one text. Sound texts repeat a little: published solutions of GSM8K have 0.96 on average.
+    `repetition`: the share of the response's n-grams of words that are distinct (`n` 4): 1 without repetition, near 0
+    in a loop. It is 1 - seq-rep-n of Welleck et al. (arXiv 1908.04319), and distinct-n of Li et al. (arXiv 1510.03055)
+    on one text. Sound texts repeat a little: published solutions of GSM8K have 0.96 on average.
 
-    `numbers`: the share of checkable claims about numbers that do not contradict arithmetic or each other; 1 where
-    there is none. Claims are calculations, `2+2=4`, right to a per mille or half a cent; and the values of single
-    letters, `x = 3`: two different ones are a contradiction. Read strictly, so that honest work is not punished: a
-    calculation counts only where both its ends are certain; names of more than one letter (`total = 5`, then
-    `total = 8`) never count; and a letter's second value does not where it may be a further solution or an update,
-    that is where the text in between speaks of one (`or`, `and`, `case`, `now`, `next`, `then`, `step`, `if`, `let`,
-    `try`, `again` and the like), or where the letter stands anywhere in the text with a power, an index or a +- sign.
+    `numbers`: the share of checkable claims about numbers that contradict neither arithmetic nor each other; 1 without
+    claims. Claims are calculations, `2+2=4`, right within 0.1 % or half a cent; and values of single letters, `x = 3`:
+    two different values are a contradiction. The check is strict, so that honest work is not penalized. A calculation
+    counts only if both its ends are certain. Names of more than one letter (`total = 5`, then `total = 8`) never count.
+    The second value of a letter does not count if it may be a further solution or an update: if the text in between has
+    a word such as `or`, `and`, `case`, `now`, `next`, `then`, `step`, `if`, `let`, `try` or `again`, or if the letter
+    occurs anywhere in the text with a power, an index or a +- sign.
 
-    `overlap`: the share of the task's numbers, and of its words of four letters and more, that the response takes up;
-    the mean of both. Meant for plans; a step that has one sub-task cannot take up the whole, so give it the weight 0
-    there. A task without numbers and words leaves the part out.
+    `overlap`: the share of the task's numbers, and of its words of four letters and more, that occur in the response;
+    the mean of both. Meant for plans. A step with one sub-task cannot cover the whole task: give it the weight 0 there.
+    A task without numbers and words leaves the part out.
 
-    Limits: it is no judge of truth. A response that copies the task has the full overlap, one that says little has no
-    repetition and no contradiction: use it beside a reward for being right, and with a small weight. Words are runs of
-    letters, so that of languages written without spaces only repetition by the clause is seen. An empty response is 0.
+    Limits: it does not judge truth. A response that copies the task has full overlap, and a short one has no repetition
+    and no contradiction: use it beside a reward for correctness, and with a small weight. Words are runs of letters, so
+    in languages written without spaces only repeated clauses are found. An empty response is 0.
 
     Range: 0 to 1. Cost: half a millisecond for a solution of 300 characters, linear in the text; 10 ms per 1,000
-    characters of nothing but calculations. Source: as above; the other two parts are this project's. Raises ValueError
-    where weights are negative or all 0, or n is not 1 to 20.
+    characters of nothing but calculations. Source: as above; the parts `numbers` and `overlap` are this project's.
+    Raises ValueError if a weight is negative, all are 0, or n is not 1 to 20.
     """
 
     def __init__(self, repetition: float = 1.0, numbers: float = 1.0, overlap: float = 1.0, n: int = 4) -> None:
@@ -88,7 +88,7 @@ _TOKEN = re.compile(r"[^\W\d_]{1,60}|\d{1,30}|[^\w\s]|_")
 
 
 def distinct_share(text: str, n: int) -> float:
-    """Distinct n-grams of words, numbers and signs, over all of them; 1 where the text has none."""
+    """The share of distinct n-grams of words, numbers and signs; 1 if the text has none."""
     tokens = _TOKEN.findall(text.casefold())
     grams = list(zip(*(tokens[i:] for i in range(n)), strict=False))
     return len(set(grams)) / len(grams) if grams else 1.0
@@ -99,14 +99,14 @@ def distinct_share(text: str, n: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something said about numbers that can be checked in the text itself."""
+    """A statement about numbers that can be checked within the text."""
 
     text: str
     holds: bool
 
 
 def checked_claims(text: str) -> list[Claim]:
-    """The calculations whose ends are certain, each once, and one claim per letter that is given values."""
+    """The calculations with certain ends, each once, and one claim per letter that is given values."""
     return [*dict.fromkeys(_calculations(text)), *_named_values(text)]
 
 
@@ -168,7 +168,7 @@ def _may_have_several(name: str, text: str) -> bool:
 
 
 def _clash(one: re.Match[str], two: re.Match[str], text: str) -> bool:
-    """Whether the same letter is given two values, and nothing between them speaks of a reason to."""
+    """Whether one letter is given two values, and the text between them names no reason for the change."""
     if math.isclose(float(one["value"]), float(two["value"]), rel_tol=1e-3, abs_tol=0.0051):
         return False
     between = text[one.end() : two.start()]
@@ -180,7 +180,7 @@ def _clash(one: re.Match[str], two: re.Match[str], text: str) -> bool:
 
 
 def overlap_share(text: str, task: str) -> float | None:
-    """The share of the task's numbers and content words that the text takes up; None where the task has neither."""
+    """The share of the task's numbers and content words that occur in the text; None if the task has neither."""
     shares = []
     for of in (_numbers, _words):
         if wanted := of(task):

@@ -1,7 +1,7 @@
-"""Makes one reward of several: weighted sums, products, the first that could be scored, a score behind another's gate.
+"""Compositions of rewards: weighted sum, product, first score that succeeds, and a score behind a gate.
 
-A composition asks for calls, sees what they came back with, and may ask for more: what a closed gate hides is never
-computed. It must not know where calls run.
+A composition yields calls, receives their results, and may yield more calls. A score behind a closed gate is never
+computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Value = float | tuple[float, ...]
 
 
 def plan(call: Call) -> Plan:
-    """How a call is answered: yields the calls that it needs next and is sent what they came back with."""
+    """The steps to a call's result: yields the calls that are needed next and receives their results."""
     composition = call.function.composition
     if composition is None:
         (returned,) = yield [call]
@@ -34,7 +34,7 @@ def plan(call: Call) -> Plan:
 
 
 def in_rounds(plans: Sequence[Plan]) -> Generator[list[Call], list[Returned], list[Returned]]:
-    """Several plans at once: what they need next is asked for together."""
+    """Run several plans together; each round yields the next calls of all of them."""
     done: dict[int, Returned] = {}
     wanted = {i: next(one) for i, one in enumerate(plans)}
     while wanted:
@@ -50,7 +50,7 @@ def in_rounds(plans: Sequence[Plan]) -> Generator[list[Call], list[Returned], li
 
 
 async def answer(calls: Sequence[Call], run: Callable[[list[Call]], Awaitable[list[Returned]]]) -> list[Returned]:
-    """What each call came back with, compositions included; `run` runs calls of plain functions."""
+    """The result of each call, compositions included; `run` runs calls of plain functions."""
     rounds = in_rounds([plan(call) for call in calls])
     try:
         asked = next(rounds)
@@ -62,7 +62,7 @@ async def answer(calls: Sequence[Call], run: Callable[[list[Call]], Awaitable[li
 
 
 async def call_here(function: RewardFunction, *arguments: Any) -> object:
-    """A composition called like any other function, everything in this process: for those who look at one alone."""
+    """Call a composition like any other function, with all parts in this process; for use without a manager."""
 
     async def run(calls: list[Call]) -> list[Returned]:
         return await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls))
@@ -73,7 +73,7 @@ async def call_here(function: RewardFunction, *arguments: Any) -> object:
 
 
 class _PartFailed(Exception):
-    """A part that the composition cannot do without could not be scored."""
+    """A required part of a composition could not be scored."""
 
     def __init__(self, function: RewardFunction, score: Score) -> None:
         self.score = score
@@ -81,7 +81,7 @@ class _PartFailed(Exception):
 
 
 def _ask(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
-    """The scores of some parts, asked for together."""
+    """The scores of several parts; their calls are yielded together."""
     of_parts = [Call(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
     returned = yield from in_rounds([plan(one) for one in of_parts])
     return [_score(one, came, call.step) for one, came in zip(of_parts, returned, strict=True)]
@@ -94,7 +94,7 @@ def _score(call: Call, returned: Returned, step: Step | None) -> Score:
 
 
 def _needed(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
-    """The same; raises _PartFailed where one could not be scored."""
+    """The scores of several parts; raises _PartFailed if one could not be scored."""
     scores = yield from _ask(parts, call)
     for part, score in zip(parts, scores, strict=True):
         if score.status != "ok":
@@ -103,7 +103,7 @@ def _needed(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call]
 
 
 def _rescaled(score: Score) -> Value:
-    """The value, or each token's, rescaled from its range to [0, 1]."""
+    """The value, or each token's value, rescaled from its range to [0, 1]."""
     low, high = score.range
     if isinstance(score.value, tuple):
         return tuple((value - low) / (high - low) for value in score.value)
@@ -111,7 +111,7 @@ def _rescaled(score: Score) -> Value:
 
 
 def _combined(values: Sequence[Value], how: Callable[[Sequence[float]], float]) -> Value:
-    """`how` of the values; of token values, token by token (a single number is every token's)."""
+    """Apply `how` to the values; to token values, token by token (a single number holds for every token)."""
     lengths = {len(value) for value in values if isinstance(value, tuple)}
     if not lengths:
         return how([value for value in values if not isinstance(value, tuple)])
@@ -125,7 +125,7 @@ def _dot(row: Sequence[float], weights: Sequence[float]) -> float:
 
 
 def _listed(parts: Sequence[RewardFunction], scores: Sequence[Score]) -> str:
-    """What each part said, as the composition's reason."""
+    """The values of the parts, as the composition's reason."""
     named = (f"{part.name} {mean_value(score):.3g}" for part, score in zip(parts, scores, strict=True))
     return ", ".join(named)
 
@@ -134,8 +134,8 @@ def _listed(parts: Sequence[RewardFunction], scores: Sequence[Score]) -> str:
 def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
     """The sum of the parts, each rescaled to [0, 1], times their `weight`s, which may be negative.
 
-    Range: from the sum of the negative weights to that of the positive ones. Credit sees it rescaled, so that with
-    positive weights it is their weighted mean. One part that cannot be scored fails the whole.
+    Range: from the sum of the negative weights to the sum of the positive ones. Credit rescales it, so with positive
+    weights it is their weighted mean. The composition fails if a part cannot be scored.
     """
 
     def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
@@ -143,7 +143,7 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
         total = _combined([_rescaled(one) for one in scores], lambda row: _dot(row, weights))
         return Score(total, range=bounds, reason=_listed(parts, scores))
 
-    # Added in the order of the parts, as their values are: rounding is monotone, so that no sum leaves the bounds.
+    # Added in the order of the parts, as their values are. Rounding is monotone, so no sum leaves the bounds.
     bounds = (sum(min(weight, 0.0) for weight in weights), sum(max(weight, 0.0) for weight in weights))
 
     return Composition(rule, bounds)
@@ -151,9 +151,9 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
 
 @combinator("product")
 def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
-    """The product of the parts, each rescaled to [0, 1]: one that is nothing makes nothing of all.
+    """The product of the parts, each rescaled to [0, 1]: 0 if any part is 0.
 
-    Range: [0, 1]. One part that cannot be scored fails the whole, even where another is 0. Weights are not for it.
+    Range: [0, 1]. The composition fails if a part cannot be scored, even if another part is 0. Weights are refused.
     """
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of a product have no weights")
@@ -167,9 +167,9 @@ def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compos
 
 @combinator("first_ok")
 def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Composition:
-    """The first part that could be scored, rescaled to [0, 1]: a judge, and what to fall back on when it is away.
+    """The first part that can be scored, rescaled to [0, 1]: a judge, for example, with a fallback.
 
-    A part is only called where all before it failed. Range: [0, 1].
+    A part is called only if all parts before it failed. Range: [0, 1].
     """
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of first_ok have no weights")
@@ -190,9 +190,9 @@ def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compo
 def gate(
     parts: Sequence[RewardFunction], weights: Sequence[float], above: float = 0.5, otherwise: float = 0.0
 ) -> Composition:
-    """`score` where `by`, rescaled to [0, 1], is above `above`; else `otherwise`, and `score` is not even called.
+    """`score` if `by`, rescaled to [0, 1], is above `above`; else `otherwise`, without a call of `score`.
 
-    Range: [0, 1]; `score` is rescaled to it, and `otherwise` lies in it.
+    Range: [0, 1]; `score` is rescaled to it, and `otherwise` must be in it.
     """
     score_part, by_part = parts
     if not 0 <= above <= 1 or not 0 <= otherwise <= 1:

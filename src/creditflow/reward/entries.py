@@ -1,7 +1,4 @@
-"""Makes functions that can be called of the entries of a recipe's `reward.functions`, or says what is wrong with them.
-
-It must not know where the functions will run, nor what any of them measures.
-"""
+"""Load the reward functions in a recipe's `reward.functions`, and report errors in its entries."""
 
 from __future__ import annotations
 
@@ -30,25 +27,25 @@ _CALLED_AS_ANSWER = "(text, truth)"
 
 @dataclass
 class RewardFunctionConfig:
-    """One reward function."""
+    """One entry of `reward.functions`."""
 
     fn: str = "???"
     """A built-in's name, `package.module:function`, or `file.py:function`."""
     level: str | None = None
-    """`step`, `trajectory` or `outcome`; default: as decorated, else by the function's parameters."""
+    """`step`, `trajectory` or `outcome`; default: as decorated, else from the function's parameters."""
     agent_match: str | None = None
     """Regular expression (re.search) on the agent's name; default: every agent."""
     when: str | None = None
-    """`file.py:function` or `package.module:function` that says of a step whether it is scored; default: all are."""
+    """`file.py:function` or `package.module:function` that selects the steps to score; default: all."""
     weight: float | None = None
-    """Share in a step's weighted mean; 0: measured and reported, never part of credit."""
+    """Weight in the mean of a step's scores; 0: measured and reported, never part of credit."""
     name: str | None = None
     args: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the function; of a class, those that it is made with."""
+    """Keyword arguments of the function, or of a class's constructor."""
     timeout: float | None = None
-    """Seconds that one call may take; default: as declared, else `reward.timeout`."""
+    """Time limit of one call in seconds; default: as declared, else `reward.timeout`."""
     cache: bool = True
-    """Whether a call with the same inputs is answered from the cache."""
+    """Whether a repeated call with the same inputs is answered from the cache."""
 
 
 def load_reward_functions(
@@ -57,25 +54,25 @@ def load_reward_functions(
     agents: Sequence[str],
     shared: Mapping[str, Any] | None = None,
 ) -> tuple[RewardFunction, ...]:
-    """The functions that `reward.functions` names, in its order.
+    """Load the functions that `reward.functions` names, in its order.
 
-    `base`: the folder that `file.py:function` is looked up in. `agents`: the team's; a function that matches none of
-    them would score nothing, and is refused (where the team names no agents, this is not checked). `shared`: arguments
-    for every function that takes one of that name and is not given it in its entry.
-    Of a class an instance is made, with the entry's args; a ValueError from it is told as the recipe's fault. What is
-    called is the instance (`async def __call__` for one that waits for others). It may have
-    `range`: a tuple that counts instead of the declared one;
-    `here = True`: it is called in the process of the manager, for it holds a model or a connection to the run;
-    `connect(clients)`: is given the policies of the run by name (`rollout.ModelClient`) before the first call;
-    `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds all that the score depends on; where it has
-    none, that is everything about the trajectory but ids and scores;
-    `version_text`: what it has read from files, for its version;
-    `metrics()`: numbers by name since it was last asked, reported as `reward/<function>/<name>` (of async functions and
-    those that stay here). Where it runs in several processes they are added up, so report sums and counts; of a name
-    with `_max` in it, the largest counts;
-    `async aclose()`: is awaited when the manager is closed.
+    `base`: the folder for `file.py:function`. `agents`: the agents of the team. A function that matches none of them
+    would score nothing, and is refused (without agents, this is not checked). `shared`: arguments for every function
+    that has a parameter of that name and no value for it in its entry.
+    A class is instantiated with the entry's args; a TypeError or ValueError from it is reported as an error of the
+    recipe. The instance is then called (`async def __call__` for an async function). It may have
+    `range`: a tuple that replaces the declared range;
+    `here = True`: calls stay in the manager's process, because it holds a model or a connection to the run;
+    `connect(clients)`: receives the policies of the run by name (`rollout.ModelClient`) before the first call;
+    `cache_key(step, trajectory)` (or `(trajectory)`): a text that holds everything that the score depends on; default:
+    everything about the trajectory except ids and scores;
+    `version_text`: text read from files, which becomes part of the version;
+    `metrics()`: numbers by name since the previous call, reported as `reward/<function>/<name>` (for async functions
+    and those with `here`). Numbers from several processes are added up, so report sums and counts; for a name with
+    `_max` in it, the largest is kept;
+    `async aclose()`: awaited when the manager is closed.
 
-    Raises RewardError, or ConfigError where a reference leads nowhere.
+    Raises RewardError, or ConfigError if a reference cannot be resolved.
     """
     where = _Where(base, tuple(agents), dict(shared or {}))
     functions = [_load(entry, f"reward.functions[{i}]", where) for i, entry in enumerate(entries)]
@@ -94,7 +91,7 @@ def _refuse_same(names: Sequence[str], keys: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """What every entry of a recipe is loaded with."""
+    """Inputs that are shared by all entries of a recipe."""
 
     base: Path
     agents: tuple[str, ...]
@@ -102,7 +99,7 @@ class _Where:
 
 
 def _load(entry: RewardFunctionConfig, key: str, where: _Where, part_of: Level | None = None) -> RewardFunction:
-    """`part_of`: the level of the composition that it is a part of."""
+    """`part_of`: level of the composition, if the entry is a part of one."""
     if not isinstance(entry.fn, str):
         raise RewardError(f"{key}.fn: expected a name or `file.py:function`, got {entry.fn!r}")
     if entry.fn in combinators():
@@ -185,7 +182,7 @@ def _weight(weight: float, entry: RewardFunctionConfig, level: Level, key: str, 
 def _when(
     entry: RewardFunctionConfig, declared: Callable[[Step], bool] | None, level: Level, where: _Where, key: str
 ) -> Callable[[Step], bool] | None:
-    """What says of a step whether it is scored."""
+    """The predicate that selects the steps to score; None: all of them."""
     if entry.when is None and declared is None:
         return None
     if level == "outcome":
@@ -241,7 +238,7 @@ def _load_composition(entry: RewardFunctionConfig, key: str, where: _Where, part
 
 
 def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
-    """A part, held to the same types as the entries of a recipe."""
+    """Parse a part, with the same type checks as an entry of a recipe."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -260,7 +257,7 @@ def _part_entry(given: Any, key: str) -> RewardFunctionConfig:
 
 
 def _make(cls: Callable[..., Any], args: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """An instance of a class that a recipe names; what its arguments are wrong in is told as the recipe's fault."""
+    """Instantiate a class that a recipe names; errors in its arguments are reported as errors of the recipe."""
     _check_call(cls, "()", args, key)
     try:
         made: Callable[..., Any] = cls(**args)
@@ -314,7 +311,7 @@ def _find(fn: str, base: Path, key: str) -> Callable[..., Any]:
 def _level_by_parameters(
     function: Callable[..., Any], entry: RewardFunctionConfig, args: Mapping[str, Any], key: str
 ) -> Level:
-    """The level of a function without decorator: `(trajectory)` scores trajectories, `(step, trajectory)` steps."""
+    """The level of a function without a decorator: `(trajectory)` scores trajectories, `(step, trajectory)` steps."""
     needed = [
         p.name
         for p in _parameters(function, key)
@@ -345,7 +342,7 @@ def _level(wanted: str | None, declared: Declared, key: str) -> Level:
 
 
 def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str, Any], key: str) -> None:
-    """Refuse what would fail at the first call, minutes later: a wrong signature or unknown arguments."""
+    """Refuse a wrong signature or unknown arguments now: they would fail at the first call, minutes later."""
     n = 0 if called_as == "()" else called_as.count(",") + 1
     parameters = _parameters(function, key)
     options = [p.name for p in parameters[n:] if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -362,7 +359,7 @@ def _check_call(function: Callable[..., Any], called_as: str, args: Mapping[str,
 def _parameters(function: Callable[..., Any], key: str) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except ValueError as error:  # some functions written in C do not say what they take
+    except ValueError as error:  # some functions written in C have no signature
         raise RewardError(f"{key}: cannot see which parameters it takes; wrap it in a Python function") from error
 
 
@@ -379,7 +376,7 @@ def _pattern(pattern: str | None, agents: Sequence[str], key: str) -> re.Pattern
 
 
 def _place(fn: str, function: Callable[..., Any]) -> str:
-    """Where the recipe found the function: the module (of a file: under a name made of its path) and its name there."""
+    """The function's module and its name there; the module of a file is named after the file's path."""
     if ":" not in fn:
         return fn
     return f"{getattr(function, '__module__', '')} {fn}"
@@ -407,7 +404,7 @@ def _hash(*parts: object) -> str:
 
 
 def _ordered(value: object) -> object:
-    """The same value whatever the order of its keys, which may be of any type."""
+    """The value in a form that is independent of the order of its keys, which may be of any type."""
     if isinstance(value, Mapping):
         return sorted(([repr(key), _ordered(item)] for key, item in value.items()), key=lambda pair: str(pair[0]))
     return [_ordered(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,7 @@
-"""Equality of two expressions of sympy: exact where sympy can tell, else to hundreds of digits.
+"""Equality of two sympy expressions: exact where sympy can decide, else to hundreds of digits.
 
-The comparison of math-verify rounds to a number of decimals, so it takes any two small numbers for equal. This one is
-relative to the numbers. Importing this module imports sympy. The caller limits the time.
+math-verify compares after rounding to a number of decimals, so any two small numbers are equal there. This comparison
+is relative to the numbers. Importing this module imports sympy. The caller limits the time.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import Boolean, BooleanAtom
 
 MAX_BITS = 300_000.0
-"""Binary digits of a whole number. No signal can end the evaluation of a much longer one."""
+"""Limit for the binary digits of a whole number. No signal can end the evaluation of a much longer one."""
 DIGITS = 1_000
-"""Digits to which a difference is worked out."""
+"""Digits to which a difference is evaluated."""
 RELATIVE = sympy.Rational(1, 10 ** (DIGITS // 2))
-"""Two numbers are equal where their difference, so worked out, is at most this share of them."""
+"""Two numbers are equal if their evaluated difference is at most this share of them."""
 POINTS = 6
-"""Values of the variables at which two formulas are compared."""
+"""Number of points at which two formulas are compared."""
 _ORDERED = (sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
 
 
 class TooLargeError(ValueError):
-    """A number too long to work out."""
+    """A number is too long to evaluate."""
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two expressions that math-verify parsed have the same meaning.
 
-    Both have been `worked_out` once, so that no number in them is too long.
+    Both must have passed through `worked_out`, so that no number in them is too long.
     """
     return _same(*_comparable(_without_name(one, other), _without_name(other, one)))
 
 
 def worked_out(expression: Any) -> Any:
-    """The expression with exact decimals, everything in it evaluated. Raises TooLargeError."""
+    """Evaluate everything in the expression, with exact decimals. Raises TooLargeError."""
     if _bits(expression) > MAX_BITS:
         raise TooLargeError("a number too long to work out")
-    if isinstance(expression, Relational | sympy.And):  # sympy would decide that no symbol equals a set
+    if isinstance(expression, Relational | sympy.And):  # evaluated, sympy would make "symbol = set" false
         return expression.func(*map(worked_out, _parts(expression)), evaluate=False)
     exact = {one: sympy.Rational(str(one)) for one in expression.atoms(sympy.Float)}
     return (expression.xreplace(exact) if exact else expression).doit()
 
 
 def _bits(expression: Any) -> float:
-    """An upper limit to the binary digits of the whole numbers in the expression and in its evaluation."""
+    """Upper bound for the binary digits of the whole numbers in the expression and during its evaluation."""
     if isinstance(expression, sympy.Rational):
         return float(abs(expression.p).bit_length() + expression.q.bit_length())
     inside = [_bits(argument) for argument in getattr(expression, "args", ())]
@@ -66,7 +66,7 @@ def _bits(expression: Any) -> float:
 
 
 def _at_most(number: Any, bits: float) -> float:
-    """An upper limit to the absolute value of a number of at most `bits` binary digits."""
+    """Upper bound for the absolute value of a number of at most `bits` binary digits."""
     if isinstance(number, sympy.Rational) and bits < 1000:
         return float(abs(number.p) / number.q)
     return float(2.0 ** min(bits, 1000.0))
@@ -76,7 +76,7 @@ def _at_most(number: Any, bits: float) -> float:
 
 
 def _without_name(expression: Any, other: Any) -> Any:
-    """Of `x = 5`, and of `m = [1, 2]`, the value where the other side is no equation; of `a = b = 5` the ends."""
+    """Drop the name: `x = 5` becomes 5 if `other` is no equation; otherwise `a = b = 5` becomes `a = 5`."""
     sides = _equated(expression)
     if not sides or not (isinstance(sides[0], AppliedUndef) or _is_name(sides[0])):
         return expression
@@ -84,7 +84,7 @@ def _without_name(expression: Any, other: Any) -> Any:
 
 
 def _equated(expression: Any) -> list[Any]:
-    """The sides of an equation or of a chain of them; nothing where it is none."""
+    """The sides of an equation or of a chain of equations; empty for other expressions."""
     links = _links(expression)
     return [links[0].lhs, *(one.rhs for one in links)] if all(isinstance(one, sympy.Eq) for one in links) else []
 
@@ -111,7 +111,7 @@ def _is_name(expression: Any) -> bool:
 
 
 def _comparable(*expressions: Any) -> Iterator[Any]:
-    """The expressions worked out, with one symbol for each name, and `i` as the imaginary unit."""
+    """Evaluate the expressions, with one symbol per name and `i` as the imaginary unit."""
     symbols = [symbol for one in expressions for symbol in one.free_symbols if symbol.name != "i"]
     real = all(symbol.is_real for symbol in symbols)
     for expression in expressions:
@@ -139,7 +139,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """Whether two formulas are equal, at points where both have a value or else by simplifying their difference."""
+    """Whether two formulas are equal: at points where both have a value, else by simplifying their difference."""
     difference = one - other
     if difference.is_number:
         return _vanishes(difference)
@@ -151,7 +151,7 @@ def _same_value(one: Any, other: Any) -> bool:
 
 
 def _points(symbols: Iterable[Any]) -> Iterator[dict[Any, Any]]:
-    """Values for the symbols, of both signs, at which formulas that are not equal hardly ever agree."""
+    """Values for the symbols, of both signs, at which unequal formulas hardly ever agree."""
     ordered = sorted(symbols, key=str)
     for k in range(POINTS):
         primes = (sympy.prime(5 + 3 * i + 7 * k) for i in count())
@@ -165,7 +165,7 @@ def _has_value(expression: Any) -> bool:
 
 
 def _vanishes(difference: Any) -> bool:
-    """Whether a sum of numbers is negligible beside its terms."""
+    """Whether a sum of numbers is negligible relative to its terms."""
     if difference.is_Rational:
         return bool(difference == 0)
     if difference.is_infinite:
@@ -178,7 +178,7 @@ def _vanishes(difference: Any) -> bool:
 
 
 def _as_set(expression: Any) -> Any:
-    """The set of solutions of a relation in one unknown; a single value as the set of it."""
+    """The set of solutions of a relation in one unknown; a single value as a set of one."""
     if isinstance(expression, sympy.Set | sympy.Tuple):
         return expression
     if isinstance(expression, Boolean):
@@ -217,7 +217,7 @@ def _same_relations(one: Any, other: Any) -> bool:
 
 
 def _same_relation(one: Any, other: Any) -> bool:
-    """Whether one relation is the other one times a constant, which is positive for an inequality."""
+    """Whether one relation is the other times a constant, which must be positive for an inequality."""
     if isinstance(one, sympy.Gt | sympy.Ge):
         one = one.reversed
     if isinstance(other, sympy.Gt | sympy.Ge):

@@ -1,8 +1,7 @@
 """The ready-made check of a response's form: a regular expression, or JSON that fits a schema.
 
-It knows nothing of what a response means. Pattern and schema are the recipe's; what they are held against was written
-by a model, so its length is bounded, and nothing in it is run or fetched. jsonschema is imported where a schema is
-checked.
+Pattern and schema come from the recipe. The response comes from a model, so its length is bounded, and nothing in it is
+run or fetched. jsonschema is imported when a schema is used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from creditflow.trajectory import Score, Step, Trajectory
 MAX_CHARACTERS = 100_000
 """A longer response has the wrong form."""
 MAX_STRAY_BRACES = 16
-"""Braces that open and never close, of which the search for the last `{...}` forgives so many."""
+"""Number of unclosed braces that the search for the last `{...}` tolerates."""
 _REASON_CHARACTERS = 160
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -27,21 +26,21 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 @builtin
 @reward(name="format")
 class Format:
-    """1 where the response has the form that the recipe asks for, else 0, with what did not fit as the reason.
+    """1 if the response has the form that the recipe requires, else 0, with the mismatch as the reason.
 
     Give one of
-    `pattern`: a regular expression of Python's `re` (flags inline: `(?s)`). `where` says what it must match: `all` of
-    the response (re.fullmatch, the default), its `start`, its `end`, or `anywhere` in it (re.search).
-    `schema`: a JSON Schema, Draft 2020-12. `where` says where the JSON stands: `all` of the response (the default), in
-    its last ```json `fence`, or the `last` {...} in it. JSON is read strictly: no NaN, no Infinity. References lead
-    into the schema itself (`#/$defs/...`); nothing is ever fetched. The keyword `format` is an annotation.
+    `pattern`: a regular expression of Python's `re` (flags inline: `(?s)`). `where` selects the part that must match:
+    `all` of the response (re.fullmatch, the default), its `start`, its `end`, or `anywhere` in it (re.search).
+    `schema`: a JSON Schema, Draft 2020-12. `where` locates the JSON: `all` of the response (the default), its last
+    ```json `fence`, or the `last` {...} in it. JSON is read strictly: no NaN, no Infinity. References lead into the
+    schema itself (`#/$defs/...`); nothing is ever fetched. The keyword `format` is an annotation.
 
-    A pattern such as `(a+)+b` takes time exponential in the response; so may a pattern in a schema. The function runs
-    in a worker that is killed at the time-out, and then the score is `timeout`, not 0: choose patterns that do not
-    nest repetitions.
+    A pattern such as `(a+)+b` takes time exponential in the response, and so may a pattern in a schema. The function
+    runs in a worker that is killed at the time-out, and the score is then `timeout`, not 0: choose patterns without
+    nested repetitions.
 
-    Range: 0 or 1. Cost: microseconds for a plain pattern; some 100 microseconds for a schema. Source: JSON Schema
-    Draft 2020-12, by the library jsonschema. Raises ValueError where pattern, schema or `where` are wrong.
+    Range: 0 or 1. Cost: microseconds for a plain pattern; some 100 microseconds for a schema. Source: JSON Schema Draft
+    2020-12, by the library jsonschema. Raises ValueError if pattern, schema or `where` is wrong.
     """
 
     def __init__(self, pattern: str | None = None, schema: Mapping[str, Any] | None = None, where: str = "all") -> None:
@@ -63,7 +62,7 @@ class Format:
         return Score(float(not fault), reason=fault)
 
     def fault(self, text: str) -> str:
-        """What does not fit; empty where the text has the form."""
+        """The mismatch; empty if the text has the form."""
         if len(text) > MAX_CHARACTERS:
             return f"longer than {MAX_CHARACTERS} characters"
         if self.pattern is not None:
@@ -89,7 +88,7 @@ class Format:
             return f"{error.json_path[:80]}: {error.message[:_REASON_CHARACTERS]}"
         except RecursionError:
             return "JSON nested too deep"
-        except (ArithmeticError, ValueError) as error:  # a number that the checks of the schema cannot hold
+        except (ArithmeticError, ValueError) as error:  # a number beyond the range of the schema's checks
             return f"cannot be checked: {first_line(error)}"[:_REASON_CHARACTERS]
 
 
@@ -109,8 +108,8 @@ def _compile(pattern: str, where: str) -> re.Pattern[str]:
         flags = re.compile(pattern).flags
         bare = _FLAGS.sub("", pattern)
         if flags & re.VERBOSE:
-            bare += "\n"  # it may end in a comment
-        # (?m) changes what ^ and $ mean, never \A and \Z
+            bare += "\n"  # the pattern may end in a comment
+        # (?m) changes the meaning of ^ and $, never of \A and \Z
         return re.compile(_PATTERNS[where][0].replace("{}", bare), flags)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"the pattern {pattern[:80]!r} is not a regular expression: {error}") from error
@@ -132,7 +131,7 @@ def _last_fence(text: str) -> str | None:
 
 
 def _last_object(text: str) -> str | None:
-    """The last outermost {...}; braces inside of strings do not count, and quotes outside of braces do not either."""
+    """The last outermost {...}; braces inside of strings do not count, nor do quotes outside of braces."""
     found: tuple[int, int] | None = None
     at = 0
     for _ in range(MAX_STRAY_BRACES + 1):
@@ -223,4 +222,4 @@ def _validator(schema: Any) -> Any:
     from jsonschema import Draft202012Validator
     from referencing import Registry
 
-    return Draft202012Validator(schema, registry=Registry())  # the default one would fetch what it does not know
+    return Draft202012Validator(schema, registry=Registry())  # the default registry would fetch unknown references

@@ -1,4 +1,4 @@
-"""Messages over a socket between the pool and its workers: four bytes of length, then the message. Knows no message."""
+"""Messages over a socket between the pool and its workers: four bytes of length, then the message."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _CHUNK = 1 << 20
 
 
 def write_frame(connection: socket.socket, message: bytes) -> None:
-    """Send one message; waits until it is sent."""
+    """Send one message and wait until it is sent."""
     connection.sendall(_LENGTH.pack(len(message)) + message)
 
 
 def read_frame(connection: socket.socket) -> bytes:
-    """The next message; waits for it. Raises EOFError at the end of the connection."""
+    """Wait for the next message and return it. Raises EOFError at the end of the connection."""
     (length,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
     return _read(connection, length)
 
@@ -32,11 +32,11 @@ def _read(connection: socket.socket, length: int) -> bytes:
 
 
 class TooLong(Exception):
-    """A message is longer than any may be."""
+    """A message exceeds the length limit."""
 
 
 class Channel:
-    """The pool's end of a connection: nothing here waits, whatever the other side does or does not."""
+    """The pool's end of a connection; no method blocks."""
 
     def __init__(self, connection: socket.socket, longest: int) -> None:
         connection.setblocking(False)
@@ -47,31 +47,31 @@ class Channel:
         self._outgoing = memoryview(b"")
 
     def fileno(self) -> int:
-        """For selectors."""
+        """The file descriptor, for selectors."""
         return self.connection.fileno()
 
     @property
     def sending(self) -> bool:
-        """Whether something waits to be sent."""
+        """Whether data waits to be sent."""
         return len(self._outgoing) > 0
 
     def send(self, message: bytes) -> None:
-        """Queue a message, and send what can be sent now."""
+        """Queue a message, and send as much as possible without blocking."""
         self._outgoing = memoryview(bytes(self._outgoing) + _LENGTH.pack(len(message)) + message)
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now."""
+        """Send as much as possible without blocking."""
         try:
             while self.sending:
                 self._outgoing = self._outgoing[self.connection.send(self._outgoing[:_CHUNK]) :]
         except BlockingIOError:
             return
-        except OSError:  # the other side is gone; reading will tell
+        except OSError:  # the other side has closed; the next read reports it
             self._outgoing = memoryview(b"")
 
     def messages(self) -> Iterator[bytes]:
-        """The messages that are here now. Raises TooLong; `ended` says whether no more can come."""
+        """Yield the messages that have arrived. Raises TooLong; `ended` is true if no more can come."""
         with suppress(BlockingIOError):
             while not self.ended and len(self._incoming) <= self.longest + _LENGTH.size:
                 try:

@@ -1,6 +1,6 @@
-"""Runs calls in this process: async functions together on its event loop, the others one by one in this thread.
+"""Run calls in this process: async functions together on the event loop, plain functions one by one in this thread.
 
-Whatever a user's function does, short of blocking or ending the process, becomes an answer.
+Every outcome of a user's function becomes a result, unless the function blocks or ends the process.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from creditflow.reward.values import taken
 
 T = TypeVar("T")
 _UNWINDING_S = 5.0
-"""How long a cancelled coroutine may take to end before it is left to itself."""
+"""Seconds that a cancelled coroutine may take to end before it is abandoned."""
 
 
 async def run_on_loop(
     calls: Sequence[Call], timeout: float, max_in_flight: int, answered: Answered = lambda: None
 ) -> list[Returned]:
-    """What each call came back with, in order; at most `max_in_flight` async ones wait at a time.
+    """Run the calls and return their results in order, with at most `max_in_flight` async calls at a time.
 
-    `timeout`: seconds for each call of an async function that has none of its own. It ends the call by cancelling it:
-    one that blocks the thread instead of waiting can be ended by nobody here.
+    `timeout`: default time limit for a call of an async function, in seconds. It cancels the call: a function that
+    blocks the thread instead of awaiting cannot be ended here.
     """
     returned = [Returned()] * len(calls)
     waiting = iter([i for i, call in enumerate(calls) if call.function.is_async])
@@ -40,7 +40,7 @@ async def run_on_loop(
             if not call.function.is_async:
                 returned[i] = run_plain(call)
                 answered()
-                await asyncio.sleep(0)  # lets the async ones move on between two calls
+                await asyncio.sleep(0)  # lets async calls proceed between two plain ones
 
     n_async = sum(call.function.is_async for call in calls)
     await together([*(serve() for _ in range(min(max_in_flight, n_async))), serve_plain()])
@@ -48,13 +48,13 @@ async def run_on_loop(
 
 
 def run_plain(call: Call) -> Returned:
-    """Call it in this thread."""
+    """Call the function in this thread."""
     start = time.perf_counter()
     try:
         value = taken(call.function.call(*call.arguments))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, and what extensions derive from BaseException, are no end of the run
+    except BaseException as error:  # SystemExit and other subclasses of BaseException must not end the run
         return Returned.raised(error, time.perf_counter() - start)
     return Returned(value, seconds=time.perf_counter() - start)
 
@@ -62,7 +62,7 @@ def run_plain(call: Call) -> Returned:
 async def _await(call: Call, timeout: float) -> Returned:
     start = time.perf_counter()
     task = asyncio.create_task(_value(call))
-    # One that raises while it is being cancelled must not be reported as an error that nobody saw.
+    # A task that raises while it is being cancelled must not be reported as an exception that was never retrieved.
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         done, _ = await asyncio.wait({task}, timeout=timeout)
@@ -79,7 +79,7 @@ async def _await(call: Call, timeout: float) -> Returned:
 
 
 async def _value(call: Call) -> Returned:
-    """Its value, or an error. asyncio passes some exceptions of a task on through the loop: none may leave it."""
+    """The call's value, or an error. asyncio passes some exceptions of a task through the loop: none may leave it."""
     try:
         returned = call.function.call(*call.arguments)
         return Returned(taken(await returned if hasattr(returned, "__await__") else returned))
@@ -90,7 +90,7 @@ async def _value(call: Call) -> Returned:
 
 
 async def together(running: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What they return, in order; if one raises, the others are cancelled, and that error, and no group, is raised."""
+    """Await all and return their results in order; if one raises, cancel the others and raise its error."""
     tasks = [asyncio.create_task(one) for one in running]
     try:
         return await asyncio.gather(*tasks)

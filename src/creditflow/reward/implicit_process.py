@@ -1,7 +1,4 @@
-"""Rewards each token by how much more likely one language model finds it than another: an implicit process reward.
-
-It must not know how the models were trained; only their token probabilities.
-"""
+"""Implicit process reward: the log-ratio of two language models' probabilities for each token."""
 
 from __future__ import annotations
 
@@ -29,17 +26,17 @@ from creditflow.reward.step_model import StepModel
 from creditflow.trajectory import Score, Step, Trajectory
 
 RUN = "run"
-"""As `reference`: the run's own frozen reference, by `step.ref_logprobs`."""
+"""Value of `reference` for the run's frozen reference, by `step.ref_logprobs`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A step as the models read it."""
+    """A step as input of the models."""
 
     prompt: list[int]
     response: list[int]
     ends: list[int] | None
-    """Where each of the models' tokens ends in the response; None where the tokens are the policy's own."""
+    """End of each of the models' tokens in the response; None if the tokens are the policy's own."""
     temperature: float
     reason: str = ""
 
@@ -49,19 +46,20 @@ class _Row:
 class ImplicitProcess(StepModel):
     """`beta * (log pi_phi(y_t | y_<t) - log pi_ref(y_t | y_<t))` for every response token, clipped to +-`limit`.
 
-    `path`: the folder of pi_phi, a causal language model that was trained to tell right responses from wrong ones (any
-    outcome reward model that is a log-ratio has this as its token rewards). `reference`: the folder of pi_ref, the
-    model that it started from, of the same vocabulary; or `run`: the run's own frozen reference, by
-    `step.ref_logprobs`. Log-probs are at temperature 1; with `reference: run` both are at the step's.
-    Where the models' vocabulary is the policy's, they read the step's own tokens. Else (not with `run`) they read its
-    text, and each of their tokens pays the response token that has its last character, so that the sum over the
-    response stays what it is; the policy's end-of-sequence token then gets 0. The policy's vocabulary is that of the
-    run's policies, or of the folder in `tokenizer`; where neither is there the score is `failed`.
+    `path`: the folder of pi_phi, a causal language model trained to tell right responses from wrong ones (any outcome
+    reward model that is a log-ratio has this as its token rewards). `reference`: the folder of pi_ref, the model that
+    pi_phi was trained from, with the same vocabulary; or `run`: the run's frozen reference, by `step.ref_logprobs`.
+    Log-probs are at temperature 1; with `reference: run` both are at the step's.
+    If the models' vocabulary is the policy's, they read the step's own tokens. Otherwise (not with `run`) they read its
+    text, and the value of each of their tokens goes to the response token that has its last character. The sum over the
+    response is preserved; the policy's end-of-sequence token then gets 0. The policy's vocabulary comes from the run's
+    policies, or from the folder in `tokenizer`; without either the score is `failed`.
     `max_length`, `batch_size`, `device`: as for `process_model`.
 
-    Range: [-limit, limit]. The value itself is unbounded: how many sampled tokens were clipped stands in the score's
-    reason and in the metric `clipped`. Cost: a forward pass of both models per step, and their memory. Source: PRIME
-    (arXiv 2502.01456, eq. 3 to 5; beta 0.05), after the implicit process reward model (arXiv 2412.01981).
+    Range: [-limit, limit]. The value is unbounded before clipping: the score's reason gives the number of clipped
+    tokens among the sampled ones, the metric `clipped` their share. Cost: a forward pass of both models per step, and
+    their memory. Source: PRIME (arXiv 2502.01456, eq. 3 to 5; beta 0.05), after the implicit process reward model
+    (arXiv 2412.01981).
     """
 
     def __init__(
@@ -93,20 +91,20 @@ class ImplicitProcess(StepModel):
         self._clipped = self._counted = 0
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
-        """The step's texts, tokens and reference, and which models these are."""
+        """The step's texts, tokens and reference, and the identity of the models."""
         own = [step.prompt, step.response, step.prompt_ids, step.response_ids, step.response_mask, step.policy]
         reference = [step.temperature, step.ref_logprobs] if self.needs_reference else []
         return json.dumps([own, reference, self._stamp])
 
     def metrics(self) -> dict[str, float]:
-        """`clipped`: the share of sampled tokens whose value was beyond the limit."""
+        """`clipped`: the share of sampled tokens with a value beyond the limit."""
         with self._counting:
             share = self._clipped / self._counted if self._counted else 0.0
             self._clipped = self._counted = 0
         return {"clipped": share}
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
-        """A score, or what went wrong with it, for each step; one step's fault is not the others'."""
+        """A score or an error for each step; an error of one step does not affect the others."""
         models = self._loaded()
         results: list[Score | Exception] = [Score(0.0)] * len(steps)
         rows: dict[int, _Row] = {}
@@ -173,7 +171,7 @@ class ImplicitProcess(StepModel):
         if row.ends is not None:
             ratios = self._handed_to_tokens(step, ratios, row.ends)
         values = [max(-self.limit, min(self.limit, ratio)) for ratio in ratios]
-        # Of a step that nobody sampled (a greedy one) every token counts.
+        # A greedy step has no sampled tokens: every token counts.
         mask = step.response_mask if any(step.response_mask) else (1,) * len(values)
         clipped = sum(bool(one) and value != ratio for one, value, ratio in zip(mask, values, ratios, strict=True))
         with self._counting:
@@ -184,7 +182,7 @@ class ImplicitProcess(StepModel):
         return Score(tuple(neutral_where_not_sampled(values, mask)), self.range, reason=reason)
 
     def _handed_to_tokens(self, step: Step, ratios: Sequence[float], ends: Sequence[int]) -> list[float]:
-        """The models' token values, each given to the response token that has its last character."""
+        """The models' token values, each added to the response token that has its last character."""
         policy_ends = self._tokens.ends(step)
         values = [0.0] * len(policy_ends)
         for ratio, end in zip(ratios, ends, strict=True):

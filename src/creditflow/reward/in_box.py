@@ -1,7 +1,8 @@
-"""Calls a solution inside a box, one question a run; it is not told what answer is expected.
+"""Call a solution inside a box, with one question per run and without the expected answer.
 
-Run as a program beside `solution.py`, it imports nothing of creditflow. It shares its process with the solution: all
-that it says is the solution's word, and is read as such. Values leave as JSON, since reading that back runs nothing.
+Runs as a program beside `solution.py` and imports nothing of creditflow. It shares its process with the solution, so
+its whole output is treated as the solution's. Values leave as JSON, since parsing JSON runs no code. Only a test that
+is run here as an assertion contains its expected value.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
 
 SOLUTION, PROGRAM = "solution.py", "in_box.py"
 MAX_CHARACTERS = 200_000
-"""Of an answer."""
+"""Maximum length of an answer."""
 MAX_DEPTH = 50
 
 
 def main() -> None:
-    """Answer the question on the standard input, on the standard output: what the solution prints goes nowhere."""
+    """Answer the question on standard input, on standard output; the solution's own output is discarded."""
     ask = json.loads(sys.stdin.buffer.read())
     output = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -34,7 +35,7 @@ def main() -> None:
         with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123 (importing pathlib takes 4 ms)
             source = file.read()
         code = compile(source, SOLUTION, "exec", dont_inherit=True)
-        # among the builtins: a name that the solution does not define must not be called as if it did
+        # Among the builtins: a name that the solution does not define must not be callable as one of its functions.
         vars(module)["__builtins__"] = {**vars(builtins), **_usual_names(code)}
         exec(code, vars(module))
     except BaseException as error:
@@ -72,11 +73,11 @@ _USUAL = {
     "string": "ascii_letters ascii_lowercase ascii_uppercase digits hexdigits octdigits printable punctuation "
     "whitespace",
 }
-"""Names that LeetCode and LiveCodeBench import for every solution; the first module that has one wins."""
+"""Names that LeetCode and LiveCodeBench import for every solution; the first module that has a name is used."""
 
 
 def _usual_names(code: types.CodeType) -> dict[str, object]:
-    """The usual names and modules that occur in the code: importing them all would take longer than a run."""
+    """The usual names and modules that occur in the code; importing all of them would take longer than a run."""
     used: set[str] = set()
     left = [code]
     while left:
@@ -95,7 +96,7 @@ def _usual_names(code: types.CodeType) -> dict[str, object]:
 
 
 def told(value: object, depth: int = 0) -> Any:
-    """A value as JSON can say it. What is no plain data becomes `{"other": its type}`."""
+    """Encode a value as JSON data. A value that is not plain data becomes `{"other": its type}`."""
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
     if value is None or value is True or value is False or type(value) in (int, float, str):
@@ -103,15 +104,15 @@ def told(value: object, depth: int = 0) -> Any:
     for kind, plain, tell in _KINDS:
         if isinstance(value, plain):
             return tell(value, depth + 1) if kind is None else {kind: tell(value, depth + 1)}
-    if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to see takes 4 ms
+    if type(value).__name__ in ("Fraction", "Decimal"):  # importing them to check takes 4 ms
         return {"ratio": value.as_integer_ratio()}  # type: ignore[attr-defined]
     return {"other": type(value).__name__[:80]}
 
 
 def untold(said: Any, depth: int = 0) -> Any:
-    """The value that `told` said, of plain types alone; what was no plain data is an `Other`.
+    """Decode a value encoded by `told`, with plain types only; a value that was not plain data becomes an `Other`.
 
-    Raises ValueError, KeyError, TypeError or ArithmeticError for what `told` never says.
+    Raises ValueError, KeyError, TypeError or ArithmeticError for input that `told` never produces.
     """
     if depth > MAX_DEPTH:
         raise ValueError("the value is nested too deep")
@@ -124,7 +125,7 @@ def untold(said: Any, depth: int = 0) -> Any:
 
 
 class Other:
-    """A value that is no plain data: equal to nothing but itself."""
+    """A value that is not plain data; equal only to itself."""
 
     def __init__(self, name: str) -> None:
         self.name = name[:80]
@@ -187,7 +188,7 @@ _ITERATORS = (
     *(types.GeneratorType, types.CoroutineType, range, map, filter, zip, enumerate, reversed),
     *(type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items())),
 )
-"""What hands out items, and has no way to be equal to everything."""
+"""Types that yield items and cannot be equal to everything."""
 
 
 def _is_function(name: str, thing: object) -> bool:
@@ -195,7 +196,7 @@ def _is_function(name: str, thing: object) -> bool:
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, refusing to return what could say of itself that it equals anything."""
+    """Wrap the function so that it returns plain data only: other objects could claim to equal anything."""
 
     def called(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)
@@ -214,7 +215,7 @@ def _described(error: BaseException) -> str:
 
 
 def _tell(output: int, answer: dict[str, Any]) -> NoReturn:
-    """Write the answer and end at once, whatever threads and exit handlers the solution has left."""
+    """Write the answer and exit at once, without waiting for the solution's threads and exit handlers."""
     text = json.dumps(answer)
     if len(text) > MAX_CHARACTERS:
         text = json.dumps({"raised": f"its value takes more than {MAX_CHARACTERS} characters"})

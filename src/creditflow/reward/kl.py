@@ -1,6 +1,6 @@
-"""How far each token has moved from the frozen reference: a penalty from log-probs that the engine hands over.
+"""The distance of each token from the frozen reference: a penalty from log-probs that the engine provides.
 
-It must not know any model: only the two columns of a step, `logprobs` and `ref_logprobs`.
+It reads only two columns of a step, `logprobs` and `ref_logprobs`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ NO_REFERENCE = (
     "the engine hands over no reference log-probabilities: the local engine computes them for every play where a "
     "function of the recipe has `needs_reference = True`; elsewhere, set step.ref_logprobs before scoring"
 )
-"""Why a step without `ref_logprobs` cannot be scored."""
+"""Reason of the failed score of a step without `ref_logprobs`."""
 
-_EXP_CLAMP = 20.0  # as in verl: beyond it the estimate is far out of any limit anyway
+_EXP_CLAMP = 20.0  # as in verl: beyond it the estimate exceeds any useful limit
 
 
 def _k3(difference: float) -> float:
@@ -37,9 +37,9 @@ ESTIMATORS: dict[str, Callable[[float], float]] = {
 
 
 def neutral_where_not_sampled(values: Sequence[float], response_mask: Sequence[int]) -> list[float]:
-    """The values, with the mean of the sampled tokens' in place of the others', which nobody trains on.
+    """Give tokens that were not sampled, and are not trained on, the mean of the sampled ones.
 
-    So the plain mean over all tokens is that over the sampled ones. Unchanged where none was sampled.
+    The plain mean over all tokens then equals the mean over the sampled ones. Unchanged if no token was sampled.
     """
     sampled = [value for value, one in zip(values, response_mask, strict=True) if one]
     if not sampled:
@@ -51,19 +51,18 @@ def neutral_where_not_sampled(values: Sequence[float], response_mask: Sequence[i
 @builtin
 @reward(name="kl_to_reference")
 class KlToReference:
-    """Minus an estimate of KL(policy || reference) for every response token: 0 where the policy has not moved.
+    """Minus an estimate of KL(policy || reference) for every response token: 0 if the policy has not moved.
 
     `estimator`, with d = log pi - log pi_ref of the sampled token: `kl` (k1) d, unbiased, of either sign; `abs` |d|;
-    `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. No coefficient:
-    that is the entry's weight. `limit`: values are clipped to it, the share of clipped ones is reported as `clipped`.
-    `per`: `token`, or `step`: the mean over the sampled tokens, clipped after that.
+    `mse` (k2) d^2 / 2; `low_var_kl` (k3, the default) exp(-d) - 1 + d, unbiased and never negative. It has no
+    coefficient: use the entry's weight. `limit`: values are clipped to it, and the share of clipped values is reported
+    as `clipped`. `per`: `token`, or `step`: the mean over the sampled tokens, clipped after averaging.
 
-    Both log-probs are at the temperature that the step was sampled at. A step of which no token was sampled (greedy
-    ones) has nothing to estimate from: 0.
+    Both log-probs are at the temperature of the step's sampling. A step without sampled tokens (a greedy one) gets 0.
 
-    Range: [-limit, 0], for `kl` [-limit, limit]. Cost: microseconds; the engine pays one forward pass per step by the
-    reference. Source: Schulman, "Approximating KL divergence" (2020, http://joschu.net/blog/kl-approx.html); as a
-    reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`. A step without `ref_logprobs` is `failed`.
+    Range: [-limit, 0], for `kl` [-limit, limit]. Cost: microseconds; the engine spends one forward pass of the
+    reference per step. Source: Schulman, "Approximating KL divergence" (2020, http://joschu.net/blog/kl-approx.html);
+    as a reward: InstructGPT (arXiv 2203.02155, eq. 2), verl's `kl_penalty`. A step without `ref_logprobs` is `failed`.
     """
 
     here = True
@@ -105,11 +104,11 @@ class KlToReference:
         return max(low, min(high, value))
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
-        """The two columns and the mask: nothing else counts."""
+        """The two columns and the mask: the score depends on nothing else."""
         return json.dumps([step.response_mask, step.logprobs, step.ref_logprobs])
 
     def metrics(self) -> dict[str, float]:
-        """`clipped`: the share of values that were beyond the limit."""
+        """`clipped`: the share of values beyond the limit."""
         share = self._clipped / self._counted if self._counted else 0.0
         self._clipped = self._counted = 0
         return {"clipped": share}

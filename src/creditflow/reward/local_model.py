@@ -1,7 +1,6 @@
-"""A causal language model from a Hugging Face folder that answers chat messages, greedily; what a local judge asks.
+"""A causal language model from a Hugging Face folder that answers chat messages greedily, for local judges.
 
-It must not know what it is asked, nor what the answer is used for. torch and transformers are imported when it is
-loaded.
+torch and transformers are imported when a model is loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LOADING = threading.Lock()
 
 
 class LocalModel:
-    """Model and tokenizer, as a `rollout.ModelClient` that only answers greedily (its generations carry no log-probs).
+    """Model and tokenizer as a greedy `rollout.ModelClient` (its generations carry no log-probs).
 
     Computes in bfloat16 on CUDA, in float32 on the CPU.
     """
@@ -40,7 +39,7 @@ class LocalModel:
         self.max_positions = position_limit(model.config).tokens
 
     def encode(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> tuple[str, tuple[int, ...]]:
-        """Text and tokens (`ChatTokenizer.encode`): what is judged cannot end its turn and begin the judge's."""
+        """Text and tokens (`ChatTokenizer.encode`); judged text cannot end its turn and begin the judge's."""
         return self.chat_tokenizer.encode(prompt, tools)
 
     def follow(self, messages: Sequence[Message]) -> tuple[int, ...]:
@@ -52,7 +51,7 @@ class LocalModel:
         return self.chat_tokenizer.decode(ids)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """The likeliest token after the other, requests in batches that are padded on the left."""
+        """Generate greedily, in batches that are padded on the left."""
         if any(request.temperature for request in requests):
             raise ValueError("a local model answers greedily: expected temperature 0")
         generations: dict[int, Generation] = {}
@@ -62,9 +61,10 @@ class LocalModel:
         return [generations[k] for k in range(len(requests))]
 
     def _that_fit(self, requests: Sequence[GenerationRequest]) -> list[list[int]]:
-        """Indices in batches in which no row passes the model's last position before the longest response ends.
+        """Split the requests into batches (of indices) in which no row passes the model's last position.
 
-        Rows that have ended are fed until then, and beyond the limit they would change the others (`PositionLimit`).
+        Rows that have ended are fed until the longest response ends; beyond the limit they would change the other rows
+        (`PositionLimit`).
         """
         batches: list[list[int]] = []
         longest = most = 0
@@ -102,7 +102,7 @@ class LocalModel:
         return [self._generation(row, request.max_tokens) for row, request in zip(rows, requests, strict=True)]
 
     def _generation(self, row: Sequence[int], limit: int) -> Generation:
-        """Up to the first end-of-sequence token: what follows in its row is padding."""
+        """The response up to the first end-of-sequence token; the rest of the row is padding."""
         end = next((t for t, token in enumerate(row[:limit]) if token in self.end_ids), None)
         if end is None:
             return Generation(tuple(row[:limit]), (), "length")
@@ -110,7 +110,7 @@ class LocalModel:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ModelError where there can be no model to load; loads nothing."""
+    """Raises ModelError if the folder cannot hold a model to load; loads nothing."""
     if not (folder / "config.json").is_file():
         raise ModelError(f"{folder} is not a Hugging Face model folder (no config.json)")
     if not any(folder.glob("*.safetensors")):
@@ -118,16 +118,17 @@ def check_folder(folder: Path) -> None:
 
 
 def load(folder: Path, device: str = "auto") -> LocalModel:
-    """The model in a Hugging Face folder, one for all who ask while it is held. Runs no code from it, reads no network.
+    """Load the model in a Hugging Face folder, or return the loaded one while it is in use.
 
-    `device`: as torch names it; `auto`: CUDA where there is a device, else the CPU. Raises ModelError.
+    Runs no code from the folder and does not access the network. `device`: as torch names it; `auto`: CUDA if there is
+    a device, else the CPU. Raises ModelError.
     """
     import torch
 
     check_folder(folder)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    with _LOADING:  # two that ask at once must not load it twice
+    with _LOADING:  # concurrent callers must not load it twice
         model = _LOADED.get((str(folder), device))
         if model is None:
             dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -1,7 +1,4 @@
-"""The ready-made penalty for responses that come near the length limit, as DAPO has it.
-
-It counts tokens and looks at nothing else.
-"""
+"""The ready-made penalty for responses near the length limit, as in DAPO. It only counts tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +9,14 @@ from creditflow.trajectory import Step, Trajectory
 @builtin
 @reward(name="overlong", range=(-1.0, 0.0))
 class Overlong:
-    """0 for a response of up to `max_length - cache_length` tokens, -1 from `max_length` on, a straight line between.
+    """0 for a response of up to `max_length - cache_length` tokens, -1 from `max_length` on, linear in between.
 
-    Counted are the tokens that the policy sampled; what a tool or the environment wrote into the response is not its
-    doing. `max_length` should be the limit at which sampling is cut off (or below it): a limit above is never reached.
+    Only tokens that the policy sampled count, not text that a tool or the environment wrote into the response.
+    `max_length` should be the limit at which sampling is cut off (or below it): a higher limit is never reached.
 
-    Range: -1 to 0; credit sees it as 0 to 1. Cost: none. Source: DAPO (arXiv 2503.14476), equation 13, where
-    max_length is L_max = 20480 and cache_length L_cache = 4096. Raises ValueError where
-    0 <= cache_length <= max_length, max_length >= 1 does not hold.
+    Range: -1 to 0; credit sees it as 0 to 1. Cost: none. Source: DAPO (arXiv 2503.14476), equation 13, where max_length
+    is L_max = 20480 and cache_length L_cache = 4096. Raises ValueError unless 0 <= cache_length <= max_length and
+    max_length >= 1.
     """
 
     def __init__(self, max_length: int, cache_length: int) -> None:
