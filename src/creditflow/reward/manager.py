@@ -1,7 +1,6 @@
-"""Runs reward functions over trajectories: fills `step.scores` and `trajectory.outcome`, and reports.
+"""Run reward functions over trajectories: fill `step.scores` and `trajectory.outcome`, and report.
 
-A function that fails makes a score that says so, never a reward of zero. This module must not know how functions are
-declared or found, where they run (a backend's matter), nor what becomes of the scores.
+A function that fails gives a failed score with a reason, never a reward of zero.
 """
 
 from __future__ import annotations
@@ -30,46 +29,46 @@ from creditflow.trajectory import Score, Step, Trajectory
 
 _SHOWN_REASONS = 3
 _SHARES = {"clipped", "cut_prompts"}
-"""Numbers of functions (`metrics()`) that are shares: those of several processes are no sum."""
+"""Names in `metrics()` that are shares: they cannot be summed over processes."""
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many calls are done."""
+"""Called with the number of finished calls and the number of all calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionReport:
-    """What one function did in one scoring."""
+    """Report on one function in one scoring."""
 
     name: str
     level: Level
     matched: int
     """Steps (for the outcome: trajectories) that it had to score."""
     failed: int
-    """Timed-out ones included."""
+    """Failed scores, timed-out ones included."""
     mean: float
-    """Of the scores that are ok, in the function's own range; NaN without any."""
+    """Mean of the ok scores, in the function's own range; NaN without any."""
     seconds: float
-    """Sum over its calls; those of async functions overlap. Of a composition: over its parts'."""
+    """Sum over its calls; those of async functions overlap. For a composition: over the calls of its parts."""
     reasons: tuple[str, ...]
-    """The first distinct reasons of failure, each with the first id that it came with."""
+    """The first distinct reasons of failure, each with the first id at which it occurred."""
     timeouts: int = 0
     calls: int = 0
-    """That were really made; of a composition: of its parts."""
+    """Calls that were made; for a composition: calls of its parts."""
     cached: int = 0
-    """Calls that were answered without being made: from the cache, or because another one asked the same."""
+    """Calls that were answered without being made: from the cache, or by an identical call."""
     counted: Mapping[str, float] = field(default_factory=dict)
-    """What the function counted itself (`metrics()`)."""
+    """Numbers counted by the function itself (`metrics()`)."""
     sd: float = 0.0
-    """Standard deviation of those that `mean` is of."""
+    """Standard deviation of the scores in `mean`."""
 
     @property
     def failed_frac(self) -> float:
-        """0 to 1."""
+        """Share of failed scores, 0 to 1."""
         return self.failed / self.matched if self.matched else 0.0
 
     @classmethod
     def merge(cls, reports: Sequence[FunctionReport]) -> FunctionReport:
-        """One report of what one function did in several scorings; see `ScoringReport.merge`."""
+        """Merge the reports on one function in several scorings; see `ScoringReport.merge`."""
         scored = [(r.matched - r.failed, r.mean, r.sd) for r in reports if r.matched > r.failed]
         n_scored = sum(n for n, _, _ in scored)
         mean = sum(n * mean for n, mean, _ in scored) / n_scored if scored else math.nan
@@ -95,7 +94,7 @@ class FunctionReport:
 
 @dataclass(frozen=True, slots=True)
 class ScoringReport:
-    """What one call of `RewardManager.score` did."""
+    """Report on one call of `RewardManager.score`."""
 
     functions: tuple[FunctionReport, ...]
     seconds: float
@@ -103,7 +102,7 @@ class ScoringReport:
 
     @property
     def failed_frac(self) -> float:
-        """Share of all scores, sub-rewards and outcomes alike, that failed."""
+        """Share of failed scores among all scores, sub-rewards and outcomes alike."""
         matched = sum(function.matched for function in self.functions)
         return sum(function.failed for function in self.functions) / matched if matched else 0.0
 
@@ -131,12 +130,12 @@ class ScoringReport:
 
     @classmethod
     def merge(cls, reports: Sequence[ScoringReport]) -> ScoringReport:
-        """One report of many scorings, of several processes perhaps, in which the same functions took part.
+        """Merge the reports of several scorings, possibly from several processes, with the same functions.
 
-        Counts and seconds add up (so `seconds` is no wall clock any more where scorings overlapped), means are weighted
-        by what they are the mean of, and of the distinct reasons the first are kept. What functions counted themselves
-        goes by its name: of a name with `_max` in it the largest; shares (`_SHARES`, and names that end with `_frac`)
-        weighted by what the function had to score; of all others the sum.
+        Counts and seconds are summed (so `seconds` is no wall clock if scorings overlapped), means are weighted by
+        their number of scores, and the first distinct reasons are kept. The functions' own numbers are merged by name:
+        the largest for a name with `_max` in it; the mean, weighted by the number of scores, for shares (`_SHARES`, and
+        names that end with `_frac`); the sum for all others.
         """
         of_function: dict[tuple[str, str], list[FunctionReport]] = {}
         for function in (function for report in reports for function in report.functions):
@@ -147,7 +146,7 @@ class ScoringReport:
         )
 
     def to_json(self) -> str:
-        """For `from_json` in another of our processes: NaN stays NaN."""
+        """Serialize for `from_json` in another process of creditflow: NaN stays NaN."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -161,11 +160,12 @@ class ScoringReport:
 class RewardManager:
     """Scores trajectories with a fixed set of functions.
 
-    `backend`: where plain functions run (`creditflow.reward.backends.make_backend`); None: in this thread, one by one
-    and without time-outs. `timeout`: seconds for each call of a function that has none of its own.
-    `max_in_flight`: calls of async functions that wait at a time. `cache_size`: numbers that are remembered.
+    `backend`: runs plain functions (`creditflow.reward.backends.make_backend`); None: they run in this thread, one by
+    one and without time-outs. `timeout`: default time limit of a call, in seconds. `max_in_flight`: maximum number of
+    concurrent async calls. `cache_size`: capacity of the cache, in numbers.
 
-    It may be used from one event loop after another, one scoring at a time. `close` ends what the backend has started.
+    A manager may be used from one event loop after another, one scoring at a time. `close` ends the backend's
+    processes.
     """
 
     def __init__(
@@ -187,15 +187,15 @@ class RewardManager:
         self._untaken = ScoringReport((), 0.0)
 
     def connect(self, clients: Mapping[str, PolicyView]) -> None:
-        """Give the policies of the run (`rollout.client.PolicyView` by name) to the functions that use one.
+        """Pass the policies of the run (`rollout.client.PolicyView` by name) to the functions that use one.
 
-        Raises RewardError where a function wants one that there is not.
+        Raises RewardError if a function needs a policy that the run lacks.
         """
         for function in leaves(self.functions):
             if (wanted := getattr(function.instance, "connect", None)) is not None:
                 try:
                     wanted(clients)
-                except ValueError as error:  # a policy that there is not
+                except ValueError as error:  # the run lacks a policy
                     raise RewardError(f"reward function {function.name}: {first_line(error)}") from error
 
     @asynccontextmanager
@@ -217,16 +217,16 @@ class RewardManager:
     ) -> ScoringReport:
         """Fill `step.scores` and `trajectory.outcome` in place.
 
-        Trajectories that failed are left alone. Where the agents went wrong (`info["agent_error"]`), or the play was
-        truncated before there was an answer, the outcome is the worst of its range (by default 0) without asking the
-        function, and the steps are scored as ever. Latency goes into the report only: scores that hold a clock's
-        readings would differ between two runs of one seed.
+        Failed trajectories are left alone. If the agents went wrong (`info["agent_error"]`), or the trajectory was
+        truncated before there was an answer, the outcome is the worst of its range (by default 0) without a call of the
+        function, and the steps are scored as usual. Latency is in the report only: scores with clock readings would
+        differ between two runs of one seed.
 
-        `max_failed_frac`: instead of the manager's. `progress`: told, from whichever thread, how many calls of how many
-        are answered. `outcome_only`: ask no function but the outcome's.
+        `max_failed_frac`: overrides the manager's. `progress`: called from any thread with the numbers of finished and
+        of all calls. `outcome_only`: call only the outcome function.
 
-        Raises TooManyFailedScores where a function failed on more than `max_failed_frac` of its own scores. The scores
-        are filled in by then.
+        Raises TooManyFailedScores if a function failed on more than `max_failed_frac` of its own scores. The scores are
+        filled in before that.
         """
         start = time.perf_counter()
         calls: list[Call] = []
@@ -261,7 +261,7 @@ class RewardManager:
         return report
 
     def take_report(self) -> ScoringReport:
-        """One report of all scorings since it was last taken."""
+        """Return one report of all scorings since the previous call."""
         report, self._untaken = self._untaken, ScoringReport((), 0.0)
         return report
 
@@ -271,7 +271,7 @@ class RewardManager:
             self.backend.close()
 
     async def aclose(self) -> None:
-        """The same, and connections that functions hold."""
+        """End the backend's processes, and close connections that functions hold."""
         ends = [getattr(function.instance, "aclose", None) for function in leaves(self.functions)]
         try:
             failed = await asyncio.gather(*(end() for end in ends if end is not None), return_exceptions=True)
@@ -282,18 +282,18 @@ class RewardManager:
                 raise error
 
     async def _answer(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
-        """What each call came back with; a composition asks for its parts, and may then ask for more."""
+        """The result of each call; a composition requests calls of its parts, in one or more rounds."""
         return await answer(calls, lambda asked: self._run(asked, ran))
 
     async def _run(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
-        """Answer from the cache what is known, call each of the others once, and remember."""
+        """Answer known calls from the cache, make each other call once, and store its result."""
         keys = Keys()
         returned: dict[int, Returned] = {}
         first: dict[object, int] = {}
         same: dict[int, int] = {}
         for i, call in enumerate(calls):
             key = keys.of(call)
-            # Parts of several steps' scores may ask for one and the same call of a trajectory.
+            # Parts that score several steps may request the same call of a trajectory.
             asked = key or (id(call.function), id(call.trajectory), id(call.step))
             if key is not None and (known := self._cache.get(key)) is not None:
                 returned[i] = known
@@ -306,13 +306,13 @@ class RewardManager:
         for i, one in zip(to_run, await self._dispatch([calls[i] for i in to_run], ran), strict=True):
             returned[i] = one
             ran.add(calls[i], one)
-            # Failures are not remembered: another try may go well.
+            # Failures are not stored: another try may succeed.
             if (key := keys.of(calls[i])) is not None and all(s.status == "ok" for _, s in scores_of(calls[i], one)):
                 self._cache.put(key, one)
         return [returned[same.get(i, i)] for i in range(len(calls))]
 
     async def _dispatch(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
-        """What each call came back with: from the backend, or from here for what it does not take."""
+        """The result of each call, from the backend, or from this process for calls that it does not take."""
         away = [self.backend is not None and self.backend.takes(call.function) for call in calls]
         here = [call for call, is_away in zip(calls, away, strict=True) if not is_away]
         there = [call for call, is_away in zip(calls, away, strict=True) if is_away]
@@ -324,7 +324,7 @@ class RewardManager:
         return [next(sources[is_away]) for is_away in away]
 
     async def _counted(self) -> dict[int, dict[str, float]]:
-        """What functions counted themselves, by function (`id`)."""
+        """Numbers counted by the functions themselves, by function (`id`)."""
         counted: dict[int, dict[str, float]] = {}
         for function in leaves(self.functions):
             ask = getattr(function.instance, "metrics", None)
@@ -337,7 +337,7 @@ class RewardManager:
 
 @dataclass(slots=True)
 class _Ran:
-    """What was really called in one scoring, by function (`id`)."""
+    """Calls that were made in one scoring, by function (`id`)."""
 
     progress: Progress | None = None
     wanted: int = 0
@@ -359,7 +359,7 @@ class _Ran:
 
 
 def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Call], list[tuple[Call, Score]]]:
-    """The calls that score a trajectory, and failed scores of steps of which it is not known whether to score them."""
+    """The calls that score a trajectory, and failed scores for the steps on which `when` failed."""
     if function.level == "outcome":
         return [Call(function, trajectory)], []
     matching: list[Step] = []
@@ -376,7 +376,7 @@ def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Call]
 
 
 def _no_outcome(trajectory: Trajectory) -> str:
-    """Why the outcome function has nothing to look at; empty where it has."""
+    """The reason to give the outcome without a call of its function; empty otherwise."""
     if "agent_error" in trajectory.info:
         return f"the agents went wrong: {trajectory.info['agent_error']}"
     if "ended_early" in trajectory.info:
@@ -419,7 +419,7 @@ def _report(
 
 
 def _without_place(reason: str) -> str:
-    """What a reason says, without the step or trajectory that it was first seen at: `f, step t.0: timed out`."""
+    """A reason without the step or trajectory at which it first occurred: `f, step t.0: timed out`."""
     return reason.partition(": ")[2]
 
 
@@ -440,7 +440,7 @@ def _merge_counted(reports: Sequence[FunctionReport]) -> dict[str, float]:
 
 
 def expect_few_failures(report: ScoringReport, max_failed_frac: float) -> None:
-    """Raises TooManyFailedScores, naming each function that failed on more than `max_failed_frac` of its own scores."""
+    """Raises TooManyFailedScores that names each function with more than `max_failed_frac` failed scores."""
     failing = [function for function in report.functions if function.failed_frac > max_failed_frac]
     if not failing:
         return

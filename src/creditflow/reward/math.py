@@ -1,7 +1,7 @@
-"""The ready-made comparison of mathematical answers: text and truth in, a number out.
+"""The ready-made comparison of mathematical answers: takes text and truth, returns a number.
 
-`notation` takes both apart. Rational numbers and words are compared here. The math-verify library parses all else, and
-`equality` compares what it makes of it. The library (and sympy with it) is imported at the first call that needs it.
+`notation` parses both. Rational numbers and words are compared here. The math-verify library parses everything else,
+and `equality` compares the result. The library (and sympy with it) is imported at the first call that needs it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ _EQUALS = re.compile(r"(?<![<>!:\\])=(?!=)")
 @builtin
 @answer
 def math_verify(text: str, truth: Any, seconds: float = 2.0) -> float:
-    r"""1 where the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals.
+    r"""1 if the answer is mathematically equal to the truth: numbers, fractions, LaTeX, units, sets, intervals.
 
-    Of a text with a line `#### answer`, only what follows the last #### is read; else its last box, else all of it. The
-    rules for what is debatable stand in docs/rewards.md and, pair by pair, in tests/data/math_pairs.jsonl.
+    If the text has a line `#### answer`, only the text after the last #### is read; else its last box, else all of it.
+    The rules for debatable cases are in docs/rewards.md and, pair by pair, in tests/data/math_pairs.jsonl.
 
-    Rational numbers and words are compared here. All else goes to the library, for `seconds` in all: an answer that
-    takes longer scores 0 (it is the answer's doing), and so does one that makes the library raise. What nobody can work
-    out (`9^{9^{9^9}}`, brackets hundreds deep) is refused before that. Sentences are not understood: of one without a
-    box, the library takes the last number or formula, also after `not`. The limit is an interval timer's signal and so
-    holds in the main thread of a process only: elsewhere what needs the library raises RuntimeError, and the score is
-    `failed` rather than computed without a limit.
+    Rational numbers and words are compared here. Everything else goes to the library, for `seconds` in total: an answer
+    that takes longer scores 0, and so does an answer that makes the library raise. Expressions that cannot be evaluated
+    (`9^{9^{9^9}}`, brackets hundreds deep) are refused before that. Sentences are not understood: in a sentence without
+    a box, the library takes the last number or formula, also after `not`. The limit is the signal of an interval timer
+    and works in the main thread of a process only. In another thread, a comparison that needs the library raises
+    RuntimeError, and the score is `failed` rather than computed without a limit.
 
     Range: 0 or 1. Cost: 0.1 ms for numbers and words, 1 to 10 ms in the library, `seconds` at worst, and a second for
     the first formula (it imports sympy). Source: https://github.com/huggingface/Math-Verify, version 0.9. Raises
-    ValueError where the truth cannot be read.
+    ValueError if the truth cannot be read.
     """
     if not seconds > 0:
         raise ValueError(f"expected a time limit of more than 0 seconds, got {seconds}")
@@ -65,7 +65,7 @@ def _scored(found: Answer, wanted: Answer, seconds: float) -> bool:
 
 
 def _prepare_library() -> None:
-    """Import it outside of any time limit: a slow import must not count against the answer, nor break off halfway."""
+    """Import the library outside of any time limit: a slow import must not count against the answer, nor be cut off."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("math_verify limits its time by a signal, which works in the main thread only")
     import math_verify  # noqa: F401
@@ -74,7 +74,7 @@ def _prepare_library() -> None:
 
 
 def _truth(text: str, seconds: float) -> Answer:
-    """The truth, taken apart; ValueError where it, or what the library makes of it, says nothing."""
+    """Parse the truth; raises ValueError if it, or the library's reading of it, has no value."""
     try:
         wanted = read(final_answer(text))
         unread = [part for part in wanted.parts if _is_formula(part)]
@@ -120,7 +120,7 @@ def _same(found: Answer, wanted: Answer) -> bool:
     if found.kind == wanted.kind == "ordered":
         return found.brackets == wanted.brackets and _pairwise(found.parts, wanted.parts)
     if "ordered" in (found.kind, wanted.kind):
-        # an interval may be an inequality's or a union's, but not a number or several values
+        # an interval may equal an inequality or a union, but not a number or several values
         other = wanted if found.kind == "ordered" else found
         if other.kind == "set" or not _is_formula(other.parts[0]):
             return False
@@ -153,7 +153,7 @@ def _same_part(found: Part, wanted: Part) -> bool:
 
 
 def _same_value(found: Part, wanted: Part, factor: Fraction) -> bool:
-    """Whether `found`, times a factor, is `wanted`."""
+    """Whether `found`, times a factor, equals `wanted`."""
     if found.number is not None and wanted.number is not None:
         return _same_numbers(found, found.number * factor, wanted, wanted.number)
     if found.text == wanted.text and factor == 1:
@@ -175,13 +175,13 @@ def _same_numbers(found: Part, one: Fraction, wanted: Part, other: Fraction) -> 
 
 
 def _stands_for(part: Part, exact: Callable[[int], Fraction | None]) -> bool:
-    """Whether a decimal is `exact` rounded or cut to its digits, where `exact` has no finite decimals of its own."""
+    """Whether a decimal is `exact` rounded or cut to its digits, given that `exact` has no finite decimals."""
     if part.number is None or part.places is None or part.places > 60:
         return False
     true = exact(part.places + 60)
     if true is None or true * part.number <= 0:
         return False
-    if (true * Fraction(10) ** (part.places + 30)).denominator == 1:  # it has finite decimals: the digits must be all
+    if (true * Fraction(10) ** (part.places + 30)).denominator == 1:  # finite decimals: all digits must be given
         return False
     unit = Fraction(1, 10**part.places)
     return abs(true - part.number) * 2 <= unit or 0 <= abs(true) - abs(part.number) < unit
@@ -199,7 +199,7 @@ def _any_expression(answer: Answer) -> Any:
 
 
 def _expression(text: str) -> Any:
-    """The expression of one part; for an equation between numbers its value, if it holds. None: it cannot be read."""
+    """The expression of one part; for an equation between numbers its value, if it holds. None: not readable."""
     sides = _EQUALS.split(text)
     if len(sides) > 1 and not re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", text)):
         values = [_parse_latex(side.strip()) for side in sides]
@@ -215,7 +215,7 @@ def _parse_latex(text: str) -> Any:
 
     if not text or text.count("(") + text.count("[") != text.count(")") + text.count("]"):
         return None
-    # units are cut off already: the library would take the t of `x + t` for one
+    # units are already removed: the library would read the t of `x + t` as one
     as_written = NormalizationConfig(units=False, malformed_operators=True, boxed="none")
     return _parse(f"${text}$", [LatexExtractionConfig(normalization_config=as_written)])
 
@@ -234,7 +234,7 @@ def _parse(text: str, targets: Sequence[Any]) -> Any:
 
     from creditflow.reward.equality import worked_out
 
-    library.TIMEOUT_WARNING_SHOWN = True  # the time limit is ours, around everything
+    library.TIMEOUT_WARNING_SHOWN = True  # our own time limit covers everything
     found = library.parse(text, targets, fallback_mode="no_fallback", parsing_timeout=None)
     if not found:
         return None
@@ -252,7 +252,7 @@ def _same_in_library(found: Any, wanted: Any) -> bool:
         return False
     try:
         return same(found, wanted)
-    except Exception:  # a hostile expression; sympy raises whatever it likes
+    except Exception:  # a hostile expression; sympy may raise anything
         return False
 
 
@@ -266,7 +266,7 @@ def _times(expression: Any, factor: Fraction) -> Any:
 
 
 def _decimals(expression: Any, digits: int) -> Fraction | None:
-    """The value of a real number to so many digits; None where it is none."""
+    """The value of a real number to `digits` digits; None for other expressions."""
     if not getattr(expression, "is_number", False):
         return None
     try:
@@ -274,7 +274,7 @@ def _decimals(expression: Any, digits: int) -> Fraction | None:
         if value.is_Rational:
             return Fraction(int(value.p), int(value.q))
         return Fraction(str(value.evalf(digits + SIGNIFICANT_DIGITS)))
-    except Exception:  # complex, infinite, or nothing that has digits
+    except Exception:  # complex, infinite, or without digits
         return None
 
 
@@ -282,15 +282,15 @@ def _decimals(expression: Any, digits: int) -> Fraction | None:
 
 
 class _TimeIsUpError(BaseException):
-    """Not an Exception: sympy swallows those."""
+    """The time limit is exceeded. Not an Exception, because sympy swallows those."""
 
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise _TimeIsUpError in this, the main, thread after so many seconds.
+    """Raise _TimeIsUpError in this, the main, thread after `seconds` seconds.
 
-    The signal comes again every 50 ms until it is heard: raised inside a destructor it would be lost. For the same
-    reason the garbage collector, whose callbacks swallow exceptions, rests meanwhile.
+    The signal repeats every 50 ms until it takes effect: raised inside a destructor, the exception would be lost. The
+    garbage collector is disabled meanwhile, because its callbacks swallow exceptions, too.
     """
     running = True
 

@@ -1,7 +1,4 @@
-"""Models that reward functions ask: loaded once, shared, and asked in batches however many calls come at a time.
-
-It must not know what a score is, nor the engines that train; a model here is frozen.
-"""
+"""Frozen models for reward functions: loaded once, shared, and called in batches."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ Result = TypeVar("Result")
 
 DEVICES = ("auto", "cpu", "cuda")
 MAX_BATCH_TOKENS = 16_384
-"""Tokens of one batch, padding included; a longer row is a batch of its own."""
+"""Tokens of one batch, padding included; a longer row forms a batch alone."""
 
 _QUIET_TURNS = 3
-"""As in `rollout.scheduler`: turns of the event loop without a new call after which all that can call has called."""
+"""Event loop turns without a new call after which a batch starts; as in `rollout.scheduler`."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -36,16 +33,16 @@ class LoadedModel:
     tokenizer: Any
     device: Any
     max_positions: int
-    """Tokens of one row at most."""
+    """Maximum tokens of one row."""
     pad_id: int
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever uses the model or the tokenizer: fast tokenizers must not be called by two threads at a time."""
+    """Held during each use of model or tokenizer: fast tokenizers must not be called by two threads at a time."""
 
     def encode(self, text: str, *, written_by_a_model: bool) -> tuple[list[int], list[int]]:
-        """The tokens of `text`, none added, and where in it each ends.
+        """The tokens of `text`, without added ones, and the position in the text at which each ends.
 
-        `written_by_a_model`: special tokens that the text spells out are text, so that it cannot forge the format.
-        Raises ModelError where the tokenizer knows no offsets (one without a tokenizer.json).
+        `written_by_a_model`: special tokens spelled out in the text are read as text, so that it cannot forge the
+        format. Raises ModelError if the tokenizer has no offsets (one without a tokenizer.json).
         """
         if not self.tokenizer.is_fast:
             raise ModelError(f"{self.folder} has a tokenizer without offsets; save it as tokenizer.json")
@@ -59,7 +56,7 @@ class LoadedModel:
         return list(encoded["input_ids"]), [end for _, end in encoded["offset_mapping"]]
 
     def encode_prompt(self, text: str) -> tuple[list[int], int]:
-        """The tokens of a prompt, begun with the beginning-of-sequence token where there is one, and whether it is."""
+        """The tokens of a prompt, led by the beginning-of-sequence token if there is one, and its count (0 or 1)."""
         ids, _ = self.encode(text, written_by_a_model=False)
         bos = self.tokenizer.bos_token_id
         if bos is None:
@@ -72,10 +69,10 @@ _LOADING = threading.Lock()
 
 
 def load_model(folder: Path | str, kind: Kind, device: str = "auto") -> LoadedModel:
-    """The model in a Hugging Face folder; the same object for the same folder, kind and device while anyone holds it.
+    """The model in a Hugging Face folder; the same object for the same folder, kind and device while it is in use.
 
-    Safetensors and local files only, no code from the folder. `device`: `auto` is CUDA where there is one. Raises
-    ModelError that names what is missing.
+    Reads safetensors and local files only, and runs no code from the folder. `device`: `auto` is CUDA if available.
+    Raises ModelError that names the missing part.
     """
     import torch
 
@@ -101,9 +98,9 @@ def _frozen(path: Path, model: Any, tokenizer: Any, device: Any) -> LoadedModel:
 
 
 def model_folder(path: object, argument: str) -> Path:
-    """An argument as the folder of a model; raises ValueError where there is none. Relative to the working directory.
+    """Check that an argument names the folder of a model, relative to the working directory; raises ValueError if not.
 
-    Only looks: cheap enough for the loading of a recipe.
+    Only looks for config.json: cheap enough for the loading of a recipe.
     """
     if not isinstance(path, str | Path) or not (Path(path) / "config.json").is_file():
         raise ValueError(f"{argument}: expected a Hugging Face folder, {path!r} is none (no config.json)")
@@ -111,13 +108,13 @@ def model_folder(path: object, argument: str) -> Path:
 
 
 def stamp(folder: Path) -> str:
-    """Names, sizes and times of the files in `folder`: another model in its place has another stamp."""
+    """Names, sizes and times of the files in `folder`; a different model there has a different stamp."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
 
 
 def check_batching(batch_size: int, max_length: int | None, device: str) -> None:
-    """The arguments that all functions with a model share; raises ValueError."""
+    """Check the arguments that all functions with a model share; raises ValueError."""
     if batch_size < 1:
         raise ValueError(f"batch_size: expected 1 or more, got {batch_size}")
     if max_length is not None and max_length < 2:
@@ -127,10 +124,10 @@ def check_batching(batch_size: int, max_length: int | None, device: str) -> None
 
 
 def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int = 0) -> list[int]:
-    """The prompt, cut from the left (behind its first `keep` tokens) so that a response of `n_response` fits behind.
+    """The prompt, cut from the left (after its first `keep` tokens) so that a response of `n_response` tokens fits.
 
-    Raises ValueError where the response alone is too long. At least one token is left, for the first response token
-    must be predicted from something.
+    Raises ValueError if the response alone is too long. At least one token is left, from which the first response token
+    is predicted.
     """
     room = limit - n_response
     if room < max(1, keep):
@@ -141,7 +138,7 @@ def cut_prompt(prompt_ids: Sequence[int], n_response: int, limit: int, keep: int
 
 
 def by_length(lengths: Sequence[int], max_rows: int, max_tokens: int = MAX_BATCH_TOKENS) -> list[list[int]]:
-    """Indices of rows in batches of similar length: at most `max_rows`, and `max_tokens` when padded."""
+    """Group row indices into batches of similar length: at most `max_rows` rows, and `max_tokens` when padded."""
     batches: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if batches and len(batches[-1]) < max_rows and lengths[i] * (len(batches[-1]) + 1) <= max_tokens:
@@ -201,7 +198,7 @@ def padded(loaded: LoadedModel, rows: Sequence[Sequence[int]]) -> tuple[Any, Any
 
 @dataclass(slots=True)
 class _Queue(Generic[Item, Result]):
-    """The calls of one event loop that wait."""
+    """The waiting calls of one event loop."""
 
     pending: list[tuple[Item, asyncio.Future[Result]]] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
@@ -210,12 +207,12 @@ class _Queue(Generic[Item, Result]):
 class Batcher(Generic[Item, Result]):
     """Turns concurrent `await batcher(item)` into few calls of a function that takes many items.
 
-    A call of it starts when the event loop has gone quiet: when everybody who can ask has asked. What comes while one
-    runs joins the next. The loop stays free meanwhile. One batcher serves any number of event loops.
+    A batch starts when the event loop has gone quiet, so that all possible calls have arrived. Calls that arrive while
+    a batch runs join the next one. The loop stays free meanwhile. One batcher serves any number of event loops.
     """
 
     def __init__(self, compute: Callable[[list[Item]], Sequence[Result]]) -> None:
-        """`compute`: one result for each item, in order; called in a thread. What it raises, all that asked get."""
+        """`compute`: one result for each item, in order; called in a thread. An exception is raised in all callers."""
         self._compute = compute
         self._queues: dict[asyncio.AbstractEventLoop, _Queue[Item, Result]] = {}
 
@@ -239,10 +236,10 @@ class Batcher(Generic[Item, Result]):
                 queue.pending.clear()
                 if waiting:
                     await self._run(waiting)
-        finally:  # no await since the loop saw the queue empty, so nobody can have joined it
+        finally:  # no await since the queue was empty, so no call can have joined it
             self._queues.pop(loop, None)
             for _, future in (*waiting, *queue.pending):
-                future.cancel()  # does nothing to those that are done
+                future.cancel()  # has no effect on futures that are done
 
     async def _run(self, waiting: list[tuple[Item, asyncio.Future[Result]]]) -> None:
         try:

@@ -1,8 +1,8 @@
-r"""How people and models write mathematical answers: LaTeX, percentages, units, lists, sets, intervals, mixed numbers.
+r"""Parse written mathematical answers: LaTeX, percentages, units, lists, sets, intervals, mixed numbers.
 
-It turns a text into an `Answer` of plain parts, and refuses a text that cannot be an answer. A formula stays as it is
-written: the math-verify library parses it. Only rational numbers are worked out here. The text comes from a model:
-every expression here is bounded and takes time linear in the text.
+A text becomes an `Answer` of plain parts; a text that cannot be an answer is refused. Formulas stay as written, for the
+math-verify library to parse. Only rational numbers are evaluated here. The text comes from a model: every expression
+here is bounded and takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Literal
 from creditflow.reward.text import as_ascii
 
 MAX_CHARACTERS = 1_000
-"""Of a longer text only the end is read."""
+"""Number of characters read, counted from the end of a text."""
 MAX_BOX_DISTANCE = 20_000
-"""Of which a box may stand this far from the end."""
+"""Number of characters searched for a box, counted from the end of a text."""
 MAX_DEPTH = 24
-"""Brackets within brackets; the grammar of the library that reads LaTeX takes exponential time in them."""
+"""Depth of nested brackets; the library's LaTeX grammar takes time exponential in it."""
 MAX_PARTS = 24
 SIGNIFICANT_DIGITS = 6
-"""A decimal with fewer digits is not taken for an irrational or repeating number."""
+"""A decimal with fewer digits does not stand for an irrational or repeating number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit that can be told from others: `cm^2` is length^2, a ten-thousandth."""
+    """A unit, by kind and size: `cm^2` is length^2, a ten-thousandth."""
 
     kind: str
     size: Fraction = Fraction(1)
@@ -35,23 +35,23 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One element of an answer: what stands there without its unit, and the number it is, if it is a rational one."""
+    """One element of an answer: its text without the unit, and its value if it is a rational number."""
 
     text: str
     number: Fraction | None = None
     unit: Unit | None = None
     percent: bool = False
     places: int | None = None
-    """Decimals behind the point where it is written as a decimal with six significant digits or more."""
+    """Decimal places, for a decimal with six significant digits or more."""
     words: str = ""
-    """Casefolded words where it is made of words alone: `yes`, `monday`."""
+    """Casefolded words, if it consists of words alone: `yes`, `monday`."""
     inner: Answer | None = None
     """The content of the brackets, for a point or a set within a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer taken apart."""
+    """A parsed answer."""
 
     kind: Literal["one", "set", "ordered", "prose"]
     """One part; several in any order; several in order between brackets (a point or an interval); or a sentence."""
@@ -61,13 +61,13 @@ class Answer:
 
 
 class NotAnAnswer(ValueError):
-    """A text that no mathematical answer looks like; the message says why."""
+    """A text that cannot be a mathematical answer; the message gives the reason."""
 
 
 def read(text: str) -> Answer:
-    """Take the answer in a text apart: its last box, else the text after `answer is` or a colon, else all of it.
+    """Parse the answer in a text: its last box, else the text after `answer is` or a colon, else all of it.
 
-    Raises NotAnAnswer where it is empty, nested too deep, or holds numbers too large to work out.
+    Raises NotAnAnswer if it is empty, nested too deep, or holds numbers too large to evaluate.
     """
     text = text[-MAX_BOX_DISTANCE:]
     for _ in range(3):  # a box may hold a box
@@ -90,9 +90,9 @@ _BETWEEN_BOXES = re.compile(r"\s{0,3}\$?\s{0,3}(?:[,;]|[,;]?\s{0,3}(?:and|or))?\
 
 
 def last_box(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` or `\fbox{...}`, with those that a comma, `and` or `or` joins to it.
+    r"""The content of the last `\boxed{...}` or `\fbox{...}`, and of boxes that a comma, `and` or `or` joins to it.
 
-    A box that never closes holds the rest of the text. None where there is no box.
+    An unclosed box holds the rest of the text. None without a box.
     """
     boxes = [(match.start(), *_content(text, match.end())) for match in list(_BOX.finditer(text))[-MAX_PARTS:]]
     # leave out a box within a box
@@ -108,7 +108,7 @@ def last_box(text: str) -> str | None:
 
 
 def _content(text: str, start: int) -> tuple[str, int]:
-    r"""The content and the end of a box whose braces begin at `start`; for `\boxed 7` the word."""
+    r"""The content and the end of a box that begins at `start`; for `\boxed 7` the word."""
     if text[start : start + 1] != "{":
         word = text[start:].split(maxsplit=1)[0].rstrip("$.,;") if text[start:].strip() else ""
         return word, start + len(word)
@@ -131,9 +131,9 @@ _POWER_OF_ANY_SIZE = re.compile(r"[)}\]]\s?[\^!]|\^\s?\{\s?-?\s?[0-9]{0,4}[^-0-9
 
 
 def refuse_monsters(text: str) -> None:
-    """Raise NotAnAnswer where the text nests too deep, or holds powers and factorials that nobody can write down.
+    """Raise NotAnAnswer if the text nests too deep, or holds powers and factorials too large to write down.
 
-    It reads signs, not values: `equality` measures the numbers, and a clock stops the rest.
+    It checks characters, not values: `equality` measures the numbers, and a time limit stops the rest.
     """
     _refuse_depth(text)
     if _TOO_LARGE.search(text) or (re.search(r"[)}\]]\s?!", text) and text.count("!") > 1):
@@ -143,7 +143,7 @@ def refuse_monsters(text: str) -> None:
 
 
 def _refuse_depth(text: str) -> None:
-    opened: list[bool] = []  # of each open bracket, whether it is an exponent
+    opened: list[bool] = []  # for each open bracket, whether it is an exponent
     exponents = 0
     previous = ""
     for character in text:
@@ -167,7 +167,7 @@ _SAME = {
     "\u00b0": " degrees ", "\u00bd": "\\frac{1}{2}", "\u00b2": "^{2}", "\u00b3": "^{3}",
 }  # fmt: skip
 _CURRENCY = {"\uff04": "dollar", "$": "dollar", "\u20ac": "euro", "\u00a3": "pound"}
-_DOLLAR = "\uff04"  # a dollar that is money, so that those which delimit mathematics can go
+_DOLLAR = "\uff04"  # a dollar sign for money, so that those around mathematics can be removed
 
 _SPACE = r"(?:(?<!\\)\\[,;:! ]|~|[\s\x00])"
 _REWRITES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -199,7 +199,7 @@ _VARIABLE_IN = re.compile(r"\A[a-zA-Z]\s?(?:\\in(?![a-zA-Z])|\u2208)")
 
 
 def _tidy(text: str) -> str:
-    """Write in one way what does not change the answer: delimiters, spaces, sizes and fonts."""
+    """Normalize delimiters, spaces, sizes and fonts, which do not change the answer."""
     text = text.strip().strip("`").removeprefix("**").removesuffix("**").replace("\\$", _DOLLAR)
     if text.count("$") != 1:
         text = text.replace("$", "")
@@ -222,7 +222,7 @@ def _without_full_stop(text: str) -> str:
 _SEPARATOR = r"(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]"
 _TOKEN = re.compile(rf"(?P<opens>\\begin(?![a-zA-Z])|[(\[{{])|(?P<closes>\\end(?![a-zA-Z])|[)\]}}])|{_SEPARATOR}")
 _LETTER = r"[^\W\d_\u0370-\u03ff\u2100-\u214f]"
-"""Greek letters and those such as \u211d are symbols of mathematics."""
+"""Greek letters and characters such as \u211d are mathematical symbols."""
 _OTHER_SCRIPT = r"[^\W\d_a-zA-Z\u0370-\u03ff\u2100-\u214f]"
 _NEXT_TO_OTHER_SCRIPT = re.compile(rf"(?<={_OTHER_SCRIPT})(?=[!-~])|(?<=[!-~])(?={_OTHER_SCRIPT})")
 _WORD = re.compile(rf"(?<![\\a-zA-Z]){_LETTER}+")
@@ -286,7 +286,7 @@ def _outer(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The text between commas, semicolons, `or` and `and` outside of brackets; empty pieces are left out."""
+    """Split the text at commas, semicolons, `or` and `and` outside of brackets; empty pieces are left out."""
     pieces, depth, start = [], 0, 0
     for token in _TOKEN.finditer(text):
         depth += (token["opens"] is not None) - (token["closes"] is not None)
@@ -347,14 +347,14 @@ _LEADING_CURRENCY = re.compile(r"(?P<sign>[-+]?)\s?(?P<currency>[\uff04$\u20ac\u
 
 
 def _is_word(run: str) -> bool:
-    """Whether letters that stand together are a word, rather than variables side by side."""
+    """Whether adjacent letters are a word, rather than variables side by side."""
     if run.lower() in _MATHEMATICS:
         return False
     return len(run) > 2 or re.search(_OTHER_SCRIPT, run) is not None
 
 
 def _part(text: str) -> Part | None:
-    """One element; None where it is a sentence."""
+    """Parse one element; None if it is a sentence."""
     text = text.strip()
     outer = _outer(text)
     if outer in ("(", "[", "\\{"):
@@ -382,7 +382,7 @@ def _part(text: str) -> Part | None:
         len(text) > 3 or " " in text or text.lower() in _SHORT_WORDS or re.search(_OTHER_SCRIPT, text)
     ):
         return None if text.lower() in _MATHEMATICS else Part(text, words=" ".join(text.casefold().split()))
-    # what is left of degrees stands inside a formula: \sin 30^\circ
+    # any degrees left are inside a formula: \sin 30^\circ
     text = re.sub(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s?degrees\s?", r"(\1\\frac{\\pi}{180})", text).strip()
     if any(map(_is_word, _WORD.findall(text))) and "\\begin{" not in text and "\\operatorname" not in text:
         return None
@@ -390,9 +390,9 @@ def _part(text: str) -> Part | None:
 
 
 def _cut_unit(text: str) -> tuple[str, Unit | None, int] | None:
-    """The text before a unit, the unit (None for a word that is none, such as apples), and `million` as a factor.
+    """The text before a unit, the unit (None for other words, such as apples), and `million` as a factor.
 
-    A single letter is a unit only after a space (`5 m`), else a variable (`5m`). None where there is no unit.
+    A single letter is a unit only after a space (`5 m`), else a variable (`5m`). None without a unit.
     """
     if match := _RATE.search(text):
         over, under = (_unit(match[group]) for group in (1, 2))
@@ -442,7 +442,7 @@ _RATIONALS: tuple[re.Pattern[str], ...] = tuple(
 
 
 def _rational(text: str) -> tuple[Fraction, int | None] | None:
-    """The rational number that the text writes out, and the decimals it has if it is a decimal with digits enough."""
+    """The rational number that the text writes out, and its decimal places if it is a decimal with enough digits."""
     text = text.strip()
     sign = -1 if text.startswith("-") else 1
     bare = text[1:].strip() if text[:1] in ("-", "+") else text
@@ -468,7 +468,7 @@ def _worth(found: dict[str, str]) -> Fraction | None:
         base = int(found.get("base", found.get("base1", "10")))
         try:
             return Fraction(int(found["digits"], base)) if base > 1 else None
-        except ValueError:  # a digit that the base has not
+        except ValueError:  # a digit outside of the base
             return None
     if "num" in found or "num1" in found:
         denominator = int(found.get("den", found.get("den1", "1")))

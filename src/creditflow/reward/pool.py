@@ -1,10 +1,10 @@
-"""Worker processes that run reward functions, under time-outs that really end the work.
+"""Worker processes that run reward functions, with time-outs that end the work.
 
-One thread drives them all: it hands out batches of calls to workers that are free, takes each answer as it comes, and
-kills the worker whose present call has taken too long or printed too much. It must not know what a score is.
+One thread drives all workers: it sends batches of calls to free workers, takes each answer as it comes, and kills a
+worker when its current call takes too long or prints too much.
 
-Why not a library's pool: `concurrent.futures` cannot end a call and breaks as a whole when one worker dies; pools that
-do end calls (pebble) give one time-out to a whole batch, and batches make calls of a millisecond worth sending.
+A library's pool does not fit: `concurrent.futures` cannot end a call and breaks as a whole when one worker dies; pools
+that do end calls (pebble) apply one time-out to a whole batch, and batches make calls of a millisecond worth sending.
 """
 
 from __future__ import annotations
@@ -33,60 +33,62 @@ from creditflow.reward.registry import RewardFunction
 from creditflow.reward.wire import CannotTravel, Unreadable, pack_calls, pack_functions, unpack_returned
 
 START_TIMEOUT_S = 120.0
-"""For a worker to start and import what the functions are in, and to read a batch; torch alone may take half a minute
-on a busy machine."""
+"""Seconds for a worker to start and import the functions' modules, and to read a batch; torch alone may take half a
+minute on a busy machine.
+"""
 MAX_PRINTED = 1 << 20
 """Bytes that one call may print."""
 MAX_ANSWER = 64 << 20
-"""Bytes of one answer."""
+"""Maximum bytes of one answer."""
 ATTEMPTS = 2
-"""Of a call whose worker died; the second worker that dies with it is taken as the call's doing."""
+"""Tries of a call after a worker died; if the second worker dies, too, the call is taken as the cause."""
 BATCH = (16, 64)
-"""Calls that travel together, at least (where there are as many) and at most."""
+"""Minimum (if there are enough calls) and maximum number of calls in a batch."""
 _POLL_S = 0.2
-"""How often the driver looks whether it is wanted any more."""
+"""Seconds between the driver's checks for cancellation."""
 _FEW, _BREATH_S = 4, 0.004
-"""While every worker has more than a few calls before it, the driver looks after them only so often: each look costs a
-tenth of a millisecond that the workers could use."""
+"""While every worker has more than a few calls left, the driver pauses between its checks: each check costs a tenth of
+a millisecond that the workers could use.
+"""
 _LAST_WORDS_S = 1.0
-"""How long a worker that hung up may take to end by itself: only then it says how."""
+"""Seconds that a worker may take to exit after it closed its connection: only then is its exit code known."""
 _KEPT_OUTPUT = 400
 _SHOWN_OUTPUT = 4_000
 
 
 @dataclass(slots=True)
 class _Errand:
-    """Calls that travel together, by their place in the job; the first is the one that runs."""
+    """Calls that are sent together, by their index in the job; the first is the one that runs."""
 
     numbers: deque[int]
     at: int = 0
-    """How many of them are answered."""
+    """Number of answered calls."""
     begun: float | None = None
-    """When the first of `numbers` began; None: the worker has not read the batch yet."""
+    """Start time of the first of `numbers`; None: the worker has not read the batch yet."""
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker process as the driver sees it."""
+    """The driver's state of a worker process."""
 
     process: subprocess.Popen[bytes]
     channel: Channel
     output: IO[bytes] | None
-    """What it prints; None once it has closed that."""
+    """Its output; None once the worker has closed it."""
     deadline: float
     ready: bool = False
     errand: _Errand | None = None
     printed: int = 0
-    """Bytes, since the last answer."""
+    """Bytes since the last answer."""
     tail: bytes = b""
-    """The end of what it printed."""
+    """The end of its output."""
 
     @property
     def free(self) -> bool:
         return self.ready and self.errand is None
 
     def read_output(self) -> bytes:
-        """What it has printed meanwhile."""
+        """Read the output that is available."""
         read = bytearray()
         while self.printed <= MAX_PRINTED and self.output is not None:
             try:
@@ -103,14 +105,15 @@ class _Worker:
         return bytes(read)
 
     def end(self, *, patiently: bool = False) -> str:
-        """Kill it and whatever it started; returns how it had died, where it had. `patiently`: it is about to.
+        """Kill the worker and its descendants, and return how it ended. `patiently`: it is about to exit by itself.
 
-        Of one that died by itself, what it had put into a session of its own lives on: nobody knows whose it is.
+        If the worker exits by itself, descendants that left its session live on: they can no longer be attributed to
+        it.
         """
         if patiently:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_LAST_WORDS_S)
-        self.process.send_signal(signal.SIGSTOP)  # if it lives: it must start nothing while the others are looked for
+        self.process.send_signal(signal.SIGSTOP)  # if it lives: it must start nothing during the search for descendants
         beneath = _descendants(self.process.pid)
         for pid in beneath:
             _kill(os.kill, pid)
@@ -149,7 +152,7 @@ class _Job:
 class WorkerPool:
     """A backend of `n_workers` processes on this machine; they start at the first call, and stay.
 
-    Raises RewardError where a function cannot be sent to another process.
+    Raises RewardError if a function cannot be sent to another process.
     """
 
     def __init__(self, functions: Sequence[RewardFunction], n_workers: int, timeout: float) -> None:
@@ -165,20 +168,20 @@ class WorkerPool:
         self._failed_starts = 0
         self._shown = 0
         self._job: _Job | None = None
-        # One thread for the pool's life: workers are killed by the system when the thread that started them ends.
+        # One thread for the pool's life: the system kills workers when the thread that started them ends.
         self._driver: ThreadPoolExecutor | None = None
 
     def takes(self, function: RewardFunction) -> bool:
-        """Plain functions; async ones wait rather than work, and some must stay where the manager is."""
+        """Accepts plain functions: async ones wait rather than work, and some must stay in the manager's process."""
         return not function.is_async and not function.here
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that live."""
+        """Process ids of the workers that live."""
         return [one.process.pid for one in list(self._workers) if one.process.poll() is None]
 
     async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
-        """What each call came back with, in order."""
+        """Run the calls and return their results in order."""
         if not calls:
             return []
         if self._driver is None:
@@ -190,11 +193,11 @@ class WorkerPool:
             job.cancelled = True
 
     async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
-        """Nothing: what a plain function counts stays in its workers."""
+        """Always empty: numbers that a plain function counts stay in its workers."""
         return []
 
     def close(self) -> None:
-        """Kill the workers; a scoring that is under way ends with them."""
+        """Kill the workers; a scoring in progress ends with them."""
         if self._driver is not None:
             if self._job is not None:
                 self._job.cancelled = True
@@ -222,11 +225,11 @@ class WorkerPool:
         finally:
             self._job = None
         if job.left:
-            _end_all(self._workers)  # it was cancelled, and they are still at it
+            _end_all(self._workers)  # cancelled, while workers are still busy
         return [job.returned.get(number, Returned(error="was cancelled")) for number in range(len(job.calls))]
 
     def _wait(self) -> None:
-        """Until a worker has something to say, can take more, or is late."""
+        """Wait until a worker sends something, can receive more, or passes its deadline."""
         poll = select.poll()
         soonest = time.monotonic() + _POLL_S
         for one in self._workers:
@@ -237,10 +240,10 @@ class WorkerPool:
                 soonest = min(soonest, one.deadline)
         poll.poll(max(0.0, soonest - time.monotonic()) * 1000)
         if all(one.errand is not None and len(one.errand.numbers) > _FEW for one in self._workers):
-            time.sleep(_BREATH_S)  # nobody will be free soon: answers are taken several at a time
+            time.sleep(_BREATH_S)  # no worker will be free soon: take several answers at a time
 
     def _staff(self, job: _Job) -> None:
-        """Start workers while there is work for more, in the place of those that died while they were free, too."""
+        """Start workers while there is work for more, and replace workers that died while they were free."""
         for one in list(self._workers):
             if one.free and one.process.poll() is not None:
                 self._workers.remove(one)
@@ -252,7 +255,7 @@ class WorkerPool:
     def _start(self) -> _Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            # -P: as in the process that it works for, modules are not looked for in the working directory first.
+            # -P: as in the parent process, modules are not searched in the working directory first.
             command = [sys.executable, "-P", "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())]
             process = subprocess.Popen(
                 command,
@@ -260,7 +263,7 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # so that whatever a function starts can be killed with it
+                start_new_session=True,  # so that everything that a function starts can be killed with it
                 env=_environment(),
             )
         assert process.stdout is not None
@@ -278,22 +281,22 @@ class WorkerPool:
             self._cannot_travel(errand, job, str(error))
             return
         one.errand = errand
-        one.deadline = time.monotonic() + START_TIMEOUT_S  # until it has read them; then each call has its own
+        one.deadline = time.monotonic() + START_TIMEOUT_S  # until the batch is read; then each call has its own
         one.channel.send(packed)
 
     def _cannot_travel(self, errand: _Errand, job: _Job, why: str) -> None:
-        """One of its plays cannot: each call is tried alone, so that the others are not lost with it."""
+        """Handle a batch that cannot be sent: each call is tried alone, so that only the faulty ones fail."""
         if len(errand.numbers) == 1:
             job.answer(errand.numbers[0], Returned(error=why))
         else:
             job.queue.extendleft(_errands([number] for number in errand.numbers))
 
     def _attend(self, one: _Worker, job: _Job) -> None:
-        """Take what it answered and printed; end it where it must not go on."""
+        """Take the worker's answers and output; end it if it must not go on."""
         one.channel.flush()
-        # Output first, then answers: a worker is ahead of what is known of it, and what it printed in a later call must
-        # not count as an earlier one's. What no answer has followed is the present call's own, or a pipe's content of
-        # the one before.
+        # Read the output first, then the answers: a worker runs ahead of its answers, and output of a later call must
+        # not count as an earlier one's. Output that no answer has followed belongs to the current call, or is at most a
+        # pipe's content of the previous one.
         self._show(one.read_output())
         try:
             for message in one.channel.messages():
@@ -311,7 +314,7 @@ class WorkerPool:
         return None
 
     def _take(self, one: _Worker, job: _Job, message: bytes) -> bool:
-        """Whether the worker can go on after this message."""
+        """Process a message, and return whether the worker can go on."""
         kind, _, rest = message.partition(b" ")
         match kind + b" ":
             case worker.READY if not one.ready:
@@ -328,7 +331,7 @@ class WorkerPool:
                 self._cannot_travel(errand, job, message.removeprefix(worker.CANNOT_READ).decode(errors="replace"))
             case worker.ANSWER if one.errand is not None and one.errand.begun is not None:
                 return self._take_answer(one, one.errand, job, rest)
-            case _:  # the channel is a user's code's to write to, should it want to
+            case _:  # user code can write to the channel, too
                 self._kill(one, job, "its answer could not be read (out of turn)")
                 return False
         return True
@@ -349,7 +352,7 @@ class WorkerPool:
         return True
 
     def _next(self, one: _Worker, job: _Job) -> None:
-        """The next call of its errand begins; without one, it is free."""
+        """Begin the next call of the worker's batch; without one, the worker is free."""
         assert one.errand is not None
         if not one.errand.numbers:
             one.errand = None
@@ -365,7 +368,7 @@ class WorkerPool:
             self._kill(one, job, too_late(timeout), timed_out=True)
 
     def _kill(self, one: _Worker, job: _Job, why: str, *, timed_out: bool = False) -> None:
-        """End a worker for what its present call does; the call is answered, and what waits behind it is not lost."""
+        """End a worker because of its current call; answer that call, and requeue the calls behind it."""
         self._workers.remove(one)
         one.end()
         if not one.ready:
@@ -376,7 +379,7 @@ class WorkerPool:
             self._requeue(one.errand, job)
 
     def _died(self, one: _Worker, job: _Job) -> None:
-        """A worker died, or stopped working: the call that it was at has another try."""
+        """Handle a worker that died or stopped working: its current call gets another try."""
         self._workers.remove(one)
         how = one.end(patiently=one.channel.ended)
         if not one.ready:
@@ -392,7 +395,7 @@ class WorkerPool:
         self._requeue(one.errand, job)
 
     def _requeue(self, errand: _Errand, job: _Job) -> None:
-        """What is left goes to other workers, and first: results are waited for in order."""
+        """Put the remaining calls at the front of the queue, for other workers: results are awaited in order."""
         if errand.numbers:
             size = -(-len(errand.numbers) // self.n_workers)
             job.queue.extendleft(reversed(_errands(in_parts(errand.numbers, size))))
@@ -409,7 +412,7 @@ class WorkerPool:
         _end_all(self._workers)
 
     def _show(self, output: bytes) -> None:
-        """Pass on what functions print, within reason."""
+        """Pass on the output of functions, up to a limit."""
         if not output or self._shown > _SHOWN_OUTPUT:
             return
         text = output[: _SHOWN_OUTPUT - self._shown].decode(errors="replace")
@@ -419,10 +422,10 @@ class WorkerPool:
 
 
 def batches(numbers: Sequence[int], n_workers: int) -> Iterator[Sequence[int]]:
-    """`numbers` in the parts that travel together.
+    """Split `numbers` into batches.
 
-    Large ones, for what it costs to send them; smaller ones towards the end, so that all workers end at the same time
-    ("guided self-scheduling", Polychronopoulos and Kuck 1987). Where there are few, they may be long ones, and every
+    Batches are large, because sending one has a cost, and smaller towards the end, so that all workers end at the same
+    time ("guided self-scheduling", Polychronopoulos and Kuck 1987). If there are few calls, they may be long, and every
     worker gets some.
     """
     smallest, largest = BATCH
@@ -436,7 +439,7 @@ def batches(numbers: Sequence[int], n_workers: int) -> Iterator[Sequence[int]]:
 
 
 def in_parts(numbers: Sequence[int] | deque[int], size: int) -> list[list[int]]:
-    """`numbers` in parts of `size`, the last one perhaps smaller."""
+    """Split `numbers` into parts of `size`; the last one may be smaller."""
     every = list(numbers)
     return [every[i : i + size] for i in range(0, len(every), size)]
 
@@ -457,9 +460,9 @@ def _kill(kill: Callable[[int, int], None], pid: int, how: int = signal.SIGKILL)
 
 
 def _await_end(pids: Iterable[int]) -> None:
-    """Returns when they have died: on a busy machine, one that was killed lives until its turn comes. Linux only."""
+    """Wait until killed processes have ended, which takes until they are scheduled on a busy machine. Linux only."""
     for pid in pids:
-        with suppress(OSError):  # it has
+        with suppress(OSError):  # already ended
             descriptor = os.pidfd_open(pid)
             try:
                 poll = select.poll()
@@ -470,9 +473,10 @@ def _await_end(pids: Iterable[int]) -> None:
 
 
 def _descendants(pid: int) -> set[int]:
-    """What a worker, or anything below it, has started: it adopts its orphans, so that all of it is beneath it.
+    """Process ids of all descendants of a worker; it adopts its orphans, so that all of them are below it.
 
-    All that is found is stopped, and looked for again until nothing new is there: so none is missed. Linux only.
+    Descendants are stopped when found, and the search is repeated until it finds no new ones, so that none is missed.
+    Linux only.
     """
     found: set[int] = set()
     while new := {child for child, parent in _parents().items() if parent in found | {pid}} - found:
@@ -483,7 +487,7 @@ def _descendants(pid: int) -> set[int]:
 
 
 def _parents() -> dict[int, int]:
-    """Every process's parent."""
+    """The parent of every process, by process id."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -492,5 +496,5 @@ def _parents() -> dict[int, int]:
 
 
 def _environment() -> dict[str, str]:
-    """A worker is one of several side by side: numerical libraries must not each start a thread per core."""
+    """The environment of the workers, in which numerical libraries do not each start a thread per core."""
     return {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}

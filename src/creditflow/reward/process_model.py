@@ -1,7 +1,4 @@
-"""Scores each token or each line of a response by a process reward model: a token classifier that was trained to.
-
-It must not know which policy wrote the response, beyond how that spells its tokens.
-"""
+"""Score each token or each line of a response by a process reward model: a trained token classifier."""
 
 from __future__ import annotations
 
@@ -35,18 +32,18 @@ REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
     "last": lambda scores: scores[-1],
     "mean": lambda scores: sum(scores) / len(scores),
 }
-"""How the scores of a step's lines become one."""
+"""Functions that combine the scores of a step's lines into one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A step as the model reads it, and where in it the scores are read off."""
+    """A step as input of the model, and the positions at which the scores are read."""
 
     ids: list[int]
     at: list[int]
-    """Positions in `ids` that are scored."""
+    """Scored positions in `ids`."""
     ends: list[int]
-    """Up to which character of the response each of these scores reaches; rising."""
+    """Character of the response up to which each score applies; rising."""
     reason: str = ""
 
 
@@ -57,21 +54,21 @@ class ProcessModel(StepModel):
 
     `path`: the Hugging Face folder of a token classifier (`AutoModelForTokenClassification`, as TRL's PRMTrainer saves
     it), relative to the working directory. It reads the step's prompt and response with its own tokenizer.
-    `per`: `line` (default): each line is followed by `separator` and scored there, as TRL trains it (blank lines are
-    left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
-    `step`: one number, the scores of the lines by `reduce`: `min` (default), `product`, `last` or `mean`.
-    `label`: index or name of the class "right"; default 1 of two classes. A head of one logit is read by the sigmoid.
-    `tokenizer`: the folder of the policy's tokenizer, where the run's policies are not connected. Its tokens and the
-    model's are matched by characters: a response token gets the score that first reaches its last character. Where its
+    `per`: `line` (default): each line is followed by `separator` and scored there, as in TRL's training (blank lines
+    are left out), and all tokens of the line get its score; `token`: the response is scored token by token, as it is;
+    `step`: one number, the lines' scores combined by `reduce`: `min` (default), `product`, `last` or `mean`.
+    `label`: index or name of the class "right"; default 1 of two classes. A head with one logit is read by the sigmoid.
+    `tokenizer`: the folder of the policy's tokenizer, if the run's policies are not connected. Its tokens and the
+    model's are matched by characters: a response token gets the score that first reaches its last character. If its
     tokens do not decode to the response, the score is `failed`; `per: step` needs no match.
-    `max_length`: tokens that the model is given; default and bound: its positions. What does not fit is cut from the
-    left of the prompt, and the score's reason says so; a response that does not fit by itself is `failed`.
+    `max_length`: tokens of the model's input; default and bound: its positions. The excess is cut from the left of the
+    prompt, and the score's reason reports it; a response that does not fit by itself is `failed`.
     `batch_size`: rows of one forward pass. `device`: `auto`, `cpu` or `cuda`.
 
     Range: [0, 1]; tokens that the policy did not sample get the mean of the others. Cost: a forward pass of the model
     per step, and its memory; one copy per folder and process. Source: Uesato et al. (arXiv 2211.14275); Lightman et al.
-    (arXiv 2305.20050), who reduce by product; the folder's format is that of
-    https://huggingface.co/docs/trl/prm_trainer. Models that bring their own code are refused.
+    (arXiv 2305.20050), who reduce by product; format of the folder: https://huggingface.co/docs/trl/prm_trainer. Models
+    that bring their own code are refused.
     """
 
     def __init__(
@@ -108,7 +105,7 @@ class ProcessModel(StepModel):
         self._cut = self._counted = 0
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
-        """What the model is given, how the response's tokens lie in it, and which model it is."""
+        """The model's input, the tokens of the response, and the identity of the model."""
         return json.dumps([step.prompt, step.response, step.response_ids, step.response_mask, step.policy, self._stamp])
 
     def metrics(self) -> dict[str, float]:
@@ -119,7 +116,7 @@ class ProcessModel(StepModel):
         return {"cut_prompts": share}
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
-        """A score, or what went wrong with it, for each step; one step's fault is not the others'."""
+        """A score or an error for each step; an error of one step does not affect the others."""
         if self._model is None:
             self._model = load_model(self.folder, "token_classification", self.device)
         results: list[Score | Exception] = [Score(0.0)] * len(steps)
@@ -157,9 +154,9 @@ class ProcessModel(StepModel):
         return ids, list(range(len(ids))), ends
 
     def _lines(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
-        """The response's tokens line by line, the position of each line's last one, and where each line ends.
+        """The response's tokens line by line, the position of each line's last token, and the end of each line.
 
-        A blank line belongs to the one before it.
+        A blank line belongs to the line before it.
         """
         separator, _ = model.encode(self.separator, written_by_a_model=False)
         ids: list[int] = []
@@ -178,7 +175,7 @@ class ProcessModel(StepModel):
         return ids, at, ends
 
     def _probabilities(self, model: LoadedModel, rows: Mapping[int, _Row]) -> dict[int, list[float]]:
-        """For each row the probability of the class "right" at each of its scored positions."""
+        """For each row, the probability of the class "right" at each scored position."""
         import torch
 
         names = list(rows)
@@ -203,7 +200,7 @@ class ProcessModel(StepModel):
 
 
 def _class_index(folder: Path, label: int | str | None) -> int:
-    """The index of the class "right", by the folder's config.json; raises ValueError where it has no such class."""
+    """The index of the class "right", from the folder's config.json; raises ValueError if it has no such class."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         names = {int(i): str(name) for i, name in (config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}).items()}

@@ -1,7 +1,7 @@
 """Ray actors that run reward functions on the machines of a cluster.
 
-Each actor is a host: a worker pool of its own for plain functions (which ends what hangs, on the spot) and a loop for
-async ones. This module hands out batches, and replaces a host that died. It must not know what a score is.
+Each actor is a host: a worker pool for plain functions (which ends hanging calls on the spot) and an event loop for
+async ones. This module sends batches, and replaces a host that died.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from creditflow.reward.wire import (
 )
 
 _ASYNC_BATCH = 4
-"""Calls of async functions that travel together: few, for a batch is only answered when its slowest call is."""
+"""Calls of async functions in one batch: few, because a batch is answered only when its slowest call is."""
 _WAITING = 2
-"""Batches of plain calls that an actor is given at a time: one that runs, one that is there when it ends."""
+"""Batches of plain calls that an actor has at a time: one that runs, and one that waits."""
 _PULSE_S = 15.0
-"""How often an actor that has not answered is asked whether it lives, and how long it may take to say so. What hangs in
-it is ended there, so one that lives is waited for; one whose loop is blocked by an async function does not answer."""
+"""Seconds between checks whether a silent actor lives, and the time limit for its reply. The actor ends hanging calls
+itself, so a live one is awaited; an actor with a blocked event loop does not reply.
+"""
 
 
 class Host:
-    """What runs inside an actor."""
+    """The object that runs inside an actor."""
 
     def __init__(self, functions: bytes, timeout: float, max_in_flight: int) -> None:
         self.functions = unpack_functions(functions, same_machine=False)
@@ -50,7 +51,7 @@ class Host:
         self.pool = WorkerPool(self.functions, 1, timeout)
 
     async def run(self, batch: bytes) -> list[str]:
-        """The answers to a batch of calls that are all async, or all plain."""
+        """Run a batch of calls that are all async, or all plain, and return the packed results."""
         calls = unpack_calls(batch, self.functions)
         if calls[0].function.is_async:
             returned = await run_on_loop(calls, self.timeout, self.max_in_flight)
@@ -59,33 +60,33 @@ class Host:
         return [pack_returned(one) for one in returned]
 
     async def metrics(self) -> str:
-        """What each async function counted itself, as JSON: pairs of its place and its numbers."""
+        """Numbers counted by each async function, as JSON: pairs of its index and its numbers."""
         asks = [(i, getattr(function.instance, "metrics", None)) for i, function in enumerate(self.functions)]
         return json.dumps([(i, ask()) for i, ask in asks if ask is not None and self.functions[i].is_async])
 
     async def pids(self) -> list[int]:
-        """Of this process and its workers. Answering at all says that it lives."""
+        """Process ids of this process and its workers. Any reply shows that the actor lives."""
         return [os.getpid(), *self.pool.pids]
 
 
 @dataclass(slots=True)
 class _Parcel:
-    """Calls that travel together, by their place in the run."""
+    """Calls that are sent together, by their index in the run."""
 
     numbers: list[int]
     is_async: bool
     attempts: int = 0
     alone: bool = False
-    """Whether it travels with nobody else aboard."""
+    """Whether it is a single call on its last try."""
 
 
 @dataclass(eq=False, slots=True)
 class _Actor:
-    """An actor as the driver sees it."""
+    """The driver's state of an actor."""
 
     handle: Any
     busy: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
-    """Parcels it has now, of async and of plain functions."""
+    """Batches in progress, of async and of plain functions."""
     started: bool = False
     dead: bool = False
 
@@ -99,18 +100,18 @@ class _Run:
     queues: dict[bool, deque[_Parcel]]
     returned: dict[int, Returned] = field(default_factory=dict)
     suspects: list[int] = field(default_factory=list)
-    """Calls that were aboard when an actor died, twice: which of them it was, only going alone will tell."""
+    """Calls of batches during which an actor died, twice. Each is then tried alone, to find the cause."""
 
     failed_starts: int = 0
 
     def answer(self, number: int, returned: Returned) -> None:
-        """The first answer counts: calls that were given up may come back all the same."""
+        """Record the first answer of a call: calls that were given up may still come back."""
         if number not in self.returned:
             self.returned[number] = returned
             self.answered()
 
     def give_up(self, why: str) -> None:
-        """Answer what is not answered yet, all at once."""
+        """Answer all open calls at once, with an error."""
         for queue in self.queues.values():
             queue.clear()
         self.suspects.clear()
@@ -119,7 +120,7 @@ class _Run:
 
 
 class _CannotStart(Exception):
-    """Actors die before they say a word."""
+    """Actors die before their first answer."""
 
 
 class _ActorDied(Exception):
@@ -129,9 +130,9 @@ class _ActorDied(Exception):
 class RayBackend:
     """A backend of `n_actors` Ray actors; they start at the first call, and stay.
 
-    `ray_init`: arguments of `ray.init`, by default a Ray of its own on this machine; `address` joins a cluster. Where
-    Ray is running in this process already, that one is used. Each actor asks for its share of the free CPUs.
-    Raises ConfigError where Ray is not installed, RewardError where a function cannot be sent to another process.
+    `ray_init`: arguments of `ray.init`, by default a new Ray on this machine; `address` joins a cluster. If Ray runs in
+    this process already, it is used. Each actor requests its share of the free CPUs.
+    Raises ConfigError if Ray is not installed, RewardError if a function cannot be sent to another process.
     """
 
     def __init__(
@@ -161,13 +162,13 @@ class RayBackend:
         self._own_ray = False
 
     def takes(self, function: RewardFunction) -> bool:
-        """All but those that must stay where the manager is."""
+        """Accepts all functions except those that must stay in the manager's process."""
         return not function.here
 
     def start(self) -> None:
-        """Start Ray, where it does not run in this process, and the actors. `run` does so where it has to.
+        """Start Ray, unless it runs in this process, and the actors. `run` does so if necessary.
 
-        Raises ConfigError where Ray cannot be reached.
+        Raises ConfigError if Ray cannot be reached.
         """
         if not self._ray.is_initialized():
             try:
@@ -179,13 +180,13 @@ class RayBackend:
             self._actors.append(self._start_actor())
 
     async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
-        """What each call came back with, in order."""
+        """Run the calls and return their results in order."""
         if not calls:
             return []
         self.start()
         run = _Run(calls, answered, {kind: self._parcels(calls, kind) for kind in (True, False)})
         try:
-            # As many carriers as there may be parcels under way; each takes one at a time to the actor with the least.
+            # One task per batch that may be in progress; each sends one batch at a time to the least busy actor.
             await together(
                 self._carry(queue, run)
                 for kind, queue in run.queues.items()
@@ -195,14 +196,14 @@ class RayBackend:
                 number = run.suspects.pop(0)
                 last_try = _Parcel([number], calls[number].function.is_async, ATTEMPTS - 1, alone=True)
                 await self._carry(deque([last_try]), run)
-        except BaseException:  # it was cancelled, and they are still at it
+        except BaseException:  # cancelled, while actors are still busy
             for actor in self._actors:
                 self._kill(actor)
             raise
         return [run.returned[number] for number in range(len(calls))]
 
     async def metrics(self) -> list[tuple[RewardFunction, dict[str, float]]]:
-        """Added up over the actors; of a name with `_max` in it, the largest."""
+        """Numbers summed over the actors; for a name with `_max` in it, the largest."""
         counted: dict[int, dict[str, float]] = {}
         for actor in self._actors:
             if actor.dead:
@@ -210,7 +211,7 @@ class RayBackend:
             try:
                 said = json.loads(await self._answer(actor, actor.handle.metrics.remote()))
             except _ActorDied:
-                continue  # it is gone, and what it counted with it; the scores are not
+                continue  # its numbers are lost with it; the scores are not
             for place, values in said:
                 mine = counted.setdefault(place, {})
                 for name, value in values.items():
@@ -227,7 +228,7 @@ class RayBackend:
             self._own_ray = False
 
     def _under_way(self, is_async: bool) -> int:
-        """Parcels that may be under way at a time."""
+        """Maximum number of batches in progress."""
         return max(1, self.max_in_flight // self._async_batch) if is_async else _WAITING * self.n_actors
 
     def _parcels(self, calls: Sequence[Call], is_async: bool) -> deque[_Parcel]:
@@ -254,7 +255,7 @@ class RayBackend:
             except CannotTravel as error:
                 if len(parcel.numbers) == 1:
                     run.answer(parcel.numbers[0], Returned(error=str(error)))
-                else:  # each alone, so that the others are not lost with it
+                else:  # each alone, so that only the faulty ones fail
                     queue.extendleft(_Parcel([number], parcel.is_async) for number in parcel.numbers)
             except Unreadable as error:
                 for number in parcel.numbers:
@@ -263,7 +264,7 @@ class RayBackend:
                 actor.busy[parcel.is_async] -= 1
 
     async def _until_started(self, actor: _Actor, run: _Run) -> None:
-        """Waits for an actor's first sign of life. Raises _CannotStart where that fails for the second time."""
+        """Wait for the first answer of an actor. Raises _CannotStart if this fails for the second time."""
         if actor.started:
             return
         try:
@@ -276,7 +277,7 @@ class RayBackend:
         run.failed_starts = 0
 
     async def _answer(self, actor: _Actor, reference: Any) -> Any:
-        """What an actor answers; waits for as long as it lives. Raises _ActorDied, CannotTravel."""
+        """Wait for an actor's answer as long as it lives. Raises _ActorDied, CannotTravel."""
         errors = self._ray.exceptions
         answer = asyncio.ensure_future(_awaited(reference))
         try:
@@ -304,7 +305,7 @@ class RayBackend:
 
     def _start_actor(self) -> _Actor:
         free = self._ray.available_resources().get("CPU", 0.0)
-        # Half of a fair share, so that all of them find a place though it is scattered over nodes.
+        # Half of a fair share, so that all actors can be placed even if the free CPUs are scattered over nodes.
         share = math.floor(min(1.0, free / self.n_actors / 2) * 100) / 100
         self.started += 1
         actor = self._ray.remote(Host).options(

@@ -1,7 +1,4 @@
-"""What a reward function is: decorators that say what a function scores, and the ready-made ones by name.
-
-It must not know how a recipe names functions (`entries`), where they run, nor what any of them measures.
-"""
+"""Reward functions: the decorators that declare them, and the ready-made ones by name."""
 
 from __future__ import annotations
 
@@ -33,17 +30,17 @@ _READY_MADE = (
     "process_model",
     "text",
 )
-"""Modules of this room that register functions; each imports what is heavy when it is called."""
+"""Modules of this package that register functions; each imports heavy dependencies when it is called."""
 _BUILTINS: dict[str, Callable[..., Any]] = {}
 _COMBINATORS: dict[str, Combinator] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """How one score is made of the scores of several functions."""
+    """A rule that makes one score from the scores of several functions."""
 
     rule: Callable[[Any], Generator[list[Any], list[Any], Score]]
-    """Called with a `Call`: yields the calls that it needs, is sent what they came back with, and returns a score."""
+    """Called with a `Call`: yields the calls that it needs, receives their results, and returns a score."""
     range: tuple[float, float]
 
 
@@ -58,33 +55,35 @@ class RewardFunction:
     agent_match: re.Pattern[str] | None = None
     """Searched in the agent's name; None: every agent."""
     weight: float = 1.0
-    """Share in the step's weighted mean. 0: measured and reported, never part of credit."""
+    """Weight in the mean of a step's scores. 0: measured and reported, never part of credit."""
     range: tuple[float, float] = (0.0, 1.0)
     version: str = ""
-    """A hash of the function's own source and of its arguments (helpers that it calls are not in it)."""
+    """A hash of the function's source and its arguments (without the helpers that it calls)."""
     identity: str = ""
-    """Where the function was found, and its arguments: two functions of one source text are not the same function.
-    Calls are cached by identity and version; a function without one is called every time."""
+    """Location of the function, and its arguments: two functions with the same source text differ. Calls are cached by
+    identity and version; a function without an identity is called every time.
+    """
     is_async: bool = False
     timeout: float | None = None
-    """Seconds that one call may take; None: the manager's."""
+    """Time limit of one call in seconds; None: the manager's."""
     cache: bool = True
     here: bool = False
-    """Whether it must be called in the process of the manager: it holds a model, or a policy of the run."""
+    """Whether its calls stay in the manager's process: it holds a model, or a policy of the run."""
     cache_key: Callable[..., str | None] | None = None
-    """Called as `call` is: a text that holds all that the score depends on, or None where there is none. Without it:
-    everything about the trajectory."""
+    """Called like `call`; returns a text that holds everything that the score depends on, or None to disable caching.
+    Default: everything about the trajectory.
+    """
     instance: object = None
-    """Where the recipe names a class: what was made of it. See `load_reward_functions`."""
+    """The instance, if the recipe names a class. See `load_reward_functions`."""
     composition: Composition | None = None
-    """Where the entry makes one reward of several: how."""
+    """The rule, if the entry makes one reward of several."""
     parts: tuple[RewardFunction, ...] = ()
-    """Of a composition: what it is made of."""
+    """The parts of a composition."""
     when: Callable[[Step], bool] | None = None
-    """Which of its agents' steps it scores; None: all of them."""
+    """Selects the steps to score among those of its agents; None: all of them."""
 
     def matches(self, step: Step) -> bool:
-        """Whether this function scores the step. Raises RewardError, which says why, where `when` cannot say."""
+        """Whether this function scores the step. Raises RewardError, with the reason, if `when` fails."""
         if self.agent_match is not None and self.agent_match.search(step.agent) is None:
             return False
         if self.when is None:
@@ -102,7 +101,7 @@ class RewardFunction:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a decorator says of its function."""
+    """The properties that a decorator declares."""
 
     level: Literal["step", "trajectory", "outcome", "answer"]
     agent_match: str | None = None
@@ -146,11 +145,11 @@ def reward(
 
     `level="step"`: `f(step, trajectory)` returns the step's score: a number, one number per response token, or a Score.
     `level="trajectory"`: `f(trajectory)` returns a list with one of these per step.
-    `agent_match`: a regular expression (re.search) on the agent's name. `when`: which of their steps it scores, by
-    what is known of a step before it is scored (`turn`, `info`, texts); the others it says nothing of, which is not a
-    failure; where `when` raises, the score has failed. `range`: what the function may return.
-    `timeout`: seconds that one call may take. A recipe's entry may say otherwise of all but the level and the range.
-    Of a class, an instance is what is called: `Class(**args)` is made once, when the recipe is loaded.
+    `agent_match`: a regular expression (re.search) on the agent's name. `when`: selects the steps to score, by
+    properties that a step has before scoring (`turn`, `info`, texts); the other steps get no score, which is not a
+    failure. If `when` raises, the score has failed. `range`: the range of the return values. `timeout`: time limit of
+    one call in seconds. A recipe's entry can override everything except the level and the range.
+    A class is instantiated once, as `Class(**args)`, when the recipe is loaded; the instance is then called.
     """
     if level not in ("step", "trajectory"):
         hint = did_you_mean(level, LEVELS)
@@ -202,7 +201,7 @@ def answer(
 ) -> F | Callable[[F], F]:
     """Declare a comparison `f(text, truth)` of an answer with the task's ground truth, for use at two levels.
 
-    As `level: outcome` (the default) it sees `trajectory.answer`, as `level: step` it sees `step.response`.
+    As `level: outcome` (the default) it receives `trajectory.answer`, as `level: step` it receives `step.response`.
     """
     return _declare(function, Declared("answer", range=range, name=name, timeout=timeout))
 
@@ -219,7 +218,7 @@ def _mark(declared: Declared, function: F) -> F:
 
 
 def builtin(function: F) -> F:
-    """Let recipes find a decorated function by its bare name."""
+    """Make a decorated function available to recipes by its bare name."""
     if getattr(function, _MARK, None) is None:
         raise RewardError(f"@builtin: {function.__name__} has no @reward, @outcome or @answer beneath it")
     name = getattr(function, _MARK).name or function.__name__
@@ -231,18 +230,18 @@ def builtin(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class Combinator:
-    """A way to make one reward of several, as recipes name it."""
+    """A way to make one reward of several, by its name in recipes."""
 
     make: Callable[..., Composition]
     """Called with the parts, their weights, and the entry's other args."""
     names: tuple[str, ...]
-    """The args that hold the parts; none: `parts`, a list of any length."""
+    """The args that hold the parts; empty: `parts`, a list of any length."""
 
 
 def combinator(
     name: str, names: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Composition]], Callable[..., Composition]]:
-    """Let recipes name a way to make one reward of several. `names`: the args that its parts stand in."""
+    """Make a way to combine several rewards available to recipes. `names`: the args that hold its parts."""
 
     def register(make: Callable[..., Composition]) -> Callable[..., Composition]:
         _COMBINATORS[name] = Combinator(make, names)
@@ -267,11 +266,11 @@ def builtins() -> Mapping[str, Callable[..., Any]]:
 
 
 def declared(function: object) -> Declared | None:
-    """What a decorator says of the function; None where it has none."""
+    """The properties that a decorator declares; None without one."""
     return cast(Declared | None, getattr(function, _MARK, None))
 
 
 def leaves(functions: Iterable[RewardFunction]) -> Iterator[RewardFunction]:
-    """The functions that are really called: of a composition, its parts."""
+    """The functions that are called: for a composition, its parts."""
     for function in functions:
         yield from leaves(function.parts) if function.parts else (function,)

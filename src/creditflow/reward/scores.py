@@ -1,7 +1,4 @@
-"""Makes scores of what reward functions return: a value that cannot be one becomes a failed score that says why.
-
-It must not know where the functions ran, nor what the scores are for.
-"""
+"""Make scores from the return values of reward functions; an invalid value becomes a failed score with a reason."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ class _UnusableError(Exception):
 
 
 def scores_of(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
-    """The scores that one call made, each with the step that it is for (None: the trajectory)."""
+    """The scores that one call made, each with its step (None: the trajectory)."""
     function, trajectory = call.function, call.trajectory
     if function.level != "trajectory":
         return [(call, to_score(function, returned, call.step))]
@@ -31,7 +28,7 @@ def scores_of(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
 
 
 def of_step(call: Call, returned: Returned, step: Step) -> Returned:
-    """One step's entry in what a function of trajectories returned; a failure of the call is every step's."""
+    """One step's entry in the return value of a trajectory function; a failed call fails every step."""
     values, n_steps = returned.value, len(call.trajectory.steps)
     if returned.error:
         return replace(returned, value=None)
@@ -43,7 +40,7 @@ def of_step(call: Call, returned: Returned, step: Step) -> Returned:
 
 
 def to_score(function: RewardFunction, returned: Returned, step: Step | None) -> Score:
-    """The score that a call made of a step (None: of a trajectory), with its function's range, weight and version."""
+    """The score of a step (None: of a trajectory) by a call, with its function's range, weight and version."""
     try:
         if returned.error:
             raise _UnusableError(returned.error)
@@ -54,7 +51,7 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
             reason = given.reason[:REASON_CHARACTERS] or "the function said so, without a reason"
             status = given.status if given.status == "timeout" else "failed"
             return replace(make_score(function, 0.0, reason), status=status)
-        # A Score made without a range has the default one: it is the function's that counts then.
+        # A Score made without a range has the default one: the function's range applies then.
         allowed = function.range if given.range == (0.0, 1.0) else _range(given.range)
         value = _checked(given.value, allowed, step)
         return replace(make_score(function, value, given.reason), range=allowed)
@@ -64,12 +61,12 @@ def to_score(function: RewardFunction, returned: Returned, step: Step | None) ->
 
 
 def make_score(function: RewardFunction, value: float | tuple[float, ...], reason: str = "") -> Score:
-    """A score of the function's, status ok."""
+    """A score by the function, with status ok."""
     return Score(value, range=function.range, weight=function.weight, reason=reason, version=function.version)
 
 
 def mean_value(score: Score) -> float:
-    """In the function's own range; of token values, the mean."""
+    """The value in the function's own range; for token values, their mean."""
     return sum(score.value) / len(score.value) if isinstance(score.value, tuple) else score.value
 
 

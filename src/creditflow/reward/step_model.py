@@ -1,7 +1,4 @@
-"""What functions share that score steps by a model of their own: steps are gathered and computed together.
-
-It must not know what the model says of a step.
-"""
+"""The base of reward functions that score steps with a model: concurrent steps are computed together."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from creditflow.trajectory import Score, Step, Trajectory
 
 
 class StepModel:
-    """The base of such a function; it says in `_score_all` what the model makes of some steps.
+    """Base class of a function with a model; subclasses implement `_score_all`.
 
-    `tokenizer`: a folder that says how the policy's tokens are spelled, where no policy of the run does.
+    `tokenizer`: a folder with the policy's tokenizer, for use without a connected policy.
     """
 
     here = True
@@ -26,7 +23,7 @@ class StepModel:
         self._batcher: Batcher[Step, Score | Exception] = Batcher(self._score_all)
 
     def connect(self, clients: Mapping[str, Any]) -> None:
-        """The run's policies, which know how they spell their tokens."""
+        """Set the run's policies, which decode their tokens."""
         self._tokens.connect(clients)
 
     async def __call__(self, step: Step, trajectory: Trajectory) -> Score:
@@ -37,5 +34,5 @@ class StepModel:
         return scored
 
     def _score_all(self, steps: list[Step]) -> list[Score | Exception]:
-        """A score, or what went wrong with it, for each step; one step's fault is not the others'."""
+        """A score or an error for each step; an error of one step does not affect the others."""
         raise NotImplementedError

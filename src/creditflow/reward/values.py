@@ -1,7 +1,4 @@
-"""What a function returned, as plain values of our own: taken at once, so that nobody changes it afterwards.
-
-It must not know which function returned it, nor whether it can be a score.
-"""
+"""Return values of reward functions as plain values, copied at once, so that later changes have no effect."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from typing import Any
 from creditflow.trajectory import Score
 
 MAX_VALUES = 1_000_000
-"""Numbers in one returned value; a response has fewer tokens."""
+"""Maximum count of numbers in one return value; a response has fewer tokens."""
 REASON_CHARACTERS = 200
-"""Of a failure. A score that is ok may say more."""
+"""Maximum length of a failure's reason. The reason of an ok score may be longer."""
 _OK_CHARACTERS = 10_000
 _DEPTH = 3
 Plain = Any
@@ -25,17 +22,17 @@ Plain = Any
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Stands for a value of a type that is no score."""
+    """A value of a type that cannot be a score."""
 
     kind: str
 
 
 def taken(value: object, depth: int = 0) -> Plain:
-    """A copy in Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
+    """Copy a value into Python's own numbers and tuples. Arrays, tensors and their scalars are converted.
 
-    A dict with a `score`, as verl's reward functions return, is that score; its other entries become the reason.
+    A dict with a `score`, as verl's reward functions return, becomes that score; its other entries become the reason.
 
-    Raises ValueError for more than MAX_VALUES numbers, and whatever a strange object raises when it is looked at.
+    Raises ValueError for more than MAX_VALUES numbers, and any exception that an unusual object raises on access.
     """
     if isinstance(value, Score):
         return Score(
@@ -75,13 +72,13 @@ def _score_of_dict(value: Mapping[Any, Any], depth: int) -> Score:
 
 
 def _shown(value: object) -> str:
-    """A short text of a plain value; the type's name of any other, whose text may hold an address."""
+    """A short text of a plain value; for any other value its type's name, since its text may hold an address."""
     plain = value is None or isinstance(value, str | bool | int | float)
     return str(value)[:REASON_CHARACTERS] if plain else type(value).__name__
 
 
 def to_json(value: Plain) -> Any:
-    """A value that was taken, as JSON has it."""
+    """A value from `taken` as JSON data."""
     if isinstance(value, tuple):
         return [to_json(one) for one in value]
     if isinstance(value, Other):
@@ -93,12 +90,12 @@ def to_json(value: Plain) -> Any:
 
 
 def of_json(value: Any) -> Plain:
-    """The value that `to_json` made this of. Raises KeyError, TypeError or OverflowError for what it has not made."""
+    """The inverse of `to_json`. Raises KeyError, TypeError or OverflowError for other input."""
     if isinstance(value, list):
         return tuple(of_json(one) for one in value)
     if not isinstance(value, dict):
         if isinstance(value, int):
-            float(value)  # an OverflowError for one that is too large to be compared with a range
+            float(value)  # raises OverflowError if it is too large to be compared with a range
         return value
     if "other" in value:
         return Other(str(value["other"]))

@@ -1,7 +1,7 @@
-"""How reward functions, calls and answers travel to another process of the same user, and back.
+"""Serialize reward functions, calls and results for another process of the same user.
 
-What goes out is pickled (functions and plays are the user's own). What comes back is JSON of numbers, lists and scores:
-a worker may have touched what a model wrote, and its answer must not be able to run code here.
+Functions and calls are pickled (functions and trajectories are the user's own). Results come back as JSON of numbers,
+lists and scores: a worker may have touched text by a model, and its answer must not be able to run code here.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from creditflow.trajectory import Trajectory
 
 
 class CannotTravel(Exception):
-    """Calls that cannot be sent, or read where they arrived; the message says why."""
+    """Calls cannot be sent, or cannot be read on arrival; the message gives the reason."""
 
 
 class Unreadable(Exception):
-    """An answer that is none of ours."""
+    """An answer in none of our formats."""
 
 
 def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
-    """The functions, with the user's own files that they are in. Raises RewardError where one cannot travel.
+    """Pack the functions, with the user's own files that hold them. Raises RewardError if one cannot be sent.
 
-    A function in an importable module, or in a `file.py` of a recipe, goes by name (the file's text goes with it, so
-    that another machine need not have it); one typed at a prompt or made in a function, by value.
+    A function in an importable module, or in a `file.py` of a recipe, is packed by name (together with the text of the
+    file, so that another machine does not need it); a function typed at a prompt or made in a function, by value.
     """
     import cloudpickle
 
-    functions = [replace(function, when=None) for function in functions]  # which steps: the manager knows
+    functions = [replace(function, when=None) for function in functions]  # the manager selects the steps
     try:
         packed = cloudpickle.dumps(tuple(functions))
     except Exception as error:  # pickling runs the user's own code, which may raise anything
@@ -55,7 +55,7 @@ def pack_functions(functions: Sequence[RewardFunction]) -> bytes:
 
 
 def unpack_functions(data: bytes, *, same_machine: bool) -> tuple[RewardFunction, ...]:
-    """What `pack_functions` packed; imports the modules that the functions are in, from where the sender would."""
+    """Unpack the functions, and import their modules from the sender's search path."""
     path, files, packed = pickle.loads(data)
     sys.path[:] = path if same_machine else [*sys.path, *(folder for folder in path if folder not in sys.path)]
     offer_files(files)
@@ -64,17 +64,17 @@ def unpack_functions(data: bytes, *, same_machine: bool) -> tuple[RewardFunction
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Calls that travel together; a trajectory that several of them look at travels once."""
+    """Calls that are sent together; a trajectory that several of them use is sent once."""
 
     trajectories: list[Trajectory]
     items: list[tuple[int, int, int]]
-    """Of each call: its function, its trajectory, and the step's index (-1: none)."""
+    """Indices of each call's function, trajectory and step (-1: no step)."""
 
 
 def pack_calls(calls: Sequence[Call], index_of_function: dict[int, int]) -> bytes:
-    """Calls for a process that holds the functions: `index_of_function` maps `id(function)` to their place there.
+    """Pack calls for a process that holds the functions: `index_of_function` maps `id(function)` to their index there.
 
-    Raises CannotTravel where one of their plays cannot be pickled.
+    Raises CannotTravel if a trajectory cannot be pickled.
     """
     place: dict[int, int] = {}
     trajectories: list[Trajectory] = []
@@ -87,12 +87,12 @@ def pack_calls(calls: Sequence[Call], index_of_function: dict[int, int]) -> byte
         items.append((index_of_function[id(call.function)], place[id(call.trajectory)], step))
     try:
         return pickle.dumps(Packed(trajectories, items), pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # whatever is in `info` may refuse as it likes
+    except Exception as error:  # objects in `info` may raise anything
         raise CannotTravel(f"the play cannot be sent to another process: {first_line(error)}") from error
 
 
 def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[Call]:
-    """What `pack_calls` packed. Raises CannotTravel where it cannot be read here."""
+    """Unpack the calls. Raises CannotTravel if they cannot be read here."""
     try:
         packed: Packed = pickle.loads(data)
     except Exception as error:  # as above
@@ -105,13 +105,13 @@ def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[Call]
 
 
 def pack_returned(returned: Returned) -> str:
-    """As JSON."""
+    """Pack a result as JSON."""
     fields = {"value": to_json(returned.value), "error": returned.error, "seconds": returned.seconds}
     return json.dumps({**fields, "timed_out": returned.timed_out, "traceback": returned.traceback})
 
 
 def unpack_returned(data: str | bytes) -> Returned:
-    """What `pack_returned` packed. Raises Unreadable for anything else."""
+    """Unpack a result. Raises Unreadable for anything that `pack_returned` did not write."""
     try:
         fields = json.loads(data)
         seconds = float(fields["seconds"])

@@ -1,7 +1,7 @@
-"""A worker process: receives reward functions once and then batches of calls, and answers each call as it is done.
+"""A worker process: receives reward functions once, then batches of calls, and answers each call when it is done.
 
-Started by the pool as `python -P -m creditflow.reward.worker CONNECTION PARENT`. It must not outlive the pool: it ends
-at the end of the connection and, should it hang in a function just then, with the thread that started it.
+The pool starts it as `python -P -m creditflow.reward.worker CONNECTION PARENT`. It does not outlive the pool: it exits
+at the end of the connection or, while a function hangs, with the thread that started it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def serve(connection: socket.socket) -> None:
         functions = unpack_functions(read_frame(connection), same_machine=True)
     except EOFError:
         return
-    except BaseException as error:  # told to the pool, which cannot see in here
+    except BaseException as error:  # reported to the pool, which cannot see it otherwise
         write_frame(connection, CANNOT_START + describe(error).encode())
         return
     write_frame(connection, READY)
@@ -46,20 +46,20 @@ def serve(connection: socket.socket) -> None:
             write_frame(connection, BEGUN)
             for number, call in enumerate(calls):
                 returned = run_plain(call)
-                if os.getpid() != home:  # a function forked, and its child came back here
+                if os.getpid() != home:  # the child of a function that forked
                     os._exit(1)
-                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm that was left behind would hit the next one
+                signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm left behind would hit the next call
                 sys.stdout, sys.stderr = streams
-                with contextlib.suppress(Exception):  # closed by the function: its own loss
+                with contextlib.suppress(Exception):  # the function may have closed them
                     sys.stdout.flush()
                     sys.stderr.flush()
                 write_frame(connection, ANSWER + b"%d " % number + pack_returned(returned).encode())
 
 
 def die_with(parent: int) -> None:
-    """Be killed when the thread that started this process ends, and adopt what is orphaned beneath it.
+    """Die when the thread that started this process ends, and adopt orphans below this process.
 
-    So that the pool finds all that a function has started below this process. Linux only; elsewhere nothing happens.
+    The pool then finds everything that a function has started. Linux only; nothing happens elsewhere.
     """
     if sys.platform != "linux":
         return
@@ -71,12 +71,12 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Serve the connection whose file descriptor is named on the command line."""
+    """Serve the connection given on the command line by its file descriptor."""
     descriptor, parent = (int(argument) for argument in sys.argv[1:3])
-    os.set_inheritable(descriptor, False)  # what a function starts must not keep it open
+    os.set_inheritable(descriptor, False)  # processes that a function starts must not keep it open
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the pool's to answer
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody waits for the answer any more
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles interrupts
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the pool no longer waits for the answer
         serve(socket.socket(fileno=descriptor))
 
 

@@ -1,7 +1,7 @@
-"""Model-based reward: a judge model reads what an agent wrote, by a rubric, and its verdict is the score.
+"""Model-based reward: a judge model reads an agent's response by a rubric, and its verdict is the score.
 
-`arguments` checks what a recipe says, `prompt` writes the question, `clients` put it to a model (`bounded` limits what
-an endpoint may answer), `verdict` reads the reply, `function` makes the score of it.
+`arguments` checks a recipe's arguments, `prompt` writes the question, `clients` send it to a model, `verdict` parses
+the reply, and `function` makes the score from it. `rollout.bounded` limits the answer of an endpoint.
 """
 
 from creditflow.reward.judge.function import Judge, JudgeOutcome

@@ -1,6 +1,6 @@
-"""Checks a judge's arguments when a recipe is loaded, and makes of them what the judge is built from.
+"""Check a judge's arguments when a recipe is loaded, and convert them to the judge's components.
 
-It must not know a trajectory, nor open a connection. Each function raises ValueError, which becomes the recipe's fault.
+No function opens a connection. Each raises ValueError, which is reported as an error of the recipe.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, Verdic
 from creditflow.rollout import endpoint as endpoints
 
 _HUGE = 1e300
-"""Whole numbers may be beyond what a float holds."""
+"""Upper limit for numbers; a whole number may exceed the range of a float."""
 
 
 def refuse_secrets(args: Mapping[str, Any]) -> None:
-    """A recipe is copied into the folder of every run: a key in it would be too."""
+    """Refuse keys in a recipe, because it is copied into the folder of every run."""
     endpoints.refuse_secrets({name: value for name, value in args.items() if name != "self"})
 
 
 def one_of(needed: bool = True, **options: object) -> None:
-    """Of options that exclude one another, one is given (not `needed`: or none)."""
+    """Require exactly one of several exclusive options, or at most one if not `needed`."""
     given = [name for name, value in options.items() if value is not None]
     if len(given) > 1 or (needed and not given):
         raise ValueError(f"expected one of {', '.join(options)}, got {' and '.join(given) or 'none'}")
 
 
 def whole(name: str, value: object, least: int) -> None:
-    """A whole number of `least` or more."""
+    """Require a whole number of `least` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
 
 
 def number(name: str, value: object, least: float, *, above: bool = False) -> float:
-    """A finite number of `least` or more, or above it."""
+    """Return a finite number of `least` or more, or above it."""
     if isinstance(value, int | float) and not isinstance(value, bool) and least <= value < _HUGE:
         found = float(value)
         if found > least or not above:
@@ -47,35 +47,35 @@ def number(name: str, value: object, least: float, *, above: bool = False) -> fl
 
 
 def optional_name(name: str, value: object) -> str | None:
-    """A text that is not empty, or none."""
+    """Return a text that is not empty, or None."""
     if value is not None and not (isinstance(value, str) and value):
         raise ValueError(f"{name}: expected a name, got {value!r}")
     return value
 
 
 def model_name(value: object) -> str:
-    """What the endpoint is asked for."""
+    """The model's name, as sent to the endpoint."""
     if not isinstance(value, str) or not value:
         raise ValueError(f"model: expected the model's name as the endpoint knows it, got {value!r}")
     return value
 
 
 def address_of(endpoint: object) -> str:
-    """The address, which is shown in reasons and metrics; so it may hold no credentials."""
+    """The endpoint's address, without credentials, because reasons and metrics show it."""
     address = endpoints.address_of(endpoint)
     endpoints.expect_packages()
     return address
 
 
 def variable_name(name: object) -> str | None:
-    """The name of a variable that is set."""
+    """The name of an environment variable that is set."""
     variable = endpoints.variable_name(name)
     endpoints.expect_set(variable)
     return variable
 
 
 def form_of(scale: Any, choices: Any, pairwise: bool) -> Form:
-    """What a verdict may be."""
+    """The form of a verdict."""
     if pairwise:
         return WINNER
     if choices is not None:
@@ -108,7 +108,7 @@ def _choices(choices: Any) -> Choices:
 
 
 def against_of(pairwise: Any) -> str | None:
-    """The field of the task that a response is compared with."""
+    """The field of the task with the text that a response is compared with."""
     if pairwise is None:
         return None
     if not isinstance(pairwise, Mapping) or set(pairwise) != {"against"}:
@@ -119,7 +119,7 @@ def against_of(pairwise: Any) -> str | None:
 def prompt_of(
     rubric: str | None, template: str | None, instruction: str, max_characters: int, against: str | None
 ) -> Prompt:
-    """How the judge is asked; reads the files that hold rubric and template."""
+    """The prompt of the judge; reads the files that hold rubric and template."""
     if rubric is None and template is None:
         raise ValueError("rubric: expected a text that says what is good (or a template with that in it)")
     criteria = "" if rubric is None else _text("rubric", rubric)
@@ -132,7 +132,7 @@ def prompt_of(
 
 
 def _text(name: str, given: object) -> str:
-    """A text, or what the file *.md or *.txt holds."""
+    """The text itself, or the content of the file *.md or *.txt that it names."""
     if not isinstance(given, str) or not given.strip():
         raise ValueError(f"{name}: expected a text, or a file *.md or *.txt, got {given!r}")
     if not re.fullmatch(r"\S+\.(?:md|txt)", given):
@@ -146,7 +146,7 @@ def _text(name: str, given: object) -> str:
 def body_of(
     max_tokens: int, temperature: float, seed: int | None, style: str, request: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Fields of a request beside model and messages; all of it can be sent as JSON."""
+    """Fields of a request other than model and messages; all of them can be sent as JSON."""
     body: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     if style == "json":
         body["response_format"] = {"type": "json_object"}
@@ -159,7 +159,7 @@ def body_of(
 
 
 def prices_of(prices: Any) -> dict[str, float] | None:
-    """Per million prompt and completion tokens."""
+    """Prices per million prompt and completion tokens."""
     if prices is None:
         return None
     if not isinstance(prices, Mapping) or set(prices) != {"prompt", "completion"}:

@@ -1,6 +1,6 @@
-"""Puts a question to a judge: over HTTP to an OpenAI-compatible endpoint, or to a model of this process.
+"""Clients that send a question to a judge: an OpenAI-compatible endpoint over HTTP, or a model in this process.
 
-It must not know what is judged, nor how the reply is read; how an endpoint is reached, `rollout.endpoint` knows.
+`rollout.endpoint` implements the requests to an endpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNUSABLE_ENDS = {
 
 
 class JudgeError(Exception):
-    """The judge gave no usable reply; the message says who, what and after how many tries."""
+    """The judge gave no usable reply; the message names the judge, the fault and the number of tries."""
 
     def __init__(self, message: str, status: Literal["failed", "timeout"] = "failed") -> None:
         super().__init__(message)
@@ -35,20 +35,20 @@ class JudgeError(Exception):
 
 
 class Client(Protocol):
-    """Whom a judge asks."""
+    """The interface to a judge."""
 
     counts: Counts
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """The reply, whole. Raises JudgeError where there is none."""
+        """Return the whole reply. Raises JudgeError if there is none."""
         ...
 
     def identity(self) -> str:
-        """All that the reply depends on but the messages."""
+        """Everything except the messages that the reply depends on."""
         ...
 
     async def aclose(self) -> None:
-        """Close connections of this event loop."""
+        """Close the connections of this event loop."""
         ...
 
 
@@ -59,11 +59,11 @@ class Endpoint(endpoint.Endpoint):
     """A judge behind an OpenAI-compatible endpoint."""
 
     def identity(self) -> str:
-        """Address and request; the key's name is no part of it."""
+        """Address and request, without the name of the key."""
         return json.dumps([self.url, self.model, dict(self.body)], sort_keys=True)
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """The reply, as `complete` gets it."""
+        """Return the reply of the endpoint; see `complete`."""
         try:
             return await self.complete(messages, _reply)
         except EndpointError as error:
@@ -87,13 +87,13 @@ def _reply(answer: Any) -> str:
 
 
 _SCHEDULERS: dict[tuple[asyncio.AbstractEventLoop, int], Scheduler] = {}
-"""By event loop and model: all judges that ask one model share its batches, since it takes one call at a time."""
+"""Schedulers by event loop and model. Judges that share a model share its batches: it takes one call at a time."""
 _JUDGE = "judge"
 
 
 @dataclass
 class Model:
-    """A model of this process: a policy of the run, or one from a folder."""
+    """A model in this process: a policy of the run, or a model from a folder."""
 
     name: str
     get: Callable[[], Awaitable[ModelClient]]
@@ -101,17 +101,17 @@ class Model:
     temperature: float
     seed: int
     max_concurrency: int
-    """At most so many questions are answered in one batch; where judges share a model, the least of theirs counts."""
+    """Maximum number of questions in one batch; judges that share a model use the smallest of their limits."""
     known: ModelClient | None = None
     counts: Counts = field(default_factory=Counts)
 
     def identity(self) -> str:
-        """Name and version of the model, and how it is sampled."""
+        """Name and version of the model, and its sampling parameters."""
         version = self.known.version if self.known is not None else 0
         return json.dumps([self.name, version, self.max_tokens, self.temperature, self.seed])
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """The reply; generated together with all other questions that wait."""
+        """Generate the reply, in one batch with all other waiting questions."""
         self.known = client = await self.get()
         _, prompt_ids = client.encode(messages)
         if len(prompt_ids) + self.max_tokens > client.max_positions:
@@ -129,7 +129,7 @@ class Model:
         return client.decode(generation.response_ids)
 
     def _seed_of(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        """Of the question itself, so that neither its order nor its company changes the reply."""
+        """A seed derived from the question, so that neither the order nor the batch changes the reply."""
         digest = hashlib.sha256(json.dumps(list(prompt_ids)).encode()).digest()
         return (self.seed, int.from_bytes(digest[:8]))
 
@@ -142,6 +142,6 @@ class Model:
         return scheduler
 
     async def aclose(self) -> None:
-        """Lets go of the model's batches in this event loop."""
+        """Release the model's scheduler in this event loop."""
         if self.known is not None:
             _SCHEDULERS.pop((asyncio.get_running_loop(), id(self.known)), None)

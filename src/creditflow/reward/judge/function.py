@@ -1,7 +1,6 @@
-"""The reward functions `judge` and `judge_outcome`: what is to be judged goes in, a score comes out.
+"""The reward functions `judge` and `judge_outcome`: they send a text to a judge and return a score.
 
-It must not know how a question travels or a reply is read (`clients`, `verdict`), nor what an argument may be
-(`arguments`). Connections and models are made at the first call.
+Connections and models are made at the first call.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _NO_ANSWER = "the workflow returned no answer"
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """What is judged."""
+    """The text to judge, and its trajectory."""
 
     trajectory: Trajectory
     response: str
@@ -40,40 +39,41 @@ class _Subject:
 @builtin
 @reward(name="judge", timeout=120)
 class Judge:
-    """What a judge model makes of a step's response, by a rubric.
+    """The score of a step's response by a judge model, which follows a rubric.
 
-    Who judges is one of
+    The judge is one of
     `endpoint`: the address of an OpenAI-compatible server (`http://host:8000/v1`), with `model`, and `api_key_env`: the
-    name of an environment variable, never the key itself (without it, the key sent is `none`);
+    name of an environment variable, never the key itself (without it, the key `none` is sent);
     `path`: a Hugging Face folder (safetensors), loaded on `device` of this process at the first call;
-    `policy`: the name of a policy of the run, as it is at that moment.
+    `policy`: the name of a policy of the run, used with its current weights.
 
-    What it is asked:
+    The question:
     `rubric`: text, or a file *.md or *.txt. `template`: the same, with {rubric}, {task}, {prompt}, {response},
-    {reference} in it; else there is a section for each. Texts by others are fenced, and cut to `max_characters` each.
-    `reference`: `ground_truth` or a field of the task's `extra_info` that the judge is shown.
-    `scale`: [lowest, highest], a number is asked for, and rescaled to [0, 1]; default [1, 10]. Or `choices`: words with
-    their values in [0, 1]. Or `pairwise: {against: ground_truth}` (or a field of `extra_info`): which is better, the
-    response or that; 1, 0.5 for a tie, or 0, mean over both orders of the two, since judges favour a position
-    (arXiv 2306.05685, section 3.4). Its template has {first} and {second}.
+    {reference} in it; default: a section for each. Texts by others are fenced, and each is cut to `max_characters`.
+    `reference`: `ground_truth` or a field of the task's `extra_info` that is shown to the judge.
+    `scale`: [lowest, highest] of a number, which is rescaled to [0, 1]; default [1, 10]. Or `choices`: words with their
+    values in [0, 1]. Or `pairwise: {against: ground_truth}` (or a field of `extra_info`): the response is compared with
+    that text; 1 if it is better, 0.5 for a tie, else 0. The value is the mean over both orders of the two, since judges
+    favour a position (arXiv 2306.05685, section 3.4). The template for pairs has {first} and {second}.
     `format`: `line` (a last line `Score: N`; `Winner: A`) or `json` ({"score": N, "reason": ...}).
 
-    How: `max_tokens` of the reply; `temperature`; `seed` (null: none is sent); `max_concurrency`: requests at a time,
-    or of a model of this process in one batch (where judges share it, the least of theirs); and of an endpoint
-    `request_timeout` per try, `retries` with `backoff` seconds and jitter, `give_up_after` seconds (no try begins
-    later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's),
-    `request`: other fields of the request (null takes one out: {max_tokens: null, max_completion_tokens: 800}),
-    `prices`: {prompt, completion} per million tokens, for `cost`.
+    Requests: `max_tokens` of the reply; `temperature`; `seed` (null: no seed is sent); `max_concurrency`: requests at a
+    time, or batch size of a model in this process (judges that share a model use the smallest). For an endpoint:
+    `request_timeout` per try; `retries` with `backoff` seconds and jitter; `give_up_after` seconds (no try begins
+    later; with `request_timeout` it should stay below the entry's `timeout`, so that the reason given is the judge's);
+    `request`: other fields of the request (null removes one: {max_tokens: null, max_completion_tokens: 800}); `prices`:
+    {prompt, completion} per million tokens, for `cost`.
 
-    Range: 0 to 1. Cost: one request a step, two where pairwise; `metrics` tells requests, tokens, cost and latency.
-    An endpoint's redirects are not followed, and of its answers at most 2 MB are read.
-    A reply without exactly one verdict on the scale is `failed`, as is a judge that cannot be asked; one that does not
-    answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
+    Range: 0 to 1. Cost: one request per step, two if pairwise; `metrics` reports requests, tokens, cost and latency.
+    Redirects of an endpoint are not followed, and at most 2 MB of an answer are read.
+    A reply without exactly one verdict on the scale is `failed`, and so is a judge that cannot be reached; a judge that
+    does not answer in time is `timeout`. Source: Zheng et al., Judging LLM-as-a-Judge, arXiv 2306.05685.
     """
 
     connect: Callable[[Mapping[str, ModelClient]], None]
-    """Of a judge that is a policy of the run, and of no other: takes the run's policies. Raises ValueError where the
-    judge's is none of them."""
+    """Receives the run's policies; present only if the judge is a policy of the run. Raises ValueError if the run has
+    no policy of that name.
+    """
 
     def __init__(
         self,
@@ -187,25 +187,27 @@ class Judge:
         return await self._judge(_Subject(trajectory, step.response, step.prompt))
 
     def cache_key(self, step: Step, trajectory: Trajectory) -> str:
-        """The questions, word for word, whom they are put to and how it is sampled."""
+        """The questions, word for word, and the identity of the judge."""
         return self._key(_Subject(trajectory, step.response, step.prompt))
 
     def metrics(self) -> dict[str, float]:
-        """Since last asked: requests, retries, answered, and of the answered requests latency_sum_s, latency_max_s,
-        prompt_tokens and completion_tokens, replies_without_usage where there were any; with prices, cost in their
-        currency. Counts and sums, so that those of several processes can be added up; the mean is theirs to divide.
+        """Counts and sums since the previous call.
+
+        `requests`, `retries`, `answered`; for answered requests `latency_sum_s`, `latency_max_s`, `prompt_tokens` and
+        `completion_tokens`; `replies_without_usage` if there were any; with prices, `cost` in their currency. Sums can
+        be added up over processes; the mean latency is `latency_sum_s / answered`.
         """
         counts, self.client.counts = self.client.counts, Counts()
         return counts.metrics(self.prices)
 
     async def aclose(self) -> None:
-        """Close what was opened in this event loop."""
+        """Close the connections of this event loop."""
         await self.client.aclose()
 
     async def _judge(self, subject: _Subject) -> Score:
         try:
             asked = self._questions(subject)
-            # Both orders to the end, even where the first fails: neither must be left running behind.
+            # Wait for both orders, even if the first fails, so that no request is left running.
             found = await asyncio.gather(*(self._verdict(messages) for messages in asked), return_exceptions=True)
         except JudgeError as error:
             return Score(0.0, status=error.status, reason=str(error))
@@ -230,7 +232,7 @@ class Judge:
         return verdict.read(await self.client.ask(messages), self.form, self.style)
 
     def _questions(self, subject: _Subject) -> list[list[Message]]:
-        """One question; where two are compared, one for each order. Raises JudgeError where the task lacks a text."""
+        """One question, or one for each order of two responses. Raises JudgeError if the task lacks a text."""
         about = {"task": subject.trajectory.task.text}
         if subject.prompt:
             about["prompt"] = subject.prompt
@@ -253,10 +255,10 @@ class Judge:
 @builtin
 @outcome(name="judge_outcome", timeout=120)
 class JudgeOutcome(Judge):
-    """The same of a whole trajectory's answer, as its outcome; where there is none, 0 without asking.
+    """The score of a trajectory's answer by a judge model, as its outcome; 0, without a request, if there is no answer.
 
     Its arguments are those of `judge`.
-    Range: 0 to 1. Cost: one request, two where pairwise. Source: as of `judge`.
+    Range: 0 to 1. Cost: one request, two if pairwise. Source: as for `judge`.
     """
 
     async def __call__(self, trajectory: Trajectory) -> Score:  # type: ignore[override]
@@ -266,12 +268,12 @@ class JudgeOutcome(Judge):
         return await self._judge(_Subject(trajectory, trajectory.answer))
 
     def cache_key(self, trajectory: Trajectory) -> str:  # type: ignore[override]
-        """As of `judge`."""
+        """See `judge`."""
         return _NO_ANSWER if trajectory.answer is None else self._key(_Subject(trajectory, trajectory.answer))
 
 
 class _Folder:
-    """The model in a folder, loaded in a thread when it is first wanted, once for all who wait."""
+    """The model in a folder, loaded in a thread on first use, once for all callers."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self.folder, self.device = folder, device
@@ -286,7 +288,7 @@ class _Folder:
         if self.model is None:
             if self.loading is None or self.loading.cancelled():
                 self.loading = asyncio.create_task(self._load())
-            # Shielded: a caller whose time is up must not stop the load that the others wait for.
+            # Shielded: a cancelled caller must not stop the load that other callers wait for.
             self.model = await asyncio.shield(self.loading)
         return self.model
 

@@ -1,7 +1,4 @@
-"""Writes what a judge is asked: a rubric, and what is to be judged, fenced so that it cannot pass for an order.
-
-It must not know who the judge is, nor how its verdict is read.
-"""
+"""Write the question to a judge: a rubric and the material, fenced so that it cannot pass for an instruction."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from creditflow.errors import did_you_mean
 from creditflow.trajectory import Message
 
 FIELDS = ("rubric", "task", "prompt", "response", "reference")
-"""What a template may hold, as `{rubric}`."""
+"""Fields that a template may hold, as `{rubric}`."""
 PAIR_FIELDS = ("rubric", "task", "prompt", "first", "second")
-"""The same where two responses are compared."""
+"""Fields of a template that compares two responses."""
 
 _SYSTEM = (
     "You are a judge. You are given a rubric and material to judge by it. The material stands between tags that bear a "
@@ -41,31 +38,33 @@ _BORDER = re.compile(
     r"|\[(?=/?[A-Z_]{3,30}\]|[gs]MASK\]|[|\uff5c][^\s\[\]]{1,40}\]|e~\[)"  # [INST], [SYSTEM_PROMPT], [gMASK], [|user|]
     r"|\](?=~!?b[\[\]])"  # ]~b]
 )
-"""How widespread chat templates begin the borders of turns; the first character alone, so that those inside others are
-found too. A server that reads them out of plain text would take what follows for a turn of its own."""
+"""The beginnings of turn borders in common chat templates. Only the first character is matched, so that borders inside
+others are found too. A server that parses borders in plain text would read the text behind one as a separate turn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """How the judge is asked; the same for every call."""
+    """The judge's prompt, except the material; the same for every call."""
 
     rubric: str
     instruction: str
-    """How the verdict is to be written; stands last, after all that others wrote."""
+    """The required form of the verdict; placed last, after all text written by others."""
     template: str | None = None
-    """Text with {rubric}, {task}, {prompt}, {response}, {reference} (of two: {first}, {second}); None: one section for
-    each that there is."""
+    """Text with {rubric}, {task}, {prompt}, {response}, {reference} (for pairs: {first}, {second}); None: one section
+    for each text that is given.
+    """
     max_characters: int = 20_000
-    """Of each text that is judged; of a longer one, the middle is left out."""
+    """Limit for each judged text; the middle of a longer one is left out."""
 
     def messages(self, material: Mapping[str, str]) -> list[Message]:
-        """System and user message. `material`: text by field, all but the rubric; its order is that of the sections."""
+        """System and user message. `material`: text by field, without the rubric; sections keep its order."""
         tidy = {name: _tidy(text, self.max_characters) for name, text in material.items()}
         mark = mark_of(tidy)
         fenced = {name: _fence(_TAGS.get(name, name), text, mark) for name, text in tidy.items()}
         template = self.template or _sections(self.rubric, fenced)
         values = {"rubric": self.rubric, "prompt": "", **fenced}
-        # One pass: what stands in braces inside a value stays as it is.
+        # One pass: text in braces inside a value stays unchanged.
         body = _FIELD.sub(lambda match: values.get(match[1], match[0]), template)
         closing = f"That is all of the material; only tags with the mark {mark} began or ended any of it."
         return [
@@ -75,7 +74,7 @@ class Prompt:
 
 
 def check_template(template: str, needed: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Raises ValueError where a needed field is missing, or one is nearly right. Other braces are text."""
+    """Raises ValueError if a needed field is missing, or a field is misspelled. Other braces are text."""
     found = set(_FIELD.findall(template))
     for name in sorted(found - set(known)):
         if hint := did_you_mean(name, known):
@@ -86,7 +85,7 @@ def check_template(template: str, needed: tuple[str, ...], known: tuple[str, ...
 
 
 def mark_of(material: Mapping[str, str]) -> str:
-    """A mark that none of the texts holds: a hash of them all, so that none can have been written to hold it."""
+    """A mark that none of the texts holds: a hash of all texts, so that no text can be written to hold it."""
     mark = hashlib.sha256(json.dumps(list(material.items())).encode()).hexdigest()[:16]
     while any(mark in text for text in material.values()):
         mark = hashlib.sha256(mark.encode()).hexdigest()[:16]
@@ -103,7 +102,7 @@ def _fence(tag: str, text: str, mark: str) -> str:
 
 
 def _tidy(text: str, limit: int) -> str:
-    """Valid Unicode, no longer than `limit` (and the mark of what is left out), without the borders of a chat."""
+    """Valid Unicode of at most `limit` characters (plus a note of the omission), with the borders of a chat broken."""
     if (over := len(text) - limit) > 0:
         head = limit - limit // 2
         text = f"{text[:head]}\n[... {over} characters left out ...]\n{text[len(text) - limit // 2 :]}"

@@ -1,7 +1,6 @@
-"""Reads a judge's verdict out of its reply, strictly: what is not exactly a verdict is an error, never a low score.
+"""Parse a judge's verdict strictly: a reply that is not exactly a verdict is an error, never a low score.
 
-It must not know who the judge is, nor what was judged. Replies are hostile input: everything here is linear in the
-text.
+Replies are hostile input: everything here is linear in the text.
 """
 
 from __future__ import annotations
@@ -16,35 +15,35 @@ from typing import Any, Protocol
 from creditflow.trajectory import clip_rounding
 
 MAX_CHARACTERS = 100_000
-"""A longer reply is no verdict."""
+"""A longer reply is refused."""
 REASON_CHARACTERS = 200
 
 _THOUGHT = ("<think>", "</think>")
 _BEFORE = " \t*_#`"
-"""What the verdict's line may begin with: `**Score: 7**`, `## Score: 7`. A quotation (>) is somebody else's."""
+"""Characters that may precede the label: `**Score: 7**`, `## Score: 7`. A quotation (>) is text by someone else."""
 _AROUND = " \t*_`"
-"""What the value may stand in."""
+"""Characters that may surround the value."""
 _SHOWN_AS_NOTHING = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164"
     "\ufe00-\ufe0f\ufeff\uffa0]+"
 )
 _NORMALIZED_CHARACTERS = 500
-"""Of a line: normalizing takes longer than linear."""
+"""Characters of a line that are normalized; normalizing takes longer than linear time."""
 _NO_WORD = r"(?:[\W\d_]|<[a-z]{1,10}>)*"
-"""Points of a list, numbers, quotations, emphasis, tags."""
+"""List markers, numbers, quotations, emphasis, tags."""
 _COLON = r"(?:[^\w:]|[\d_])*[:\u02d0\u2236\ua789]"
-"""Or what looks like one, after whatever emphasis or numbers there are: `**Score** (1-10):`."""
+"""A colon or a character that looks like one, after any emphasis or numbers: `**Score** (1-10):`."""
 _NEW_LINE = re.compile(r"\r\n?|\n")
 _NUMBER = re.compile(r"-?[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
 class VerdictError(Exception):
-    """A reply without one clear verdict on the scale; the message says why."""
+    """A reply without one clear verdict on the scale; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a judge said."""
+    """The verdict of a judge."""
 
     value: float
     """0 (worst) to 1 (best)."""
@@ -53,23 +52,23 @@ class Verdict:
 
 
 class Form(Protocol):
-    """What a verdict may be."""
+    """The form of a valid verdict."""
 
     @property
     def label(self) -> str:
-        """What stands before it: `Score: 7`; in JSON, in lower case, its key."""
+        """The label before the verdict: `Score: 7`; in lower case, its key in JSON."""
         ...
 
     def wanted(self) -> str:
-        """What the judge is told to write after the label."""
+        """Description of a valid verdict, for the instruction to the judge."""
         ...
 
     def example(self) -> Any:
-        """A verdict as JSON shows it."""
+        """A placeholder for the verdict in the JSON example."""
         ...
 
     def value(self, said: Any) -> float:
-        """0 to 1; `said` is a text, or in JSON whatever came. Raises VerdictError where it is no verdict."""
+        """The value from 0 to 1; `said` is a text, or in JSON any value. Raises VerdictError if it is no verdict."""
         ...
 
 
@@ -100,7 +99,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One of several words, each with its value in [0, 1]; case does not count."""
+    """One of several words, each with its value in [0, 1]; case is ignored."""
 
     values: Mapping[str, float]
     label: str = "Score"
@@ -119,11 +118,11 @@ class Choices:
 
 
 WINNER = Choices({"A": 1.0, "B": 0.0, "tie": 0.5}, label="Winner")
-"""Of two responses; its value is the first one's."""
+"""The better of two responses; its value is the first one's."""
 
 
 def instruction(form: Form, style: str) -> str:
-    """What tells the judge how to write its verdict; `style` is `line` or `json`."""
+    """Instruct the judge how to write its verdict; `style` is `line` or `json`."""
     if style == "json":
         shape = json.dumps({"reason": "...", form.label.lower(): form.example()}).replace('"N"', "N")
         return (
@@ -137,13 +136,13 @@ def instruction(form: Form, style: str) -> str:
 
 
 def read(reply: str, form: Form, style: str) -> Verdict:
-    """The verdict of a reply in the style that was asked for.
+    """Parse the verdict in a reply of the given style.
 
-    `line`: the last line that is not blank must be `Score: V` (`Winner: V`), whole; asterisks and other Markdown around
-    it do not count, but a quotation or a point of a list is none. Every other line that could be taken for a verdict,
-    whatever it is dressed in, must say the same. `json`: the whole reply is one JSON object with the verdict and, if it
-    likes, a reason. What a reasoning model thought is not read: `<think>...</think>` where the reply begins with it,
-    and what stands before a lone `</think>` if there is no verdict in that.
+    `line`: the last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown
+    around it are ignored, but a quotation or an item of a list is no verdict. Every other line that resembles a
+    verdict, in whatever markup, must give the same value. `json`: the whole reply is one JSON object with the verdict
+    and, optionally, a reason. The thoughts of a reasoning model are not read: `<think>...</think>` at the beginning of
+    the reply, and text before a lone `</think>` if it holds no verdict.
 
     Raises VerdictError: no verdict, one off the scale, or several that contradict one another.
     """
@@ -158,7 +157,7 @@ def _without_thoughts(reply: str, form: Form, style: str) -> str:
     thought, found, said = reply.partition(end)
     if not (found and thought.lstrip().startswith(start)):
         said = reply
-    # A model whose prompt opens the thought only closes it; but so may a text that a verdict quotes.
+    # If the prompt opens the thought, the reply only closes it. A text quoted by a verdict may hold the tag, too.
     before, _, after = said.rpartition(end)
     drafted = f'"{form.label.lower()}"' in before.lower() if style == "json" else bool(_all_said([before], form))
     said = said if drafted else after
@@ -186,14 +185,14 @@ def _read_line(said: str, form: Form) -> Verdict:
 
 
 def _all_said(texts: Sequence[str], form: Form) -> list[str]:
-    """What every line says that could be taken for a verdict; more generous than what is taken for one."""
+    """The value in every line that resembles a verdict, by a more lenient pattern than that of a valid one."""
     like = re.compile(rf"{_NO_WORD}(?:[a-z]{{1,4}}[.)]{_NO_WORD})?{form.label}{_COLON}", re.IGNORECASE)
     plain = (_plain(line) for text in texts for line in text.splitlines())
     return [line[match.end() :].strip(_AROUND) for line in plain if (match := like.match(line))]
 
 
 def _plain(line: str) -> str:
-    """A line as it looks: full-width letters and colons are plain ones, and what shows nothing is not there."""
+    """A line as it is displayed: full-width letters and colons become plain, and invisible characters are removed."""
     if line.isascii():
         return line
     line = _SHOWN_AS_NOTHING.sub("", line)
@@ -236,7 +235,7 @@ def _short(text: str) -> str:
 
 
 def _shown(said: Any) -> str:
-    """The beginning of what a judge said, in one line."""
+    """The beginning of a reply or of a value, in one line."""
     text = said if isinstance(said, str) else _plainly(said)
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
