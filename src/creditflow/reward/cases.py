@@ -157,8 +157,8 @@ def read_tests(truth: Any) -> tuple[Case, ...]:
 
     Accepted are `{"inputs": [...], "outputs": [...]}` (APPS, verl), which holds calls if `"fn_name"` is given; a list
     of `{"input": ..., "output": ...}`, `{"call": "f(2, 3)", "expect": 5}` or texts with `assert`; or one such text.
-    Each assertion of that text is a test, run after the other statements. Raises ValueError for anything else, and if
-    there is no test.
+    Each assertion of that text is a test, run after the other statements. Raises ValueError for anything else,
+    and for an empty list.
     """
     if isinstance(truth, str):
         try:

@@ -76,7 +76,7 @@ def _at_most(number: Any, bits: float) -> float:
 
 
 def _without_name(expression: Any, other: Any) -> Any:
-    """Drop the name: `x = 5` becomes 5 if `other` is no equation; otherwise `a = b = 5` becomes `a = 5`."""
+    """Drop the name: `x = 5` becomes 5 unless `other` is an equation; then `a = b = 5` becomes `a = 5`."""
     sides = _equated(expression)
     if not sides or not (isinstance(sides[0], AppliedUndef) or _is_name(sides[0])):
         return expression

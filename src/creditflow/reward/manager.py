@@ -132,7 +132,7 @@ class ScoringReport:
     def merge(cls, reports: Sequence[ScoringReport]) -> ScoringReport:
         """Merge the reports of several scorings, possibly from several processes, with the same functions.
 
-        Counts and seconds are summed (so `seconds` is no wall clock if scorings overlapped), means are weighted by
+        Counts and seconds are summed (`seconds` is then not wall clock if scorings overlapped), means are weighted by
         their number of scores, and the first distinct reasons are kept. The functions' own numbers are merged by name:
         the largest for a name with `_max` in it; the mean, weighted by the number of scores, for shares (`_SHARES`, and
         names that end with `_frac`); the sum for all others.

@@ -22,7 +22,7 @@ MAX_DEPTH = 24
 """Depth of nested brackets; the library's LaTeX grammar takes time exponential in it."""
 MAX_PARTS = 24
 SIGNIFICANT_DIGITS = 6
-"""A decimal with fewer digits does not stand for an irrational or repeating number."""
+"""A decimal with fewer digits is never equal to an irrational or repeating number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ def die_with(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if os.getppid() != parent:  # it had ended before
+    if os.getppid() != parent:  # the parent had ended before
         os._exit(1)
 
 

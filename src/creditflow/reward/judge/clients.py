@@ -40,7 +40,7 @@ class Client(Protocol):
     counts: Counts
 
     async def ask(self, messages: Sequence[Message]) -> str:
-        """Return the whole reply. Raises JudgeError if there is none."""
+        """Return the whole reply. Raises JudgeError without one."""
         ...
 
     def identity(self) -> str:

@@ -255,7 +255,7 @@ class Judge:
 @builtin
 @outcome(name="judge_outcome", timeout=120)
 class JudgeOutcome(Judge):
-    """The score of a trajectory's answer by a judge model, as its outcome; 0, without a request, if there is no answer.
+    """The score of a trajectory's answer by a judge model, as its outcome; without an answer 0, and no request.
 
     Its arguments are those of `judge`.
     Range: 0 to 1. Cost: one request, two if pairwise. Source: as for `judge`.

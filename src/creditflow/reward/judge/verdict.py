@@ -68,7 +68,7 @@ class Form(Protocol):
         ...
 
     def value(self, said: Any) -> float:
-        """The value from 0 to 1; `said` is a text, or in JSON any value. Raises VerdictError if it is no verdict."""
+        """The value from 0 to 1; `said` is a text, or in JSON any value. Raises VerdictError if it is invalid."""
         ...
 
 
@@ -139,7 +139,7 @@ def read(reply: str, form: Form, style: str) -> Verdict:
     """Parse the verdict in a reply of the given style.
 
     `line`: the last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown
-    around it are ignored, but a quotation or an item of a list is no verdict. Every other line that resembles a
+    around it are ignored, but a quotation or a list item does not count. Every other line that resembles a
     verdict, in whatever markup, must give the same value. `json`: the whole reply is one JSON object with the verdict
     and, optionally, a reason. The thoughts of a reasoning model are not read: `<think>...</think>` at the beginning of
     the reply, and text before a lone `</think>` if it holds no verdict.
