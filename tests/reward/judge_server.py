@@ -1,10 +1,11 @@
-"""A stub of an OpenAI-compatible endpoint on 127.0.0.1: answers as it was told to, and remembers what it was asked.
+"""A stub of an OpenAI-compatible endpoint on 127.0.0.1: sends the given answers, and records its requests.
 
-Lean on purpose (HTTP/1.1 with keep-alive over asyncio's own protocol), so that a benchmark measures its client:
+It is lean on purpose (HTTP/1.1 with keep-alive over asyncio's own protocol), so that a benchmark measures its client:
 
-    with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last one for ever
+    with JudgeServer([Answer(status=500), Answer("Fine.\\nScore: 7")]) as server:   # in a thread; the last answer
+    repeats
         ... server.url, server.requests
-    with server_process(latency=0.05) as url: ...                 # in a process of its own
+    with server_process(latency=0.05) as url: ...                 # in a separate process
     python -m tests.reward.judge_server --latency 0.05            # the same by hand; prints its address
 """
 
@@ -27,24 +28,24 @@ _STATUS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 429: "Too Many Re
 
 @dataclass(frozen=True)
 class Answer:
-    """What the stub answers to one request."""
+    """One answer of the stub."""
 
     text: str = "Fine.\nScore: 7"
     """The judge's reply, in a chat completion."""
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
-    """Sent as it is, instead of a chat completion."""
+    """Sent unchanged, instead of a chat completion."""
     delay: float = 0.0
     """Seconds before anything is sent. Infinite: never."""
     hang_up: bool = False
-    """Close the connection without a word."""
+    """Close the connection without an answer."""
     company: int = 0
     """Requests that must be in flight at once before this is sent."""
     drip: float = 0.0
     """Seconds between two bytes of the body."""
     endless: bool = False
-    """The body comes over and over, in chunks, until the client hangs up."""
+    """Send the body repeatedly, in chunks, until the client hangs up."""
     usage: tuple[int, int] | None = (100, 10)
     """Prompt and completion tokens."""
     finish_reason: str = "stop"
@@ -76,7 +77,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Request:
-    """What the stub was asked."""
+    """One request to the stub."""
 
     path: str
     headers: dict[str, str]
@@ -85,7 +86,7 @@ class Request:
 
     @property
     def text(self) -> str:
-        """All messages, one after the other."""
+        """The content of all messages, one after the other."""
         return "\n".join(message["content"] for message in self.body["messages"])
 
 
@@ -103,9 +104,9 @@ class JudgeServer:
         self.held: list[tuple[_Connection, Answer]] = []
         """Answers that wait for more requests."""
         self.sent_without_end = 0
-        """Bytes of endless bodies."""
+        """Bytes of endless bodies that were sent."""
         self.hung_up = threading.Event()
-        """The client left an endless body."""
+        """Set when the client has left an endless body."""
         self.url = ""
         self._loop = asyncio.new_event_loop()
         self._connections: set[_Connection] = set()
@@ -147,7 +148,7 @@ class JudgeServer:
         return self.answers if isinstance(self.answers, Answer) else self.answers(request)
 
     def encoded(self, answer: Answer) -> tuple[bytes, bytes]:
-        """Each answer is encoded once."""
+        """The encoded answer; each answer is encoded once."""
         if id(answer) not in self._encoded:
             self._encoded[id(answer)] = (answer, answer.encoded())
         return self._encoded[id(answer)][1]
@@ -160,7 +161,7 @@ class _Connection(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.busy = False
         self.chunk = b""
-        """Of an endless body."""
+        """Chunk of an endless body."""
         self.paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -252,7 +253,7 @@ class _Connection(asyncio.Protocol):
 
 @contextmanager
 def server_process(latency: float, text: str = "Fine.\nScore: 7") -> Iterator[str]:
-    """The stub in a process of its own, every answer `latency` seconds after its request; gives its address."""
+    """Run the stub in a separate process, with every answer `latency` seconds after its request; yields its address."""
     command = [sys.executable, str(Path(__file__).resolve()), "--latency", str(latency), "--text", text]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Plays that reward functions are called on."""
+"""Trajectories for tests of reward functions."""
 
 from creditflow.trajectory import Step, Task, Trajectory
 

@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
 
 
 def descriptors() -> int:
-    """The number of open descriptors, without those of objects that other tests left to the collector."""
+    """The number of open descriptors, without those of objects that other tests left to the garbage collector."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 

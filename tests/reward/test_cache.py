@@ -26,7 +26,7 @@ def score(manager, *plays):
     return asyncio.run(manager.score(plays))
 
 
-def test_the_same_inputs_are_called_once_within_a_scoring_and_never_again():
+def test_repeated_inputs_are_called_once():
     asked, function = counting()
     manager = RewardManager([function])
     report = score(manager, a_play("a"), a_play("b"))
@@ -54,7 +54,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_whatever_a_function_may_look_at_makes_another_key(what):
+def test_readable_inputs_change_the_key(what):
     _, function = counting()
     changed = a_play()
     CHANGES[what](changed)
@@ -63,7 +63,7 @@ def test_whatever_a_function_may_look_at_makes_another_key(what):
     assert keys.of(Call(function, changed, changed.steps[0])) != keys.of(Call(function, play, play.steps[0]))
 
 
-def test_ids_and_scores_make_no_other_key_but_step_version_and_level_do():
+def test_key_ignores_ids_but_not_step_version_or_level():
     _, function = counting()
     play, other = a_play("a"), a_play("b")
     other.steps[0].scores["g"] = Score(1.0)
@@ -75,7 +75,7 @@ def test_ids_and_scores_make_no_other_key_but_step_version_and_level_do():
     assert key != keys.of(Call(replace(function, level="outcome"), play))
 
 
-def test_what_says_what_it_reads_is_called_once_for_all_that_reads_the_same(tmp_path):
+def test_own_cache_key_merges_equal_inputs(tmp_path):
     functions = load_reward_functions([RewardFunctionConfig(fn="numeric_match")], tmp_path, ())
     plays = [a_play("a", answer="72"), a_play("b", "pp", answer="72"), a_play("c", answer="73")]
     report = score(RewardManager(functions), *plays)
@@ -83,7 +83,7 @@ def test_what_says_what_it_reads_is_called_once_for_all_that_reads_the_same(tmp_
     assert (report.functions[0].calls, report.functions[0].cached) == (2, 1)
 
 
-def test_a_failure_is_tried_again():
+def test_failure_is_tried_again():
     values = iter([None, Score(0.0, status="failed"), 0.5])
     asked, function = counting(lambda: next(values))
     manager = RewardManager([function], 1.0)
@@ -95,13 +95,13 @@ def test_a_failure_is_tried_again():
 
 
 @pytest.mark.parametrize("kwargs", [{"cache": False}, {"identity": ""}])
-def test_what_must_not_be_cached_is_called_every_time(kwargs):
+def test_uncacheable_functions_are_called_every_time(kwargs):
     asked, function = counting(**kwargs)
     score(RewardManager([function]), a_play("a"), a_play("b"))
     assert len(asked) == 6
 
 
-def test_inputs_that_have_no_key_are_called_every_time():
+def test_inputs_without_a_key_are_called_every_time():
     asked, function = counting()
     play = a_play(agents="p", info={"object": object()})
     manager = RewardManager([function])
@@ -110,7 +110,7 @@ def test_inputs_that_have_no_key_are_called_every_time():
     assert len(asked) == 2
 
 
-def test_the_least_recently_used_answer_is_forgotten_first():
+def test_least_recently_used_answer_is_evicted_first():
     cache = Cache(22)
     keys = [("v", str(i)) for i in range(3)]
     cache.put(keys[0], Returned(0.0))
@@ -120,7 +120,7 @@ def test_the_least_recently_used_answer_is_forgotten_first():
     assert [cache.get(key) is not None for key in keys] == [True, False, True]
 
 
-def test_a_cache_of_no_size_keeps_nothing():
+def test_cache_of_size_zero_stores_nothing():
     asked, function = counting()
     manager = RewardManager([function], cache_size=0)
     for name in "ab":
@@ -150,7 +150,7 @@ full, none, other = functools.partial(given, 1.0), functools.partial(given, 0.0)
 """
 
 
-def test_functions_of_one_source_are_not_one_function(tmp_path):
+def test_functions_with_equal_source_are_distinct(tmp_path):
     for folder, limit in (("a", 1), ("b", 100)):
         (tmp_path / folder).mkdir()
         text = f"LIMIT = {limit}\ndef f(step, trajectory): return float(len(step.response) >= LIMIT)\n"
@@ -166,7 +166,7 @@ def test_functions_of_one_source_are_not_one_function(tmp_path):
     assert {name: one.value for name, one in play.steps[0].scores.items()} == wanted
 
 
-def test_a_key_that_cannot_be_made_is_no_key_and_no_error():
+def test_failing_cache_key_disables_caching():
     asked, function = counting(cache_key=lambda step, trajectory: {}["key"])
     score(RewardManager([function]), a_play("a"), a_play("b"))
     assert len(asked) == 6
@@ -180,7 +180,7 @@ def test_a_key_that_cannot_be_made_is_no_key_and_no_error():
         (np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000))),
     ],
 )
-def test_arrays_that_look_alike_are_not_taken_for_one_another(one, other, tmp_path):
+def test_arrays_that_look_alike_are_distinct(one, other, tmp_path):
     asked, function = counting()
     manager = RewardManager([function])
     for thing in (one, other):
@@ -191,17 +191,17 @@ def test_arrays_that_look_alike_are_not_taken_for_one_another(one, other, tmp_pa
     assert {None} == {Keys().of(Call(compared, play)) for play in plays}
 
 
-def test_the_cache_holds_so_many_numbers_and_no_more():
+def test_cache_capacity_counts_numbers():
     cache = Cache(1000)
     for i in range(100):
         cache.put(("k", str(i)), Returned(tuple([0.5] * 40)))
     held = [i for i in range(100) if cache.get(("k", str(i)))]
-    assert held == list(range(80, 100))  # 50 each: the values, and ten for the answer itself
+    assert held == list(range(80, 100))  # 50 numbers each: the values, and ten for the entry
     cache.put(("k", "large"), Returned(tuple([0.5] * 2000)))
     assert cache.get(("k", "large")) is None
 
 
-def test_a_call_of_a_trajectory_that_several_scores_ask_for_is_made_once(tmp_path):
+def test_shared_trajectory_call_is_made_once(tmp_path):
     (tmp_path / "once.py").write_text(
         "from creditflow import reward\nCALLS = []\n"
         "@reward(level='trajectory')\n"

@@ -1,4 +1,4 @@
-"""What is read of tests in every form that data sets have, and what is made of what a box says; no box is opened."""
+"""Tests of reading tests in all data set formats, and of judging the answers of a box; no box is opened."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from creditflow.reward.in_box import MAX_DEPTH, Other, told, untold
 
 
 def says(value: object) -> bytes:
-    """What a box says whose solution returned this."""
+    """The answer of a box with a solution that returned this value."""
     return json.dumps({"value": told(value)}).encode()
 
 
@@ -45,7 +45,7 @@ def passes(test: object, value: object) -> bool:
         ("assert f(1) is True", True, 1),
         ("assert f(1) in (3, 4)", 4, 5),
         ("assert f(1) >= 3", 3, 2),
-        ("assert f(1) < 3", 2, "2"),  # no order between them: wrong, not an error
+        ("assert f(1) < 3", 2, "2"),  # types without an order: wrong, not an error
         ("assert is_odd(3)", True, False),
         ("assert not is_odd(3)", 0, 1),
         ("assert math.isclose(f(1), 2.5)", 2.5, 2.6),
@@ -78,7 +78,7 @@ def test_values_are_compared_outside_of_the_box(test, right, wrong):
         "x = f(1)\nassert x == 2\nassert x != 3",
     ],
 )
-def test_what_would_hand_the_expected_value_to_the_solution_runs_as_it_stands(test):
+def test_assertions_that_leak_the_value_run_in_the_box(test):
     (case,) = read_tests([test])
     assert isinstance(case, InBox)
 
@@ -95,12 +95,12 @@ def test_what_would_hand_the_expected_value_to_the_solution_runs_as_it_stands(te
         {"inputs": ["1\n"], "outputs": ["918273\n"]},
     ],
 )
-def test_what_is_expected_never_enters_the_box(truth):
+def test_expected_value_never_enters_the_box(truth):
     (case,) = read_tests(truth)
     assert "918273" not in case.stdin("nonce").decode()
 
 
-def test_calls_are_read_as_apps_and_as_verl_write_them():
+def test_calls_in_apps_and_verl_formats_are_read():
     apps = {"fn_name": "add", "inputs": [[2, 3], [[1], 2]], "outputs": [[5], [[1, 2]]]}
     verl = json.dumps({"fn_name": "add", "inputs": ["2\n3", "[1]\n2"], "outputs": ["5", "[1, 2]"]})
     for truth in (apps, verl, json.dumps(apps)):
@@ -111,7 +111,7 @@ def test_calls_are_read_as_apps_and_as_verl_write_them():
         assert first.fault(says(6), "").startswith("wrong answer: expected")
 
 
-def test_one_text_is_a_test_for_each_assertion_after_its_other_statements():
+def test_each_assertion_of_a_text_is_a_test():
     tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
     assert [type(test) for test in tests] == [Call, Call]
     asked = json.loads(tests[1].stdin(""))
@@ -162,7 +162,7 @@ def test_output_is_compared_line_by_line_as_text(printed, is_right):
         (None, "expected tests, got None"),
     ],
 )
-def test_a_truth_that_holds_no_tests_is_an_error(truth, message):
+def test_truth_without_tests_raises(truth, message):
     with pytest.raises(ValueError, match=message):
         read_tests(truth)
 
@@ -186,13 +186,13 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_plain_data_comes_out_of_the_box_as_it_was(value):
+def test_plain_data_round_trips_through_the_box(value):
     back = untold(json.loads(json.dumps(told(value))))
     assert back == value
     assert type(back) is type(value)
 
 
-def test_a_subclass_comes_out_as_the_plain_value_and_an_object_as_nothing_that_equals_anything():
+def test_subclasses_become_plain_and_objects_equal_nothing():
     class Five(int):
         def __eq__(self, other):
             return True
@@ -234,7 +234,7 @@ CASES = read_tests(
 
 
 @given(JSON.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=40))
-def test_no_answer_of_a_box_breaks_the_reading(answer):
+def test_any_answer_of_a_box_gets_a_verdict(answer):
     for said in (answer, b'{"value": ' + answer + b"}"):
         for case in CASES:
             assert isinstance(case.fault(said, "the word"), str)
@@ -261,5 +261,5 @@ def test_hostile_answers_are_wrong_answers(value):
         assert case.fault(said, "the word") == "its answer cannot be read"
 
 
-def test_an_integer_too_large_to_compare_with_a_decimal_is_wrong():
+def test_integer_too_large_for_a_decimal_is_wrong():
     assert not passes({"call": "f(1)", "expect": 1.5}, 10**4000)

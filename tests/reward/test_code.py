@@ -1,4 +1,4 @@
-"""Programs in the sandbox: honest and hostile ones, in every form of test."""
+"""Tests of code_tests with honest and hostile programs, in every form of test."""
 
 import asyncio
 import importlib
@@ -34,7 +34,7 @@ def block(code: str, info: str = "python") -> str:
 
 @pytest.fixture
 def bubblewrap():
-    """Skips where there is none."""
+    """Skip without bubblewrap."""
     boxes.bubblewrap()
 
 
@@ -66,20 +66,20 @@ def score(text: str, truth: object, **args: object) -> tuple[float, str]:
         ("", ""),
     ],
 )
-def test_code_is_the_last_python_block_else_the_last_block_else_everything(text, code):
+def test_code_is_the_last_python_block_else_block_else_all(text, code):
     assert code_in(text) == code
 
 
 @given(st.text(alphabet="`~ \npython3x=", max_size=200))
-def test_no_text_breaks_the_cutting(text):
+def test_any_text_is_cut_to_its_code(text):
     assert isinstance(code_in(text), str)
 
 
 @pytest.mark.parametrize("piece", ["`", "```", "```\n", "```python\n", "`" * 17 + "\n", " ```py x\n", "\n"])
-def test_hostile_texts_do_not_hang_the_cutting(piece):
+def test_hostile_text_is_cut_in_linear_time(piece):
     start = time.process_time()
     code_in(piece * 200_000)
-    assert time.process_time() - start < 30  # the square of its length would take hours
+    assert time.process_time() - start < 30  # quadratic time would be hours
 
 
 # Honest programs
@@ -112,14 +112,14 @@ def test_hostile_texts_do_not_hang_the_cutting(piece):
         ("", TESTS, "passed 0/3 [0 0 0]; test 0: no code"),
     ],
 )  # fmt: skip
-def test_a_program_is_worth_the_share_of_tests_that_it_passes(bubblewrap, code, truth, expected):
+def test_score_is_the_share_of_passed_tests(bubblewrap, code, truth, expected):
     value, reason = score(block(code), truth)
     assert reason.startswith(expected)
     passed, of = expected.split()[1].removesuffix(";").split("/")
     assert value == int(passed) / int(of)
 
 
-def test_tests_may_be_chosen_by_index_and_number(bubblewrap):
+def test_tests_are_selected_by_index_and_number(bubblewrap):
     double = block("def f(x):\n    return x + x")
     assert score(double, TESTS, only=[1])[0] == 0.0
     assert score(double, TESTS, only=[2, 0])[0] == 1.0
@@ -130,7 +130,7 @@ def test_tests_may_be_chosen_by_index_and_number(bubblewrap):
         score(double, TESTS, only=[3])
 
 
-def test_every_run_is_a_fresh_one(bubblewrap):
+def test_every_run_is_fresh(bubblewrap):
     code = """
 import os
 was_there = os.path.exists("note")
@@ -198,7 +198,7 @@ def f(x): return 0
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_simple_cheats_pass_no_form_of_test(bubblewrap, cheat):
+def test_simple_cheats_fail_every_form_of_test(bubblewrap, cheat):
     value, reason = score(CHEATS[cheat], EVERY_FORM)
     assert value == 0.0, reason
 
@@ -215,13 +215,13 @@ def f(x): return 0
 """
 
 
-def test_a_program_that_looks_for_the_word_can_cheat_only_what_runs_in_the_box(bubblewrap):
+def test_search_for_the_word_cheats_only_tests_in_the_box(bubblewrap):
     value, reason = score(LOOKS_FOR_THE_WORD, EVERY_FORM)
     assert reason.startswith("passed 1/7 [0 0 0 0 0 1 0]")
     assert value == 1 / 7
 
 
-def test_a_program_that_exceeds_its_limits_fails_the_test_and_nothing_else(bubblewrap):
+def test_exceeded_limit_fails_only_its_test(bubblewrap):
     code = """
 def f(x):
     while x == 1: pass
@@ -237,7 +237,7 @@ def f(x):
     assert scored.reason.removesuffix("wall").removesuffix("cpu") == scored.reason[: scored.reason.rindex(" ") + 1]
 
 
-def test_a_slow_program_fails_what_there_is_no_time_for(bubblewrap):
+def test_tests_beyond_the_total_time_fail(bubblewrap):
     value, reason = score(block("def f(x):\n    while True: pass"), TESTS, seconds=0.5, total_seconds=0.2)
     assert value == 0.0
     assert reason.startswith("passed 0/3 [0 0 0]")
@@ -245,7 +245,7 @@ def test_a_slow_program_fails_what_there_is_no_time_for(bubblewrap):
     assert [verdict.reason for verdict in verdicts[1:]] == ["not run: 0.2 s were over"] * 2
 
 
-def test_reasons_are_bounded_and_can_be_written(bubblewrap):
+def test_reasons_are_bounded_and_printable(bubblewrap):
     _, reason = score("def f(x):\n    raise ValueError('\\ud800\\n\\x00')", TESTS)
     assert reason == "passed 0/3 [0 0 0]; test 0: raised: ValueError:    "
     verdicts = [Verdict(i % 2 == 0, "x" * 1000) for i in range(500)]
@@ -253,10 +253,10 @@ def test_reasons_are_bounded_and_can_be_written(bubblewrap):
     assert summary(verdicts).startswith("passed 250/500 [1 0 1")
 
 
-# Faults that are not the program's
+# Faults outside of the program
 
 
-def test_a_fault_of_the_sandbox_is_a_failed_score_and_not_a_zero(monkeypatch):
+def test_sandbox_fault_is_a_failed_score(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     calls = itertools.count()
 
@@ -273,7 +273,7 @@ def test_a_fault_of_the_sandbox_is_a_failed_score_and_not_a_zero(monkeypatch):
     assert "500" in play.outcome.reason
 
 
-def test_a_truth_without_tests_is_a_failed_score(bubblewrap):
+def test_truth_without_tests_is_a_failed_score(bubblewrap):
     play = a_play(block(SQUARE), "72")
     entry = RewardFunctionConfig("creditflow.reward.code:CodeTests")
     asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
@@ -281,7 +281,7 @@ def test_a_truth_without_tests_is_a_failed_score(bubblewrap):
 
 
 @pytest.mark.parametrize("backend", ["sandbox_fusion", "unsafe_subprocess"])
-def test_other_back_ends_serve_as_well(backend, monkeypatch):
+def test_other_back_ends_score_alike(backend, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     truth = [*TESTS, "assert f(1) == f(-1)", {"input": "", "output": ""}]
     with boxes.fusion_service(boxes.run_python) as url, warnings.catch_warnings():
@@ -335,7 +335,7 @@ SOLUTIONS = {
 
 
 @pytest.mark.parametrize("name", SOLUTIONS)
-def test_usual_names_need_no_import(bubblewrap, name):
+def test_usual_names_work_without_an_import(bubblewrap, name):
     code, value = SOLUTIONS[name]
     assert score(block(code), {"fn_name": "f", "inputs": [[[1]]], "outputs": [value]}) == (1.0, "passed 1/1 [1]")
 
@@ -349,17 +349,17 @@ def test_usual_names_need_no_import(bubblewrap, name):
         ["assert gcd(4, 6) == gcd(6, 4)"],
     ],
 )
-def test_usual_names_are_no_solution(bubblewrap, truth):
+def test_usual_names_are_not_a_solution(bubblewrap, truth):
     value, reason = score(block("print(gcd)"), truth)
     assert value == 0.0
     assert "gcd" in reason
 
 
-def test_scripts_import_what_they_use(bubblewrap):
+def test_scripts_must_import_their_names(bubblewrap):
     assert score(block("print(gcd(4, 6))"), [{"input": "", "output": "2"}])[0] == 0.0
 
 
-def test_usual_names_are_those_of_their_modules():
+def test_usual_names_exist_in_their_modules():
     for module, names in in_box._USUAL.items():
         imported = importlib.import_module(module)
         newer = {"batched"} if sys.version_info < (3, 12) else set()
@@ -381,7 +381,7 @@ def a_play(text: str, truth: object) -> Trajectory:
 
 
 @pytest.mark.parametrize("level", ["step", "outcome"])
-def test_it_serves_as_sub_reward_and_as_outcome(bubblewrap, level):
+def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
     entry = RewardFunctionConfig("creditflow.reward.code:CodeTests", level=level)
     (function,) = load_reward_functions([entry], ".", [], {"sandbox": {"memory_mb": 300}})
     assert function.name == "code_tests"
@@ -392,7 +392,7 @@ def test_it_serves_as_sub_reward_and_as_outcome(bubblewrap, level):
     assert scored.value == pytest.approx(2 / 3)
 
 
-def test_an_instance_goes_to_another_process(bubblewrap):
+def test_code_tests_can_be_pickled(bubblewrap):
     function = pickle.loads(pickle.dumps(CodeTests(only=[0], seconds=3)))
     assert function(block(SQUARE), TESTS).value == 1.0
 
@@ -412,18 +412,18 @@ def test_an_instance_goes_to_another_process(bubblewrap):
         ({"second": 5}, "seconds"),
     ],
 )
-def test_wrong_arguments_are_told_when_the_recipe_is_loaded(args, message):
+def test_wrong_arguments_are_refused_at_load(args, message):
     with pytest.raises(RewardError, match=message):
         load_reward_functions([RewardFunctionConfig("creditflow.reward.code:CodeTests", args=args)], ".", [])
 
 
-def test_a_sandbox_that_is_not_there_is_told_when_the_recipe_is_loaded(tmp_path, monkeypatch):
+def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     args = {"sandbox": {"backend": "container", "image": "python:3.11-slim"}}
     with pytest.raises(SandboxUnavailable, match="docker not found"):
         load_reward_functions([RewardFunctionConfig("creditflow.reward.code:CodeTests", args=args)], ".", [])
-    assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # else it would be told as the recipe's fault
+    assert not issubclass(SandboxUnavailable, ConfigError | ValueError)  # not an error of the recipe
 
 
-def test_it_conforms(bubblewrap):
+def test_code_tests_conforms(bubblewrap):
     check_reward_function("creditflow.reward.code:CodeTests", [a_play(block(SQUARE), TESTS)], args={"max_tests": 1})

@@ -1,4 +1,4 @@
-"""The recipe code_team: its tasks, its play and its sub-rewards; expected values were worked out by hand."""
+"""Tests of the recipe code_team: tasks, rollouts and sub-rewards; expected values were computed by hand."""
 
 import asyncio
 import json
@@ -40,12 +40,12 @@ def recipe(name: str):
 
 @pytest.fixture(scope="module")
 def box():
-    """Skips where there is no bubblewrap."""
+    """Skip without bubblewrap."""
     return boxes.bubblewrap(wall_s=8.0)
 
 
 def a_play(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
-    """One step for each (initial of the agent, response)."""
+    """A trajectory with one step for each (initial of the agent, response)."""
     steps = [
         Step(
             f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
@@ -65,7 +65,7 @@ def last_score(function: str, *said: tuple[str, str]) -> tuple[float, str]:
 # The tasks
 
 
-def test_there_are_forty_tasks_of_which_eight_are_held_out():
+def test_eight_of_forty_tasks_are_held_out():
     train, val = recipe("tasks")("train", {}), recipe("tasks")("val", {})
     assert (len(train), len(val)) == (32, 8)
     names = [task.extra_info["name"] for task in (*train, *val)]
@@ -74,7 +74,7 @@ def test_there_are_forty_tasks_of_which_eight_are_held_out():
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_a_task_says_all_and_gives_nothing_away(task):
+def test_task_is_complete_and_hides_its_solution(task):
     name = task.extra_info["name"]
     tests = json.loads(task.ground_truth)
     assert len(tests) >= 6
@@ -84,7 +84,7 @@ def test_a_task_says_all_and_gives_nothing_away(task):
     for program in (task.extra_info["reference"], *task.extra_info["mutants"]):
         assert recipe("defines")(program, name)
         assert program.split("\n", 1)[1] not in task.text
-    for test in tests:  # so that a tester may find it
+    for test in tests:  # a tester could write it
         assert recipe("check_in")(f"assert {test['call']} == {test['expect']!r}", name) is not None
 
 
@@ -102,7 +102,7 @@ def values(program, calls):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_references_pass_their_tests_and_no_mutant_does(box, task):
+def test_references_pass_and_mutants_fail(box, task):
     calls = json.loads(task.ground_truth)
     expected = [one["expect"] for one in calls]
     programs = [task.extra_info["reference"], *task.extra_info["mutants"]]
@@ -112,7 +112,7 @@ def test_references_pass_their_tests_and_no_mutant_does(box, task):
         right.extend(alike(value, expected) for value in values)
         return True
 
-    # All four programs in one run, which is quick; the slow test below has a run for each call.
+    # All four programs in one run, which is quick; the slow test below makes a run for each call.
     ask = {"call": f"[values(program, {[one['call'] for one in calls]!r}) for program in {programs!r}]"}
     assert run_tests(box, EVERY_VALUE, [Call(ask, holds, "")])[0].reason == ""
     assert right == [True, *[False] * len(task.extra_info["mutants"])]
@@ -120,7 +120,7 @@ def test_references_pass_their_tests_and_no_mutant_does(box, task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.extra_info["name"])
-def test_references_pass_their_tests_one_by_one_and_no_mutant_does(box, task):
+def test_references_pass_and_mutants_fail_one_by_one(box, task):
     tests = read_tests(task.ground_truth)
     assert all(verdict.passed for verdict in run_tests(box, task.extra_info["reference"], tests))
     for mutant in task.extra_info["mutants"]:
@@ -154,14 +154,14 @@ def test_references_pass_their_tests_one_by_one_and_no_mutant_does(box, task):
         ("assert clamp('\x00') == 1", False),
     ],
 )
-def test_a_check_is_a_call_with_literals_and_its_literal_result(line, is_check):
+def test_check_is_a_call_with_literals_and_a_literal_result(line, is_check):
     check = recipe("check_in")(line, "clamp")
     assert (check is not None) == is_check
-    assert check is None or isinstance(check, Call)  # nothing that a model writes is judged inside of a box
+    assert check is None or isinstance(check, Call)  # text by a model is never judged inside of a box
 
 
 @given(st.text("assert clmp(1,2)='[]{}-*:;#\\\n`rejcodf", max_size=120))
-def test_no_reply_breaks_the_reading(text):
+def test_any_reply_is_read(text):
     for check in recipe("checks_in")("assert clamp(" + text, "clamp"):
         assert check is None or isinstance(check, Call)
     assert recipe("said")(text) in (None, "accept", "reject")
@@ -186,7 +186,7 @@ def test_hostile_replies_are_clipped(piece):
         ("", None),
     ],
 )
-def test_the_verdict_is_how_the_last_such_line_begins(text, verdict):
+def test_verdict_begins_the_last_verdict_line(text, verdict):
     assert recipe("said")(text) == verdict
 
 
@@ -198,8 +198,8 @@ LOW, HIGH, INSIDE, FALSE = (
     "assert clamp(5, 0, 9) == 5",
     "assert clamp(5, 0, 9) == 4",
 )
-# The mutants of clamp: low and high exchanged; no upper bound; high where value is below low. LOW finds out the third,
-# HIGH the first two, INSIDE the first.
+# The mutants of clamp: low and high exchanged; no upper bound; high if value is below low. LOW detects the third, HIGH
+# the first two, INSIDE the first.
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_review_right(box, code, review, expected):
     assert last_score("review_right", ("c", code), ("t", LOW), ("r", review))[0] == expected
 
 
-def test_a_review_of_nothing_is_unscored():
+def test_review_of_nothing_is_unscored():
     play = a_play(("t", LOW), ("r", "accept"))
     with pytest.raises(ValueError, match="expected a coder's step"):
         recipe("review_right")(play.steps[1], play)
@@ -267,7 +267,7 @@ def recipes_functions():
         (f"{FENCE}python\nimport sys; print('passed'); sys.exit(0)\n{FENCE}", 0.0, 0.0),
     ],
 )
-def test_the_coder_earns_the_share_of_tests_and_the_team_all_or_nothing(box, code, passed, outcome):
+def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outcome):
     play = a_play(("c", code))
     asyncio.run(RewardManager(recipes_functions(), 0.0).score([play]))
     assert play.steps[0].scores["tests_passed"].value == pytest.approx(passed)
@@ -282,9 +282,9 @@ def test_the_coder_earns_the_share_of_tests_and_the_team_all_or_nothing(box, cod
         ("code_tests", {"level": "step", "agent_match": "^coder$", "args": {"max_tests": 1}}),
     ],
 )
-def test_the_functions_conform(box, fn, more):
+def test_functions_conform(box, fn, more):
     function = "creditflow.reward.code:CodeTests" if fn == "code_tests" else recipe(fn)
-    # What takes few runs, for it is called a hundred times.
+    # Inputs that need few runs, because the function is called a hundred times.
     play = a_play(("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
     check_reward_function(function, [play], **more)
 
@@ -318,7 +318,7 @@ def values(play: Trajectory) -> list[tuple[str, float]]:
     ]
 
 
-def test_a_play_runs_from_the_first_draft_to_the_rewritten_code(box):
+def test_rollout_runs_from_draft_to_rewritten_code(box):
     play, model = play_with(a_good_team)
     by_agent = {(step.agent, step.turn): step for step in play.steps}
     coder, tester, reviewer, again = (
@@ -337,7 +337,7 @@ def test_a_play_runs_from_the_first_draft_to_the_rewritten_code(box):
     ]
     assert play.outcome.value == 1.0
     assert [recipe("code_kind")(step) for step in play.steps[2:]] == ["defined", None]
-    # What an agent sees is what its parents wrote, and nothing of the solution.
+    # An agent sees the responses of its parents, and nothing of the solution.
     assert "return" not in tester.prompt
     assert "assert" not in coder.prompt
     assert "max(low, value)" in reviewer.prompt
@@ -347,7 +347,7 @@ def test_a_play_runs_from_the_first_draft_to_the_rewritten_code(box):
     TrajectoryBatch.from_trajectories([play])
 
 
-def test_accepted_code_is_not_written_again(box):
+def test_accepted_code_is_not_rewritten(box):
     play, _ = play_with(lambda prompt: f"{RIGHT}\n{LOW}\naccept".encode())
     assert sorted(step.agent for step in play.steps) == ["coder", "reviewer", "tester"]
     assert play.answer_steps == (next(step.index for step in play.steps if step.agent == "coder"),)
@@ -355,7 +355,7 @@ def test_accepted_code_is_not_written_again(box):
 
 
 @pytest.mark.slow
-def test_it_trains_the_tiny_model_from_end_to_end(box, tmp_path):
+def test_recipe_trains_the_tiny_model(box, tmp_path):
     options = {
         "actor_rollout_ref.model.path": "tiny",
         "actor_rollout_ref.rollout.n": 2,
@@ -377,7 +377,7 @@ def test_it_trains_the_tiny_model_from_end_to_end(box, tmp_path):
 @pytest.mark.parametrize(
     "noise", [b"", b"\xff\x00\xfe" * 80, b"```" * 100, b"assert " * 60, b"reject\n" * 60, b"```python\n\x00\n```"]
 )
-def test_noise_plays_through_and_scores_nothing(box, noise):
+def test_noise_scores_nothing(box, noise):
     play, _ = play_with(lambda prompt: noise)
     assert play.status == "ok"
     assert play.outcome.value == 0.0

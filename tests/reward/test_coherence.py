@@ -1,4 +1,4 @@
-"""Coherence: each part on texts made for it, and on published solutions; shares were counted by hand."""
+"""Tests of coherence: each part on texts made for it, and on published solutions; shares were counted by hand."""
 
 import asyncio
 import json
@@ -40,12 +40,12 @@ def test_repetition_is_the_share_of_distinct_n_grams(text, n, expected):
     assert distinct_share(text, n) == pytest.approx(expected)
 
 
-def test_a_loop_has_nearly_no_distinct_n_grams():
+def test_loop_has_nearly_no_distinct_n_grams():
     assert distinct_share("I will add the numbers. " * 200, 4) < 0.01
     assert distinct_share("ha" * 9_000, 4) < 0.02
 
 
-def test_published_solutions_hardly_repeat_themselves_and_contradict_nothing():
+def test_published_solutions_rarely_repeat_or_contradict():
     shares = [distinct_share(row["answer"], 4) for row in ROWS]
     assert min(shares) > 0.75
     assert sum(shares) / len(shares) > 0.9
@@ -54,7 +54,7 @@ def test_published_solutions_hardly_repeat_themselves_and_contradict_nothing():
     assert all(claim.holds for claim in claims)
 
 
-def test_every_published_solution_takes_up_its_own_task_more_than_the_next_ones():
+def test_published_solutions_overlap_most_with_their_task():
     for row, other in zip(ROWS, ROWS[1:] + ROWS[:1], strict=True):
         own = overlap_share(row["answer"], row["question"])
         assert own > overlap_share(row["answer"], other["question"])
@@ -80,7 +80,7 @@ def test_contradictions_are_found(text, false):
     [
         "10/3 = 3.33 and 2/3 = 0.667",  # rounded
         "2y + 3 + 4 = 13 and 3x - 2 = 7 and x^2 + 3 + 1 = 8",  # equations to be solved
-        "20% of 50 + 5 = 15; half of 48 + 2 = 26",  # begin before the numbers
+        "20% of 50 + 5 = 15; half of 48 + 2 = 26",  # begin before the numbers shown
         "There are 60 students x 2/3 = 40 students",
         "2 liters * 20% = .4 liters",
         "2 + 3 = 10/2, 1/2 = 50%, 6 + 1 = 7!/720",  # end after the number
@@ -98,7 +98,7 @@ def test_contradictions_are_found(text, false):
         "If x = 2 it fails. Let us try x = 3.",
     ],
 )
-def test_honest_work_is_not_called_a_contradiction(text):
+def test_honest_work_is_not_a_contradiction(text):
     assert [claim.text for claim in checked_claims(text) if not claim.holds] == []
 
 
@@ -110,24 +110,24 @@ def test_overlap_counts_numbers_and_words_of_the_task():
     assert overlap_share("Anything", "Why?") is None
 
 
-def test_the_score_is_the_weighted_mean_of_its_parts_and_says_them():
+def test_score_is_the_weighted_mean_and_lists_its_parts():
     made = score("Add 12 to 30: 12+30=43", repetition=1.0, numbers=2.0, overlap=1.0)
     # add 12 to 30 : 12 + 30 = 43: all 4-grams differ; the one claim is false; both numbers, none of six words
     assert made.value == pytest.approx((1.0 * 1 + 2.0 * 0 + 1.0 * 0.5) / 4)
     assert made.reason == "repetition 1.00, numbers 0.00, overlap 0.50 (12+30=43)"
 
 
-def test_a_part_with_weight_zero_or_nothing_to_measure_does_not_count():
+def test_parts_without_weight_or_content_are_left_out():
     assert score("Add 12 to 30: 12+30=43", numbers=0.0, overlap=0.0).value == 1.0
     assert score("Because.", task="Why?").value == 1.0
     assert score("Because.", task="Why?", repetition=0.0, numbers=0.0).value == 1.0
 
 
-def test_an_empty_response_is_worth_nothing():
+def test_empty_response_scores_zero():
     assert (score(" \n").value, score("").reason) == (0.0, "an empty response")
 
 
-def test_padding_a_plan_by_saying_it_again_lowers_its_score():
+def test_repeating_a_plan_lowers_its_score():
     plan = "1. Add the 12 cows and the 30 sheep of the farm."
     values = [score("\n".join([plan] * n)).value for n in (1, 2, 4, 20)]
     assert values == sorted(values, reverse=True)
@@ -144,12 +144,12 @@ def test_padding_a_plan_by_saying_it_again_lowers_its_score():
         ({"number": 1.0}, "did you mean 'numbers'"),
     ],
 )
-def test_wrong_arguments_are_refused_when_the_recipe_is_loaded(args, message):
+def test_wrong_arguments_are_refused_at_load(args, message):
     with pytest.raises(RewardError, match=message):
         load_reward_functions([RewardFunctionConfig(fn="coherence", args=args)], Path(), ())
 
 
-def test_a_recipe_scores_steps_with_it():
+def test_recipe_scores_steps_with_coherence():
     functions = load_reward_functions([RewardFunctionConfig(fn="coherence", args={"overlap": 0.0})], Path(), ())
     trajectory = play("a", [step("planner", response="2+2=4"), step("planner", response="2+2=5")], task=TASK)
     asyncio.run(RewardManager(functions).score([trajectory]))
@@ -158,7 +158,7 @@ def test_a_recipe_scores_steps_with_it():
 
 @settings(max_examples=150)
 @given(st.text(max_size=200) | st.text(alphabet="x=12.+-*/()$% \n\u00d7\u00b2{}\\<>,;'", max_size=120))
-def test_no_response_crashes_it_and_the_value_stays_in_range(text):
+def test_any_response_scores_within_the_range(text):
     assert 0.0 <= score(text).value <= 1.0
     assert 0.0 <= score("Add 12.", task=text).value <= 1.0
 
@@ -184,12 +184,12 @@ PIECES = [
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_hostile_text_is_scored_soon(piece):
+def test_hostile_text_is_scored_quickly(piece):
     start = time.process_time()
     for n in (MAX_CHARACTERS, 20 * MAX_CHARACTERS):
         score((piece * n)[:n])
-    assert time.process_time() - start < 20  # the square of the longer text would take minutes
+    assert time.process_time() - start < 20  # quadratic time would be minutes for the longer text
 
 
-def test_saying_one_true_calculation_often_does_not_hide_a_false_one():
+def test_repeated_true_calculation_does_not_hide_a_false_one():
     assert [claim.holds for claim in checked_claims("1+1=2, " * 50 + "2+2=5.")] == [True, False]

@@ -21,7 +21,7 @@ NUMBERS = itertools.count()
 
 @reward
 class Says:
-    """A part that says what the test wants."""
+    """A part with a score set by the test."""
 
     def __init__(self, value=0.0, name="says", range=(0.0, 1.0)):
         self.value, self.name, self.range = value, name, tuple(range)
@@ -61,7 +61,7 @@ def scored(fn, play=None, **args) -> Score:
     return play.steps[0].scores[fn]
 
 
-def test_a_sum_weighs_the_rescaled_parts():
+def test_sum_weighs_rescaled_parts():
     score = scored(
         "sum", parts=[part(0.5, "a", weight=3.0), part(-1.0, "b", range=[-1, 1]), part(5, "c", range=[0, 10])]
     )
@@ -71,18 +71,18 @@ def test_a_sum_weighs_the_rescaled_parts():
     assert score.reason == "a 0.5, b -1, c 5"
 
 
-def test_a_penalty_is_a_negative_weight():
+def test_negative_weight_is_a_penalty():
     score = scored("sum", parts=[part(1.0, "right"), part(1.0, "long", weight=-0.5)])
     assert (score.value, score.range) == (0.5, (-0.5, 1.0))
 
 
-def test_a_product_is_nothing_where_one_part_is():
+def test_product_with_a_zero_part_is_zero():
     assert scored("product", parts=[part(0.5), part(0.5)]).value == 0.25
     assert scored("product", parts=[part(1.0), part(-2.0, range=[-2, 2])]).value == 0.0
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(-5, 5)), min_size=1, max_size=5))
-def test_a_sum_never_leaves_its_range(pairs):
+def test_sum_stays_in_its_range(pairs):
     if not any(weight for _, weight in pairs):
         return
     score = scored("sum", parts=[part(value, weight=weight) for value, weight in pairs])
@@ -91,7 +91,7 @@ def test_a_sum_never_leaves_its_range(pairs):
 
 
 @pytest.mark.parametrize("fn", ["sum", "product"])
-def test_a_part_that_fails_fails_the_whole_with_its_name(fn):
+def test_failed_part_fails_the_whole_with_its_name(fn):
     score = scored(fn, parts=[part(0.0, "a"), part("fails", "b")])
     assert (score.status, unlocated(score.reason)) == ("failed", "b: ValueError: no such thing")
 
@@ -101,14 +101,14 @@ def test_token_values_are_combined_token_by_token():
     assert scored("product", parts=[part([0.5, 1.0]), part([0.5, 0.0])]).value == (0.25, 0.0)
 
 
-def test_the_first_part_that_can_be_scored_counts_and_no_later_one_is_asked():
+def test_first_ok_calls_no_part_after_the_first_score():
     score = scored("first_ok", parts=[part("fails", "a"), part(5, "b", range=[0, 10]), part(1.0, "c")])
     assert score.value == 0.5
     assert unlocated(score.reason) == "a: ValueError: no such thing; b 5"
     assert ASKED == ["a", "b"]
 
 
-def test_where_no_part_can_be_scored_the_reasons_of_all_are_kept():
+def test_first_ok_keeps_the_reasons_of_all_failures():
     score = scored("first_ok", parts=[part("fails", "a"), part(2.0, "b")])
     assert (score.status, unlocated(score.reason)) == (
         "failed",
@@ -116,36 +116,36 @@ def test_where_no_part_can_be_scored_the_reasons_of_all_are_kept():
     )
 
 
-def test_a_closed_gate_gives_what_it_is_told_to_and_hides_the_other_score():
+def test_closed_gate_gives_otherwise_without_the_score():
     score = scored("gate", score=part(1.0, "dear"), by=part(0.5, "cheap"), otherwise=0.1)
     assert (score.value, score.reason) == (0.1, "closed: cheap 0.5")
     assert ASKED == ["cheap"]
 
 
-def test_an_open_gate_gives_the_score():
+def test_open_gate_gives_the_score():
     score = scored("gate", score=part(3.0, "dear", range=[0, 4]), by=part([1.0, 0.2], "cheap"), above=0.5)
     assert (score.value, score.reason) == (0.75, "open: cheap 0.6; dear 3")
 
 
-def test_a_gate_that_cannot_be_scored_is_no_closed_gate():
+def test_failed_gate_fails_instead_of_closing():
     score = scored("gate", score=part(1.0), by=part("fails", "cheap"))
     assert (score.status, unlocated(score.reason)) == ("failed", "cheap: ValueError: no such thing")
 
 
-def test_compositions_may_be_parts():
+def test_compositions_can_be_parts():
     inner = {"fn": "first_ok", "args": {"parts": [part("fails", "a"), part(0.5, "b")]}}
     score = scored("product", parts=[inner, {"fn": "sum", "args": {"parts": [part(1.0), part(0.0)]}}])
     assert score.value == 0.25
     assert score.reason == "first_ok 0.5, sum 1"
 
 
-def test_a_function_of_trajectories_may_be_a_part_of_a_score_of_steps():
+def test_trajectory_function_can_be_part_of_a_step_score():
     play = a_play()
     scored("sum", play, parts=[{"fn": f"{__name__}:each"}, part(0.5)])
     assert [step.scores["sum"].value for step in play.steps] == [0.5, 0.6, 0.7]
 
 
-def test_an_outcome_may_be_composed_and_a_comparison_is_then_of_the_answer():
+def test_outcome_composition_compares_the_answer():
     play = a_play(answer="72")
     functions = loaded(
         "product", level="outcome", args={"parts": [{"fn": "numeric_match"}, {"fn": f"{__name__}:whole"}]}
@@ -154,13 +154,13 @@ def test_an_outcome_may_be_composed_and_a_comparison_is_then_of_the_answer():
     assert play.outcome.value == 0.75
 
 
-def test_a_comparison_within_a_score_of_steps_is_of_the_response():
+def test_step_composition_compares_the_response():
     play = a_play(agents="p")
     play.steps[0].response = "it is 72"
     assert scored("sum", play, parts=[{"fn": "numeric_match"}]).value == 1.0
 
 
-def test_parts_run_where_functions_run():
+def test_parts_run_on_the_backend():
     functions = loaded("gate", args={"score": part(1.0), "by": part(1.0, "other")})
     manager = RewardManager(functions, backend=make_backend("process", functions))
     play = a_play()
@@ -172,13 +172,13 @@ def test_parts_run_where_functions_run():
     assert report.functions[0].calls == 6
 
 
-def test_a_composition_can_be_called_by_itself():
+def test_composition_can_be_called_alone():
     (function,) = loaded("sum", args={"parts": [part(0.25), part(0.5)]})
     play = a_play()
     assert asyncio.run(function.call(play.steps[0], play)).value == 0.75
 
 
-def test_another_weight_or_part_is_another_version():
+def test_weights_and_parts_change_the_version():
     def version(**args):
         return loaded("sum", args=args)[0].version
 
@@ -215,12 +215,12 @@ def test_another_weight_or_part_is_another_version():
         ("summ", {}, "did you mean 'sum'"),
     ],
 )
-def test_a_composition_that_makes_no_sense_is_refused(fn, entry, message):
+def test_invalid_composition_is_refused(fn, entry, message):
     with pytest.raises(RewardError, match=message):
         loaded(fn, **entry)
 
 
-def test_a_part_that_took_too_long_makes_the_whole_one_that_did():
+def test_timed_out_part_times_out_the_whole():
     score = scored("product", parts=[part(1.0, "a"), {"fn": f"{__name__}:is_late"}])
     assert (score.status, score.reason) == ("timeout", "is_late: took longer than 5 s")
 
@@ -230,13 +230,13 @@ def is_late(step, trajectory):
     return Score(0.0, status="timeout", reason="took longer than 5 s")
 
 
-def test_a_gate_looks_at_sampled_tokens_alone():
+def test_gate_reads_sampled_tokens_only():
     play = a_play(agents="p")
     play.steps[0].response_mask = (1, 0)
     assert scored("gate", play, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
 
 
-def test_what_parts_took_is_what_the_whole_took(monkeypatch):
+def test_composition_takes_the_time_of_its_parts(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: CLOCK[0])
     play = a_play(agents="p")
     functions = loaded(

@@ -143,7 +143,7 @@ def test_constant_judge_fault_stops_the_run(train):
 def test_check_refuses_one_function_that_mostly_fails(train):
     rarely = {"fn": "functions.py:rarely", "agent_match": "critic"}
     well = [{"fn": "functions.py:kills_its_worker_once", "name": f"well{i}"} for i in range(9)]
-    train([rarely, *well])  # stops too, and leaves the recipe
+    train([rarely, *well])  # stops, too, and leaves the recipe
     result = CliRunner().invoke(app, ["check", "recipe.yaml"])
     assert result.exit_code == 1
     assert re.search(
@@ -170,7 +170,7 @@ def test_hanging_call_costs_only_its_score(train):
     result, run = train([{"fn": "functions.py:hangs_in_one_play", "timeout": 0.5}])
     assert result.exit_code == 0, result.output
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["reward/hangs_in_one_play/timeouts"] for line in metrics] == [2] * 4  # a play has two steps
+    assert [line["reward/hangs_in_one_play/timeouts"] for line in metrics] == [2] * 4  # a trajectory has two steps
 
 
 LINES = FUNCTIONS.splitlines()

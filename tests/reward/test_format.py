@@ -1,4 +1,4 @@
-"""Form of a response: patterns and schemas, at load and on what models write."""
+"""Tests of the reward `format`: patterns and schemas, at load and on texts by models."""
 
 import asyncio
 import json
@@ -44,12 +44,12 @@ def test_published_solutions_end_in_a_marked_answer(solution):
         ("anywhere", "cabc", ["ba", ""]),
     ],
 )
-def test_where_a_pattern_must_match(where, matching, other):
+def test_pattern_must_match_at_its_place(where, matching, other):
     assert Format(pattern="ab", where=where).fault(matching) == ""
     assert all(Format(pattern="ab", where=where).fault(text) for text in other)
 
 
-def test_alternatives_and_flags_hold_for_the_whole_pattern():
+def test_alternatives_and_flags_cover_the_whole_pattern():
     assert Format(pattern="a|ab").fault("ab") == ""
     assert Format(pattern="(?i)yes|no").fault("NO") == ""
     assert Format(pattern="(?x) a b  # a comment", where="end").fault("cab") == ""
@@ -78,13 +78,13 @@ def test_alternatives_and_flags_hold_for_the_whole_pattern():
         ("last", "none", "no {...}"),
     ],
 )
-def test_json_is_found_and_held_against_the_schema(where, text, fault):
+def test_json_is_checked_against_the_schema(where, text, fault):
     said = Format(schema=PLAN, where=where).fault(text)
     assert said.startswith(fault)
     assert bool(said) == bool(fault)
 
 
-def test_a_reference_to_an_address_is_refused_and_never_fetched(monkeypatch):
+def test_remote_reference_is_refused_and_never_fetched(monkeypatch):
     def no_network(*args, **kwargs):
         raise AssertionError("a connection was opened")
 
@@ -110,29 +110,29 @@ def test_a_reference_to_an_address_is_refused_and_never_fetched(monkeypatch):
         ({"patern": "a"}, r"did you mean 'pattern'\?"),
     ],
 )
-def test_what_is_wrong_with_the_arguments_is_told_when_the_recipe_is_loaded(args, message):
+def test_wrong_arguments_are_refused_at_load(args, message):
     with pytest.raises(RewardError, match=message):
         load_reward_functions([RewardFunctionConfig(fn="format", args=args)], Path(), ())
 
 
-def test_deep_json_under_a_recursive_schema_is_a_fault_not_a_crash():
+def test_deep_json_is_a_fault_not_a_crash():
     recursive = Format(schema={"$ref": "#/$defs/t", "$defs": {"t": {"items": {"$ref": "#/$defs/t"}}}})
     assert recursive.fault("[" * 20 + "]" * 20) == ""
     assert recursive.fault("[" * 700 + "]" * 700) == "JSON nested too deep"
 
 
-def test_a_response_beyond_all_bounds_has_the_wrong_form():
+def test_overlong_response_has_the_wrong_form():
     assert Format(pattern=".*", where="anywhere").fault("a" * MAX_CHARACTERS) == ""
     assert "longer than" in Format(pattern=".*", where="anywhere").fault("a" * (MAX_CHARACTERS + 1))
 
 
-def test_a_made_function_travels_to_workers_also_after_use():
+def test_format_can_be_pickled_after_use():
     made = Format(schema=PLAN)
     assert made.fault(GOOD) == ""
     assert pickle.loads(pickle.dumps(made)).fault(GOOD) == ""
 
 
-def test_the_score_says_what_did_not_fit():
+def test_reason_names_the_mismatch():
     (function,) = load_reward_functions([RewardFunctionConfig(fn="format", args={"schema": PLAN})], Path(), ())
     trajectory = play("a", [step("planner", response=GOOD), step("planner", response="{}")])
     asyncio.run(RewardManager([function]).score([trajectory]))
@@ -157,6 +157,6 @@ MADE = [Format(pattern="a+b", where=w) for w in ("all", "start", "end", "anywher
 
 @settings(max_examples=60)
 @given(HOSTILE)
-def test_no_response_crashes_it(text):
+def test_any_response_gets_a_score(text):
     for made in MADE:
         assert isinstance(made.fault(text), str)

@@ -1,4 +1,4 @@
-"""The recipe gsm8k_team on rows of the real file; expected values were worked out by hand."""
+"""Tests of the recipe gsm8k_team on rows of the real file; expected values were computed by hand."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +28,7 @@ def recipe(name: str):
 
 
 def a_play(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
-    """One step for each (initial of the agent, response); `retries`: step that repeats -> step repeated."""
+    """A trajectory with one step per (initial of the agent, response); `retries`: repeating step -> repeated step."""
     steps = [
         Step(
             f"t/{i}", "t", i, TEAM[who], sum(w == who for w, _ in said[:i]), (i - 1,) if i else (), "prompt", response,
@@ -58,26 +58,26 @@ def last_score(function: str, play: Trajectory) -> float:
         ("__import__('os').system('true')=0", []),
     ],
 )
-def test_calculations_are_read_and_worked_out_without_evaluating_code(text, expected):
+def test_calculations_are_evaluated_without_running_code(text, expected):
     found = recipe("calculations_in")(text)
     assert [(calculation.text, calculation.computed) for calculation in found] == expected
 
 
-def test_every_calculation_of_the_published_solutions_holds():
+def test_published_calculations_hold():
     shown = [c for task in TASKS for text in task.extra_info["calculations"] for c in recipe("calculations_in")(text)]
     assert len(shown) > 150
     assert all(calculation.holds for calculation in shown)
 
 
 @given(st.text("0123456789.,+-*/()$%x= \n#<>e", max_size=80))
-def test_no_response_breaks_the_reading(text):
+def test_any_response_is_read(text):
     play = a_play(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
     for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
         assert 0.0 <= recipe(name)(step, play) <= 1.0
 
 
 @pytest.mark.parametrize("piece", ["1 ", "(", "-", "=", "1+", "=1", "9" * 119 + "*9=1", "1+" * 58 + "1=59 ", "\n1. "])
-def test_hostile_responses_do_not_hang_the_reading(piece):
+def test_hostile_responses_are_read_quickly(piece):
     text = piece * 100_000
     play = a_play(NATALIA, ("p", text), ("e", text), ("v", text))
     for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
@@ -93,7 +93,7 @@ def test_hostile_responses_do_not_hang_the_reading(piece):
         ("1. Start from 48.", 1 / 4),  # one of 48, + for the second calculation; no line for the first
         ("1. Subtract 48 from 100.\n2. Add 48.", (1 / 5 + 1) / 2),  # 48 of 48, 2, /, -, 100
         ("1. 48 2 / + - * 7", 3 / 14),  # 48, 2, / of seven things, and no line left for the second
-        ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor was given none of it
+        ("Divide 48 by 2, then add 48.", 0.0),  # not numbered: the executor got none of it
         (NATALIA.text, 0.0),
         ("", 0.0),
     ],
@@ -120,20 +120,20 @@ def test_value_matches(response, expected):
     assert last_score("value_matches", a_play(NATALIA, ("p", "1. half"), ("e", response))) == expected
 
 
-def test_a_value_is_found_once():
+def test_value_is_found_once():
     first = [("p", "1. half"), ("e", "48/2=24"), ("v", "48/2=24 ok")]
     assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48+24=72"))) == 1.0
     assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48/2=24"))) == 0.5
 
 
-def test_a_retry_may_find_what_the_step_it_replaces_had_found():
+def test_retry_may_find_the_value_of_the_replaced_step():
     said = [("p", "1. half"), ("e", "48/2=24"), ("v", "bad"), ("e", "48/2=24")]
     assert last_score("value_matches", a_play(NATALIA, *said, retries={3: 1})) == 1.0
     play = a_play(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
     assert last_score("value_matches", play) == 1.0
 
 
-def test_a_finer_step_than_the_solutions_is_half_right():
+def test_step_finer_than_the_solution_is_half_right():
     said = [("p", "1. half"), ("e", "100/2=50"), ("v", "ok"), ("e", "15*2=30"), ("v", "ok")]
     assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50=50"))) == 0.5
     assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
@@ -165,7 +165,7 @@ def recipes_functions():
     return load_reward_functions(entries, ROOT / "recipes", tuple(TEAM.values()))
 
 
-def test_a_solution_without_calculations_leaves_steps_unscored_and_the_outcome_scored():
+def test_solution_without_calculations_scores_only_the_outcome():
     task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
     play = a_play(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
     play.answer = "#### 72"
@@ -195,7 +195,7 @@ def a_good_team(prompt: str) -> bytes:
     return b"48+24=72\n#### 72" if "objects" in prompt else b"48+24=71\n#### 71"
 
 
-def test_a_play_runs_from_plan_to_answer_with_a_retry_on_bad():
+def test_rollout_runs_from_plan_to_answer_with_a_retry():
     play, model = play_with(a_good_team)
     assert "".join(step.agent[0] for step in play.steps) == "peveve"
     assert [step.parents for step in play.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
@@ -212,14 +212,14 @@ def test_a_play_runs_from_plan_to_answer_with_a_retry_on_bad():
 @pytest.mark.parametrize(
     "noise", [b"", b"\xff\x00\xfe" * 80, b"####", b"1. " * 100, b"bad " * 60, b"1.\n2.\n3. x\n" * 30, b"=1=1/0=" * 60]
 )
-def test_noise_plays_through_and_scores_nothing(noise):
+def test_noise_scores_nothing(noise):
     play, _ = play_with(lambda prompt: noise)
     assert play.status == "ok"
     assert play.outcome.value == 0.0
     assert all(score.status == "ok" for step in play.steps for score in step.scores.values())
 
 
-def test_the_executor_has_a_bounded_number_of_turns():
+def test_executor_has_a_bounded_number_of_turns():
     plan = "\n".join(f"{i}. Add {i}." for i in range(1, 30)).encode()
     play, _ = play_with(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
     assert sum(step.agent == "executor" for step in play.steps) == recipe("MAX_EXECUTOR_TURNS")

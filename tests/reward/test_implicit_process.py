@@ -48,7 +48,7 @@ def model_in(folder: Path) -> torch.nn.Module:
 
 
 def slow_logprobs(folder: Path, prompt: Sequence[int], response: Sequence[int], temperature: float = 1.0) -> np.ndarray:
-    """One step, no padding, one position after another."""
+    """Log-probs of one row, without padding, position by position."""
     with torch.no_grad():
         logits = model_in(folder)(torch.tensor([[*prompt, *response]])).logits[0].double() / temperature
     at = range(len(prompt) - 1, len(prompt) + len(response) - 1)
@@ -60,7 +60,7 @@ def steps_of_many_lengths() -> list[Step]:
     return [a_step(BPE, PROMPT[: k + 1], " ".join(words[: k % 9 + 1])) for k in range(20)]
 
 
-def test_values_are_primes_log_ratios_for_every_batch_size(folders: dict[str, Path]) -> None:
+def test_values_are_log_ratios_for_every_batch_size(folders: dict[str, Path]) -> None:
     steps = steps_of_many_lengths()
     for batch_size in (1, 3, 100):
         function = ImplicitProcess(
@@ -72,13 +72,13 @@ def test_values_are_primes_log_ratios_for_every_batch_size(folders: dict[str, Pa
             assert score.range == (-1.0, 1.0)
 
 
-def test_a_model_against_itself_rewards_nothing(folders: dict[str, Path]) -> None:
+def test_model_against_itself_rewards_nothing(folders: dict[str, Path]) -> None:
     function = ImplicitProcess(str(folders["phi"]), str(folders["phi"]), tokenizer=str(folders["policy"]))
     for score in score_all(function, steps_of_many_lengths()):
         np.testing.assert_allclose(score.value, 0.0, atol=1e-7)
 
 
-def test_the_runs_policy_says_which_vocabulary_it_has(folders: dict[str, Path]) -> None:
+def test_vocabulary_comes_from_the_runs_policy(folders: dict[str, Path]) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     function = ImplicitProcess(str(folders["phi"]), str(folders["ref"]))
     function.connect({"default": Policy.load(folders["policy"], torch.device("cpu"))})
@@ -88,7 +88,7 @@ def test_the_runs_policy_says_which_vocabulary_it_has(folders: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_the_runs_own_reference_is_met_at_the_steps_temperature(folders: dict[str, Path], temperature: float) -> None:
+def test_run_reference_is_at_the_steps_temperature(folders: dict[str, Path], temperature: float) -> None:
     step = a_step(BPE, PROMPT, RESPONSE, temperature=temperature)
     reference = slow_logprobs(folders["ref"], step.prompt_ids, step.response_ids, temperature)
     step.ref_logprobs = tuple(reference.tolist())
@@ -99,7 +99,7 @@ def test_the_runs_own_reference_is_met_at_the_steps_temperature(folders: dict[st
     np.testing.assert_allclose(score.value, 0.05 * (own - reference), atol=1e-5)
 
 
-def test_another_vocabulary_pays_by_characters_and_keeps_the_sum(folders: dict[str, Path]) -> None:
+def test_other_vocabulary_is_aligned_and_keeps_the_sum(folders: dict[str, Path]) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     function = ImplicitProcess(
         str(folders["other_phi"]), str(folders["other_ref"]), beta=0.5, limit=1000.0, tokenizer=str(folders["policy"])
@@ -120,7 +120,7 @@ def test_another_vocabulary_pays_by_characters_and_keeps_the_sum(folders: dict[s
     assert score.value[-1] == 0.0
 
 
-def test_what_is_beyond_the_limit_is_clipped_and_counted(folders: dict[str, Path]) -> None:
+def test_values_beyond_the_limit_are_clipped_and_counted(folders: dict[str, Path]) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     own, other = (slow_logprobs(folders[name], step.prompt_ids, step.response_ids) for name in ("phi", "ref"))
     ratio = own - other
@@ -136,7 +136,7 @@ def test_what_is_beyond_the_limit_is_clipped_and_counted(folders: dict[str, Path
     assert function.metrics()["clipped"] == pytest.approx(beyond / n, abs=1.01 / n)
 
 
-def test_a_long_prompt_is_cut_from_the_left_and_the_reason_says_so(folders: dict[str, Path]) -> None:
+def test_long_prompt_is_cut_from_the_left_with_a_reason(folders: dict[str, Path]) -> None:
     step = a_step(BPE, "x" * 100, "the sum")
     function = ImplicitProcess(
         str(folders["phi"]), str(folders["ref"]), max_length=20, tokenizer=str(folders["policy"])
@@ -148,7 +148,7 @@ def test_a_long_prompt_is_cut_from_the_left_and_the_reason_says_so(folders: dict
     assert score.reason == f"the models saw {len(kept)} of the prompt's {len(step.prompt_ids)} tokens"
 
 
-def test_tokens_that_nobody_sampled_get_the_mean_of_the_others(folders: dict[str, Path]) -> None:
+def test_unsampled_tokens_get_the_mean_of_the_sampled(folders: dict[str, Path]) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     function = ImplicitProcess(str(folders["phi"]), str(folders["ref"]), tokenizer=str(folders["policy"]))
     whole = np.array(score_all(function, [step])[0].value)
@@ -163,7 +163,7 @@ def manager(args: dict[str, object]) -> RewardManager:
     return RewardManager(load_reward_functions([entry], Path(), ["a"]), max_failed_frac=1.0)
 
 
-def test_what_cannot_be_scored_is_failed_with_its_reason_and_the_rest_is_not(folders: dict[str, Path]) -> None:
+def test_unscorable_steps_fail_alone_with_a_reason(folders: dict[str, Path]) -> None:
     def reason(step: Step, phi: str, ref: str, tokenizer: str | None = "policy") -> str:
         given, fine = play_of(step), play_of(a_step(BPE, PROMPT, "the sum", ref_logprobs=(-1.0,) * 3))
         given.id = given.steps[0].trajectory_id = "u"
@@ -193,12 +193,12 @@ def test_what_cannot_be_scored_is_failed_with_its_reason_and_the_rest_is_not(fol
         ({"batch_size": 0}, "batch_size: expected 1 or more"),
     ],
 )
-def test_wrong_arguments_are_the_recipes_fault(folders: dict[str, Path], args: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_refused_at_load(folders: dict[str, Path], args: dict[str, object], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         manager({"path": str(folders["phi"]), "reference": str(folders["ref"]), **args})
 
 
-def test_the_cache_key_holds_the_reference_only_where_it_counts(folders: dict[str, Path]) -> None:
+def test_cache_key_holds_the_reference_only_if_used(folders: dict[str, Path]) -> None:
     step, other = a_step(BPE, PROMPT, RESPONSE), a_step(BPE, PROMPT, RESPONSE, temperature=0.5)
     by_folder = ImplicitProcess(str(folders["phi"]), str(folders["ref"]))
     by_run = ImplicitProcess(str(folders["phi"]), "run")

@@ -27,7 +27,7 @@ def score(function: KlToReference, given: Trajectory) -> Score:
     return asyncio.run(function(given.steps[0], given))
 
 
-def test_each_estimator_is_the_formula_of_schulmans_note() -> None:
+def test_estimators_follow_schulmans_formulas() -> None:
     ratio = [math.exp(reference - logprob) for logprob, reference in zip(LOGPROBS, REFERENCE, strict=True)]
     expected = {
         "kl": [-math.log(r) for r in ratio],
@@ -41,14 +41,14 @@ def test_each_estimator_is_the_formula_of_schulmans_note() -> None:
 
 
 @given(st.floats(-15, 15))
-def test_estimators_are_those_of_the_kl_loss(difference: float) -> None:
+def test_estimators_equal_those_of_the_kl_loss(difference: float) -> None:
     for name, estimate in ESTIMATORS.items():
         theirs = float(KL_ESTIMATORS[name](torch.tensor(difference, dtype=torch.float64)))
         assert max(-10.0, min(10.0, estimate(difference))) == pytest.approx(max(-10.0, min(10.0, theirs)), abs=1e-9)
 
 
-def test_k3_and_k1_are_unbiased_and_k3_varies_less() -> None:
-    """Over all tokens of a small vocabulary, weighted as the policy samples them."""
+def test_k3_is_unbiased_and_varies_less_than_k1() -> None:
+    """Over all tokens of a small vocabulary, weighted by the policy's probabilities."""
     rng = np.random.default_rng(0)
     policy = rng.dirichlet(np.ones(50))
     reference = policy * np.exp(0.3 * rng.normal(size=50))
@@ -64,9 +64,7 @@ def test_k3_and_k1_are_unbiased_and_k3_varies_less() -> None:
 @pytest.mark.parametrize(
     ("estimator", "allowed"), [("kl", (-0.1, 0.1)), ("mse", (-0.1, 0.0)), ("low_var_kl", (-0.1, 0.0))]
 )
-def test_values_are_clipped_to_the_limit_and_the_share_is_reported(
-    estimator: str, allowed: tuple[float, float]
-) -> None:
+def test_values_are_clipped_and_the_share_is_reported(estimator: str, allowed: tuple[float, float]) -> None:
     function = KlToReference(estimator, limit=0.1)
     assert function.range == allowed
     result = score(function, a_play())
@@ -78,19 +76,19 @@ def test_values_are_clipped_to_the_limit_and_the_share_is_reported(
     assert function.metrics() == {"clipped": 0.0}
 
 
-def test_a_step_gets_the_mean_over_its_sampled_tokens() -> None:
+def test_step_gets_the_mean_of_its_sampled_tokens() -> None:
     masked = a_play(response_mask=(1, 0, 1))
     assert score(KlToReference("kl", per="step"), masked).value == pytest.approx(-0.125)
     assert score(KlToReference("kl"), masked).value == pytest.approx((-0.25, -0.125, 0.0))
 
 
-def test_one_far_token_is_clipped_after_the_mean_of_a_step_not_before() -> None:
+def test_step_mean_is_clipped_after_averaging() -> None:
     far = a_play(logprobs=(-1.0, -1.0, -1.0), ref_logprobs=(-2.5, -1.0, -1.0))
     assert score(KlToReference("kl", per="step", limit=1.0), far).value == pytest.approx(-0.5)
     assert score(KlToReference("kl", per="token", limit=1.0), far).value == pytest.approx((-1.0, 0.0, 0.0))
 
 
-def test_a_greedy_step_has_nothing_to_estimate_from() -> None:
+def test_greedy_step_scores_zero() -> None:
     result = score(KlToReference(), a_play(response_mask=(0, 0, 0), logprobs=(0.0, 0.0, 0.0), temperature=0.0))
     assert (result.value, result.status, result.reason) == (0.0, "ok", "no token was sampled")
 
@@ -107,9 +105,7 @@ def load(args: dict[str, object]) -> RewardManager:
         ({"ref_logprobs": (-1.0, -math.inf, -1.0)}, "ValueError: a log-probability is not a finite number"),
     ],
 )
-def test_without_log_probabilities_the_score_is_failed_and_says_how_to_get_them(
-    fields: dict[str, object], reason: str
-) -> None:
+def test_missing_log_probabilities_fail_with_a_hint(fields: dict[str, object], reason: str) -> None:
     given = a_play(**fields)
     asyncio.run(load({}).score([given]))
     made = given.steps[0].scores["kl_to_reference"]
@@ -117,7 +113,7 @@ def test_without_log_probabilities_the_score_is_failed_and_says_how_to_get_them(
     assert made.reason.startswith(reason)
 
 
-def test_a_recipe_makes_it_with_its_range_and_the_manager_takes_its_values() -> None:
+def test_recipe_sets_the_range_and_scores_tokens() -> None:
     given = a_play()
     manager = load({"estimator": "kl", "limit": 0.4})
     assert manager.functions[0].range == (-0.4, 0.4)
@@ -137,13 +133,13 @@ def test_a_recipe_makes_it_with_its_range_and_the_manager_takes_its_values() -> 
         ({"limit": math.nan}, "limit: expected a number above 0, got nan"),
     ],
 )
-def test_wrong_arguments_are_the_recipes_fault(args: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_refused_at_load(args: dict[str, object], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         load(args)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=20))
-def test_neutral_values_leave_the_mean_over_sampled_tokens_as_it_is(pairs: list[tuple[float, bool]]) -> None:
+def test_neutral_values_preserve_the_mean_of_the_sampled(pairs: list[tuple[float, bool]]) -> None:
     values, mask = [value for value, _ in pairs], [int(sampled) for _, sampled in pairs]
     result = neutral_where_not_sampled(values, mask)
     if not any(mask):

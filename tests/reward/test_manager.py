@@ -29,7 +29,7 @@ def one_score(value, function=None) -> Score:
     return play.steps[0].scores["f"]
 
 
-def test_each_level_fills_what_is_its_own():
+def test_each_level_fills_its_own_scores():
     play = a_play()
     score(
         [
@@ -63,7 +63,7 @@ def test_only_matching_agents_are_scored():
     assert [step.scores["g"].value for step in play.steps[::2]] == [0.0, 0.2, 0.4]
 
 
-def test_only_steps_of_which_when_says_so_are_scored():
+def test_when_selects_the_steps_to_score():
     play = a_play(agents="peep")
     every_second = {"when": lambda step: step.turn % 2 == 1}
     score(
@@ -90,7 +90,7 @@ def test_only_steps_of_which_when_says_so_are_scored():
     ],
 )
 @pytest.mark.parametrize("level", ["step", "trajectory"])
-def test_where_when_cannot_say_the_score_has_failed(when, reason, level):
+def test_failing_when_fails_the_score(when, reason, level):
     play = a_play(agents="pe")
     report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [play])
     assert play.steps[0].scores == {}
@@ -98,7 +98,7 @@ def test_where_when_cannot_say_the_score_has_failed(when, reason, level):
     assert [(of.matched, of.failed) for of in report.functions] == [(1, 1)]
 
 
-def test_when_is_asked_once_of_a_step_and_may_answer_as_numpy_does():
+def test_when_is_called_once_per_step_and_may_return_numpy():
     asked = []
 
     def every_second(step):
@@ -132,7 +132,7 @@ def test_when_is_asked_once_of_a_step_and_may_answer_as_numpy_does():
         (Score(1 + 1e-9), 1.0),
     ],
 )
-def test_numbers_of_all_kinds_and_one_per_token_are_accepted(value, expected):
+def test_all_kinds_of_numbers_and_token_values_are_accepted(value, expected):
     result = one_score(value)
     assert result.status == "ok"
     assert result.value == expected
@@ -164,7 +164,7 @@ def test_numbers_of_all_kinds_and_one_per_token_are_accepted(value, expected):
         ([[0.5], [0.5]], "expected a number, got a list"),
     ],
 )
-def test_what_is_no_score_fails_with_its_reason_and_is_not_a_zero(value, reason):
+def test_invalid_value_fails_with_its_reason(value, reason):
     import re
 
     result = one_score(value)
@@ -188,11 +188,11 @@ def test_rounding_beyond_a_bound_is_clipped(low, high):
                 assert got.value == bound if status == "ok" else repr(value) in got.reason
 
 
-def test_a_dict_as_verl_returns_keeps_its_notes():
+def test_verl_dict_keeps_its_notes():
     assert one_score({"score": 0.5, "acc": True, "model": object()}) == Score(0.5, reason="acc: True; model: object")
 
 
-def test_an_unawaited_coroutine_is_named(recwarn):
+def test_unawaited_coroutine_is_named(recwarn):
     async def later():
         return 1.0
 
@@ -205,7 +205,7 @@ def test_an_unawaited_coroutine_is_named(recwarn):
     made[0].close()
 
 
-def test_an_exception_fails_the_one_score():
+def test_exception_fails_one_score():
     def sometimes(step, trajectory):
         if step.index == 1:
             raise ValueError("no\nsuch thing")
@@ -223,14 +223,14 @@ def test_an_exception_fails_the_one_score():
     assert traceback.endswith("ValueError: no\nsuch thing\n")
 
 
-def test_values_for_a_response_without_tokens_fail():
+def test_token_values_without_tokens_fail():
     play = a_play(agents="e")
     play.steps[0].response_ids = play.steps[0].response_mask = play.steps[0].logprobs = ()
     score([of_steps(lambda step, trajectory: [])], [play])
     assert play.steps[0].scores["f"].status == "failed"
 
 
-def test_a_score_passes_through_with_weight_range_and_version_of_its_function():
+def test_score_gets_weight_range_and_version_of_its_function():
     function = of_steps(
         lambda step, trajectory: Score(-0.5, reason="half wrong", seconds=9.0),
         weight=2.0,
@@ -240,40 +240,40 @@ def test_a_score_passes_through_with_weight_range_and_version_of_its_function():
     assert one_score(None, function) == Score(-0.5, (-1.0, 1.0), 2.0, "ok", "half wrong", 0.0, "v")
 
 
-def test_a_score_may_bring_its_own_range():
+def test_score_may_bring_a_range():
     assert one_score(Score(7.0, range=(0.0, 10.0))) == Score(7.0, range=(0.0, 10.0))
     assert one_score(Score(11.0, range=(0.0, 10.0))).status == "failed"
     assert one_score(Score(1.0, range=(1.0, 1.0))).status == "failed"
 
 
-def test_a_score_that_says_it_failed_stays_failed():
+def test_failed_score_stays_failed():
     failed = one_score(Score(0.9, status="timeout", reason="the judge slept"))
     assert (failed.status, failed.reason) == ("timeout", "the judge slept")
     assert one_score(Score(float("nan"))).status == "failed"
 
 
 @pytest.mark.parametrize("value", [[0.5, 0.5], [0.5] * 4, 0.5, None, "abc", {1, 2, 3}])
-def test_a_list_of_the_wrong_length_or_no_list_fails_every_matching_step(value):
+def test_malformed_list_fails_every_matching_step(value):
     play = a_play()
     report = score([RewardFunction("g", "trajectory", lambda trajectory: value)], [play])
     assert [step.scores["g"].status for step in play.steps] == ["failed"] * 3
     assert (report.functions[0].matched, report.functions[0].failed) == (3, 3)
 
 
-def test_one_bad_value_in_a_trajectorys_list_fails_its_own_step_only():
+def test_bad_list_entry_fails_its_own_step_only():
     play = a_play()
     score([RewardFunction("g", "trajectory", lambda trajectory: [0.5, 2.0, Score(1.0)])], [play])
     assert [step.scores["g"].status for step in play.steps] == ["ok", "failed", "ok"]
 
 
-def test_an_exception_of_a_trajectory_function_fails_every_matching_step():
+def test_trajectory_function_error_fails_every_matching_step():
     play = a_play()
     score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [play])
     reasons = {unlocated(step.scores["g"].reason) for step in play.steps}
     assert reasons == {"ZeroDivisionError: division by zero"}
 
 
-def test_an_outcome_is_one_number():
+def test_outcome_is_one_number():
     play = a_play()
     score([RewardFunction("o", "outcome", lambda trajectory: [0.5, 0.5])], [play])
     assert play.outcome.status == "failed"
@@ -288,7 +288,7 @@ def test_failed_trajectories_are_not_scored():
     assert report.failed_frac == 0.0
 
 
-def test_where_the_agents_went_wrong_the_outcome_is_zero_unasked_and_steps_are_scored():
+def test_agent_error_gives_the_worst_outcome_without_a_call():
     asked = []
     play = a_play(answer=None, info={"agent_error": "no move in the reply"})
     report = score(
@@ -300,13 +300,13 @@ def test_where_the_agents_went_wrong_the_outcome_is_zero_unasked_and_steps_are_s
     assert report.metrics()["reward/o/mean"] == 0.0
 
 
-def test_a_crash_is_never_worth_more_than_a_wrong_answer():
+def test_crash_scores_at_most_a_wrong_answer():
     play = a_play(answer=None, info={"agent_error": "?"})
     score([RewardFunction("o", "outcome", lambda trajectory: -1.0, range=(-1.0, 1.0))], [play])
     assert play.outcome.value == -1.0
 
 
-def test_a_truncated_play_that_went_on_is_scored_and_one_that_ended_early_is_zero():
+def test_truncated_trajectory_without_answer_scores_zero():
     right = RewardFunction("o", "outcome", lambda trajectory: float(trajectory.answer == "72"))
     answered, ended = a_play("a", status="truncated"), a_play("b", status="truncated", answer=None)
     ended.info["ended_early"] = "a's prompt is too long"
@@ -315,7 +315,7 @@ def test_a_truncated_play_that_went_on_is_scored_and_one_that_ended_early_is_zer
     assert ended.outcome == Score(0.0, reason="truncated before there was an answer: a's prompt is too long")
 
 
-def test_async_functions_run_concurrently_and_beside_sync_ones():
+def test_async_functions_run_beside_sync_ones():
     running, most = 0, 0
     arrived = asyncio.Event()
 
@@ -325,7 +325,7 @@ def test_async_functions_run_concurrently_and_beside_sync_ones():
         most = max(most, running)
         if running == 6:
             arrived.set()
-        await asyncio.wait_for(arrived.wait(), timeout=60)  # none could go on if they came one by one
+        await asyncio.wait_for(arrived.wait(), timeout=60)  # sequential calls would wait here forever
         running -= 1
         return 0.5
 
@@ -338,7 +338,7 @@ def test_async_functions_run_concurrently_and_beside_sync_ones():
     assert report.failed_frac == 0.0
 
 
-def test_an_async_exception_fails_the_one_score():
+def test_async_exception_fails_one_score():
     async def judge(step, trajectory):
         if step.index == 0:
             raise ConnectionError("refused")
@@ -361,7 +361,7 @@ def test_scores_hold_no_clock_readings():
     assert report.seconds >= report.functions[0].seconds
 
 
-def test_the_report_counts_and_its_metrics_say_so():
+def test_metrics_match_the_report():
     def half(step, trajectory):
         return {0: 0.5, 1: 1.0}[step.index]
 
@@ -378,13 +378,13 @@ def test_the_report_counts_and_its_metrics_say_so():
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_a_function_without_a_single_score_reports_no_mean():
+def test_function_without_a_score_reports_no_mean():
     metrics = score([of_steps(lambda step, trajectory: None)], [a_play()]).metrics()
     assert "reward/f/mean" not in metrics
     assert metrics["reward/f/failed_frac"] == 1.0
 
 
-def test_too_many_failures_stop_with_the_first_distinct_reasons():
+def test_too_many_failures_stop_with_distinct_reasons():
     def bad(step, trajectory):
         raise ValueError("no key" if step.index else "no net")
 
@@ -398,24 +398,24 @@ def test_too_many_failures_stop_with_the_first_distinct_reasons():
     assert play.steps[0].scores["f"].status == "failed"
 
 
-def test_failures_at_the_limit_do_not_stop():
+def test_failures_at_the_limit_are_accepted():
     plays = [a_play(agents="e" * 5)]
     score([of_steps(lambda step, trajectory: None if step.index == 0 else 1.0)], plays, max_failed_frac=0.2)
 
 
-def test_an_outcome_that_always_fails_stops_although_most_scores_are_sub_rewards():
+def test_failing_outcome_stops_despite_good_sub_rewards():
     functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
     with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
         score(functions, [a_play(agents="e" * 30)], max_failed_frac=0.2)
 
 
-def test_nothing_to_score_is_no_error():
+def test_nothing_to_score_is_accepted():
     assert score([], [a_play()]).failed_frac == 0.0
     assert score([of_steps(lambda step, trajectory: 1.0)], []).metrics()["reward/failed_frac"] == 0.0
 
 
 class NoException(BaseException):
-    """As extensions in Rust raise it."""
+    """An exception as raised by extensions in Rust."""
 
 
 class Mute(Exception):
@@ -433,7 +433,7 @@ class Mute(Exception):
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])
-def test_nothing_that_a_function_raises_ends_the_run(error, reason, is_async):
+def test_exceptions_of_functions_never_end_the_run(error, reason, is_async):
     def plain(step, trajectory):
         if step.index == 1:
             raise error
@@ -449,7 +449,7 @@ def test_nothing_that_a_function_raises_ends_the_run(error, reason, is_async):
         assert unlocated(play.steps[1].scores["f"].reason) == reason
 
 
-def test_a_list_that_a_function_uses_again_is_taken_as_it_was():
+def test_reused_list_is_copied_at_once():
     shared = [0.0, 0.0]
 
     def graded(step, trajectory):
@@ -465,7 +465,7 @@ def test_a_list_that_a_function_uses_again_is_taken_as_it_was():
         assert [step.scores["f"].value for step in play.steps] == [(0.0, 0.5), (0.1, 0.5), (0.2, 0.5)]
 
 
-def test_no_more_than_so_many_async_calls_wait_at_a_time():
+def test_max_in_flight_limits_async_calls():
     running, most = 0, 0
 
     async def judge(step, trajectory):
@@ -481,14 +481,14 @@ def test_no_more_than_so_many_async_calls_wait_at_a_time():
     assert most == 5
 
 
-def test_progress_tells_every_answer():
+def test_progress_reports_every_answer():
     told = []
     manager = RewardManager([of_steps(lambda step, trajectory: 1.0)])
     asyncio.run(manager.score([a_play()], progress=lambda done, wanted: told.append((done, wanted))))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_an_async_function_that_takes_too_long_is_timed_out_and_may_tidy_up():
+def test_slow_async_function_is_timed_out_and_can_clean_up():
     tidied = []
 
     async def sleeps(step, trajectory):
@@ -508,7 +508,7 @@ def test_an_async_function_that_takes_too_long_is_timed_out_and_may_tidy_up():
 
 
 class Counting:
-    """Counts its calls; its end fails."""
+    """Counts its calls; its `aclose` may fail."""
 
     def __init__(self, fails=False):
         self.calls, self.fails, self.ended = 0, fails, False
@@ -526,7 +526,7 @@ class Counting:
             raise ConnectionError("gone")
 
 
-def test_what_functions_count_is_reported_by_function():
+def test_metrics_of_functions_are_reported_by_function():
     one, two = Counting(), Counting()
     functions = [
         of_steps(one, instance=one),
@@ -536,7 +536,7 @@ def test_what_functions_count_is_reported_by_function():
     assert (metrics["reward/f/requests"], metrics["reward/g/requests"]) == (3.0, 1.0)
 
 
-def test_one_end_that_fails_keeps_no_other_from_ending():
+def test_failing_aclose_does_not_stop_the_other_ones():
     one, two, closed = Counting(fails=True), Counting(), []
 
     class Backend:

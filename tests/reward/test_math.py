@@ -64,7 +64,7 @@ def test_published_solutions_equal_only_their_own_answers():
 
 
 SLOW = r"\sin(\cos(" * 10 + "x" + "))" * 10
-"""Formulas that are not refused, and that the library cannot simplify in seconds."""
+"""Formulas that are not refused, but that the library cannot simplify in seconds."""
 
 
 def test_endless_answer_is_wrong():
@@ -236,4 +236,4 @@ def test_hostile_text_is_read_quickly(piece):
     for n in (MAX_CHARACTERS, 100 * MAX_CHARACTERS):
         with contextlib.suppress(NotAnAnswer):
             read((piece * n)[:n])
-    assert time.process_time() - start < 60  # the square of the longer text would take minutes
+    assert time.process_time() - start < 60  # quadratic time would be minutes for the longer text

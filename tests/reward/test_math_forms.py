@@ -122,7 +122,7 @@ def test_other_scripts_are_read(text, truth, expected):
 @pytest.mark.parametrize(
     ("text", "truth", "expected"),
     [
-        ("x + t", "t + x", 1),  # the library takes t, h, c, m, s and others for units
+        ("x + t", "t + x", 1),  # the library reads t, h, c, m, s and others as units
         ("a + c", "c + a", 1),
         ("\\boxed{3}, \\boxed{5}", "5", 0),
         ("\\boxed{7", "7", 1),
@@ -170,13 +170,13 @@ def test_evaluation_of_hostile_formulas_ends(answer, truth):
     "answer",
     ["60000!", r"2^{20000}", "1," * 300, r"\gcd(((9^{99})^{99})^{99}, 2)", r"\begin{vmatrix}9^{9\cdot 9}\end{vmatrix}"],
 )
-def test_numbers_beyond_the_limits_are_no_answers(answer):
+def test_numbers_beyond_the_limits_are_refused(answer):
     with pytest.raises(NotAnAnswer):
         read(answer)
 
 
-def test_numbers_words_and_points_need_no_library():
-    """The library is refused in another thread: a score shows that it was not used."""
+def test_numbers_words_and_points_skip_the_library():
+    """The library is refused in another thread, so a score shows that it was not used."""
     pairs = [("\\boxed{(\\frac12, -3)}", "(0.5, -3)"), ("\uff10.\uff15", "1/2"), ("{(1,2)}", "(1,2)"), ("北京", "北京")]
     seen = []
     thread = threading.Thread(target=lambda: seen.extend(math_verify(*pair) for pair in pairs))

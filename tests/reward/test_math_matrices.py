@@ -18,7 +18,7 @@ def drawn(rng: random.Random) -> np.ndarray:
 
 
 def changed(matrix: np.ndarray, rng: random.Random) -> np.ndarray:
-    """The matrix itself, or one that is easily taken for it."""
+    """The matrix itself, or one that is easily mistaken for it."""
     other = matrix.copy()
     row, column = rng.randrange(matrix.shape[0]), rng.randrange(matrix.shape[1])
     kind = rng.choice(["same"] * 5 + ["transposed", "rows", "columns", "sign", "entry", "shuffled", "flat"])
@@ -78,7 +78,7 @@ def spelled(matrix: np.ndarray, rng: random.Random) -> str:
 
 
 def disagreements(seed: int, cases: int) -> dict[str, list[tuple[str, str]]]:
-    """Pairs (answer, truth) that are scored wrongly; how many are equal comes along, so that both kinds occur."""
+    """Pairs (answer, truth) with a wrong score. Checks that equal and unequal pairs both occur."""
     rng = random.Random(seed)
     wrong: dict[str, list[tuple[str, str]]] = {"wrong 1": [], "wrong 0": []}
     equal_pairs = 0

@@ -12,10 +12,10 @@ from creditflow.reward.math import math_verify
 
 PAIRS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "math_pairs.jsonl").open(encoding="utf8")]
 KNOWN_MISSES: list[tuple[str, str]] = []
-"""Pairs (answer, truth) that math_verify gets wrong. A change of the library or of the rules shows here."""
+"""Pairs (answer, truth) that math_verify gets wrong. A change of the library or of the rules shows up here."""
 
 
-def test_the_pairs_are_what_they_are_said_to_be():
+def test_pairs_are_200_distinct_explained_and_mixed():
     assert len(PAIRS) == 200
     assert len({(pair["answer"], pair["truth"]) for pair in PAIRS}) == 200
     assert sum(not pair["equal"] for pair in PAIRS) >= 90
@@ -23,7 +23,7 @@ def test_the_pairs_are_what_they_are_said_to_be():
     assert min(Counter(pair["kind"] for pair in PAIRS).values()) >= 4
 
 
-def test_math_verify_is_right_on_all_but_the_known_misses():
+def test_math_verify_misses_only_the_known_pairs():
     misses = [
         (pair["answer"], pair["truth"])
         for pair in PAIRS
@@ -33,10 +33,10 @@ def test_math_verify_is_right_on_all_but_the_known_misses():
     assert 1 - len(misses) / len(PAIRS) >= 0.97
 
 
-def test_equality_does_not_depend_on_which_side_is_the_truth():
+def test_equality_is_symmetric():
     for pair in PAIRS:
         if pair["kind"] == "hostile" or pair["answer"] == "71 = 72":
-            continue  # they are no truths
+            continue  # these cannot be truths
         assert math_verify(pair["truth"], pair["answer"]) == float(pair["equal"]), pair
 
 
@@ -44,8 +44,8 @@ def test_every_truth_equals_itself():
     assert all(math_verify(pair["truth"], pair["truth"]) == 1.0 for pair in PAIRS)
 
 
-def test_hostile_answers_score_zero_without_the_library_where_the_truth_is_a_number():
-    """In another thread the library is refused: a score proves that it was not asked."""
+def test_hostile_answers_score_zero_without_the_library():
+    """The library is refused in another thread, so a score proves that it was not used."""
     hostile = [pair for pair in PAIRS if pair["kind"] == "hostile"]
     asked, scored = [], []
 
@@ -64,11 +64,11 @@ def test_hostile_answers_score_zero_without_the_library_where_the_truth_is_a_num
 
 
 @pytest.mark.slow
-def test_the_bare_library_does_worse_on_the_same_pairs(monkeypatch):
-    """The figures that docs/rewards.md gives for math-verify 0.9.0, without and with dollars put around formulas.
+def test_bare_library_does_worse_on_the_same_pairs(monkeypatch):
+    """The figures in docs/rewards.md for math-verify 0.9.0, without and with dollars put around formulas.
 
-    Its alarm rings once; where that is swallowed (in a destructor, or by sympy) it would sum up to 10^12. Here it comes
-    again until it is heard.
+    The library's alarm rings once. If it is swallowed (in a destructor, or by sympy), the library would sum up to
+    10^12. Here the alarm repeats until it takes effect.
     """
     from math_verify import parse, verify
 

@@ -24,7 +24,7 @@ def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_causal(tmp_path_factory.mktemp("causal"), BPE)
 
 
-def test_a_folder_is_loaded_once_while_anyone_holds_it(causal: Path) -> None:
+def test_folder_is_loaded_once_while_in_use(causal: Path) -> None:
     one, again = load_model(causal, "causal"), load_model(str(causal) + "/../" + causal.name, "causal", "cpu")
     assert one is again
     assert one.model.dtype == torch.float32
@@ -40,7 +40,7 @@ def test_a_folder_is_loaded_once_while_anyone_holds_it(causal: Path) -> None:
     assert kept() is None
 
 
-def test_what_is_missing_in_a_folder_is_named(causal: Path, tmp_path: Path) -> None:
+def test_missing_parts_of_a_folder_are_named(causal: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"path: .* is not a Hugging Face model folder"):
         load_model(tmp_path, "causal")
     with pytest.raises(ModelError, match=r"lacks weights of a token classification model: score\."):
@@ -52,7 +52,7 @@ def test_what_is_missing_in_a_folder_is_named(causal: Path, tmp_path: Path) -> N
         load_model(bare, "causal")
 
 
-def test_no_code_of_a_folder_is_run(causal: Path, tmp_path: Path) -> None:
+def test_code_of_a_folder_is_never_run(causal: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(causal, tmp_path / "code"))
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "ours", "auto_map": {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}}
@@ -64,7 +64,7 @@ def test_no_code_of_a_folder_is_run(causal: Path, tmp_path: Path) -> None:
 
 
 def slow_logprobs(model: torch.nn.Module, prompt: Sequence[int], response: Sequence[int], t: float) -> list[float]:
-    """One step, no padding, one position after another."""
+    """Log-probs of one row, without padding, position by position."""
     logits = model(torch.tensor([[*prompt, *response]])).logits[0]
     found = []
     for j, token in enumerate(response):
@@ -74,7 +74,7 @@ def slow_logprobs(model: torch.nn.Module, prompt: Sequence[int], response: Seque
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_batched_logprobs_are_those_of_one_row_at_a_time(causal: Path, batch_size: int) -> None:
+def test_batched_logprobs_equal_those_of_single_rows(causal: Path, batch_size: int) -> None:
     loaded = load_model(causal, "causal")
     rng = np.random.default_rng(0)
     rows = [
@@ -88,14 +88,14 @@ def test_batched_logprobs_are_those_of_one_row_at_a_time(causal: Path, batch_siz
         np.testing.assert_allclose(logprobs, expected, atol=1e-5)
 
 
-def test_rows_are_batched_by_length_within_rows_and_tokens() -> None:
+def test_batches_respect_row_and_token_limits() -> None:
     lengths = [5, 90, 7, 6, 40, 41, 5, 300]
     batches = by_length(lengths, max_rows=3, max_tokens=100)
     assert sorted(i for batch in batches for i in batch) == list(range(8))
     assert [[lengths[i] for i in batch] for batch in batches] == [[5, 5, 6], [7, 40], [41], [90], [300]]
 
 
-def test_a_prompt_is_cut_from_the_left_behind_what_must_stay() -> None:
+def test_prompt_is_cut_after_the_kept_tokens() -> None:
     assert cut_prompt([0, 1, 2, 3, 4], n_response=3, limit=8) == [0, 1, 2, 3, 4]
     assert cut_prompt([0, 1, 2, 3, 4], n_response=4, limit=8) == [1, 2, 3, 4]
     assert cut_prompt([0, 1, 2, 3, 4], n_response=4, limit=8, keep=1) == [0, 2, 3, 4]
@@ -104,7 +104,7 @@ def test_a_prompt_is_cut_from_the_left_behind_what_must_stay() -> None:
         cut_prompt([0, 1], n_response=8, limit=8)
 
 
-def test_what_a_model_wrote_cannot_spell_special_tokens(tmp_path: Path) -> None:
+def test_text_by_a_model_cannot_spell_special_tokens(tmp_path: Path) -> None:
     loaded = load_model(save_classifier(tmp_path, BPE, bos="<s>"), "token_classification")
     assert loaded.encode("a<|end|>", written_by_a_model=False)[0] == [BPE.encode("a").ids[0], 0]
     ids, ends = loaded.encode("a<|end|>", written_by_a_model=True)
@@ -115,17 +115,17 @@ def test_what_a_model_wrote_cannot_spell_special_tokens(tmp_path: Path) -> None:
     assert loaded.encode_prompt("<s>a") == ([1, BPE.encode("a").ids[0]], 1)
 
 
-def test_another_model_in_the_same_folder_has_another_stamp(tmp_path: Path) -> None:
+def test_stamp_changes_with_the_model(tmp_path: Path) -> None:
     save_causal(tmp_path, BPE, seed=0)
     first = stamp(tmp_path)
     assert first == stamp(tmp_path)
-    time.sleep(0.01)  # file systems count in milliseconds at worst
+    time.sleep(0.01)  # file systems have a resolution of milliseconds at worst
     save_causal(tmp_path, BPE, seed=1)
     assert stamp(tmp_path) != first
 
 
 class Doubler:
-    """Doubles numbers, and remembers in what company and in which thread they came."""
+    """Doubles numbers, and records its batches and threads."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -139,7 +139,7 @@ class Doubler:
         return [2 * item for item in items]
 
 
-def test_concurrent_calls_are_one_batch_in_another_thread_and_each_gets_its_own() -> None:
+def test_concurrent_calls_form_one_batch_in_another_thread() -> None:
     doubler = Doubler()
     batcher = Batcher(doubler)
 
@@ -155,7 +155,7 @@ def test_concurrent_calls_are_one_batch_in_another_thread_and_each_gets_its_own(
     assert threading.get_ident() not in doubler.threads
 
 
-def test_calls_that_come_while_a_batch_runs_are_the_next_one() -> None:
+def test_calls_during_a_batch_form_the_next_one() -> None:
     started, go = threading.Event(), threading.Event()
     batches: list[list[int]] = []
 
@@ -179,7 +179,7 @@ def test_calls_that_come_while_a_batch_runs_are_the_next_one() -> None:
     assert batches == [[0], [1, 2]]
 
 
-def test_what_the_computation_raises_all_of_its_batch_get_and_the_next_is_unharmed() -> None:
+def test_error_of_a_batch_reaches_only_its_callers() -> None:
     batcher = Batcher(Doubler())
 
     async def main() -> tuple[list[int | BaseException], int]:
@@ -190,7 +190,7 @@ def test_what_the_computation_raises_all_of_its_batch_get_and_the_next_is_unharm
     assert fine == 2
 
 
-def test_a_cancelled_call_is_not_computed_and_the_others_are() -> None:
+def test_cancelled_call_is_not_computed() -> None:
     doubler = Doubler()
     batcher = Batcher(doubler)
 
@@ -204,7 +204,7 @@ def test_a_cancelled_call_is_not_computed_and_the_others_are() -> None:
     assert doubler.batches == [[2]]
 
 
-def test_a_call_that_is_cancelled_while_its_batch_runs_harms_no_other() -> None:
+def test_cancelling_a_call_of_a_running_batch_spares_the_rest() -> None:
     started, go = threading.Event(), threading.Event()
 
     def compute(items: list[int]) -> list[int]:
@@ -225,7 +225,7 @@ def test_a_call_that_is_cancelled_while_its_batch_runs_harms_no_other() -> None:
     assert asyncio.run(main()) == 2
 
 
-def test_one_batcher_serves_one_event_loop_after_another_and_leaves_nothing_behind() -> None:
+def test_batcher_serves_successive_event_loops() -> None:
     batcher = Batcher(Doubler())
 
     async def broken_off() -> None:
@@ -242,7 +242,7 @@ async def batcher_once(batcher: Batcher[int, int], n: int) -> int:
     return await batcher(n)
 
 
-def test_one_batcher_serves_event_loops_in_several_threads_at_a_time() -> None:
+def test_batcher_serves_event_loops_in_several_threads() -> None:
     batcher = Batcher(Doubler())
     results: dict[int, list[int]] = {}
 

@@ -1,4 +1,4 @@
-"""DAPO's soft overlong punishment; expected values are equation 13 worked out by hand."""
+"""Tests of DAPO's soft overlong punishment; expected values were computed by hand from equation 13."""
 
 import asyncio
 from pathlib import Path
@@ -23,15 +23,15 @@ def penalty(n_tokens: int, max_length: int = 20480, cache_length: int = 4096) ->
     ("n_tokens", "expected"),
     [(0, 0.0), (16384, 0.0), (16385, -1 / 4096), (18432, -0.5), (20480, -1.0), (20481, -1.0), (60000, -1.0)],
 )
-def test_the_penalty_is_the_papers(n_tokens, expected):
+def test_penalty_follows_the_paper(n_tokens, expected):
     assert penalty(n_tokens) == pytest.approx(expected, abs=1e-12)
 
 
-def test_without_a_cache_it_is_a_step():
+def test_penalty_without_a_cache_is_a_step_function():
     assert [penalty(n, 10, 0) for n in (9, 10, 11)] == [0.0, 0.0, -1.0]
 
 
-def test_a_cache_as_long_as_the_limit_punishes_from_the_first_token():
+def test_full_length_cache_penalizes_the_first_token():
     assert [penalty(n, 4, 4) for n in range(6)] == [0.0, -0.25, -0.5, -0.75, -1.0, -1.0]
 
 
@@ -42,7 +42,7 @@ def test_tokens_of_a_tool_do_not_count():
 
 
 @given(st.integers(0, 300), st.integers(1, 100), st.integers(0, 100))
-def test_it_stays_in_its_range_and_never_rises_with_length(n_tokens, max_length, cache_length):
+def test_penalty_stays_in_range_and_never_rises(n_tokens, max_length, cache_length):
     cache_length = min(cache_length, max_length)
     assert -1.0 <= penalty(n_tokens + 1, max_length, cache_length) <= penalty(n_tokens, max_length, cache_length) <= 0.0
 
@@ -56,7 +56,7 @@ def test_it_stays_in_its_range_and_never_rises_with_length(n_tokens, max_length,
         ({"max_length": 8}, "missing a required argument"),
     ],
 )
-def test_lengths_that_make_no_sense_are_refused_when_the_recipe_is_loaded(args, message):
+def test_invalid_lengths_are_refused_at_load(args, message):
     with pytest.raises(RewardError, match=message):
         load_reward_functions([entry(args)], Path(), ())
 

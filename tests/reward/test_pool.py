@@ -33,7 +33,7 @@ BEFORE: set[int] = set()
 
 @pytest.fixture(autouse=True)
 def _children_before():
-    """What was there before is no test's own doing."""
+    """Record the processes that exist before a test."""
     BEFORE.clear()
     BEFORE.update(children())
 
@@ -52,7 +52,7 @@ def throw(error):
 
 
 class NoException(BaseException):
-    """As extensions in Rust raise it."""
+    """An exception as raised by extensions in Rust."""
 
 
 class Mute(Exception):
@@ -106,7 +106,7 @@ BAD = {
 
 
 def bad_functions():
-    """Each is bad at the middle step, and good at the others."""
+    """Functions that misbehave at the middle step, and are good at the others."""
 
     def call(bad, step, trajectory):
         return bad() if step.index == 1 else 0.25
@@ -134,16 +134,16 @@ def expect_each_bad_one_to_fail_alone(play):
         assert [scores[0].value, scores[2].value] == [0.25, 0.25]
 
 
-def test_whatever_a_function_does_is_a_failed_score_with_its_reason_and_harms_no_other(capfd):
+def test_misbehaving_functions_fail_only_their_own_scores(capfd):
     play = a_play()
     report = score(bad_functions(), [play])
     expect_each_bad_one_to_fail_alone(play)
     assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
     assert left_behind() == {}
-    assert len(capfd.readouterr().err) < 10_000  # of the gigabyte
+    assert len(capfd.readouterr().err) < 10_000  # of the gigabyte printed
 
 
-def test_scores_are_those_of_one_thread_in_the_same_order():
+def test_pool_scores_equal_those_of_one_thread():
     def graded(step, trajectory):
         time.sleep(0.001 * (step.index % 3))
         return step.index / len(trajectory.steps)
@@ -165,7 +165,7 @@ def test_scores_are_those_of_one_thread_in_the_same_order():
     assert there == here
 
 
-def test_a_worker_killed_in_the_middle_of_a_thousand_calls_costs_no_score(tmp_path):
+def test_killed_workers_cost_no_score(tmp_path):
     log = tmp_path / "calls"
 
     def logged(step, trajectory):
@@ -191,13 +191,13 @@ def test_a_worker_killed_in_the_middle_of_a_thousand_calls_costs_no_score(tmp_pa
     assert [[step.scores["f"].value for step in play.steps] for play in plays] == [[i / 100 for i in range(100)]] * 10
     lines = log.read_text().splitlines()
     assert len(set(lines)) == 1000
-    assert len(lines) <= 1002  # no call again but the one that each worker died in
+    assert len(lines) <= 1002  # repeats only the call in which each worker died
     assert pool.started == 4
     pool.close()
     assert left_behind() == {}
 
 
-def test_in_a_batch_only_what_hangs_is_timed_out_and_only_that_is_lost():
+def test_only_the_hanging_call_of_a_batch_is_timed_out():
     def sometimes(step, trajectory):
         if step.index in (3, 4, 40):
             time.sleep(1000)
@@ -209,7 +209,7 @@ def test_in_a_batch_only_what_hangs_is_timed_out_and_only_that_is_lost():
     assert sum(step.scores["f"].value == 1.0 for step in play.steps) == 61
 
 
-def test_what_a_function_started_is_killed_with_it(tmp_path):
+def test_descendants_of_a_function_are_killed_with_it(tmp_path):
     functions = [RewardFunction("f", "step", lambda step, t: hang_with_a_child(tmp_path / step.agent), timeout=2.0)]
     score(functions, [a_play(agents="ab")])
     for agent in "ab":
@@ -218,7 +218,7 @@ def test_what_a_function_started_is_killed_with_it(tmp_path):
     assert left_behind() == {}
 
 
-def test_an_alarm_that_a_function_left_behind_does_not_hit_the_next_one():
+def test_leftover_alarm_does_not_hit_the_next_call():
     def careless(step, trajectory):
         if step.index == 0:
             signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -231,7 +231,7 @@ def test_an_alarm_that_a_function_left_behind_does_not_hit_the_next_one():
     assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
 
 
-def test_a_worker_that_died_while_idle_is_replaced_without_anybody_noticing():
+def test_worker_that_died_while_idle_is_replaced():
     functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
     pool = WorkerPool(functions, 1, timeout=60)
     manager = RewardManager(functions, backend=pool)
@@ -248,7 +248,7 @@ def test_a_worker_that_died_while_idle_is_replaced_without_anybody_noticing():
     manager.close()
 
 
-def test_one_manager_serves_one_event_loop_after_another_with_the_same_workers():
+def test_workers_serve_successive_event_loops():
     functions = [RewardFunction("f", "step", lambda step, trajectory: 1.0)]
     pool = WorkerPool(functions, 1, timeout=60)
     manager = RewardManager(functions, backend=pool)
@@ -262,7 +262,7 @@ def test_one_manager_serves_one_event_loop_after_another_with_the_same_workers()
     assert left_behind() == {}
 
 
-def test_a_scoring_that_is_cancelled_ends_its_workers():
+def test_cancelled_scoring_ends_its_workers():
     functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
     pool = WorkerPool(functions, 2, timeout=1000)
 
@@ -275,7 +275,7 @@ def test_a_scoring_that_is_cancelled_ends_its_workers():
     pool.close()
 
 
-def test_no_worker_outlives_a_manager_that_was_killed(tmp_path):
+def test_workers_die_with_a_killed_manager(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import asyncio, sys, time\n"
@@ -300,8 +300,8 @@ def test_no_worker_outlives_a_manager_that_was_killed(tmp_path):
     until(lambda: not any(alive(pid) for pid in workers))
 
 
-def test_no_descriptor_is_left_open():
-    """In a process of its own: in this one there is also what other tests have opened, or close just then."""
+def test_pool_closes_every_descriptor():
+    """Runs in a separate process: here other tests may have opened descriptors, or close some at the same time."""
     made = subprocess.run(
         [sys.executable, "-c", "from tests.reward.test_pool import count_descriptors; count_descriptors()"],
         check=False,
@@ -316,14 +316,14 @@ def test_no_descriptor_is_left_open():
 
 
 def count_descriptors():
-    """Prints how many there are after each of four scorings in which workers die."""
+    """Print the number of descriptors after each of four scorings in which workers die."""
     functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
     for _ in range(4):
         score(functions, [a_play()])
         print(descriptors())
 
 
-def test_what_functions_print_is_shown_but_not_without_end(capfd):
+def test_output_of_functions_is_shown_up_to_a_limit(capfd):
     functions = [RewardFunction("f", "step", lambda step, trajectory: print("seen", step.index, "." * 1000) or 1.0)]
     score(functions, [a_play(agents="p" * 30)], n_workers=1)
     shown = capfd.readouterr().err
@@ -332,8 +332,8 @@ def test_what_functions_print_is_shown_but_not_without_end(capfd):
     assert len(shown) < 5_000
 
 
-def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
-    """However late the pool looks: here, only when the worker has printed half of what can wait."""
+def test_output_of_a_call_does_not_count_for_the_previous_one(monkeypatch):
+    """However late the pool looks; here it waits until the worker has filled half of the pipe."""
 
     def prints(step, trajectory):
         if step.index == 2:
@@ -343,7 +343,7 @@ def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
     def filled(one):
         waiting = array.array("i", [0])
         fcntl.ioctl(one.output, termios.FIONREAD, waiting)
-        return waiting[0] >= 1 << 15  # a pipe takes 64 KiB, less where writes are of odd sizes
+        return waiting[0] >= 1 << 15  # a pipe takes 64 KiB, less with writes of odd sizes
 
     look = WorkerPool._wait
 
@@ -352,7 +352,7 @@ def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
         until(lambda: all(one.errand is None or filled(one) for one in workers._workers))
 
     monkeypatch.setattr(WorkerPool, "_wait", look_late)
-    monkeypatch.setattr(pool, "BATCH", (3, 3))  # all of them travel together
+    monkeypatch.setattr(pool, "BATCH", (3, 3))  # all of them are sent together
     monkeypatch.setattr(pool, "MAX_PRINTED", 1 << 14)
     play = a_play()
     score([RewardFunction("f", "step", prints)], [play], n_workers=1)
@@ -360,7 +360,7 @@ def test_what_a_call_prints_is_not_held_against_the_call_before_it(monkeypatch):
 
 
 @given(st.integers(0, 5_000), st.integers(1, 20))
-def test_batches_hold_every_call_once_in_order_and_shrink_towards_the_end(n_calls, n_workers):
+def test_batches_cover_all_calls_in_order_and_shrink(n_calls, n_workers):
     parts = list(pool.batches(range(n_calls), n_workers))
     assert [number for part in parts for number in part] == list(range(n_calls))
     sizes = [len(part) for part in parts]
@@ -369,7 +369,7 @@ def test_batches_hold_every_call_once_in_order_and_shrink_towards_the_end(n_call
     assert len(parts) >= min(n_calls, n_workers)
 
 
-def test_functions_of_a_recipes_file_are_found_by_their_workers(tmp_path):
+def test_workers_find_functions_of_a_recipe_file(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from pathlib import Path\n"
         "from creditflow import reward\n"
@@ -391,14 +391,14 @@ def test_functions_of_a_recipes_file_are_found_by_their_workers(tmp_path):
     }
 
 
-def test_a_function_that_cannot_travel_is_refused_when_the_backend_is_made():
+def test_unpicklable_function_is_refused_by_make_backend():
     lock = threading.Lock()
     with pytest.raises(RewardError, match=r"reward function f: cannot be sent to another process .*backend=inline"):
         make_backend("process", [RewardFunction("f", "step", lambda step, trajectory: lock.locked())])
 
 
 class BreaksOnArrival:
-    """Pickles, and cannot be unpickled."""
+    """Can be pickled, but not unpickled."""
 
     def __reduce__(self):
         return (int, ("no number",))
@@ -407,14 +407,14 @@ class BreaksOnArrival:
         return 1.0
 
 
-def test_workers_that_cannot_start_fail_every_call_with_what_they_said():
+def test_failed_worker_start_fails_every_call_with_a_reason():
     play = a_play()
     score([RewardFunction("f", "step", BreaksOnArrival())], [play])
     for step in play.steps:
         assert step.scores["f"].reason.startswith("the worker process cannot start: ValueError: invalid")
 
 
-def test_async_functions_and_those_that_must_stay_run_where_the_manager_is():
+def test_async_and_here_functions_run_in_the_manager():
     async def waits(step, trajectory):
         return float(os.getpid() == home)
 
@@ -429,11 +429,11 @@ def test_async_functions_and_those_that_must_stay_run_where_the_manager_is():
     assert {name: one.value for name, one in play.steps[0].scores.items()} == {"waits": 1.0, "stays": 1.0, "goes": 0.0}
 
 
-# The channel, which a function can reach
+# The channel, which functions can reach
 
 
 def the_connection():
-    """The descriptor that a worker answers on."""
+    """The file descriptor on which a worker answers."""
     return int(sys.argv[1])
 
 
@@ -449,7 +449,7 @@ MEDDLING = {
 
 
 @pytest.mark.parametrize("what", MEDDLING)
-def test_meddling_with_the_channel_costs_the_meddler_alone(what):
+def test_meddling_with_the_channel_fails_only_the_meddler(what):
     def call(step, trajectory):
         if step.index == 1:
             MEDDLING[what]()
@@ -466,7 +466,7 @@ def test_meddling_with_the_channel_costs_the_meddler_alone(what):
     until(lambda: left_behind() == {})
 
 
-def test_a_worker_that_is_stopped_in_the_middle_of_an_answer_is_late_like_any_other():
+def test_worker_stopped_in_the_middle_of_an_answer_times_out():
     def call(step, trajectory):
         if step.index == 1:
             os.write(the_connection(), struct.pack("!I", 4096) + b"answer")
@@ -482,7 +482,7 @@ def test_a_worker_that_is_stopped_in_the_middle_of_an_answer_is_late_like_any_ot
 
 
 class OfMain:
-    """Pickles, and is nothing where it arrives."""
+    """Can be pickled, but does not exist on arrival."""
 
     def __reduce__(self):
         return (throw, (ValueError("unknown here"),))
@@ -495,7 +495,7 @@ class OfMain:
         (OfMain(), "the play cannot be read in another process: unknown here"),
     ],
 )
-def test_a_play_that_cannot_travel_fails_alone(info, reason):
+def test_unpicklable_trajectory_fails_alone(info, reason):
     functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
     plays = [a_play(str(i)) for i in range(9)]
     plays[4].info["thing"] = info
@@ -505,7 +505,7 @@ def test_a_play_that_cannot_travel_fails_alone(info, reason):
     assert report.functions[0].failed == 3
 
 
-def test_a_file_is_sent_as_it_was_when_it_was_loaded(tmp_path):
+def test_recipe_file_is_sent_as_loaded(tmp_path):
     file = tmp_path / "edited.py"
     file.write_text("VALUE = 0.25\ndef f(step, trajectory): return VALUE\n")
     functions = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
@@ -519,7 +519,7 @@ def test_a_file_is_sent_as_it_was_when_it_was_loaded(tmp_path):
     assert play.steps[0].scores["f"].value == 0.75
 
 
-def test_workers_look_for_modules_where_the_trainer_does(tmp_path, monkeypatch):
+def test_workers_search_modules_as_the_trainer_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "difflib.py").write_text("raise RuntimeError('not the library')")
     play = a_play()
@@ -527,7 +527,7 @@ def test_workers_look_for_modules_where_the_trainer_does(tmp_path, monkeypatch):
     assert play.steps[0].scores["f"].value == 1.0
 
 
-def test_closing_the_output_costs_no_score():
+def test_closed_output_costs_no_score():
     def closes(step, trajectory):
         if step.index == 0:
             sys.stdout = None
@@ -540,8 +540,8 @@ def test_closing_the_output_costs_no_score():
     assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
 
 
-def test_a_function_that_forks_without_end_leaves_nothing_behind(tmp_path):
-    """Each child in a session of its own, while the worker is being ended."""
+def test_endlessly_forking_function_leaves_nothing_behind(tmp_path):
+    """Each child starts in a separate session, while the worker is being ended."""
 
     def forks(step, trajectory):
         while True:
@@ -562,7 +562,7 @@ def _text(file):
         return ""
 
 
-def test_a_worker_that_ends_by_an_exception_is_not_said_to_have_been_killed():
+def test_exit_code_of_a_worker_is_the_reason():
     def call(step, trajectory):
         os.write(2, b"the last words\n")
         os._exit(7)
@@ -572,8 +572,8 @@ def test_a_worker_that_ends_by_an_exception_is_not_said_to_have_been_killed():
     assert play.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
 
 
-def test_what_waits_behind_a_hanging_call_is_shared_out_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "BATCH", (8, 8))  # all travel together, to one worker, with the hanging one first
+def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "BATCH", (8, 8))  # all are sent together, to one worker, with the hanging one first
     meeting = [tmp_path / str(i) for i in (1, 3, 5, 7)]
 
     def meets(step, trajectory):
@@ -590,7 +590,7 @@ def test_what_waits_behind_a_hanging_call_is_shared_out_again(tmp_path, monkeypa
     assert [(f.timeouts, f.failed) for f in report.functions] == [(1, 1), (0, 0)]
 
 
-def test_a_pool_that_is_closed_during_a_scoring_ends_it():
+def test_closing_the_pool_ends_a_running_scoring():
     functions = [RewardFunction("f", "step", lambda step, trajectory: time.sleep(1000))]
     pool = WorkerPool(functions, 1, timeout=1000)
 

@@ -24,7 +24,7 @@ BPE = bpe_tokenizer()
 
 @pytest.fixture(scope="module")
 def prm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another vocabulary than the policy's."""
+    """A classifier with a vocabulary other than the policy's."""
     return save_classifier(tmp_path_factory.mktemp("prm"), bpe_tokenizer(290), bos="<s>")
 
 
@@ -55,7 +55,7 @@ def right_at(folder: Path, ids: Sequence[int], position: int, label: int = 1) ->
 
 
 def line_oracle(folder: Path, prompt: str, response: str) -> list[tuple[str, float]]:
-    """Each line that is not blank, and its score, as TRL lays a row out: bos, prompt, then line and separator."""
+    """Each line that is not blank, with its score, in TRL's layout of a row: bos, prompt, then line and separator."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer.bos_token_id, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
     scores = []
@@ -68,7 +68,7 @@ def line_oracle(folder: Path, prompt: str, response: str) -> list[tuple[str, flo
 
 
 def token_oracle(folder: Path, step: Step) -> list[float]:
-    """For each response token: at the model's token that first reaches its last character, found by prefixes."""
+    """Each response token's score: at the model's token that first reaches its last character, found by prefixes."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = [tokenizer.bos_token_id, *tokenizer(step.prompt, add_special_tokens=False)["input_ids"]]
     response = tokenizer(step.response, add_special_tokens=False)["input_ids"]
@@ -81,7 +81,7 @@ def token_oracle(folder: Path, step: Step) -> list[float]:
     return values
 
 
-def test_every_token_of_a_line_gets_the_score_at_the_lines_end(prm: Path, policy: Path) -> None:
+def test_tokens_of_a_line_get_the_score_at_its_end(prm: Path, policy: Path) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     [score] = score_all(ProcessModel(str(prm), tokenizer=str(policy)), [step])
     lines = line_oracle(prm, PROMPT, RESPONSE)
@@ -101,13 +101,13 @@ def test_every_token_of_a_line_gets_the_score_at_the_lines_end(prm: Path, policy
 @pytest.mark.parametrize(
     ("reduce", "combine"), [("min", min), ("product", np.prod), ("last", lambda s: s[-1]), ("mean", np.mean)]
 )
-def test_a_step_gets_the_reduced_scores_of_its_lines_without_any_policy(prm: Path, reduce: str, combine) -> None:  # type: ignore[no-untyped-def]
+def test_step_gets_the_reduced_scores_of_its_lines(prm: Path, reduce: str, combine) -> None:  # type: ignore[no-untyped-def]
     step = a_step(BPE, PROMPT, RESPONSE)
     [score] = score_all(ProcessModel(str(prm), per="step", reduce=reduce), [step])
     assert score.value == pytest.approx(combine([value for _, value in line_oracle(prm, PROMPT, RESPONSE)]), abs=1e-5)
 
 
-def test_batched_token_scores_are_those_of_one_step_at_a_time(prm: Path, policy: Path) -> None:
+def test_batched_token_scores_equal_those_of_single_steps(prm: Path, policy: Path) -> None:
     words = RESPONSE.split()
     steps = [a_step(BPE, PROMPT[:k], " ".join(words[: k % 13 + 1])) for k in range(1, 28)]
     function = ProcessModel(str(prm), per="token", batch_size=4, tokenizer=str(policy))
@@ -115,7 +115,7 @@ def test_batched_token_scores_are_those_of_one_step_at_a_time(prm: Path, policy:
         np.testing.assert_allclose(score.value, token_oracle(prm, step), atol=1e-5)
 
 
-def test_the_runs_own_policy_says_how_its_tokens_are_spelled(prm: Path) -> None:
+def test_tokens_are_decoded_by_the_runs_policy(prm: Path) -> None:
     client = Policy.load(tiny_byte_model(), torch.device("cpu"))
     ids = client.tokenizer("so 5 €\nis it", add_special_tokens=False)["input_ids"]
     step = a_step(BPE, PROMPT, "so 5 €\nis it")
@@ -127,7 +127,7 @@ def test_the_runs_own_policy_says_how_its_tokens_are_spelled(prm: Path) -> None:
     np.testing.assert_allclose(score.value, [first] * len("so 5 €\n".encode()) + [second] * 6, atol=1e-5)
 
 
-def test_a_tokenizer_that_strips_spaces_is_aligned_too(prm: Path, tmp_path: Path) -> None:
+def test_space_stripping_tokenizer_is_aligned(prm: Path, tmp_path: Path) -> None:
     metaspace = metaspace_tokenizer()
     folder = save_causal(tmp_path, metaspace)
     step = a_step(metaspace, PROMPT, "the sum is\neight #8", end=1)
@@ -138,7 +138,7 @@ def test_a_tokenizer_that_strips_spaces_is_aligned_too(prm: Path, tmp_path: Path
     np.testing.assert_allclose(score.value, [first] * before + [second] * (len(score.value) - before), atol=1e-5)
 
 
-def test_tokens_that_nobody_sampled_get_the_mean_of_the_others(prm: Path, policy: Path) -> None:
+def test_unsampled_tokens_get_the_mean_of_the_sampled(prm: Path, policy: Path) -> None:
     step = a_step(BPE, PROMPT, RESPONSE)
     function = ProcessModel(str(prm), per="token", tokenizer=str(policy))
     [score] = score_all(function, [step])
@@ -150,7 +150,7 @@ def test_tokens_that_nobody_sampled_get_the_mean_of_the_others(prm: Path, policy
     np.testing.assert_allclose(np.array(masked.value)[~sampled], whole[sampled].mean())
 
 
-def test_a_head_of_one_logit_is_read_by_the_sigmoid_and_classes_by_name(tmp_path: Path) -> None:
+def test_single_logit_and_named_classes_are_read(tmp_path: Path) -> None:
     one = save_classifier(tmp_path / "one", BPE, labels=("right",))
     three = save_classifier(tmp_path / "three", BPE, labels=("good", "neutral", "bad"))
     step = a_step(BPE, PROMPT, "the sum")
@@ -164,7 +164,7 @@ def test_a_head_of_one_logit_is_read_by_the_sigmoid_and_classes_by_name(tmp_path
         assert score.value == pytest.approx(right_at(three, ids, -1, index), abs=1e-5)
 
 
-def test_a_long_prompt_is_cut_from_the_left_and_the_reason_says_so(prm: Path, policy: Path) -> None:
+def test_long_prompt_is_cut_from_the_left_with_a_reason(prm: Path, policy: Path) -> None:
     step = a_step(BPE, "x" * 400 + PROMPT, "the sum\nis eight")
     tokenizer = AutoTokenizer.from_pretrained(prm)
     prompt = tokenizer(step.prompt, add_special_tokens=False)["input_ids"]
@@ -182,7 +182,7 @@ def test_a_long_prompt_is_cut_from_the_left_and_the_reason_says_so(prm: Path, po
     assert function.metrics() == {"cut_prompts": 0.0}
 
 
-def test_the_models_positions_bound_what_it_is_given(tmp_path: Path) -> None:
+def test_input_is_bounded_by_the_models_positions(tmp_path: Path) -> None:
     folder = save_classifier(tmp_path, BPE, positions=24)
     [score] = score_all(ProcessModel(str(folder), per="step"), [a_step(BPE, "x" * 100, "the sum is eight")])
     assert score.reason.startswith("the model saw ")
@@ -193,7 +193,7 @@ def load(fn_args: dict[str, object]) -> RewardManager:
     return RewardManager(load_reward_functions([entry], Path(), ["a"]), max_failed_frac=1.0)
 
 
-def test_what_cannot_be_scored_is_failed_with_its_reason_and_the_rest_is_not(prm: Path, policy: Path) -> None:
+def test_unscorable_steps_fail_alone_with_a_reason(prm: Path, policy: Path) -> None:
     fine, blank, long = (a_step(BPE, PROMPT, text) for text in ("the sum", " \n\n", "漢" * 300))
     other = a_step(BPE, PROMPT, "the sum")
     other.response = "the end"
@@ -212,7 +212,7 @@ def test_what_cannot_be_scored_is_failed_with_its_reason_and_the_rest_is_not(prm
     assert "decode to another text than the response: 'sum' at character 4" in scores[3].reason
 
 
-def test_without_a_policy_the_reason_says_what_to_name(prm: Path) -> None:
+def test_missing_policy_fails_with_a_hint(prm: Path) -> None:
     with pytest.raises(Exception, match="no policy 'default' is connected; name its folder in the argument"):
         score_all(ProcessModel(str(prm)), [a_step(BPE, PROMPT, "the sum")])
 
@@ -232,7 +232,7 @@ def test_without_a_policy_the_reason_says_what_to_name(prm: Path) -> None:
         ({"prompt": "task"}, "unknown argument 'prompt'"),
     ],
 )
-def test_wrong_arguments_are_the_recipes_fault(prm: Path, args: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_refused_at_load(prm: Path, args: dict[str, object], message: str) -> None:
     with pytest.raises(RewardError, match=message):
         load({"path": str(prm), **args})
 
@@ -243,19 +243,19 @@ def test_more_than_two_classes_need_a_label(tmp_path: Path) -> None:
         ProcessModel(str(folder))
 
 
-def test_a_causal_model_has_no_head_to_score_with(policy: Path) -> None:
+def test_model_without_a_classifier_head_is_refused(policy: Path) -> None:
     with pytest.raises(Exception, match="lacks weights of a token classification model"):
         score_all(ProcessModel(str(policy), per="step"), [a_step(BPE, PROMPT, "the sum")])
 
 
-def test_entries_of_one_folder_share_its_model(prm: Path) -> None:
+def test_entries_with_one_folder_share_its_model(prm: Path) -> None:
     one, other = ProcessModel(str(prm), per="step"), ProcessModel(str(prm), per="step", reduce="last")
     for function in (one, other):
         score_all(function, [a_step(BPE, PROMPT, "the sum")])
     assert one._model is other._model
 
 
-def test_the_cache_key_holds_what_the_score_depends_on(prm: Path) -> None:
+def test_cache_key_holds_all_inputs_of_the_score(prm: Path) -> None:
     function = ProcessModel(str(prm))
     step = a_step(BPE, PROMPT, RESPONSE)
     key = function.cache_key(step, play_of(step))

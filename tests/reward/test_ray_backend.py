@@ -107,7 +107,7 @@ def test_async_and_plain_functions_run_together():
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
-        while most < 10:  # in this actor; one by one they would be timed out
+        while most < 10:  # in this actor; one at a time they would time out
             await asyncio.sleep(0.001)
         in_flight -= 1
         return float(os.getpid() != home)
@@ -142,7 +142,7 @@ def test_hanging_async_function_is_timed_out():
 @pytest.mark.slow
 def test_call_that_kills_its_actors_fails_alone():
     async def kills(step, trajectory):
-        await asyncio.sleep(0.2)  # everybody is aboard by then
+        await asyncio.sleep(0.2)  # all calls are in the actor by then
         if (trajectory.id, step.index) == ("5", 2):
             os.kill(os.getpid(), signal.SIGKILL)
         await asyncio.sleep(0.2)
@@ -183,7 +183,7 @@ def test_blocking_async_function_is_detected(monkeypatch):
 
     async def blocks(step, trajectory):
         if step.index == 1:
-            time.sleep(1000)  # it should have awaited
+            time.sleep(1000)  # blocks instead of awaiting
         return 1.0
 
     functions = [RewardFunction("f", "step", blocks, is_async=True)]
@@ -268,8 +268,8 @@ def test_counters_of_actors_are_summed(tmp_path):
     plays = [a_play(str(i), "p" * (10 + i)) for i in range(4)]
     first, second = (asyncio.run(manager.score(plays)).metrics() for _ in range(2))
     assert first["reward/counting/requests"] == 46
-    assert 23 <= first["reward/counting/index_max"] < 46  # of the two actors
-    assert second["reward/counting/requests"] == 0  # every answer was known
+    assert 23 <= first["reward/counting/index_max"] < 46  # the larger of the two actors'
+    assert second["reward/counting/requests"] == 0  # every answer was cached
     backend.close()
 
 

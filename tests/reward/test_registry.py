@@ -90,7 +90,7 @@ def a_play(answer: str | None = "72") -> Trajectory:
     return Trajectory("t", "u", task, steps, (2,), answer)
 
 
-def test_a_decorated_function_stays_a_plain_function():
+def test_decorated_function_stays_a_plain_function():
     @reward
     def a(step, trajectory):
         return 0.5
@@ -111,7 +111,7 @@ def test_a_decorated_function_stays_a_plain_function():
     assert a.__name__ == "a"
 
 
-def test_what_the_decorator_says_holds_unless_the_recipe_says_otherwise(base):
+def test_recipe_overrides_the_decorator(base):
     (declared,) = load(base, {"fn": "mine.py:tidiness"})
     assert (declared.name, declared.level, declared.weight, declared.range) == ("tidy", "step", 2.0, (-1.0, 1.0))
     assert [declared.matches(step) for step in a_play().steps] == [False, True, True]
@@ -121,12 +121,12 @@ def test_what_the_decorator_says_holds_unless_the_recipe_says_otherwise(base):
     assert [changed.matches(step) for step in a_play().steps] == [True, False, False]
 
 
-def test_without_agent_match_every_agent_is_scored(base):
+def test_missing_agent_match_scores_every_agent(base):
     (function,) = load(base, {"fn": "mine.py:bare"})
     assert all(function.matches(step) for step in a_play().steps)
 
 
-def test_which_steps_are_scored_the_recipe_or_the_decorator_may_say(base):
+def test_when_comes_from_the_recipe_or_the_decorator(base):
     (declared,) = load(base, {"fn": "mine.py:of_the_last"})
     assert [declared.matches(step) for step in a_play().steps] == [False, False, True]
     changed, whole = load(
@@ -138,7 +138,7 @@ def test_which_steps_are_scored_the_recipe_or_the_decorator_may_say(base):
         assert [function.matches(step) for step in a_play().steps] == [True, True, False]
 
 
-def test_an_undecorated_function_of_one_parameter_scores_trajectories_and_of_two_scores_steps(base):
+def test_parameters_set_the_level_of_undecorated_functions(base):
     whole, step = load(
         base, {"fn": "mine.py:compute_decomposed_reward"}, {"fn": "mine.py:long_enough", "args": {"least": 3}}
     )
@@ -149,18 +149,18 @@ def test_an_undecorated_function_of_one_parameter_scores_trajectories_and_of_two
     assert [step.call(s, play) for s in play.steps] == [1.0, 1.0, 0.0]
 
 
-def test_an_undecorated_function_of_the_trajectory_can_be_the_outcome(base):
+def test_undecorated_trajectory_function_can_be_the_outcome(base):
     (function,) = load(base, {"fn": "mine.py:compute_decomposed_reward", "level": "outcome"})
     assert function.level == "outcome"
 
 
-def test_async_functions_and_objects_are_known_as_async(base):
+def test_async_functions_and_objects_are_detected(base):
     functions = load(base, {"fn": "mine.py:all_at_once"}, {"fn": "mine.py:judge"}, {"fn": "mine.py:bare"})
     assert [function.is_async for function in functions] == [True, True, False]
     assert functions[1].name == "Judge"
 
 
-def test_a_comparison_of_answers_serves_as_outcome_or_as_step_score(base):
+def test_comparison_scores_outcomes_or_steps(base):
     as_outcome, as_step = load(
         base, {"fn": "numeric_match"}, {"fn": "numeric_match", "level": "step", "agent_match": "exec", "name": "value"}
     )
@@ -171,7 +171,7 @@ def test_a_comparison_of_answers_serves_as_outcome_or_as_step_score(base):
     assert [as_step.call(step, play) for step in play.steps] == [0.0, 1.0, 0.0]
 
 
-def test_no_answer_is_the_worst_answer(base):
+def test_missing_answer_scores_the_worst(base):
     (function,) = load(base, {"fn": "exact_match"})
     assert function.call(a_play(None)) == Score(0.0, reason="the workflow returned no answer")
 
@@ -185,7 +185,7 @@ def test_arguments_are_bound_and_change_the_version(base):
     assert plain.version != strict.version == strict_again.version
 
 
-def test_the_version_changes_with_the_source(tmp_path):
+def test_version_changes_with_the_source(tmp_path):
     versions = []
     for i, value in enumerate(("0.5", "0.6", "0.5")):
         (tmp_path / f"f{i}.py").write_text(f"def f(step, trajectory):\n    return {value}\n")
@@ -193,14 +193,14 @@ def test_the_version_changes_with_the_source(tmp_path):
     assert versions[0] == versions[2] != versions[1]
 
 
-def test_ready_made_functions_say_range_cost_and_source():
+def test_ready_made_functions_document_range_cost_and_source():
     assert set(builtins()) >= {"exact_match", "numeric_match", "math_verify"}
     for function in builtins().values():
         for word in ("Range:", "Cost:", "Source:"):
             assert word in (function.__doc__ or "")
 
 
-def test_a_ready_made_name_is_given_once():
+def test_ready_made_names_are_unique():
     with pytest.raises(RewardError, match="already"):
 
         @builtin
@@ -248,14 +248,14 @@ def test_a_ready_made_name_is_given_once():
         ({"fn": "mine.py:bare", "when": "mine.py:number"}, r"when: expected a function, mine.py:number is a int"),
     ],
 )
-def test_an_entry_that_cannot_work_is_refused_in_one_line(base, entry, message):
+def test_invalid_entry_is_refused_in_one_line(base, entry, message):
     with pytest.raises(RewardError, match=message) as error:
         load(base, entry)
     assert "\n" not in str(error.value)
     assert "reward.functions[0]" in str(error.value)
 
 
-def test_a_reference_that_leads_nowhere_names_the_key(base):
+def test_unresolvable_reference_names_the_key(base):
     with pytest.raises(ConfigError, match=r"reward.functions\[0\].fn"):
         load(base, {"fn": "mine.py:nothing"})
 
@@ -265,12 +265,12 @@ def test_names_must_differ(base):
         load(base, {"fn": "mine.py:bare"}, {"fn": "mine.py:bare", "agent_match": "planner"})
 
 
-def test_one_outcome_at_most(base):
+def test_second_outcome_is_refused(base):
     with pytest.raises(RewardError, match="at most one outcome function, got won, exact_match"):
         load(base, {"fn": "mine.py:won"}, {"fn": "exact_match"})
 
 
-def test_a_decorator_refuses_a_level_that_is_none():
+def test_decorator_refuses_an_unknown_level():
     with pytest.raises(RewardError, match="@outcome"):
         reward(level="outcome")
 
@@ -305,7 +305,7 @@ def of_class(tmp_path, name, shared=None, **entry):
     return load_reward_functions(entries, tmp_path, TEAM, shared)[0]
 
 
-def test_of_a_class_an_instance_is_made_with_the_args_and_called(tmp_path):
+def test_class_is_instantiated_with_the_args(tmp_path):
     function = of_class(tmp_path, "Scaled", args={"scale": 4.0})
     assert function.call(None, None) == 4.0
     assert (function.name, function.range, function.timeout, function.is_async) == ("scaled", (0.0, 4.0), 7, False)
@@ -315,12 +315,12 @@ def test_of_a_class_an_instance_is_made_with_the_args_and_called(tmp_path):
     assert (here.here, here.is_async, here.cache_key) == (True, True, None)
 
 
-def test_an_entry_may_say_how_long_and_whether_cached(tmp_path):
+def test_entry_sets_timeout_and_cache(tmp_path):
     function = of_class(tmp_path, "Scaled", args={"scale": 4.0}, timeout=0.5, cache=False)
     assert (function.timeout, function.cache) == (0.5, False)
 
 
-def test_what_every_function_shares_is_given_to_those_that_take_it(tmp_path):
+def test_shared_arguments_reach_functions_that_take_them(tmp_path):
     assert of_class(tmp_path, "Scaled", {"scale": 3.0, "sandbox": {}}).range == (0.0, 3.0)
     assert of_class(tmp_path, "Scaled", {"scale": 3.0}, args={"scale": 2.0}).range == (0.0, 2.0)
 
@@ -336,6 +336,6 @@ def test_what_every_function_shares_is_given_to_those_that_take_it(tmp_path):
         ("Lame", {}, "expected a class with __call__"),
     ],
 )
-def test_a_class_that_cannot_be_made_is_the_recipes_fault(tmp_path, name, entry, message):
+def test_failing_constructor_is_an_error_of_the_recipe(tmp_path, name, entry, message):
     with pytest.raises(RewardError, match=message):
         of_class(tmp_path, name, **entry)

@@ -1,4 +1,4 @@
-"""What a worker answers is a stranger's."""
+"""Tests of reading the answers of workers, which are untrusted."""
 
 import json
 
@@ -11,7 +11,7 @@ from creditflow.trajectory import Score
 GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
 
 
-def test_an_answer_comes_back_as_it_was():
+def test_answer_round_trips():
     for returned in (
         Returned(0.5, seconds=0.25),
         Returned((0.5, 1.0)),
@@ -36,10 +36,10 @@ def test_an_answer_comes_back_as_it_was():
         {"value": {}},
     ],
 )
-def test_what_is_no_answer_is_unreadable_and_nothing_worse(changed):
+def test_malformed_answer_is_unreadable(changed):
     with pytest.raises(Unreadable):
         unpack_returned(json.dumps({**GOOD, **changed}))
 
 
-def test_a_reason_is_cut():
+def test_reason_is_clipped():
     assert len(unpack_returned(json.dumps({**GOOD, "error": "x" * 1_000_000})).error) == 200

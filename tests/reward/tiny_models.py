@@ -1,4 +1,4 @@
-"""Tiny models with real folders, for tests of the functions that ask a model."""
+"""Tiny models in real folders, for tests of functions that use a model."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CORPUS = [
 
 
 def bpe_tokenizer(vocabulary: int = 330) -> Tokenizer:
-    """Byte-level BPE with some merges, so that its tokens are of many lengths; `<s>` begins a sequence."""
+    """Byte-level BPE with some merges, so that token lengths vary; `<s>` begins a sequence."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -30,7 +30,9 @@ def bpe_tokenizer(vocabulary: int = 330) -> Tokenizer:
 
 
 def metaspace_tokenizer() -> Tokenizer:
-    """As SentencePiece spells: a space before every word, none at the start of a decoded text, bytes as <0xE2>."""
+    """A tokenizer in the style of SentencePiece: a space before every word, none at the start of a decoded text, bytes
+    as <0xE2>.
+    """
     words = ["the", "sum", "is", "eight", "t", "h", "e", "s", "u", "m", "i", "\n", "#", "8", "."]
     pieces = ["<unk>", "<|end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
     pieces += ["\u2581", *(f"\u2581{word}" for word in words[:4]), *words]
@@ -59,7 +61,7 @@ def save_classifier(
     positions: int = 512,
     bos: str | None = None,
 ) -> Path:
-    """A Llama that classifies tokens, with a head that is far from indifferent."""
+    """A Llama that classifies tokens, with weights large enough for distinct scores."""
     from transformers import LlamaConfig, LlamaForTokenClassification, PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", bos_token=bos)
@@ -77,7 +79,7 @@ def save_classifier(
 
 
 def a_step(tokenizer: Tokenizer, prompt: str, response: str, end: int | None = 0, **fields: object) -> Step:
-    """A step of a policy with this tokenizer: every token sampled, an end-of-sequence token behind the text."""
+    """A step of a policy with this tokenizer: every token sampled, an end-of-sequence token after the text."""
     ids = tuple(tokenizer.encode(response, add_special_tokens=False).ids) + (() if end is None else (end,))
     prompt_ids = tuple(tokenizer.encode(prompt, add_special_tokens=False).ids)
     more: dict[str, object] = {"response_mask": (1,) * len(ids), "logprobs": (-1.0,) * len(ids)} | fields
@@ -85,5 +87,5 @@ def a_step(tokenizer: Tokenizer, prompt: str, response: str, end: int | None = 0
 
 
 def play_of(*steps: Step) -> Trajectory:
-    """A trajectory of these steps, as they are."""
+    """A trajectory of these steps, unchanged."""
     return Trajectory("t", "u", Task("test", (), None), list(steps))
