@@ -1025,7 +1025,7 @@ def test_policy_seed_depends_on_the_question_alone():
     assert len({*seeds([one, two]), *seeds([one], seed=1)}) == 3
 
 
-def test_updated_policy_is_asked_anew():
+def test_updated_policy_judges_anew():
     policy = Policy()
     judge, made = connected(policy), a_play()
     before = judge.cache_key(made.steps[0], made)

@@ -482,7 +482,7 @@ def test_worker_stopped_in_the_middle_of_an_answer_times_out():
 
 
 class OfMain:
-    """Can be pickled, but does not exist on arrival."""
+    """Can be pickled, but not unpickled in a worker."""
 
     def __reduce__(self):
         return (throw, (ValueError("unknown here"),))

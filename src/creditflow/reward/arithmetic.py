@@ -92,7 +92,7 @@ def _lead(before: str, left: str, skipped: str) -> str:
 
 
 def _arithmetic(left: str) -> tuple[str, ast.expr, str] | None:
-    """The longest suffix of `left` that is an expression with an operation, its syntax tree, and the words before it.
+    """The longest suffix of `left` that is an expression with an operation, its tree, and the words before it.
 
     For `1. 48/2` the expression is `48/2`.
     """

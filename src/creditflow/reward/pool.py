@@ -41,7 +41,7 @@ MAX_PRINTED = 1 << 20
 MAX_ANSWER = 64 << 20
 """Maximum bytes of one answer."""
 ATTEMPTS = 2
-"""Tries of a call after a worker died; if the second worker dies, too, the call is taken as the cause."""
+"""Tries of a call whose worker dies; if the second worker dies, too, the call is taken as the cause."""
 BATCH = (16, 64)
 """Minimum (if there are enough calls) and maximum number of calls in a batch."""
 _POLL_S = 0.2
