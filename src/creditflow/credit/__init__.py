@@ -1,7 +1,7 @@
-"""Credit assignment: arrays in, arrays out. Useful alone; needs numpy and the nouns, and knows no model or file.
+"""Credit assignment on arrays. Usable alone: needs numpy, numba and `creditflow.trajectory`, no model and no file.
 
-`assign(batch, CreditOptions())` decides for every step of every agent how much of the reward it earned; `explain` says
-where one number came from; `check_groups` what is wrong with a batch of plays.
+`assign(batch, CreditOptions())` computes the credit and the advantage of every step. `explain` lists the operations
+behind one advantage. `check_groups` lists the problems of a batch.
 """
 
 from creditflow.credit.advantage import Credited, Estimate, advantage_estimator

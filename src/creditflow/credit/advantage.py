@@ -1,11 +1,12 @@
-"""Estimators: from credit to advantage, the number that the loss multiplies log-probabilities with.
+"""Estimators: turn credit into advantages, which the loss multiplies with log-probabilities.
 
-An estimator sees credit and groups. It does not know which rule made the credit, nor what model is trained.
+An estimator reads credit and groups. It is independent of the propagation rule and of the model.
 
     advantage = weight * (credit - baseline - shift) / divisor
 
-An estimator chooses baseline and divisor; `shift` is 0 unless what it leaves is whitened, when shift and divisor are
-the mean and the standard deviation over all trained tokens of a policy. `gae` has a critic and makes its own.
+An estimator sets baseline and divisor. With whitening, the divisor is the standard deviation over all trained tokens of
+a policy, and their mean is the shift (the baseline, for an estimator without groups); otherwise the shift is 0. `gae`
+computes advantages from a critic's values.
 """
 
 from __future__ import annotations
@@ -28,71 +29,72 @@ if TYPE_CHECKING:
     from creditflow.credit.options import CreditOptions
 
 EPSILON = 1e-6
-"""Added to the spread before dividing, as verl does."""
+"""Added to the spread before dividing, as in verl."""
 
 WHITENING_EPSILON = 1e-8
-"""Added to the variance before whitening, as verl does."""
+"""Added to the variance before whitening, as in verl."""
 
 MAX_STRATUM_WEIGHT = 2.0
-"""A stratum of a few steps must not have its noise multiplied: at 10, a verifier's forty wrong candidates among six
-hundred drowned what everybody else had to learn, and learning rates above 3e-4 diverged on arithmetic_chain."""
+"""Cap on stratum weights, which would multiply the noise of a small stratum. At 10, a verifier's forty wrong candidates
+among six hundred dominated the updates, and learning rates above 3e-4 diverged on arithmetic_chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """What an estimator may look at."""
+    """The input of an estimator."""
 
     batch: TrajectoryBatch
     options: CreditOptions
     credit: Credit
-    """The terms of c_t, and the gates that they went through."""
+    """The terms of c_t, and the gates they passed."""
     credit_S: Floats
-    """[S] c_t, without what is paid token by token (`decomp_granularity: token_level`)."""
+    """[S] c_t, without the part paid token by token (`decomp_granularity: token_level`)."""
     reward_S: Floats
-    """[S] the part of credit_S that enters at the step itself: own + shared."""
+    """[S] own + shared: the part of credit_S that enters at the step itself."""
     trained_S: Bools
-    """[S] steps that the loss will see; the others are in no mean."""
+    """[S] steps in the loss; the others are excluded from every mean."""
     groups: Groups
-    """Of estimators that are registered as not `grouped`: no step has a group."""
+    """The groups. For an estimator registered with `grouped=False`, no step has one."""
     values_T: Floats | None
-    """[T] the critic's values, where there is a critic."""
+    """[T] the critic's values; None without a critic."""
     token_reward_T: Floats | None
-    """[T] what is paid token by token to an estimator with a critic."""
+    """[T] rewards paid token by token, for an estimator with a critic."""
 
 
 @dataclass(frozen=True, slots=True)
 class CriticTerms:
-    """What went into an advantage by `gae`, before whitening. The tokens' advantages are made again where they are
-    wanted: keeping them would cost more than making them.
+    """The terms of `gae`'s advantages, before whitening.
+
+    The advantages of tokens are computed again when needed, which costs less than keeping them.
     """
 
     values_T: Floats
-    """[T] V_j: what the critic said. Not read at tokens that were not sampled."""
+    """[T] V_j: the critic's values. Not read at tokens that were not sampled."""
     token_reward_T: Floats
-    """[T] what is paid token by token; empty if nothing is."""
+    """[T] rewards paid token by token; empty if there are none."""
     reward_S: Floats
-    """[S] what enters at the step's last sampled token."""
+    """[S] the reward at the step's last sampled token."""
     down_S: Floats
-    """[S] what reaches the step from its children's values and advantages."""
+    """[S] the part received from the children's values and advantages."""
     first_S: Floats
-    """[S] A_j at the step's first sampled token; 0 where it has none."""
+    """[S] A_j at the step's first sampled token; 0 if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What an estimator chose. Where a step is masked, tied or without a group the caller sets the advantage to 0."""
+    """The output of an estimator. The caller sets the advantage of masked, tied and ungrouped steps to 0."""
 
     baseline_S: Floats
-    """[S]"""
+    """[S] the value to subtract from credit."""
     divisor_S: Floats | None = None
-    """[S] None: 1. Not for an estimator that is whitened: that divides by itself."""
+    """[S] the value to divide by; None: 1. Must be None for a whitened estimator: whitening sets the divisor."""
     unscaled_T: Floats | None = None
-    """[T] in place of credit, where the tokens of a step differ."""
+    """[T] token values that replace credit, if the tokens of a step differ."""
     moments_S: Floats | None = None
-    """[S, 5] count, mean, sum of squared differences, least and largest over each step's tokens, where they differ and
-    `unscaled_T` does not tell."""
+    """[S, 5] count, mean, sum of squared differences, minimum and maximum over each step's tokens, if they differ and
+    `unscaled_T` is None."""
     critic: CriticTerms | None = None
-    """What `gae` used; then its tokens differ without `unscaled_T`."""
+    """The terms of `gae`, whose tokens differ without `unscaled_T`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,11 @@ class Estimator:
 
     estimate: Callable[[Credited], Estimate]
     grouped: bool
-    """Whether it compares steps within groups; if not, all of a policy's steps are one."""
+    """Whether steps are compared within groups; if not, all steps of a policy form one group."""
     whitened: bool
-    """Whether its result is whitened over all trained tokens of a policy."""
+    """Whether the result is whitened over all trained tokens of a policy."""
     critic: bool
-    """Whether it needs `values_T`."""
+    """Whether the estimator needs `values_T`."""
 
 
 ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry("algorithm.adv_estimator")
@@ -116,7 +118,8 @@ def advantage_estimator(
 ) -> Callable[[Callable[[Credited], Estimate]], Callable[[Credited], Estimate]]:
     """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`.
 
-    Raises ConfigError where it would have nothing to compare with: such an estimator would train nothing.
+    Raises ConfigError if it is neither grouped nor whitened, or has a critic and is not whitened: it would have nothing
+    to compare with, and train nothing.
     """
     if not (grouped or whitened) or (critic and not whitened):
         raise ConfigError(
@@ -136,8 +139,8 @@ def grpo(given: Credited) -> Estimate:
     """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 
     The own trajectory is part of m and of the spread, as in the paper. With one step per trajectory the spread is the
-    unbiased standard deviation (n - 1), as in verl's estimator of this name; the paper leaves that open. Unlike verl's,
-    a group of one gets 0 rather than its raw reward.
+    unbiased standard deviation (n - 1), as in verl's `grpo`; the paper does not specify it. A group of one trajectory
+    gets 0; in verl it gets its raw reward.
     """
     scaled = given.options.norm_adv_by_std_in_grpo
     return Estimate(given.groups.mean_S, given.groups.spread_S + EPSILON if scaled else None)
@@ -147,9 +150,9 @@ def grpo(given: Credited) -> Estimate:
 def rloo(given: Credited) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
-    The whole own trajectory is left out, not the step alone: its other steps depend on this one. So the baseline does
-    not depend on the action that it is held against, and the gradient is unbiased
-    (but under `baseline: shrunk`, whose sigma and tau still see the own trajectory).
+    The whole own trajectory is left out, because its other steps depend on this one. The baseline is then independent
+    of the action, and the gradient is unbiased. Exception: under `baseline: shrunk`, sigma and tau include the own
+    trajectory.
     """
     return Estimate(given.groups.others_S)
 
@@ -177,8 +180,7 @@ def reinforce_plus_plus_baseline(given: Credited) -> Estimate:
 
 @advantage_estimator("gae", grouped=False, whitened=True, critic=True)
 def gae(given: Credited) -> Estimate:
-    """Generalised advantage estimation (arXiv 1506.02438) along the graph, through gates; inside a step along its
-    tokens.
+    """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
 
     With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
 
@@ -186,7 +188,7 @@ def gae(given: Credited) -> Estimate:
         delta_j = gamma_token * V_{j+1} - V_j            (last token: e_t + down_t - V_j)
         A_j     = delta_j + gamma_token * lam_token * A_{j+1}
 
-    A step without trained tokens has no value of its own and hands on `e_t + down_t`.
+    A step without trained tokens has no value; it passes on `e_t + down_t`.
     """
     from creditflow.credit import kernels
 
@@ -219,7 +221,7 @@ def gae(given: Credited) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`advantage = weight * ((credit - baseline - shift) / divisor)`, and exactly 0 for steps that do not learn."""
+    """`advantage = weight * ((credit - baseline - shift) / divisor)`; exactly 0 for steps that do not learn."""
 
     weight_S: Floats
     baseline_S: Floats
@@ -229,19 +231,19 @@ class Scale:
 
     @classmethod
     def none(cls, n_steps: int) -> Scale:
-        """Leaves everything as it is."""
+        """The identity: weight and divisor 1, baseline and shift 0, every step learns."""
         zero_S, one_S = np.zeros(n_steps), np.ones(n_steps)
         return cls(one_S, zero_S, zero_S, one_S, np.ones(n_steps, dtype=np.bool_))
 
     def steps(self, credit_S: Floats, otherwise_S: Floats | None = None) -> Floats:
-        """[S] the steps' advantages; `otherwise_S` where there is no credit (NaN)."""
+        """[S] the steps' advantages; `otherwise_S` where credit is NaN."""
         raw_S = self.weight_S * ((credit_S - self.baseline_S - self.shift_S) / self.divisor_S)
         if otherwise_S is not None:
             raw_S = np.where(np.isnan(credit_S), otherwise_S, raw_S)
         return np.where(self.learns_S, raw_S, 0.0)
 
     def tokens(self, credit_T: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
-        """Writes the advantages of tokens that have a credit each; 0 at those that were not sampled."""
+        """Write [T] advantages from [T] token credits to `out_T`; 0 at tokens that were not sampled."""
         from creditflow.credit import kernels
 
         factors = (self.weight_S, self.baseline_S, self.shift_S, self.divisor_S)
@@ -250,23 +252,23 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Whitened:
-    """Mean and spread of values over everything that a policy's loss sees."""
+    """Mean and variance over all trained tokens of each of P policies."""
 
     code_S: Ints
-    """[S] number of the policy among those that are trained; -1: not trained."""
+    """[S] index of the step's policy among the trained ones; -1: not trained."""
     mean_P: Floats
     variance_P: Floats
-    """Unbiased, over N - 1; NaN where N is 1."""
+    """[P] unbiased (N - 1); NaN where N is 1."""
     tied_P: Bools
-    """All values are the same, or there is one only."""
+    """[P] whether all values are the same, or there is only one."""
     plays_P: Ints
-    """Trajectories."""
+    """[P] number of trajectories."""
 
 
 def token_moments(batch: TrajectoryBatch, estimate: Estimate, tied_S: Bools) -> Floats | None:
-    """[S, 5] the moments of what an estimator leaves to be whitened; None where all tokens of a step have the same.
+    """[S, 5] moments of the token values to whiten; None if all tokens of a step have the same value.
 
-    Steps of a tied group count with 0, as where tokens do not differ.
+    Steps of a tied group count as 0, as they do if tokens do not differ.
     """
     from creditflow.credit import kernels
 
@@ -280,10 +282,10 @@ def token_moments(batch: TrajectoryBatch, estimate: Estimate, tied_S: Bools) -> 
 
 
 def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None, over_S: Bools) -> Whitened:
-    """Statistics over the trained tokens of the steps in `over_S`, for each policy, as verl whitens.
+    """Statistics over the trained tokens of the steps in `over_S`, for each policy, as in verl's whitening.
 
-    `moments_S`: [S, 5] count, mean, squares, least and largest of each step's tokens, where they differ; else None, and
-    they all have `value_S`. In a batch without tokens each step counts as one.
+    `moments_S`: [S, 5] count, mean, squares, minimum and maximum of each step's tokens; None if all tokens of a step
+    have the value `value_S`. In a batch without tokens each step counts as one token.
     """
     code_S = np.full(batch.n_steps, -1)
     at = np.flatnonzero(over_S)
@@ -299,7 +301,7 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     code = code_S[at]
     count_P = np.bincount(code, count, n)
     mean_P = np.where(count_P > 0, np.bincount(code, count * mean, n) / np.maximum(count_P, 1), np.nan)
-    # The squares inside the steps, and those between them: together those about the common mean.
+    # Squares within steps plus squares between steps: the squares about the common mean.
     square_P = np.bincount(code, squares + count * (mean - mean_P[code]) ** 2, n)
     low_P, high_P = np.full(n, np.inf), np.full(n, -np.inf)
     np.minimum.at(low_P, code, least)
@@ -310,17 +312,17 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> Ints:
-    """[S] sampled response tokens of each step."""
+    """[S] the number of sampled response tokens of each step."""
     from creditflow.credit import kernels
 
     return kernels.sampled_tokens(batch.token_offsets, batch.response_mask)
 
 
 def stratum_weights(batch: TrajectoryBatch, stratum_S: Ints, trained_S: Bools) -> Floats:
-    """[S] weights that give each stratum the same say within an agent and policy; 1 for steps without a stratum.
+    """[S] weights that give each stratum of an agent and policy the same total; 1 for steps without a stratum.
 
-    A stratum of n_s out of n trained steps, L strata occurring, weighs `n / (L * n_s)` per step: all strata have the
-    same total, and the mean weight is 1. Capped at MAX_STRATUM_WEIGHT, beyond which the mean falls below 1.
+    With L strata among n trained steps, a step of a stratum of n_s steps weighs `n / (L * n_s)`: all strata have the
+    same total, and the mean weight is 1. Weights are capped at MAX_STRATUM_WEIGHT; the mean is then below 1.
     """
     weight_S = np.ones(batch.n_steps)
     at = np.flatnonzero(trained_S & (stratum_S >= 0))

@@ -1,6 +1,6 @@
-"""Credit assignment from end to end: a batch and options in, an advantage for every step and token out.
+"""Credit assignment from end to end: from a batch and options to an advantage for every step and token.
 
-Knows the order of the parts and nothing of their insides. Pure: no file, no clock, no random number, no model.
+This module calls the other modules of the package in order. It is pure: no file, clock, random number or model.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assignment:
-    """What S steps earned, and every term of it.
+    """Credit and advantage of S steps, with every term.
 
-    `credit = own + received + shared`, and for a trained step with a group that is not tied
-    `advantage = weight * (((credit - baseline) - shift) / divisor)`; but with a critic or token scores the tokens of a
-    step differ, and `advantage_S` is that of its first trained token. For any other step the advantage is exactly 0.
-    Terms of masked steps are what they would have been. `explain` lists the operations of one step.
+    `credit = own + received + shared`. A trained step of a group that is not tied has
+    `advantage = weight * (((credit - baseline) - shift) / divisor)`; every other step has exactly 0. With a critic or
+    token scores the tokens of a step differ, and `advantage_S` belongs to its first trained token. The terms of masked
+    steps are computed as if the steps were trained. `explain` lists the operations behind one step.
     """
 
     sub_reward_S: Floats
-    """[S] r_t in [0, 1]; NaN where there is none. Where `failed_S`: the mean that stands in for it."""
+    """[S] r_t in [0, 1]; NaN if there is none. If `failed_S`: its substitute, a mean over other trajectories."""
     scored_S: Bools
     """[S] every matching function of positive weight gave a score."""
     failed_S: Bools
@@ -56,88 +56,90 @@ class Assignment:
     threshold_S: Floats
     """[S] theta_t, the threshold in force."""
     gate_S: Floats
-    """[S] the factor, from 0 to 1, of the step's gate; only `threshold` obeys it."""
+    """[S] the factor of the step's gate, in [0, 1]; only the rule `threshold` applies it."""
     gate_open_S: Bools
-    """[S] whether the gate counts as open: nothing judged the step, or its sub-reward is above the threshold."""
+    """[S] whether the gate counts as open: the step is unscored, or its sub-reward is above the threshold."""
     forced_open_S: Bools
-    """[S] opened although it is below, to keep the threshold's floor on the share of open gates."""
+    """[S] opened below the threshold, to keep the floor on the share of open gates."""
     out_S: Floats
-    """[S] what the rule in force lets out of the step to its parents, from 0 to 1."""
+    """[S] the factor that the rule in force applies to credit passed to parents, in [0, 1]."""
     in_S: Floats
-    """[S] what it lets in from its children."""
+    """[S] the factor that it applies to credit received from children, in [0, 1]."""
     stand_in_S: Floats
-    """[S] what stood in for the step's credit where its gate was closed; NaN: nothing."""
+    """[S] the substitute for the step's credit behind a closed gate; NaN: none."""
     own_S: Floats
     """[S] e_t."""
     received_S: Floats
-    """[S] what reached the step from its children."""
+    """[S] credit received from children."""
     shared_S: Floats
-    """[S] what every step of the trajectory was given alike."""
+    """[S] credit given equally to every step of the trajectory."""
     stopped_S: Floats
-    """[S] what the step's gate withheld, from its parents or from itself."""
+    """[S] credit withheld by the step's gate, from its parents or from itself."""
     credit_S: Floats
     """[S] c_t."""
     reached_S: NDArray[np.uint8]
-    """[S] bits SIGNAL and OUTCOME: whether anything that depends on this play, or the outcome, reached the step."""
+    """[S] bits SIGNAL and OUTCOME: whether a signal that depends on this trajectory, or the outcome, reached the step.
+    """
     trained_S: Bools
-    """[S] whether the step takes part in training; the others are in no baseline and have advantage 0."""
+    """[S] whether the step is trained; the others are in no baseline and have advantage 0."""
     frozen_S: Bools
-    """[S] not trained because it lies upstream of a failure."""
+    """[S] not trained because it is upstream of a failure."""
     stratum_S: Ints
-    """[S] the stratum in force, -1 for none; a step without a score of its own has none, whatever its label."""
+    """[S] the stratum in force, -1 for none. A step without an own score has none, whatever its label."""
     group_S: Ints
-    """[S] id of the group that the baseline came from; -1: none."""
+    """[S] id of the group behind the baseline; -1: none."""
     level_S: Ints
-    """[S] index into `level_names`: how that group was keyed, after any back-off; -1: none."""
+    """[S] index into `level_names`: the key of that group, after any back-off; -1: none."""
     group_size_S: Ints
-    """[S] trajectories in that group; 0: none."""
+    """[S] number of trajectories in that group; 0: none."""
     baseline_S: Floats
-    """[S] what credit is held against; NaN: nothing."""
+    """[S] the value subtracted from credit; NaN: none."""
     spread_S: Floats
     """[S] the group's spread of credit; NaN: none."""
     shift_S: Floats
-    """[S] the mean that whitening takes off beside the baseline; 0 without whitening."""
+    """[S] the mean that whitening subtracts in addition to the baseline; 0 without whitening."""
     divisor_S: Floats
-    """[S] what the difference is divided by; 1 where nothing is scaled."""
+    """[S] the divisor of the difference; 1 without scaling."""
     tied_S: Bools
-    """[S] all credits of the group are the same, so that there is nothing to learn from it."""
+    """[S] all credits of the group are equal, so it teaches nothing."""
     weight_S: Floats
     """[S] the weight that balances strata; 1 without strata."""
     advantage_S: Floats
-    """[S] what the loss sees, weight included."""
+    """[S] the input of the loss, weight included."""
     advantage_T: Floats | None = field(repr=False)
-    """[T] the same for each response token, with token scores; else None. `token_advantages` gives it in any case."""
+    """[T] the same for each response token, with token scores; else None. `token_advantages` returns it in all cases.
+    """
     unscaled_T: Floats | None = field(repr=False)
-    """[T] what stands in place of credit where the tokens of a step differ; else None."""
+    """[T] token values that replace credit if the tokens of a step differ; else None."""
     token_term_T: Floats | None = field(repr=False)
-    """[T] what token scores added, before the weight; None without `token_level`."""
+    """[T] the term added by token scores, before the weight; None without `token_level`."""
     critic: CriticTerms | None = field(repr=False)
-    """What an estimator with a critic used and made; else None."""
+    """The terms of an estimator with a critic; else None."""
     masked_N: Bools
-    """[N] trajectories that are left out of training as a whole."""
+    """[N] trajectories left out of training as a whole."""
     singletons: int
-    """Groups that had one trajectory only, so that their steps backed off."""
+    """Number of groups of one trajectory, whose steps backed off."""
     options: CreditOptions = field(repr=False)
     """The options in force."""
     shadow: Assignment | None = field(repr=False)
-    """What `options.shadow` would have made of the same batch."""
+    """The assignment of the same batch under `options.shadow`."""
     batch: TrajectoryBatch = field(repr=False)
-    """The batch that all this is about."""
+    """The batch."""
 
     level_names = LEVEL_NAMES
 
     @property
     def flows(self) -> bool:
-        """Whether the rule can hand credit from step to step, even if every gate is closed."""
+        """Whether the rule can move credit between steps, even if every gate is closed."""
         return bool(self.out_S.any() or self.in_S.any() or self.stopped_S.any())
 
     @property
     def learns_S(self) -> Bools:
-        """[S] trained, and compared with something: its advantage is what the formula says, and not exactly 0."""
+        """[S] trained, with a group that is not tied: the formula applies, and the advantage is not exactly 0."""
         return self.trained_S & (self.group_S >= 0) & ~self.tied_S
 
     def standing_threshold(self) -> Threshold:
-        """A threshold that stays where it was for each agent here."""
+        """A constant threshold: each agent keeps the one in force here."""
         agents, first = np.unique(self.batch.agent_of_step, return_index=True)
         names = [self.batch.agent_names[a] for a in agents]
         floor = make_threshold(self.options.propagation_threshold).floor
@@ -145,7 +147,7 @@ class Assignment:
 
     @property
     def returns_T(self) -> Floats | None:
-        """[T] what a critic is to learn, 0 at tokens that were not sampled; None without a critic."""
+        """[T] the critic's targets, 0 at tokens that were not sampled; None without a critic."""
         if self.critic is None:
             return None
         returns_T = np.empty(int(self.batch.token_offsets[-1]))
@@ -156,15 +158,15 @@ class Assignment:
         return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
 
     def group_name(self, step: int) -> str | None:
-        """The key of the group that `step`'s baseline came from, in words; None where there is none."""
+        """The key of the group behind `step`'s baseline, in words; None if there is none."""
         level = int(self.level_S[step])
         return None if level < 0 else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]))
 
     def token_advantages(self, *, dtype: DTypeLike = np.float64, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """[T] the advantage of each response token that the policy sampled, 0 at the others.
+        """[T] the advantage of each sampled response token, 0 at the others.
 
         Written into `out` if given ([T], float32 or float64), else into a new array of `dtype`. Raises ShapeError for
-        another shape or type: fewer numbers would be written beyond their end, others cut off.
+        another shape or type, because the compiled loops do not check bounds.
         """
         tokens = int(self.batch.token_offsets[-1])
         out_T = np.empty(tokens, dtype) if out is None else out
@@ -186,11 +188,11 @@ class Assignment:
         return out_T
 
     def observed(self, accuracy: float | None = None) -> Observed:
-        """What a threshold learns from this batch; see `Threshold.update`."""
+        """The input of `Threshold.update` for this batch."""
         return metrics.observe(self, accuracy)
 
     def metrics(self) -> dict[str, float]:
-        """What to watch, by name; see `credit/metrics.py`."""
+        """The metrics of this assignment by name, see `creditflow.credit.metrics`."""
         return metrics.summarize(self)
 
 
@@ -201,15 +203,15 @@ def assign(
     values_T: Floats | None = None,
     threshold: Threshold | None = None,
 ) -> Assignment:
-    """Credit and advantage of every step of `batch`.
+    """Compute credit and advantage of every step of `batch`.
 
-    `values_T`: [T] the critic's value at each sampled response token, for estimators that have a critic; other entries
-    are not read. `threshold`: one that lives longer than this batch, and so may move between batches (the caller
-    updates it); without one, `options.propagation_threshold` as it starts, for whichever agents play in this batch.
+    `values_T`: [T] the critic's value at each sampled response token, for estimators with a critic; other entries are
+    not read. `threshold`: the state kept between batches, which the caller updates; default: the initial state of
+    `options.propagation_threshold` for the agents of this batch.
 
-    Raises ConfigError for options that do not make sense and BatchError for columns that contradict one another; then
-    nothing is returned. Cost: linear in steps, edges, scores and tokens; but with `share: once` steps times edges of
-    each trajectory, and with `on_closed_gate: neutral` edges times the longest path.
+    Raises ConfigError for invalid options and BatchError for inconsistent columns. Cost: linear in steps, edges, scores
+    and tokens; with `share: once`, steps times edges of each trajectory; with `on_closed_gate: neutral`, edges times
+    the longest path.
     """
     if not isinstance(options, CreditOptions):
         raise ConfigError(f"options: expected CreditOptions, got {type(options).__name__}; write CreditOptions(...)")
@@ -253,8 +255,8 @@ def _assign(
     )
     has_own_S = ~np.isnan(rewards.value_S)
     paid_S = np.where(has_own_S, options.w_r * (rewards.value_S - options.sub_reward_origin), 0.0)
-    # A label that depends on the prompt splits groups by how well upstream did. A step with a score of its own is
-    # then compared with its like; one without is left with nothing but the outcome's noise inside each label.
+    # A stratum label, made from the prompt, separates groups by the quality of upstream steps. This gives scored steps
+    # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
     stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
     credit = rule.credit(
         Flow(
@@ -285,7 +287,7 @@ def _assign(
     if options.decomp_granularity == "token_level" and rule.pays_own:
         by_token_S = judged_S & (sampled_tokens(batch) > 0)
     rho_T = token_rewards(batch, rewards) if by_token_S.any() else None
-    # What is paid token by token is no part of what the whole step is held to, but its parents still see it.
+    # The part paid token by token leaves the step's credit; its parents still receive it.
     by_token = bool(by_token_S.any())
     step_credit_S = np.where(by_token_S, credit_S - paid_S, credit_S) if by_token else credit_S
     own_S = np.where(by_token_S, credit.own_S - paid_S, credit.own_S) if by_token else credit.own_S
@@ -388,7 +390,7 @@ def _gates(
     threshold_S: Floats,
     floor: float,
 ) -> tuple[Floats, Bools, Bools]:
-    """What each gate lets through, whether it counts as open, and whether it was opened to keep the floor."""
+    """Each gate's factor, whether it counts as open, and whether it was opened to keep the floor."""
     gate_S = gate_factors(
         rewards.value_S,
         threshold_S,
@@ -400,7 +402,7 @@ def _gates(
     )
     open_S = np.where(judged_S, is_above(rewards.value_S, threshold_S), gate_S > 0)
     forced_S = np.zeros(batch.n_steps, dtype=np.bool_)
-    if floor > 0 and options.gate == "hard":  # a soft gate starves nobody
+    if floor > 0 and options.gate == "hard":  # a soft gate always passes something
         forced_S = open_starved(open_S, rewards.value_S, judged_S & kept_S, batch.agent_of_step, floor)
         gate_S[forced_S], open_S = 1.0, open_S | forced_S
     return gate_S, open_S, forced_S
@@ -409,7 +411,7 @@ def _gates(
 def _with_terms(
     batch: TrajectoryBatch, scale: Scale, advantage_S: Floats, estimate: Estimate, term_T: Floats
 ) -> Floats:
-    """[T] the step's part of the advantage at each token, and what its own score adds."""
+    """[T] each token's advantage: the step's part plus the weighted token term."""
     advantage_T = np.empty(term_T.size)
     if estimate.unscaled_T is None:
         spread_over_tokens(advantage_S, batch, advantage_T)
@@ -437,7 +439,7 @@ def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -
 def _token_rewards(
     batch: TrajectoryBatch, options: CreditOptions, rho_T: Floats | None, by_token_S: Bools
 ) -> Floats | None:
-    """[T] `w_r * (rho - b) / L` at each of the L sampled tokens of a step: their sum is its own reward."""
+    """[T] `w_r * (rho - b) / L` at each of a step's L sampled tokens; they sum to its own reward."""
     if rho_T is None:
         return None
     part_S = np.where(by_token_S, options.w_r / np.maximum(sampled_tokens(batch), 1), 0.0)
@@ -455,9 +457,9 @@ def _scale(
     groups: Groups,
     name: str,
 ) -> tuple[Groups, Floats, Floats, Floats]:
-    """(groups, baseline_S, shift_S, divisor_S): as the estimator chose, or by whitening what it leaves.
+    """(groups, baseline_S, shift_S, divisor_S): the estimator's choice, then whitened if it is a whitening estimator.
 
-    An estimator that compares all steps of a policy with one another has the whitening mean for a baseline.
+    For a whitening estimator without groups, the whitening mean is added to the baseline.
     """
     shift_S, divisor_S = np.zeros(batch.n_steps), np.ones(batch.n_steps)
     if not estimator.whitened:

@@ -1,7 +1,7 @@
-"""Refuses batches that no credit can be computed for, before anything is computed.
+"""Validation of batches before credit is computed, independent of options and rules.
 
-Knows what columns must agree on; nothing of options or rules. A batch made by `TrajectoryBatch.from_trajectories` is
-sound but for its scores; one that came from a file or another system may be anything.
+A batch made by `TrajectoryBatch.from_trajectories` can only have invalid scores. A batch read from a file or taken
+from another system can have any defect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from creditflow.errors import (
 from creditflow.trajectory import OK, TIMEOUT, Bools, Floats, TrajectoryBatch
 
 _COLUMN_TOLERANCE = 1e-9
-"""Columns hold rescaled scores, clipped already; the mean of several may still overshoot by rounding."""
+"""Columns hold rescaled, clipped scores; the mean of several may still leave [0, 1] by rounding."""
 
 _PER_TRAJECTORY = (
     "tasks",
@@ -75,11 +75,11 @@ _BOOLS = ("is_answer", "response_mask")
 
 
 def check_batch(batch: TrajectoryBatch) -> None:
-    """Raises a BatchError of its kind, naming the first offender, what was expected and what came.
+    """Raise a BatchError, or a subclass, for the first problem found: the column or step, the expected and actual value.
 
     Checked: types, lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory,
-    parent before child, none twice), scores (finite and in [0, 1] where ok), weights (finite, at least 0), outcomes
-    (finite where ok). The values of single tokens are checked where they are read, see `token_rewards`.
+    parent before child, no duplicates), scores (finite and in [0, 1] if ok), weights (finite, at least 0), outcomes
+    (finite if ok). Token values are checked when they are read, see `token_rewards`.
     """
     if batch.n_steps == 0:
         raise EmptyBatchError(f"batch of {batch.n_trajectories} trajectories: expected at least one step, got none")
@@ -101,7 +101,7 @@ def _check_types(batch: TrajectoryBatch) -> None:
         column = getattr(batch, name)
         dtype = column.dtype if isinstance(column, np.ndarray) else None
         if name in _INTEGERS:
-            # Unsigned ones would wrap around where differences are taken and where -1 stands for none.
+            # Unsigned integers would wrap around in differences, and for -1 (none).
             expected, fits = "signed integers", dtype is not None and dtype.kind == "i" and dtype.isnative
         elif name in _FLOATS:
             expected, fits = "float64 or float32", dtype in (np.float64, np.float32)
@@ -133,7 +133,7 @@ def _check_lengths(batch: TrajectoryBatch) -> None:
                 f"{bound[at]}"
             )
         _expect_shapes(batch, columns, (int(bound[-1]),))
-    if batch.ref_logprobs.size:  # few engines have them
+    if batch.ref_logprobs.size:  # optional: few engines return them
         _expect_shapes(batch, ("ref_logprobs",), batch.logprobs.shape)
 
 
@@ -213,7 +213,7 @@ def _check_edges(batch: TrajectoryBatch) -> None:
 
 
 def _refuse_cycle(batch: TrajectoryBatch) -> None:
-    """Raises CycleError where edges lead in a circle; the caller has found that some edge leads the wrong way."""
+    """Raise CycleError if the edges contain a cycle. Called after an edge from a later to an earlier step was found."""
     parents: dict[int, list[int]] = {}
     for child, parent in zip(batch.edge_child.tolist(), batch.edge_parent.tolist(), strict=True):
         parents.setdefault(child, []).append(parent)
@@ -256,8 +256,9 @@ def _check_outcomes(batch: TrajectoryBatch) -> None:
 
 
 def check_values(batch: TrajectoryBatch, values_T: NDArray[Any] | None, estimator: str) -> Floats:
-    """[T] the critic's values as floating-point numbers. Raises ConfigError where there are none, ShapeError where they
-    do not fit; that they are finite shows when they are used, see `refuse_values`.
+    """[T] the critic's values as floats. Raises ConfigError if missing, ShapeError for the wrong shape.
+
+    Non-finite values are found when they are used, see `refuse_values`.
     """
     if values_T is None:
         raise ConfigError(f"algorithm.adv_estimator: {estimator} expects a critic's values for each token, got none")
@@ -268,7 +269,7 @@ def check_values(batch: TrajectoryBatch, values_T: NDArray[Any] | None, estimato
 
 
 def refuse_values(batch: TrajectoryBatch, values_T: Floats) -> NoReturn:
-    """Raises NotFiniteError: the advantages that were made with these values are no numbers."""
+    """Raise NotFiniteError for values that led to advantages that are not finite."""
     wrong_T = batch.response_mask & ~np.isfinite(values_T)
     if not wrong_T.any():
         raise NotFiniteError(

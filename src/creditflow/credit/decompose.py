@@ -1,7 +1,4 @@
-"""From scores to sub-rewards, and from outcome scores to outcomes: what there is, what is missing, and why.
-
-Knows the cases of a missing score, and keeps them apart; not what is done with a reward afterwards.
-"""
+"""Sub-rewards from scores and outcomes from outcome scores, with the cases of a missing score kept apart."""
 
 from __future__ import annotations
 
@@ -36,35 +33,35 @@ class Outcomes:
     """The global rewards of N trajectories."""
 
     value_N: Floats
-    """[N] R in its own units; 0 where there is none."""
+    """[N] R in its original units; 0 if there is none."""
     known_N: Bools
-    """[N] whether the trajectory has an outcome (that of an unscored truncated one is 0)."""
+    """[N] whether the trajectory has an outcome; an unscored truncated one has outcome 0."""
     masked_N: Bools
     """[N] whether the trajectory is left out of training as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubRewards:
-    """The own sub-rewards of S steps. A step is scored, or failed, or neither: then no function matched it."""
+    """The sub-rewards of S steps. A step is scored, failed, or neither (no function matched it)."""
 
     value_S: Floats
-    """[S] r_t in [0, 1]; where scoring failed, the mean that stands in for it; NaN where there is none."""
+    """[S] r_t in [0, 1]; its substitute, a mean over other trajectories, if scoring failed; NaN if there is none."""
     scored_S: Bools
     """[S] every matching function of positive weight gave a score."""
     failed_S: Bools
-    """[S] at least one of them did not."""
+    """[S] at least one matching function of positive weight gave none."""
 
 
 def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
-    """What each trajectory earned, and which trajectories cannot be learned from.
+    """The outcome of each trajectory, and the trajectories to leave out of training.
 
-    Masked: status `failed`; an outcome whose scoring failed (0 in its place would punish the agents for the scorer's
-    fault); truncated ones if `mask_truncated`. A truncated trajectory that nobody scored has outcome 0. Where there
-    is no outcome function, R contributes nothing.
+    Masked: trajectories of status `failed`; those whose outcome scoring failed (counting 0 would punish the agents for
+    the scorer's fault); truncated ones if `mask_truncated`. An unscored truncated trajectory has outcome 0. Without an
+    outcome function, R contributes nothing.
     """
     status_N = batch.status_of_trajectory
     unscored_N = np.isnan(batch.outcome)
-    # Only these are asked for: a batch from a table decodes each score by itself.
+    # Read only these scores: a batch from a table decodes each score on access.
     for n in np.flatnonzero(unscored_N).tolist():
         score = batch.outcome_scores[n]
         unscored_N[n] = score is not None and score.status != "ok"
@@ -77,15 +74,15 @@ def outcomes(batch: TrajectoryBatch, options: CreditOptions) -> Outcomes:
 def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -> SubRewards:
     """`r_t = sum_k weight_k * score_k / sum_k weight_k` over the matching functions of positive weight.
 
-    Three cases that are never mixed up. No function matches (or only functions of weight 0, which measure): no own
-    reward. All matching ones ok: scored. Any failed: unscored as a whole, lest a timed-out check leave the easy half of
-    the score standing; r_t is then the mean over the other trajectories of its group, else over those of its agent,
-    else there is none. Strata play no part in that mean, for the step has no score of its own.
+    There are three cases. No function matches, or only functions of weight 0, which measure: no own reward. All
+    matching functions are ok: scored. Any failed: the step is unscored as a whole, because the remaining scores may be
+    the easy half. r_t is then the mean over the other trajectories of its group, else of its agent; if neither is
+    known, the step has no r_t. This mean ignores strata, because the step has no own score.
 
-    With `decomp_granularity: agent` the scored steps of an agent in a trajectory share the mean of theirs.
+    With `decomp_granularity: agent` the scored steps of an agent in a trajectory share their mean.
 
-    `kept_S`: [S] steps of trajectories that are not masked; only they may stand in for others. Where sub-rewards play
-    no part (`options.decomposed`) no step has a value.
+    `kept_S`: [S] steps of trajectories that are not masked; only these enter substitute means. Without
+    `options.decomposed` no step has a value.
     """
     from creditflow.credit import kernels
 
@@ -107,7 +104,7 @@ def sub_rewards(batch: TrajectoryBatch, options: CreditOptions, kept_S: Bools) -
 
 
 def counting(batch: TrajectoryBatch) -> Bools:
-    """[S, K] scores that count: of a function of positive weight that matched the step, ok or not."""
+    """[S, K] scores of functions of positive weight that matched the step, ok or not."""
     counting_SK: Bools = (batch.score_weights > 0) & (batch.score_status != NOT_MATCHED)
     return counting_SK
 
@@ -120,12 +117,11 @@ def _share_among_agent(batch: TrajectoryBatch, value_S: Floats, scored_S: Bools)
 
 
 def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
-    """[T] rho: the weighted mean of the scores at each response token, a score without token values counting
-    everywhere.
+    """[T] rho: the weighted mean of the scores at each response token; 0 for steps that are not scored.
 
-    0 where the step is not scored. Raises ShapeError where a score has another number of values than the response has
-    tokens, NotFiniteError or ScoreRangeError where a token's value lies outside the range of its score: a mean inside
-    it would hide that.
+    A score without token values counts at every token. Raises ShapeError if a score has not one value for each
+    response token, NotFiniteError or ScoreRangeError for a token value outside its score's range, which a mean within
+    the range would hide.
     """
     length_S = np.diff(batch.token_offsets)
     counts_SK = counting(batch) & (rewards.scored_S & (length_S > 0))[:, None]
@@ -138,7 +134,7 @@ def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
         by_token.append(steps)
     rho_T = np.repeat(np.where(alike_SK, share_SK * batch.scores, 0.0).sum(axis=1), length_S)
     for k, steps in enumerate(by_token):
-        # A few tokens at a time, so that what is computed with stays small beside what comes out.
+        # Work in chunks, so that temporary arrays stay small compared with the result.
         cuts = np.flatnonzero(np.diff(np.cumsum(length_S[steps]) // _TOKENS_AT_ONCE)) + 1
         for some in np.split(steps, cuts) if steps.size else ():
             part_T, among = _tokens_of(batch, some, rho_T)
@@ -147,7 +143,7 @@ def token_rewards(batch: TrajectoryBatch, rewards: SubRewards) -> Floats:
 
 
 def _given_per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
-    """Those of `steps` whose k-th score came as one value for each token."""
+    """The subset of `steps` whose k-th score has one value for each token."""
     name, scores = batch.score_names[k], batch.raw_scores
     for s in steps.tolist():
         if name not in scores[s]:
@@ -156,7 +152,7 @@ def _given_per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Ints:
 
 
 def _tokens_of(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> tuple[Floats, slice | Bools]:
-    """The stretch of `values_T` that begins with the first and ends with the last of `steps`, and where theirs are."""
+    """The slice of `values_T` from the first to the last of `steps`, and the positions of their tokens in it."""
     first, end = int(steps[0]), int(steps[-1]) + 1
     part_T = values_T[batch.token_offsets[first] : batch.token_offsets[end]]
     if end - first == steps.size:
@@ -167,7 +163,7 @@ def _tokens_of(batch: TrajectoryBatch, steps: Ints, values_T: Floats) -> tuple[F
 
 
 def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
-    """The values of the k-th score, rescaled to [0, 1], at the tokens of `steps`, one step after the other."""
+    """The k-th score at the tokens of `steps`, rescaled to [0, 1], concatenated over steps."""
     name = batch.score_names[k]
     given = [batch.raw_scores[s][name] for s in steps.tolist()]
     rows = [cast(tuple[float, ...], score.value) for score in given]
@@ -180,10 +176,10 @@ def _per_token(batch: TrajectoryBatch, k: int, steps: Ints) -> Floats:
         )
     low, high = np.array([score.range for score in given], dtype=np.float64).T
     values = np.fromiter(chain.from_iterable(rows), np.float64, int(length.sum()))
-    with np.errstate(all="ignore"):  # of what is no number, or outside of an empty range, the next lines speak
+    with np.errstate(all="ignore"):  # NaN and empty ranges are reported below
         values -= np.repeat(low, length)
         values /= np.repeat(high - low, length)
-    if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):  # nor where one is NaN
+    if not (values.min() >= -RANGE_TOLERANCE and values.max() <= 1 + RANGE_TOLERANCE):  # also true for NaN
         at = int(np.argmin((values >= -RANGE_TOLERANCE) & (values <= 1 + RANGE_TOLERANCE)))
         i = int(np.searchsorted(np.cumsum(length), at, side="right"))
         token = at - int(length[:i].sum())

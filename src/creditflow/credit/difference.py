@@ -1,4 +1,4 @@
-"""How two assignments of the same plays differ, agent by agent. Arrays in, numbers out."""
+"""The difference between two assignments of the same batch, by agent."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of an agent's steps under another assignment. Of several batches: add them up."""
+    """Changes in an agent's steps between two assignments. Add instances to combine batches."""
 
     steps: int = 0
     both: int = 0
-    """Steps that both train."""
+    """Steps trained by both assignments."""
     credit_moved: float = 0.0
-    """Sum of |c' - c| over steps that both train."""
+    """Sum of |c' - c| over steps trained by both."""
     credit: float = 0.0
-    """Sum of |c'| + |c| over those steps: the most that `credit_moved` can be."""
+    """Sum of |c'| + |c| over those steps: the upper bound of `credit_moved`."""
     flipped: int = 0
-    """Steps that both train, whose advantage has the other sign."""
+    """Steps trained by both, with advantages of opposite signs."""
     gates: int = 0
-    """Steps whose gate is open under one and closed under the other."""
+    """Steps whose gate is open in one assignment and closed in the other."""
     masked: int = 0
-    """Steps that only the first trains."""
+    """Steps trained by the first only."""
     unmasked: int = 0
-    """Steps that only the second trains."""
+    """Steps trained by the second only."""
 
     def __add__(self, other: Moved) -> Moved:
         return Moved(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -42,21 +42,21 @@ class Moved:
     def share_moved(self) -> float:
         """`sum |c' - c| / sum (|c'| + |c|)`, in [0, 1]; NaN without any credit.
 
-        0: the same credit. 1: no step has credit of one sign under both (it was 0 under one, or changed its sign).
-        This is the Bray-Curtis dissimilarity, for signed values.
+        The Bray-Curtis dissimilarity, for signed values. 0: the credit is the same. 1: every step's credit is 0 under
+        one assignment or has opposite signs under the two.
         """
         return self.credit_moved / self.credit if self.credit else float("nan")
 
     @property
     def share_flipped(self) -> float:
-        """`flipped / both`; NaN where no step is trained by both."""
+        """`flipped / both`, in [0, 1]; NaN if no step is trained by both."""
         return self.flipped / self.both if self.both else float("nan")
 
 
 def moved(before: Assignment, after: Assignment) -> dict[str, Moved]:
-    """By agent, for agents that play; `before` and `after` are of the same plays.
+    """The changes from `before` to `after`, two assignments of the same batch, for each agent that has steps.
 
-    Raises BatchError where they are not: where the ids of the steps differ.
+    Raises BatchError if the ids of their steps differ.
     """
     one, two = before.batch, after.batch
     if one is not two and (one.n_steps != two.n_steps or one.step_ids != two.step_ids):
@@ -87,5 +87,5 @@ def moved(before: Assignment, after: Assignment) -> dict[str, Moved]:
 
 
 def added(total: Mapping[str, Moved], more: Mapping[str, Moved]) -> dict[str, Moved]:
-    """What moved in two batches, by agent."""
+    """Add up the changes in two batches, by agent."""
     return {name: total.get(name, Moved()) + more.get(name, Moved()) for name in {**total, **more}}

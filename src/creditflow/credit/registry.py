@@ -1,7 +1,6 @@
-"""Names for the parts that a recipe chooses between: propagation rules, advantage estimators.
+"""Registries of named parts that a recipe chooses from: propagation rules, estimators, thresholds.
 
-A registry knows names and what stands behind them, not what it computes. The project's own rules enter by the same
-door as a user's.
+Built-in entries and those of users are registered in the same way.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """A mapping from name to entry that says which names there are when it is asked for another."""
+    """A mapping from name to entry. Its error for an unknown name lists the known ones."""
 
     def __init__(self, key: str) -> None:
-        """`key`: the option that chooses among the entries, for messages."""
+        """`key`: the option that selects an entry, for error messages."""
         self.key = key
         self._entries: dict[str, Entry] = {}
 
     def add(self, name: str, entry: Entry) -> None:
-        """Raises ConfigError where `name` is taken: two rules of one name would make runs incomparable in silence."""
+        """Add an entry. Raises ConfigError for a taken name: runs under two rules of one name are not comparable."""
         if name in self._entries:
             raise ConfigError(f"{self.key}: expected a new name, got {name!r}, which is registered already")
         self._entries[name] = entry
 
     def remove(self, name: str) -> None:
-        """Forget `name`, as a test or a notebook that registers twice has to."""
+        """Remove `name`, for tests and notebooks that register an entry twice."""
         self._entries.pop(name, None)
 
     def names(self) -> tuple[str, ...]:
-        """In order of registration."""
+        """The registered names, in order of registration."""
         return tuple(self._entries)
 
     def __getitem__(self, name: str) -> Entry:
-        """Raises ConfigError, naming what there is, for an unknown name."""
+        """The entry of `name`. Raises ConfigError, with the known names, for an unknown one."""
         try:
             return self._entries[name]
         except KeyError:
@@ -47,9 +46,10 @@ class Registry(Generic[Entry]):
 
 
 def expect_keywords(name: str, entry: Callable[..., Any], options: Mapping[str, Any], key: str, first: int = 0) -> None:
-    """Raises ConfigError where `options` are not the keywords that `entry` is called with, after `first` others.
+    """Check that `options` are valid keywords of `entry`, apart from its `first` positional parameters.
 
-    `name`: of the entry; `key`: the option that holds them; both for the message.
+    Raises ConfigError for an unknown or a missing keyword. `name` (the entry's) and `key` (the option that holds
+    `options`) appear in the message.
     """
     parameters = list(inspect.signature(entry).parameters.values())[first:]
     known = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
