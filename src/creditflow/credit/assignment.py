@@ -166,7 +166,7 @@ class Assignment:
         """[T] the advantage of each sampled response token, 0 at the others.
 
         Written into `out` if given ([T], float32 or float64), else into a new array of `dtype`. Raises ShapeError for
-        another shape or type, because the compiled loops do not check bounds.
+        another shape or type, which would lead to writes out of bounds or to truncated values.
         """
         tokens = int(self.batch.token_offsets[-1])
         out_T = np.empty(tokens, dtype) if out is None else out

@@ -75,7 +75,7 @@ _BOOLS = ("is_answer", "response_mask")
 
 
 def check_batch(batch: TrajectoryBatch) -> None:
-    """Raise a BatchError, or a subclass, for the first problem found: the column or step, the expected and actual value.
+    """Raise a BatchError (or a subclass) for the first problem: where, the expected and the actual value.
 
     Checked: types, lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory,
     parent before child, no duplicates), scores (finite and in [0, 1] if ok), weights (finite, at least 0), outcomes

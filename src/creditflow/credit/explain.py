@@ -1,8 +1,8 @@
-"""Where an advantage came from: the operations that made it, which replayed in order give the same bits.
+"""Explanations of advantages: the operations behind one, which give the same bits when replayed in order.
 
-Reads a finished assignment and its batch. Every operation is one rounding of float64 arithmetic on earlier results, in
-the order in which the assignment did it; what comes from other steps (a child's credit, a group's mean) is given, and
-has an explanation of its own. So is what a registered rule or estimator made: only that knows how.
+An explanation is made from a finished assignment and its batch. Every operation is one rounding of float64 arithmetic
+on earlier results, in the order of the assignment. Values from other steps (a child's credit, a group's mean) are
+given; they have their own explanations. Values made by a user's rule or estimator are given as well.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from creditflow.errors import BatchError, CreditflowError
 from creditflow.trajectory import clip_rounding
 
 FLOWING = ("discounted", "threshold")
-"""Rules whose received part is listed operation by operation: the formula of `creditflow.credit.propagate`."""
+"""Rules with the received part listed operation by operation: the formula of `creditflow.credit.propagate`."""
 
 DECOMPOSED = ("none", "shapley", *FLOWING)
-"""Rules whose own and shared parts are listed operation by operation; those of other rules are given."""
+"""Rules with own and shared parts listed operation by operation; for other rules they are given."""
 
 SHARING = ("identical", "uniform")
-"""Rules that give every step of a trajectory the same, and nothing else."""
+"""Rules that only give every step of a trajectory the same credit."""
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
-"""Those of creditflow. What another one puts in the place of credit is given."""
+"""The built-in estimators. Token values of other estimators are given."""
 
 Symbol = Literal["given", "+", "-", "*", "/"]
 
@@ -43,40 +43,38 @@ class Operation:
     """One line of an explanation: a symbol between earlier results, or a given number."""
 
     name: str
-    """For people: two operations may have the same."""
+    """A label for readers; not unique."""
     symbol: Symbol
     inputs: tuple[int, ...]
     """Positions of earlier operations in the list; `+` and `*` take two or more, from left to right."""
     value: float
     note: str = ""
-    """In words, for people: whose number it is, which gate it went through."""
+    """A remark for readers: the source of the number, the state of the gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How one step's (or token's) advantage was made."""
+    """The operations and terms of one step's (or token's) advantage."""
 
     step_id: str
     token: int | None
-    """Position in the response, where the tokens of the step differ; else None: all its sampled tokens have the same.
-    """
+    """Position in the response if the tokens of the step differ; None if all sampled tokens have the same advantage."""
     operations: tuple[Operation, ...]
     terms: tuple[tuple[str, float], ...]
-    """The same for people: parts that add up to the advantage, each already divided and weighted. None where the step
-    does not learn."""
+    """(name, value) of the parts of the advantage, divided and weighted. Empty if the step does not learn."""
     in_reward: tuple[float, ...]
-    """The same parts in reward, as the operations have them: before the division and the weight."""
+    """The same parts in units of reward: before the division and the weight."""
     rounding: float
-    """What the parts leave, because they were rounded one by one: `advantage - sum of terms`, which is exact. With it
-    they add up to the advantage, bit for bit."""
+    """`advantage - sum of terms`, computed exactly: the remainder from rounding each term. With it the terms add up to
+    the advantage, bit for bit."""
 
     @property
     def advantage(self) -> float:
-        """What was trained on."""
+        """The advantage used in training."""
         return self.operations[-1].value
 
     def replay(self) -> float:
-        """The last result, computed anew from the given numbers alone."""
+        """Recompute the advantage from the given numbers alone."""
         results: list[float] = []
         for operation in self.operations:
             results.append(
@@ -103,17 +101,17 @@ class Explanation:
 
 
 def explain(assignment: Assignment, step: int | str, token: int | None = None) -> Explanation:
-    """The operations that made the advantage of `step` (its index in the batch, or its id).
+    """Explain the advantage of `step`, an index into the batch or an id.
 
-    `token`: position in its response; default the first sampled one. Matters only where the tokens of a step differ.
+    `token`: position in the response, default the first sampled token. It matters only if the tokens of a step differ.
 
-    Raises BatchError for a step or token that there is not, or a token that was not sampled (it has no advantage).
+    Raises BatchError for an unknown step or token, or a token that was not sampled (it has no advantage).
     """
     s = _index(assignment, step)
     story = _Story(assignment, s)
     position = _check_token(assignment, s, token)
     if assignment.advantage_T is None and assignment.unscaled_T is None and assignment.critic is None:
-        position = None  # all tokens have the same
+        position = None  # all tokens have the same advantage
     story.tell(position)
     trained = _trained(assignment, s, position)
     value = story.operations[-1].value
@@ -145,7 +143,7 @@ def _index(assignment: Assignment, step: int | str) -> int:
 
 
 def _trained(a: Assignment, s: int, token: int | None) -> float:
-    """The advantage of the step, or of one of its sampled tokens, that the loss sees."""
+    """The advantage in the loss, of the step or of one of its sampled tokens."""
     if token is None:
         return float(a.advantage_S[s])
     at = int(a.batch.token_offsets[s]) + token
@@ -153,14 +151,14 @@ def _trained(a: Assignment, s: int, token: int | None) -> float:
         return float(a.advantage_T[at])
     if a.unscaled_T is None and a.critic is None:
         return float(a.advantage_S[s])
-    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:  # learns_S, without the work for all steps
+    if not a.trained_S[s] or a.group_S[s] < 0 or a.tied_S[s]:  # learns_S of one step
         return 0.0
     raw = _by_critic(a, s)[token] if a.unscaled_T is None else a.unscaled_T[at]
     return float(a.weight_S[s] * ((raw - a.baseline_S[s] - a.shift_S[s]) / a.divisor_S[s]))
 
 
 def _by_critic(a: Assignment, s: int) -> dict[int, float]:
-    """A_j at each sampled token of the step, before whitening, as `kernels.gae` makes it."""
+    """A_j at each sampled token of the step, before whitening, as computed by `kernels.gae`."""
     critic, options, start = a.critic, a.options, int(a.batch.token_offsets[s])
     assert critic is not None, "the caller has seen to it"
     made: dict[int, float] = {}
@@ -184,7 +182,7 @@ def _sampled(assignment: Assignment, s: int) -> list[int]:
 
 
 def _check_token(assignment: Assignment, s: int, token: int | None) -> int | None:
-    """The position of the token to explain; None where the step has none that was sampled."""
+    """The position of the token to explain; None if no token of the step was sampled."""
     sampled = _sampled(assignment, s)
     if token is None:
         return sampled[0] if sampled else None
@@ -213,14 +211,14 @@ class _Own:
 
     total: int
     paid: int | None
-    """`w_r * (r - b)`; None where a rule made the own reward that only itself knows."""
+    """`w_r * (r - b)`; None if the rule's own reward cannot be decomposed."""
     answer: int | None
-    """The part of the outcome in it; None: it has none."""
+    """The step's part of the outcome; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Received:
-    """Positions of what came from children and, in words, its parts; no parts where it is given as a whole."""
+    """Positions of the credit received from children and of its named parts; no parts if it is given as a whole."""
 
     total: int
     parts: tuple[tuple[str, int], ...] = ()
@@ -228,9 +226,9 @@ class _Received:
 
 @dataclass(slots=True)
 class _Story:
-    """Writes down operations in the order of `assign`; the parts of its pipeline are the methods here.
+    """Records operations in the order of `assign`, one method for each part of its pipeline.
 
-    Methods return positions in the list. A name is no reference: reward functions may be called anything.
+    Methods return positions in the list of operations. Names are not references: reward functions may have any name.
     """
 
     assignment: Assignment
@@ -252,13 +250,13 @@ class _Story:
         return len(self.operations) - 1
 
     def add_up(self, name: str, parts: Sequence[int], note: str = "") -> int:
-        """The parts from left to right, starting from 0 as the assignment does."""
+        """Add the parts from left to right, starting from 0 like the assignment."""
         if not parts:
             return self.given(name, 0.0, note)
         return self.make(name, "+", self.constant("zero", 0.0), *parts, note=note)
 
     def constant(self, name: str, value: float) -> int:
-        """Given once, however often it is needed."""
+        """A given number, recorded once for all its uses."""
         if value not in self._constants:
             self._constants[value] = self.given(name, value)
         return self._constants[value]
@@ -273,7 +271,7 @@ class _Story:
         by_token = self.by_token()
         own, shared = self.own(by_token), self.shared()
         why = self.why_nothing(token, by_token)
-        if why is None and a.options.adv_estimator == "gae":  # values take the place of credit
+        if why is None and a.options.adv_estimator == "gae":  # values replace credit
             assert token is not None, "why_nothing has seen to it"
             raw = self.critic_advantage(token, own, shared, by_token)
             self.scaled(raw, [("by the critic", self.value(raw))])
@@ -301,7 +299,7 @@ class _Story:
             self.add_term("token scores", self.value(term), float(a.weight_S[s]))
 
     def why_nothing(self, token: int | None, by_token: bool) -> str | None:
-        """Why the advantage is 0; None where it is not, or only its token term is not."""
+        """The reason for an advantage of 0; None if the advantage, or its token term alone, is not 0."""
         a, s, options = self.assignment, self.s, self.assignment.options
         taught_by_token = by_token and a.token_term_T is not None
         by_rule = options.propagation not in FLOWING
@@ -317,12 +315,12 @@ class _Story:
         return next((words for holds, words in reasons if holds), None)
 
     def tokens_only(self) -> bool:
-        """Whether the estimator says nothing of a step without sampled tokens."""
+        """Whether the estimator gives no advantage to a step without sampled tokens."""
         a = self.assignment
         return a.critic is not None or ADVANTAGE_ESTIMATORS[a.options.adv_estimator].critic
 
     def by_token(self) -> bool:
-        """Whether the step's own score is paid token by token."""
+        """Whether the step's score is paid token by token."""
         a, s, options = self.assignment, self.s, self.assignment.options
         if options.decomp_granularity != "token_level" or not options.decomposed:
             return False
@@ -330,7 +328,7 @@ class _Story:
         return paying and bool(a.scored_S[s]) and bool(_sampled(a, s))
 
     def own(self, by_token: bool) -> _Own:
-        """The own reward, and the part of it that is paid for the sub-reward."""
+        """The own reward and its parts."""
         a, s, options = self.assignment, self.s, self.assignment.options
         rule = options.propagation
         if rule not in DECOMPOSED:
@@ -373,7 +371,7 @@ class _Story:
         return self.make("sub-reward", "/", total, weight)
 
     def score(self, name: str, rescaled: float) -> int:
-        """The score in [0, 1]; from the raw one where that is what the batch's column was made of."""
+        """The score in [0, 1]; derived from the raw score if that reproduces the batch's column."""
         raw = self.assignment.batch.raw_scores[self.s].get(name)
         if raw is None or raw.status != "ok":
             return self.given(name, rescaled, "rescaled; the batch has no raw score")
@@ -420,10 +418,10 @@ class _Story:
         note = f"what {rule} gives every step of the trajectory" if rule in SHARING else f"as {rule} made it"
         return self.given("shared", a.shared_S[self.s], note)
 
-    # ---- what children hand up -------------------------------------------------------------------------------------
+    # ---- credit from children --------------------------------------------------------------------------------------
 
     def children(self) -> list[int]:
-        """From the last to the first, as the reverse pass meets them."""
+        """The step's children, from the last to the first: the order of the reverse pass."""
         batch, s = self.assignment.batch, self.s
         first, last = np.searchsorted(batch.edge_child, (s + 1, self.stop()))
         edges = first + np.flatnonzero(batch.edge_parent[first:last] == s)[::-1]
@@ -470,7 +468,7 @@ class _Story:
         return self.make(f"from {child}", "*", split, passed)
 
     def by_best_paths(self, children: Sequence[int]) -> list[tuple[str, int]]:
-        """`share: once`: what each descendant's own reward counts for."""
+        """`share: once`: the contribution of each descendant's own reward."""
         from creditflow.credit import kernels
 
         a, s, batch = self.assignment, self.s, self.assignment.batch
@@ -491,7 +489,7 @@ class _Story:
         return parts
 
     def gate(self, k: int, side: Literal["out", "in"]) -> int:
-        """The factor that k's gate lets out to its parents, or in from its children, after the numbers that made it."""
+        """Record k's gate factor, towards its parents or from its children, after the numbers behind it."""
         a, options, name = self.assignment, self.assignment.options, self.assignment.batch.step_ids[k]
         rule, stands = options.propagation, options.gate_at in (PASSING if side == "out" else RECEIVING)
         if rule == "discounted":
@@ -517,12 +515,12 @@ class _Story:
                 words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
         return self.given(f"gate {side} of {name}", (a.out_S if side == "out" else a.in_S)[k], words)
 
-    # ---- what tokens have in the place of credit -------------------------------------------------------------------
+    # ---- token values in place of credit ---------------------------------------------------------------------------
 
     def in_place_of_credit(
         self, credit: int, parts: list[tuple[str, float]], token: int | None
     ) -> tuple[int, list[tuple[str, float]]]:
-        """What is held against the baseline, and its parts."""
+        """The value to compare with the baseline, and its parts."""
         a, s, estimator = self.assignment, self.s, self.assignment.options.adv_estimator
         if a.unscaled_T is None or token is None:
             return credit, parts
@@ -603,7 +601,7 @@ class _Story:
     # ---- from credit to advantage ----------------------------------------------------------------------------------
 
     def scaled(self, raw: int, parts: Sequence[tuple[str, float]], name: str = "advantage") -> int:
-        """Down to `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
+        """Compute `weight * (((raw - baseline) - shift) / divisor)`; the parts of `raw` become terms."""
         a, s = self.assignment, self.s
         leaning = ", pulled towards wider groups" if a.options.baseline == "shrunk" else ""
         words = f"{int(a.group_size_S[s])} trajectories with {a.group_name(s)}{leaning}"
@@ -636,7 +634,7 @@ class _Story:
         return self.given("divisor", a.divisor_S[s], "of whitening: root of the variance over the policy's tokens")
 
     def credit_parts(self, own: _Own, received: _Received, shared: int, by_token: bool) -> list[tuple[str, float]]:
-        """In words, what adds up to the credit, less what is paid by token."""
+        """The named parts of the credit, without the part paid by token."""
         parts = []
         if self.assignment.options.propagation in DECOMPOSED:
             if own.answer is not None:

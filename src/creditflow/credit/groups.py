@@ -1,9 +1,7 @@
-"""Groups: which steps share a baseline, and what that baseline is.
+"""Groups: the steps that share a baseline, with the group's mean and spread, for any values (credit, sub-rewards).
 
-Knows how steps are keyed and how a group's mean and spread are taken; not what the values mean (credit, sub-rewards).
-
-Each trajectory weighs the same in its group, however many steps it has there. Were steps to weigh the same, the plays
-with many turns, which are not a random selection of plays, would set the baseline of all.
+Each trajectory has the same weight in its group, whatever its number of steps there. With equal weights for steps, the
+trajectories with many turns, which are not a random sample, would dominate the baseline.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 TIE_TOLERANCE = 1e-9
-"""A group is tied where its credits differ by less than this, relative to its mean if that is above 1."""
+"""Largest difference of credits in a tied group, relative to the group's mean if that is above 1."""
 
 
 def _prompts(batch: TrajectoryBatch) -> Ints:
@@ -30,7 +28,7 @@ _PARTS: dict[str, Callable[[TrajectoryBatch], Ints]] = {
     "turn": lambda batch: batch.turn_of_step,
     "prompt": _prompts,
 }
-"""What a key is made of: each an [S] column of integers."""
+"""The parts of a group's key, each an [S] column of integers."""
 
 LEVELS: dict[str, tuple[str, ...]] = {
     "task": ("task",),
@@ -40,13 +38,13 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "agent": ("agent",),
     "agent_turn": ("agent", "turn"),
 }
-"""`algorithm.group_by`. Policy, policy version and stratum are part of the key at every level."""
+"""`algorithm.group_by`: the parts of each level's key. Policy, policy version and stratum belong to every key."""
 
 BACK_OFF = ("task_agent", "agent_turn", "agent")
-"""Where a step that is alone in its group looks for a baseline, in this order."""
+"""Levels that provide the baseline of a step alone in its group, in this order."""
 
 POLICY = "policy"
-"""The level of estimators that compare all of a policy's tokens with one another."""
+"""The level of estimators that compare all tokens of a policy."""
 LEVEL_NAMES = (*LEVELS, POLICY)
 
 PARENTS = {
@@ -56,38 +54,38 @@ PARENTS = {
     "agent_turn": ("agent",),
     "agent": (),
 }
-"""Under `baseline: shrunk`: the levels that the groups of a level lie inside of, the nearest first. `task` has none,
-for its groups mix agents."""
+"""For `baseline: shrunk`: the levels that contain the groups of a level, the nearest first. `task` has no entry,
+because its groups mix agents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The group that each of S steps was measured against. Steps without one: NaN, -1, 0 or False."""
+    """The group of each of S steps. Steps without one have NaN, -1, 0 or False."""
 
     group_S: Ints
     """[S] id, unique within the batch; -1: none."""
     level_S: Ints
-    """[S] index into LEVEL_NAMES: the level the baseline was found at, after any back-off; -1: none."""
+    """[S] index into LEVEL_NAMES: the level of the baseline, after any back-off; -1: none."""
     size_S: Ints
-    """[S] trajectories in the group."""
+    """[S] number of trajectories in the group."""
     mean_S: Floats
-    """[S] m: the mean over trajectories of their means."""
+    """[S] m: the mean over trajectories of each trajectory's mean."""
     others_S: Floats
     """[S] the same without the step's own trajectory."""
     spread_S: Floats
-    """[S] square root of `n/(n-1) * mean over trajectories of mean_t (c - m)^2`."""
+    """[S] the square root of `n/(n-1) * mean over trajectories of mean_t (c - m)^2`."""
     tied_S: Bools
-    """[S] the group's values are all the same: `max - min <= 1e-9 * max(1, |m|)`."""
+    """[S] whether all values of the group are the same: `max - min <= 1e-9 * max(1, |m|)`."""
     singletons: int
-    """How many groups, at the level asked for, had one trajectory only."""
+    """Number of groups of one trajectory at the level `group_by`."""
 
 
 def compact(*columns: Ints) -> tuple[Ints, int]:
-    """[S] codes from 0, one for each distinct combination of the columns' values, and how many there are."""
+    """[S] codes from 0 for the distinct combinations of the columns' values, and the number of codes."""
     from creditflow.credit import kernels
 
     code, n = np.zeros(len(columns[0]), dtype=np.int64), 1
-    affordable = 8 * code.size + 1024  # entries of a table of all pairs; beyond it, sorting those that occur costs less
+    affordable = 8 * code.size + 1024  # largest table of all pairs; beyond it, sorting the occurring pairs costs less
     for column in columns:
         low, high = kernels.bounds(column)
         digit, width = column, high - low + 1
@@ -108,17 +106,17 @@ def _sorted_codes(column: Ints) -> tuple[Ints, int]:
 
 
 def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
-    """[S] group codes at `level`: its parts, policy, policy version and stratum.
+    """[S] group codes at `level`, from its parts, policy, policy version and stratum.
 
-    `stratum_S`: [S] the strata to respect, -1 for none (`batch.stratum_of_step` holds them for steps that must ignore
-    theirs, too).
+    `stratum_S`: [S] the strata in force, -1 for none. `batch.stratum_of_step` also has labels of steps that must ignore
+    theirs.
     """
     parts = [_PARTS[part](batch) for part in LEVELS[level]]
     return compact(*parts, batch.policy_of_step, batch.policy_version, stratum_S)[0]
 
 
 def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str:
-    """The key of the group that `step` has at `level`, in words."""
+    """The key of `step`'s group at `level`, in words."""
     words = {
         "task": batch.group_names[batch.group_of_trajectory[batch.trajectory_of_step[step]]],
         "agent": batch.agent_names[batch.agent_of_step[step]],
@@ -137,15 +135,15 @@ def group_statistics(
 ) -> Groups:
     """Mean and spread of each trained step's group; masked steps are in no group.
 
-    A step is alone if its trajectory is the only one in the group: there is nothing to compare with. It takes the
-    first group of BACK_OFF that has two trajectories; the members of that group are all steps of its key, whether alone
-    or not. If none has, it has no group: an advantage that was the raw reward would push one way only.
+    A step is alone if its trajectory is the only one in the group. It then takes the first group of BACK_OFF with at
+    least two trajectories; the members of that group are all steps of its key, alone or not. Without such a group, the
+    step has none: an advantage equal to the raw reward would push in one direction only.
     """
     from creditflow.credit import kernels
 
     groups = no_groups(batch.n_steps)
     members = np.flatnonzero(trained_S)
-    everybody = members.size == batch.n_steps  # as a rule; then nothing need be picked out
+    everybody = members.size == batch.n_steps  # the usual case, which needs no selection
     values = values_S if everybody else values_S[members]
     trajectory = batch.trajectory_of_step if everybody else batch.trajectory_of_step[members]
     n_groups = singletons = 0
@@ -184,27 +182,27 @@ def group_statistics(
 def shrunk_statistics(
     batch: TrajectoryBatch, values_S: Floats, trained_S: Bools, stratum_S: Ints, group_by: str
 ) -> Groups:
-    """The same, each group's mean pulled towards that of the groups it lies in, by its count (empirical Bayes).
+    """Group statistics with each mean shrunk towards those of the containing groups, by its count (empirical Bayes).
 
-    With x the mean of a trajectory's values in a group, suppose at each level of (group_by, *PARENTS[group_by])
+    Let x be the mean of a trajectory's values in a group. The model at each level of (group_by, *PARENTS[group_by]) is
     `x = mu_g + noise` of variance sigma^2, and `mu_g = mu_parent + deviation` of variance tau^2. The mean of mu_g
     given n trajectories of mean m is then
 
         mu_g = B * m + (1 - B) * mu_parent,   B = n / (n + sigma^2 / tau^2),
 
-    from the agent's own mean down. sigma^2 and tau^2 are taken for each agent and level, by the moments of one-way
-    random effects with unequal counts (Searle, Casella, McCulloch: Variance Components, 1992, section 3.6): over the
-    groups g of n_g trajectories, N_p of them inside parent p,
+    computed from the agent's own mean down. sigma^2 and tau^2 are estimated for each agent and level, by the moments
+    of one-way random effects with unequal counts (Searle, Casella, McCulloch: Variance Components, 1992, section 3.6):
+    over the groups g of n_g trajectories, N_p of them inside parent p,
 
         sigma^2 = sum_g sum_i (x_gi - m_g)^2 / sum_g (n_g - 1)
         tau^2   = max(0, (sum_g n_g (m_g - m_p)^2 - (#groups - #parents) sigma^2)
                          / (sum_p N_p - sum_p sum_g n_g^2 / N_p))
 
-    with m_p the mean of all x inside p. Where nothing tells noise from deviation (every group of one trajectory) B is
-    0. So a small group leans on its parents, and a tied one still has an advantage, unless all groups are tied: then
-    the data say that there is no noise to learn from. Without the own trajectory (`others_S`) all counts are one less;
-    sigma and tau still see it. The spread is that of `value - mean` over all of the agent's trajectories, and tied
-    means that it has none. An agent with one trajectory has no group.
+    with m_p the mean of all x inside p. B is 0 if noise and deviation cannot be separated (every group has one
+    trajectory). A small group is thus close to its parents, and a tied group still has advantages, unless all groups
+    are tied: then the data show no noise to learn from. For means without the own trajectory (`others_S`) all counts
+    are one less; sigma and tau still include it. The spread is that of `value - mean` over all of the agent's
+    trajectories; if it is 0 the steps are tied. An agent with one trajectory has no group.
     """
     groups = no_groups(batch.n_steps)
     members = np.flatnonzero(trained_S)
@@ -237,7 +235,7 @@ def shrunk_statistics(
 
 
 BASELINES = {"group": group_statistics, "shrunk": shrunk_statistics}
-"""`algorithm.baseline`."""
+"""`algorithm.baseline`: the function that computes the groups' statistics."""
 
 
 def no_groups(n_steps: int) -> Groups:
@@ -248,20 +246,20 @@ def no_groups(n_steps: int) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The groups that one level makes, over M members; a play is the part of one trajectory in one group."""
+    """The groups of one level over M member steps. `play`: the part of one trajectory in one group."""
 
     play: Ints
-    """[M]"""
+    """[M] index of each member's part."""
     group_of_play: Ints
     steps_of_play: Ints
     mean_of_play: Floats
     size_G: Ints
-    """Plays of the group."""
+    """[G] number of trajectories in the group."""
     mean_G: Floats
 
 
 def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
-    """The groups that `code` names, over members given by value, code and trajectory."""
+    """The groups given by `code`, over members with their values and trajectories."""
     n_groups = int(code.max()) + 1
     play, group_of_play, n_plays = _plays(code, trajectory)
     mean_of_play, steps_of_play = _means_of(values, play, n_plays)
@@ -270,7 +268,7 @@ def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
 
 
 def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
-    """[n] the mean of each cell's values, and their number; 0 where there is none."""
+    """[n] the mean and the number of each cell's values; both 0 for an empty cell."""
     from creditflow.credit import kernels
 
     mean, count = np.zeros(n), np.zeros(n, dtype=np.int64)
@@ -279,25 +277,25 @@ def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
 
 
 def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Floats:
-    """[G] square root of n/(n-1) times the mean over plays of their mean squared difference from `mean_G`."""
+    """[G] square root of n/(n-1) times the mean over trajectories of their mean squared difference from `mean_G`."""
     from creditflow.credit import kernels
 
     square_of_play = np.zeros(len(cells.steps_of_play))
     kernels.mean_squares(values, cells.play, code, mean_G, cells.steps_of_play, square_of_play)
-    # n/(n-1) times the mean over n plays is their sum over n-1.
+    # n/(n-1) times the mean over n trajectories is their sum over n-1.
     total_G = np.bincount(cells.group_of_play, square_of_play, len(cells.size_G))
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
 
 
 def _without_own(cells: Cells, code: Ints) -> Floats:
-    """[M] the group's mean without the member's own play; NaN where it is the only one."""
+    """[M] the group's mean without the member's own trajectory; NaN if it is the only one."""
     n = cells.size_G[code]
     rest = n * cells.mean_G[code] - cells.mean_of_play[cells.play]
     return np.where(n > 1, rest / np.maximum(n - 1, 1), np.nan)
 
 
 def _tied(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = None) -> Bools:
-    """[G] whether the values are all the same, but for rounding."""
+    """[G] whether all values of a group are the same, up to rounding."""
     from creditflow.credit import kernels
 
     low_G, high_G = kernels.low_and_high(values, code, len(mean_G))
@@ -306,7 +304,7 @@ def _tied(values: Floats, code: Ints, mean_G: Floats, scale_G: Floats | None = N
 
 
 def _variance_ratio(cells: Cells, code: Ints, parent: Ints, agent: Ints) -> Floats:
-    """[agents] sigma^2 / tau^2 of one level inside the next; infinite where there is no deviation to be seen."""
+    """[A] sigma^2 / tau^2 of one level inside the next, for each of A agents; infinite without visible deviation."""
     n_agents, n_groups = int(agent.max()) + 1, len(cells.size_G)
     agent_G, parent_G = np.zeros(n_groups, dtype=np.int64), np.zeros(n_groups, dtype=np.int64)
     agent_G[code], parent_G[code] = agent, parent
@@ -324,7 +322,7 @@ def _variance_ratio(cells: Cells, code: Ints, parent: Ints, agent: Ints) -> Floa
     between_A = np.bincount(agent_G, n_G * (cells.mean_G - mean_P[parent_G]) ** 2, n_agents)
     groups_A = np.bincount(agent_G, used_G, n_agents)
     parents_A = np.bincount(agent_P, plays_P > 0, n_agents)
-    # sum_p N_p - sum_p sum_g n_g^2 / N_p: how many plays' worth of deviation the sum of squares holds.
+    # sum_p N_p - sum_p sum_g n_g^2 / N_p: the coefficient of tau^2 in the expected sum of squares.
     held_A = np.bincount(agent_G, n_G - n_G**2 / np.maximum(plays_P[parent_G], 1), n_agents)
     deviation_A = (between_A - (groups_A - parents_A) * noise_A) / np.where(held_A > 0, held_A, 1.0)
     ratio_A = np.full(n_agents, np.inf)
@@ -339,7 +337,7 @@ def _pull(n: Ints, ratio: Floats) -> Floats:
 
 
 def _plays(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
-    """Numbers the pairs of group and trajectory: each member's pair, each pair's group, how many there are."""
+    """Number the pairs of group and trajectory: [M] each member's pair, each pair's group, the number of pairs."""
     from creditflow.credit import kernels
 
     play, group_of_play = np.empty_like(code), np.empty_like(code)
@@ -348,9 +346,9 @@ def _plays(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
 
 
 def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
-    """For the steps `at`: mean over the group's **other** trajectories of their mean known value; NaN: none is known.
+    """[at] the mean over the group's other trajectories of their mean known value; NaN if none is known.
 
-    Leaving out the step alone would let a trajectory's other steps vouch for it.
+    The whole own trajectory is left out, because its other steps are not independent of the step.
     """
     play_S, group_of_play, n_plays = _plays(code_S, trajectory_S)
     n_groups = int(code_S.max()) + 1

@@ -1,12 +1,12 @@
-"""Loops over edges and tokens, compiled: the passes of credit that look one step behind another.
+"""Compiled loops over edges and tokens, for passes in which one result depends on the previous one.
 
-Plain arithmetic on arrays, in a fixed order, without fused or reordered operations so that
-`explain` can repeat every operation and get the same bits. Knows nothing of options or rewards. Compiled by numba on
-first use, and cached on disk. Large results are written into arrays that the caller brings: numpy asks for huge pages,
-numba does not, and the page faults would cost more than the arithmetic.
+The functions are plain arithmetic on arrays, in a fixed order, without fused or reordered operations, so that
+`explain` can repeat every operation and get the same bits. numba compiles them on first use and caches them on disk.
+Large results are written to arrays of the caller: numpy requests huge pages, numba does not, and the page faults would
+cost more than the arithmetic.
 
-Edges are sorted by child and parents come before children, so one pass from the last edge to the first meets every step
-after all of its descendants, and one pass from the first to the last after all of its ancestors.
+Edges are sorted by child, and parents precede children. A pass from the last edge to the first therefore visits every
+step after all of its descendants; a pass from the first to the last, after all of its ancestors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def flow_up(
     gamma: float,
     received_S: Floats,
 ) -> None:
-    """Adds `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`, h = own + this."""
+    """Add `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)` to `received_S`.
+
+    h = own + received.
+    """
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
         handed = out_S[k] * (own_S[k] + received_S[k]) + (1.0 - out_S[k]) * stand_in_S[k]
@@ -58,7 +61,8 @@ def best_path(
     d: int,
     weight_S: Floats,
 ) -> Floats:
-    """Writes W(t, d) for all t of d's trajectory: the largest product of gamma * in * out along a path t to d."""
+    """Write W(t, d) for all t up to d in its trajectory: the largest product of gamma * in * out along a path t to d.
+    """
     first = first_step_S[d]
     weight_S[first : d + 1] = 0.0
     weight_S[d] = 1.0
@@ -81,8 +85,8 @@ def flow_up_once(
 ) -> Floats:
     """[S] `sum over descendants d of W(t, d) * own_d`, see `best_path`, d from the last to the first.
 
-    `first_edge_S` [S+1]: where each child's edges begin; `first_step_S` [S]: the first step of the step's trajectory.
-    The cost is (steps of a trajectory) x (its edges).
+    `first_edge_S` [S+1]: index of each child's first edge; `first_step_S` [S]: the first step of the step's trajectory.
+    Cost: (steps of a trajectory) x (its edges).
     """
     received_S = np.zeros_like(own_S)
     weight_S = np.zeros_like(own_S)
@@ -112,17 +116,17 @@ def withheld_by_receivers(
 def reach_up(
     child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], out_S: Floats, in_S: Floats
 ) -> NDArray[np.uint8]:
-    """[S] bits of `source` that the step has itself, or that a child passes on through open gates."""
+    """[S] the step's own bits of `source_S`, and those that its children pass through open gates."""
     reached_S = source_S.copy()
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        reached_S[t] |= reached_S[k] * ((out_S[k] > 0.0) & (in_S[t] > 0.0))  # a branch would be guessed wrong often
+        reached_S[t] |= reached_S[k] * ((out_S[k] > 0.0) & (in_S[t] > 0.0))  # no branch: often mispredicted
     return reached_S
 
 
 @_compiled
 def frozen_upstream(child_E: Ints, parent_E: Ints, out_S: Floats) -> Bools:
-    """[S] neither at or after a closed step, nor on a path of open gates to a step without children."""
+    """[S] steps neither at or after a closed step, nor on a path of open gates to a step without children."""
     at_or_after_S = out_S == 0.0
     heard_S = np.ones(out_S.size, dtype=np.bool_)
     for e in range(child_E.size):
@@ -137,7 +141,7 @@ def frozen_upstream(child_E: Ints, parent_E: Ints, out_S: Floats) -> Bools:
 
 @_compiled
 def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
-    """[S] steps on the longest path from parent to child that ends at the step; at least 1."""
+    """[S] the number of steps on the longest path that ends at the step; at least 1."""
     length_S = np.ones(n_steps, dtype=np.int64)
     for e in range(child_E.size):
         length_S[child_E[e]] = max(length_S[child_E[e]], length_S[parent_E[e]] + 1)
@@ -146,9 +150,9 @@ def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
 
 @_compiled
 def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int) -> tuple[int, int]:
-    """(step, ancestor that it reaches by two paths), the first there is; (-1, -1) where there is none.
+    """The first step with two paths to the same ancestor, as (step, ancestor); (-1, -1) if there is none.
 
-    Two paths part at a step with several parents, so only from those the ancestors are walked: linear for chains and
+    Two paths diverge at a step with several parents, so the search starts at those only. Cost: linear for chains and
     trees.
     """
     seen_S = np.full(n_steps, -1, dtype=np.int64)
@@ -173,9 +177,9 @@ def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int)
 
 @_compiled
 def moments_of_steps(token_offsets: Ints, trained_T: Bools, values_T: Floats, moments_S: Floats) -> None:
-    """Writes [S, 5]: count, mean, sum of squared differences from it, least and largest of each step's trained tokens.
+    """Write [S, 5]: count, mean, sum of squared differences from it, minimum and maximum of a step's trained tokens.
 
-    In one pass: what is squared is the difference from the step's first value, so that nothing large cancels.
+    One pass. Squares are taken of differences from the first value visited, which avoids cancellation.
     """
     for s in range(token_offsets.size - 1):
         n, first, total, squares, low, high = 0, 0.0, 0.0, 0.0, np.inf, -np.inf
@@ -209,11 +213,12 @@ def gae(
     first_S: Floats,
     moments_S: Floats,
 ) -> None:
-    """Writes what reaches each step from its children, its advantage at its first trained token (0 if it has none), and
-    the moments of its advantages; the advantages themselves are made again, by `gae_tokens`, where they are wanted.
+    """Write `down_S`, `first_S` and `moments_S` of generalised advantage estimation.
 
-    `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: no reward but at the last token. See
-    `creditflow.credit.advantage.gae` for the formula, and `moments_of_steps`.
+    `down_S`: the part received from children. `first_S`: the advantage at the first trained token, 0 if there is none.
+    `moments_S`: moments of the token advantages, as in `moments_of_steps`; `gae_tokens` computes the advantages again
+    when needed. `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: a reward at the last
+    token only. See `creditflow.credit.advantage.gae` for the formula.
     """
     gamma, lam, gamma_token, lam_token = discounts
     e = child_E.size - 1
@@ -239,7 +244,7 @@ def gae(
         moments_S[s, 0], moments_S[s, 1], moments_S[s, 2] = n, first + mean, squares - total * mean
         moments_S[s, 3], moments_S[s, 4] = low, high
         first_S[s] = advantage
-        # A step with nothing to train has no value of its own: it hands on what it is worth.
+        # A step without trained tokens has no value; it passes on its reward.
         worth = value + lam * advantage if n else last
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
@@ -260,9 +265,9 @@ def gae_tokens(
     learns_S: Bools,
     out_T: NDArray[Any],
 ) -> None:
-    """Writes the advantages that `gae` took the moments of, scaled as by `scale_tokens`.
+    """Write the token advantages of `gae`, scaled as by `scale_tokens`.
 
-    `last_S`: what the step's last trained token earns: its reward and what reaches it from its children.
+    `last_S`: the step's reward plus the part received from its children, paid at its last trained token.
     """
     weight_S, baseline_S, shift_S, divisor_S = factors
     for s in range(last_S.size):
@@ -283,7 +288,7 @@ def gae_tokens(
 
 @_compiled
 def sampled_tokens(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[S] how many of the step's tokens were sampled."""
+    """[S] the number of sampled tokens of each step."""
     count_S = np.zeros(token_offsets.size - 1, dtype=np.int64)
     for s in range(token_offsets.size - 1):
         for j in range(token_offsets[s], token_offsets[s + 1]):
@@ -293,7 +298,7 @@ def sampled_tokens(token_offsets: Ints, trained_T: Bools) -> Ints:
 
 @_compiled
 def first_sampled(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[S] index of the step's first sampled token; -1: none."""
+    """[S] the index of the step's first sampled token; -1: none."""
     first_S = np.full(token_offsets.size - 1, -1, dtype=np.int64)
     for s in range(token_offsets.size - 1):
         for j in range(token_offsets[s], token_offsets[s + 1]):
@@ -312,7 +317,7 @@ def scale_tokens(
     learns_S: Bools,
     out_T: NDArray[Any],
 ) -> None:
-    """Writes `weight * ((value - baseline - shift) / divisor)` at sampled tokens of steps that learn, 0 at the others.
+    """Write `weight * ((value - baseline - shift) / divisor)` at sampled tokens of steps that learn, 0 at the others.
 
     `factors`: weight, baseline, shift and divisor, each [S].
     """
@@ -328,11 +333,11 @@ def scale_tokens(
 
 @_compiled
 def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: Bools, out_T: NDArray[Any]) -> None:
-    """Writes the step's value at every trained token, 0 at the others."""
+    """Write the step's value at every trained token, 0 at the others."""
     zero = out_T.dtype.type(0)
     for s in range(values_S.size):
         value = values_S[s]
-        # Slices, because an index that cannot be negative lets several tokens be written at a time.
+        # Slices are indexed from 0, so the compiler rules out negative indices and vectorizes the loop.
         out, trained = (
             out_T[token_offsets[s] : token_offsets[s + 1]],
             trained_T[token_offsets[s] : token_offsets[s + 1]],
@@ -343,7 +348,7 @@ def spread_over_tokens(values_S: NDArray[Any], token_offsets: Ints, trained_T: B
 
 @_compiled
 def tokens_to_go(token_offsets: Ints, trained_T: Bools) -> Ints:
-    """[T] how many trained tokens of the step come after the token."""
+    """[T] the number of the step's trained tokens after the token."""
     after_T = np.zeros(trained_T.size, dtype=np.int64)
     for s in range(token_offsets.size - 1):
         count = 0
@@ -355,7 +360,7 @@ def tokens_to_go(token_offsets: Ints, trained_T: Bools) -> Ints:
 
 @_compiled
 def discounted_sums(token_offsets: Ints, trained_T: Bools, values_T: Floats, gamma: float) -> Floats:
-    """[T] `sum over trained tokens j' >= j of gamma^(trained tokens from j to j') * values_j'`; 0 where not trained."""
+    """[T] `sum over trained tokens j' >= j of gamma^(trained tokens from j to j') * values_j'`; 0 if not trained."""
     sums_T = np.zeros_like(values_T)
     for s in range(token_offsets.size - 1):
         running = 0.0
@@ -368,7 +373,7 @@ def discounted_sums(token_offsets: Ints, trained_T: Bools, values_T: Floats, gam
 
 @_compiled
 def powers(base: float, n: int) -> Floats:
-    """[n] base^0, base^1, ..., by repeated multiplication: the same bits everywhere."""
+    """[n] base^0, base^1, ..., by repeated multiplication, which gives the same bits on every machine."""
     result = np.ones(n, dtype=np.float64)
     for i in range(1, n):
         result[i] = result[i - 1] * base
@@ -377,7 +382,7 @@ def powers(base: float, n: int) -> Floats:
 
 @_compiled
 def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
-    """[n] the smallest and the largest value of each code; infinities where a code does not occur."""
+    """[n] the minimum and maximum of each code's values; infinities for a code that does not occur."""
     low, high = np.full(n, np.inf), np.full(n, -np.inf)
     for i in range(values.size):
         low[code[i]] = min(low[code[i]], values[i])
@@ -387,7 +392,7 @@ def low_and_high(values: Floats, code: Ints, n: int) -> tuple[Floats, Floats]:
 
 @_compiled
 def bounds(column: Ints) -> tuple[int, int]:
-    """The smallest and the largest entry."""
+    """The minimum and maximum of the column."""
     low = high = column[0]
     for value in column:
         low, high = min(low, value), max(high, value)
@@ -396,9 +401,9 @@ def bounds(column: Ints) -> tuple[int, int]:
 
 @_compiled
 def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
-    """Makes each code a code of (code, entry of the column) without gaps, in order; returns how many there are.
+    """Replace each code by one of (code, entry of the column), in order without gaps; return the number of codes.
 
-    `rank`: zeros, one for each pair that there may be, `width` of them for each code.
+    `rank`: zeros, one for each possible pair: `width` for each code.
     """
     for i in range(code.size):
         code[i] = code[i] * width + column[i] - low
@@ -414,10 +419,10 @@ def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
 
 @_compiled
 def number_plays(code: Ints, trajectory: Ints, n: int, play: Ints, code_of_play: Ints) -> int:
-    """Numbers the pairs of code and trajectory as they come: writes each member's pair [M] and each pair's code.
+    """Number the pairs of code and trajectory in order of appearance; return the number of pairs.
 
-    Returns how many pairs there are. Trajectories must not decrease, so a code's latest pair is the only one that a
-    member can belong to.
+    Writes [M] each member's pair to `play`, and each pair's code to `code_of_play`. Trajectories must not decrease, so
+    a member can only belong to the latest pair of its code.
     """
     latest, trajectory_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
     plays = 0
@@ -433,7 +438,7 @@ def number_plays(code: Ints, trajectory: Ints, n: int, play: Ints, code_of_play:
 
 @_compiled
 def means_of(values: Floats, cell: Ints, mean: Floats, count: Ints) -> None:
-    """Adds to zeros: the mean of the values of each cell, and their number."""
+    """Write the mean and the number of each cell's values to `mean` and `count`, which must be zeros."""
     for i in range(values.size):
         mean[cell[i]] += values[i]
         count[cell[i]] += 1
@@ -443,7 +448,7 @@ def means_of(values: Floats, cell: Ints, mean: Floats, count: Ints) -> None:
 
 @_compiled
 def mean_squares(values: Floats, play: Ints, code: Ints, mean_G: Floats, steps_of_play: Ints, squares: Floats) -> None:
-    """Adds to zeros: [plays] the mean squared difference of each play's values from the mean of their code."""
+    """Write each pair's mean squared difference from the mean of its code to `squares`, which must be zeros."""
     for i in range(values.size):
         squares[play[i]] += (values[i] - mean_G[code[i]]) ** 2
     for p in range(squares.size):
@@ -470,7 +475,7 @@ def fill_groups(
     spread_S: Floats,
     tied_S: Bools,
 ) -> int:
-    """Writes the group of each member that has none yet, if it holds two plays; returns how many are still without."""
+    """Write the group of each member without one, if it has two trajectories; return how many members have none yet."""
     missing = 0
     for i in range(members.size):
         s, g = members[i], code[i]
@@ -490,9 +495,9 @@ def fill_groups(
 def weigh(
     scores_SK: Floats, weights_SK: Floats, status_SK: Ints, ok: int, value_S: Floats, case_S: NDArray[np.uint8]
 ) -> None:
-    """Writes the weighted mean where all functions that count are ok, else NaN; and the case.
+    """Write each step's weighted mean of scores, NaN unless all are ok, and its case.
 
-    0: no function that counts (of positive weight) matched, 1: all that did are ok, 2: one is not.
+    Case 0: no function of positive weight matched; 1: all that matched are ok; 2: at least one is not.
     """
     steps, functions = scores_SK.shape
     for s in range(steps):

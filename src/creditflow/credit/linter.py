@@ -1,6 +1,6 @@
-"""Says in words what is wrong with a batch of plays under given options: what will not be learned, and why.
+"""Warnings about a batch under given options: agents and steps that will not learn, and the reasons.
 
-Reads an assignment; decides nothing. What it says is for people, who then change the data, the recipe or the team.
+Findings are messages for the user. They are computed from an assignment and do not change it.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from creditflow.trajectory import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or would be surprising."""
+    """A problem of a batch, or an effect that may surprise."""
 
     code: str
-    """A short name for machines: `singletons`, `no_variance`, `mixed_prompts`, `never_scored`, `unreached`, ..."""
+    """A short identifier: `singletons`, `no_variance`, `mixed_prompts`, `never_scored`, `unreached`, ..."""
     message: str
-    """In words, with numbers, an example, and what to do."""
+    """The text, with numbers, an example and advice."""
 
     def __str__(self) -> str:
         return self.message
 
 
 def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[Finding]:
-    """What is wrong with `batch` under `options` (the defaults, if None); empty if nothing is.
+    """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
-    Raises what `assign` raises. An estimator that needs a critic is looked at as `grpo`: its groups are not in
-    question.
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, since it forms no groups.
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
@@ -46,7 +45,7 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
 
 
 def lint(assignment: Assignment) -> list[Finding]:
-    """The same for an assignment that was made already."""
+    """Find problems of an existing assignment."""
     return [Finding(code, message) for check in _CHECKS for code, message in check(assignment)]
 
 
@@ -82,10 +81,10 @@ def _never_scored(a: Assignment) -> Found:
 
 
 def idle_gate(a: Assignment) -> Finding | None:
-    """The reason why gates change no credit on these plays; None where they do, and for rules that move none.
+    """The reason why gates change no credit in this batch; None if they do, or if the rule moves no credit.
 
-    Credit is compared exactly: with that of `none`, which differs by what steps receive, and with that of `discounted`,
-    which differs by what gates stop.
+    The comparison is exact. Credit equals that of `none` if no step receives any; it equals that of `discounted` if no
+    gate stops any.
     """
     if not a.flows or not a.batch.edge_child.size or a.frozen_S.any():
         return None
@@ -99,7 +98,7 @@ def idle_gate(a: Assignment) -> Finding | None:
 
 
 def _why_idle(a: Assignment) -> str:
-    """Count the steps with a parent by the reason why they hand no credit to it."""
+    """Count the steps with a parent by the reason why they pass no credit to it."""
     if a.options.gamma == 0:
         return "algorithm.gamma is 0, so no credit reaches a parent"
     batch, b = a.batch, a.options.sub_reward_origin
@@ -131,7 +130,7 @@ def _why_open(a: Assignment) -> str:
 
 def _nothing_flows(a: Assignment) -> Found:
     found = idle_gate(a)
-    # Gates that are all open need no warning.
+    # Open gates need no warning.
     return [(found.code, found.message)] if found is not None and found.code == "nothing_flows" else []
 
 
@@ -174,8 +173,9 @@ def _no_variance(a: Assignment) -> Found:
 
 
 def _mixed_prompts(a: Assignment) -> Found:
-    """First steps of one task with different prompts: a `uid` that stands for more than one task, or a prompt with
-    something random in it. Later prompts differ because plays differ.
+    """Report tasks whose first steps have different prompts: a `uid` shared by several tasks, or a random prompt.
+
+    Later prompts are not compared; they differ between trajectories.
     """
     batch = a.batch
     first_S = batch.index_of_step == 0
@@ -225,7 +225,7 @@ def _unscored(a: Assignment) -> Found:
 
 
 def _starved(a: Assignment) -> Found:
-    """Agents whose gates let nothing through."""
+    """Report agents with closed gates only."""
     batch, found = a.batch, []
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
@@ -250,7 +250,7 @@ def _starved(a: Assignment) -> Found:
 
 
 def _missing_outcomes(a: Assignment) -> Found:
-    """Plays without an outcome beside plays that have one: what is missing counts as 0 against them."""
+    """Report trajectories without an outcome in a batch with outcomes: a missing one counts as 0."""
     batch = a.batch
     missing_N = ~a.masked_N & np.array([score is None for score in batch.outcome_scores], dtype=np.bool_)
     missing_N &= batch.status_of_trajectory == TRAJECTORY_STATUSES.index("ok")

@@ -1,7 +1,4 @@
-"""What to watch of an assignment: whether gates pass, where credit goes, whom nothing reaches.
-
-Reads a finished assignment; knows nothing of how it was made, and has no say in it.
-"""
+"""Metrics of a finished assignment: open gates, the distribution of credit, agents without a signal."""
 
 from __future__ import annotations
 
@@ -21,32 +18,31 @@ if TYPE_CHECKING:
 
 
 def summarize(assignment: Assignment) -> dict[str, float]:
-    """Metrics by name. One that has nothing to be a share of is left out rather than given a number.
+    """Compute the metrics by name. Ratios with an empty denominator are left out.
 
-    * `propagation/pass_rate[/<agent>]`: share of open gates among steps that a function was to score.
-    * `propagation/moved`: of the credit of steps that are not masked, in absolute value, the share that they received
-      from other steps: 0 where credit is the same as that of `none`, at most 1. Only for rules that move credit, and
-      where a step has a parent.
-    * `propagation/forced_open/<agent>`: share of those that were opened to keep the threshold's floor.
+    * `propagation/pass_rate[/<agent>]`: share of open gates among steps matched by a reward function.
+    * `propagation/moved`: share of credit, in absolute value, that steps outside masked trajectories received from
+      other steps, in [0, 1]; 0 if credit equals that of `none`. Only for rules that move credit, in batches with edges.
+    * `propagation/forced_open/<agent>`: share of gates opened to keep the threshold's floor, among the same steps.
     * `propagation/threshold/<agent>`: the mean threshold in force.
     * `credit/mean/<agent>`: mean credit of trained steps.
-    * `credit/share/<agent>`: of the credit of all trained steps, in absolute value, the agent's share.
-    * `credit/gated_off/<agent>`: share of the credit, in absolute value, that came to the agent's gates and was
+    * `credit/share/<agent>`: the agent's share of the credit of all trained steps, in absolute value.
+    * `credit/gated_off/<agent>`: share of the credit arriving at the agent's gates, in absolute value, that was
       withheld.
     * `credit/mis_credited/<agent>`: share of trained steps with an ok score (weight 0 included) whose advantage is
-      negative although all their ok scores are 1, or positive although one is below 1.
-    * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of its plays in which a signal, or the outcome,
-      reaches the agent, see `reach`.
-    * `groups/singletons`: groups of one trajectory; their steps backed off (or leaned on the groups around).
-    * `groups/zero_variance`: groups, after back-off, whose credits are all the same.
-    * `groups/no_baseline`: trained steps that were alone at every level.
-    * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: those of them upstream of a failure.
-    * `groups/alone/<agent>`, `groups/tied/<agent>`, `groups/frozen/<agent>`: share of its steps that were alone at
-      `group_by`, that are in a group without variance (both of trained steps), that are frozen.
-    * `critic/credit_explained_var`: share of the variance of credit, as it came about, that a critic's values explain,
-      over the sampled tokens of trained steps; 1 is all, below 0 is worse than a constant. What a critic is trained on
-      (`critic/vf_explained_var`) holds its own later values, unless `lam` is 1; this does not.
-    * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: what another rule would have done, see `compare_shadow`.
+      negative although all ok scores are 1, or positive although one is below 1.
+    * `credit/reach/<agent>`, `credit/outcome_reach/<agent>`: share of the agent's trajectories in which a signal, or
+      the outcome, reaches it, see `reach`.
+    * `groups/singletons`: groups of one trajectory; their steps backed off (or were shrunk towards wider groups).
+    * `groups/zero_variance`: groups, after back-off, with equal credits.
+    * `groups/no_baseline`: trained steps alone at every level.
+    * `groups/masked_steps`: steps left out of training; `groups/frozen_steps`: the frozen ones among them.
+    * `groups/alone/<agent>`, `groups/tied/<agent>`, `groups/frozen/<agent>`: share of the agent's steps alone at
+      `group_by`, in a group without variance (both of trained steps), or frozen.
+    * `critic/credit_explained_var`: share of the variance of credit that the critic's values explain, over the sampled
+      tokens of trained steps; 1: all, below 0: worse than a constant. Unlike this, the target of
+      `critic/vf_explained_var` contains the critic's later values, unless `lam` is 1.
+    * `shadow/moved/<agent>`, `shadow/flipped/<agent>`: the difference to the shadow rule, see `compare_shadow`.
 
     Steps of masked trajectories count in `groups/masked_steps` only.
     """
@@ -94,7 +90,7 @@ def summarize(assignment: Assignment) -> dict[str, float]:
 
 
 def _moved(assignment: Assignment, kept_S: Bools) -> float | None:
-    """The received share of credit; None without any credit."""
+    """The share of credit received from other steps; None without any credit."""
     received = float(np.abs(assignment.received_S[kept_S]).sum())
     own = float(np.abs(assignment.own_S[kept_S] + assignment.shared_S[kept_S]).sum())
     return received / (received + own) if received + own > 0 else None
@@ -112,13 +108,14 @@ def _explained(assignment: Assignment) -> dict[str, float]:
 
 
 def explained_variance(target: Floats, values: Floats) -> float | None:
-    """1 - Var(target - values) / Var(target); 1 is all, below 0 worse than a constant. None if `target` is constant."""
+    """1 - Var(target - values) / Var(target), at most 1; below 0: worse than a constant. None if `target` is constant.
+    """
     variance = float(target.var()) if target.size else 0.0
     return None if variance <= 1e-12 else 1.0 - float((target - values).var()) / variance
 
 
 def _alone(assignment: Assignment) -> Bools:
-    """[S] the step had nobody to be compared with at the level asked for."""
+    """[S] whether the step's trajectory was alone in its group at `group_by`."""
     asked = LEVEL_NAMES.index(assignment.options.group_by)
     backed_off_S: Bools = (assignment.level_S != asked) & (assignment.level_S != LEVEL_NAMES.index(POLICY))
     if assignment.options.baseline == "shrunk":
@@ -127,11 +124,11 @@ def _alone(assignment: Assignment) -> Bools:
 
 
 def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
-    """For each agent, the share of its plays in which a signal reaches at least one of its steps.
+    """The share of each agent's trajectories in which a signal reaches at least one of its steps.
 
-    A signal is something that depends on the play: a score of the step's own, the outcome, or credit from a child that
-    has one, through its open gate. What is the same whatever the agents do (nothing scored, nothing handed on, a weight
-    of 0, a mean that stands in for a failed score) is none. `bit`: SIGNAL, or OUTCOME for the outcome alone.
+    A signal depends on the trajectory: the step's own score, the outcome, or credit from a child with a signal, through
+    open gates. Values independent of the agents' actions are no signal: no score, no credit passed, a weight of 0, the
+    substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch
     kept_S = ~assignment.masked_N[batch.trajectory_of_step]
@@ -144,15 +141,15 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
 
 
 def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
-    """Agents that no signal reaches in any play of the batch: under this configuration they do not learn."""
+    """Agents without a signal in any trajectory of the batch: they do not learn under these options."""
     return tuple(agent for agent, share in reach(assignment).items() if share == 0.0)
 
 
 def compare_shadow(assignment: Assignment) -> dict[str, float]:
-    """By agent, over steps that both rules train; empty without a shadow.
+    """Compare with the shadow, by agent, over steps trained by both; empty without a shadow.
 
-    * `shadow/moved/<agent>`: how different the shadow's credit is, `Moved.share_moved`, in [0, 1].
-    * `shadow/flipped/<agent>`: share of steps whose advantage would have had the other sign.
+    * `shadow/moved/<agent>`: the difference in credit, `Moved.share_moved`, in [0, 1].
+    * `shadow/flipped/<agent>`: share of steps whose advantages have opposite signs.
     """
     shadow = assignment.shadow
     if shadow is None:
@@ -165,9 +162,10 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
 
 
 def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
-    """Sub-rewards by agent, and their spread within groups: what thresholds move by. Masked trajectories are left out.
+    """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked trajectories are left out.
 
-    The spread is pooled over the agent's groups: `sqrt(sum over groups and plays of mean_t (r - m)^2 / sum (n - 1))`.
+    The spread is pooled over the agent's groups:
+    `sqrt(sum over groups and trajectories of mean_t (r - m)^2 / sum (n - 1))`.
     """
     batch = assignment.batch
     over_S = assignment.scored_S & ~assignment.masked_N[batch.trajectory_of_step] & ~np.isnan(assignment.sub_reward_S)
@@ -190,13 +188,11 @@ def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
 
 
 def _offered(assignment: Assignment) -> Floats:
-    """[S] the credit, in absolute value, that came to the step's gates: its own on the way out, its children's on the
-    way in.
-    """
+    """[S] the credit arriving at the step's gates, in absolute value: its own, for its parents, and its children's."""
     from creditflow.credit import kernels
 
     batch, options = assignment.batch, assignment.options
-    if not assignment.out_S.any() and not assignment.in_S.any():  # nothing comes to any gate
+    if not assignment.out_S.any() and not assignment.in_S.any():  # no credit arrives at any gate
         return np.zeros(batch.n_steps)
     credit_S = assignment.own_S + assignment.received_S
     share_S = SHARES[options.share](batch, parent_counts(batch))
@@ -216,7 +212,7 @@ def _shares(name: str, assignment: Assignment, sums_A: Floats, over_A: Floats) -
 
 
 def _by_agent(assignment: Assignment, values_S: Floats | Bools | Ints, over_S: Bools) -> tuple[Floats, Floats]:
-    """[A] the sum of `values_S` over the steps in `over_S`, and their number."""
+    """[A] the sum of `values_S` over each agent's steps in `over_S`, and the number of those steps."""
     agent_S, agents = assignment.batch.agent_of_step[over_S], len(assignment.batch.agent_names)
     sums_A = np.bincount(agent_S, values_S[over_S].astype(np.float64), agents).astype(np.float64)
     return sums_A, np.bincount(agent_S, minlength=agents).astype(np.float64)
