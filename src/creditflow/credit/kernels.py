@@ -61,7 +61,9 @@ def best_path(
     d: int,
     weight_S: Floats,
 ) -> Floats:
-    """Write W(t, d) for all t up to d in its trajectory: the largest product of gamma * in * out along a path t to d.
+    """Write W(t, d), the largest product of gamma * in * out along a path t to d, for all t up to d in its trajectory.
+
+    Returns `weight_S`, the array written to.
     """
     first = first_step_S[d]
     weight_S[first : d + 1] = 0.0

@@ -36,7 +36,7 @@ class Finding:
 def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[Finding]:
     """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
-    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, since it forms no groups.
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`: there are no values here.
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:
@@ -225,7 +225,7 @@ def _unscored(a: Assignment) -> Found:
 
 
 def _starved(a: Assignment) -> Found:
-    """Report agents with closed gates only."""
+    """Report agents whose scored steps pass nothing, or receive nothing."""
     batch, found = a.batch, []
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S

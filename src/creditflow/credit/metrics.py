@@ -108,7 +108,9 @@ def _explained(assignment: Assignment) -> dict[str, float]:
 
 
 def explained_variance(target: Floats, values: Floats) -> float | None:
-    """1 - Var(target - values) / Var(target), at most 1; below 0: worse than a constant. None if `target` is constant.
+    """1 - Var(target - values) / Var(target), at most 1; None if `target` is constant.
+
+    Below 0, `values` are worse than a constant.
     """
     variance = float(target.var()) if target.size else 0.0
     return None if variance <= 1e-12 else 1.0 - float((target - values).var()) / variance

@@ -1,7 +1,4 @@
-"""The options of credit assignment: what may be chosen, and what is refused.
-
-Knows the names of `algorithm.*` and their limits; not how a recipe is read, nor how credit is computed.
-"""
+"""The options of credit assignment: keys of `algorithm.*`, defaults, limits and contradictions."""
 
 from __future__ import annotations
 
@@ -22,75 +19,75 @@ from creditflow.errors import ConfigError, did_you_mean
 
 @dataclass
 class CreditOptions:
-    """The keys of `algorithm.*` that decide credit; plain types, so that it can be the base of a structured config."""
+    """The keys of `algorithm.*` that determine credit. Plain types, usable as the base of a structured config."""
 
     reward_decomp: bool = True
-    """False: outcome only. No sub-reward enters credit, and no gate closes."""
+    """Whether sub-rewards enter credit. False: outcome only, and no gate closes."""
     propagation: str = "threshold"
-    """How rewards become credit: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, or a registered
+    """The propagation rule: `identical`, `uniform`, `none`, `discounted`, `threshold`, `shapley`, or a registered
     rule."""
     propagation_threshold: Any = 0.5
-    """theta: a gate is open where the sub-reward is above it. Below 0 all are open, from 1 on scored ones closed. A
-    number, or `{kind: fixed | tuned | noise | quantile, ...}`, see `creditflow.credit.thresholds`."""
+    """theta: a gate is open if the sub-reward is above it. Below 0 all gates are open; from 1 on, those of scored steps
+    are closed. A number, or `{kind: fixed | tuned | noise | quantile, ...}`, see `creditflow.credit.thresholds`."""
     decomp_granularity: str = "step"
     """`reward.decomp_granularity`. `trajectory`: outcome only, as without `reward_decomp`; `agent`: an agent's scored
-    steps share their mean; `step`; `token_level`: scores may differ from token to token."""
+    steps share their mean; `step`: one sub-reward for each step; `token_level`: scores may differ between tokens."""
     adv_estimator: str = "grpo"
-    """How credit becomes advantage: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, or a
+    """The advantage estimator: `grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae`, or a
     registered estimator."""
     baseline: str = "group"
-    """`group`: the mean of the group; `shrunk`: pulled towards the means of the groups it lies in, by its count."""
+    """`group`: the mean of the group; `shrunk`: shrunk towards the means of the containing groups, by its count."""
     norm_adv_by_std_in_grpo: bool = True
-    """Divide by the group's spread, as GRPO does; false: Dr. GRPO (arXiv 2503.20783)."""
+    """Divide by the group's spread, as in GRPO; false: Dr. GRPO (arXiv 2503.20783)."""
     group_by: str = "agent_turn"
-    """Which steps share a baseline: `task`, `task_agent`, `task_agent_turn`, `task_agent_state` (the same prompt), or,
-    across the batch, `agent`, `agent_turn`."""
+    """The key of steps with a common baseline: `task`, `task_agent`, `task_agent_turn`, `task_agent_state` (the same
+    prompt), or, across the batch, `agent`, `agent_turn`."""
     gamma: float = 0.99
     """Discount per step of propagation, from 0 to 1."""
     lam: float = 0.95
     """lambda of GAE per step, from 0 to 1; only `gae` reads it."""
     gamma_token: float = 1.0
-    """Discount per token inside a step, from 0 to 1: of `gae`, `reinforce_plus_plus` and token scores. verl's `gamma`.
+    """Discount per token inside a step, from 0 to 1: for `gae`, `reinforce_plus_plus` and token scores. verl's `gamma`.
     """
     lam_token: float = 1.0
     """lambda of GAE per token inside a step, from 0 to 1. verl's `lam`."""
     outcome_to: str = "all"
-    """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: to the own reward of
-    the steps that the answer came from, and flows upstream from there. A recipe that leaves it out gets `answer` where
-    the estimator refuses `all`."""
+    """`all`: the outcome is added to every step's credit, neither discounted nor gated. `answer`: it is added to the
+    own reward of the answer steps, and flows upstream from there. The default in a recipe is `answer` if the estimator
+    refuses `all`."""
     sub_reward_origin: float = 1.0
-    """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, needless ones included."""
+    """b in `w_r * (r - b)`, from 0 to 1. 1 charges for wrong steps; 0 pays for right ones, including needless ones."""
     w_r: float = 1.0
     """Weight of sub-rewards, at least 0."""
     w_o: float = 1.0
-    """Weight of the outcome beside sub-rewards, at least 0."""
+    """Weight of the outcome, at least 0."""
     shared_reward: str = "outcome"
-    """What `identical` and `uniform` hand out: `outcome`, or `outcome_plus_mean_sub_reward`, which gives shared credit
-    the same information as the other rules have."""
+    """The credit given by `identical` and `uniform`: `outcome`, or `outcome_plus_mean_sub_reward`, which contains the
+    same information as the other rules' credit."""
     gate: str = "hard"
     """`hard`: open or closed. `soft`: `sigmoid((r - theta) / tau)`."""
     tau: float = 0.1
     """Width of the soft gate, above 0."""
     gate_at: str = "pass"
-    """`pass`: a step hands credit to its parents only if it is open itself. `receive`: it takes credit from its
-    children only if it is open itself. `both`."""
+    """`pass`: a step passes credit to its parents only if its gate is open. `receive`: it receives credit from its
+    children only if its gate is open. `both`: both conditions."""
     gate_unscored: str = "open"
-    """Where the gate of a step stands whose scoring failed: `open` or `closed`."""
+    """The gate of a step whose scoring failed: `open` or `closed`."""
     share: str = "split"
-    """`split`: a step divides what it hands up evenly among its parents. `copy`: each gets all of it; refused where
-    that would count paths. `once`: each descendant's own reward counts once, by its best path."""
+    """`split`: a step divides the credit it passes evenly among its parents. `copy`: each parent gets all of it;
+    refused if a step has two paths to an ancestor. `once`: each descendant's own reward counts once, by its best path.
+    """
     on_closed_gate: str = "cut"
-    """What arrives from behind a closed gate. `cut`: nothing. `neutral`: what open steps of its group passed in other
-    plays, on average. `freeze`: nothing, and the steps upstream of the failure do not learn from this play."""
+    """The credit from behind a closed gate. `cut`: none. `neutral`: the mean credit of open steps of its group in other
+    trajectories. `freeze`: none, and the steps upstream of the failure do not learn from this trajectory."""
     mask_truncated: bool = False
     """Leave truncated trajectories out of training."""
 
     shadow: Any = None
-    """Options of a second assignment that is reported beside the one in force and not trained on, such as
-    `{propagation: threshold}`."""
+    """Options of a second assignment that is reported but not trained on, such as `{propagation: threshold}`."""
 
     def validate(self) -> None:
-        """Raises ConfigError with the key, what was expected and what came."""
+        """Raises ConfigError for the first invalid option: the key, the expected and the actual value."""
         for key, choices in _CHOICES.items():
             value, names = getattr(self, key), choices()
             _expect(isinstance(value, str) and value in names, key, " or ".join(names), value, names)
@@ -116,7 +113,7 @@ class CreditOptions:
                 raise ConfigError(message) from None
 
     def _contradictions(self) -> list[tuple[str, bool, str]]:
-        """(key, whether it contradicts another, why)."""
+        """(key, whether it contradicts another option, the message) for every known contradiction."""
         estimator = ADVANTAGE_ESTIMATORS[self.adv_estimator]
         freezes, critic = self.on_closed_gate == "freeze", estimator.critic
         neutral, once = self.on_closed_gate == "neutral", self.share == "once"
@@ -172,9 +169,9 @@ class CreditOptions:
         ]
 
     def outcome_to_answer_alone(self) -> bool:
-        """Whether rule and estimator allow only `outcome_to: answer`: values would count a shared outcome per step.
+        """Whether rule and estimator require `outcome_to: answer`: a critic counts a shared outcome once per step.
 
-        False for names that are not registered: `validate` refuses them.
+        False for unregistered names, which `validate` refuses.
         """
         known = self.adv_estimator in ADVANTAGE_ESTIMATORS.names() and self.propagation in PROPAGATION_RULES.names()
         return (
@@ -185,14 +182,14 @@ class CreditOptions:
         )
 
     def ignored(self) -> dict[str, tuple[str, ...]]:
-        """Options that have no effect under the others: for each, the options that make it so."""
+        """Options without effect, each with the options that cause this."""
         found: dict[str, tuple[str, ...]] = {}
         if self.gate == "hard":
             found["tau"] = ("gate",)
         if not self.decomposed:  # no score closes a gate
             found |= dict.fromkeys(GATE_OPTIONS, ("reward_decomp", "decomp_granularity"))
         found |= dict.fromkeys(PROPAGATION_RULES[self.propagation].ignores, ("propagation", "threshold_share"))
-        if self.outcome_to == "all":  # what the sharing rules do anyway
+        if self.outcome_to == "all":  # the behaviour of the sharing rules
             found.pop("outcome_to", None)
         if self.shadow is not None:  # a second rule starts from the same options
             ignored = replace(self.shadowed(), shadow=None).ignored()
@@ -200,7 +197,7 @@ class CreditOptions:
         return found
 
     def why_ignored(self, name: str, causes: tuple[str, ...]) -> str:
-        """The message on an option without effect. `causes`: as `ignored` gives them."""
+        """The message for an option without effect. `causes`: its entry in `ignored`."""
         cause = "reward_decomp" if "reward_decomp" in causes and not self.reward_decomp else causes[0]
         if cause == "reward_decomp" and self.reward_decomp:
             cause = "decomp_granularity"
@@ -208,7 +205,7 @@ class CreditOptions:
         return f"algorithm.{name}: has no effect with {cause}: {str(value).lower() if value is False else value}"
 
     def reader_of(self, name: str, causes: tuple[str, ...]) -> str:
-        """How to give an ignored option an effect."""
+        """Advice on giving an ignored option an effect."""
         if "gate" in causes:
             return "set gate: soft"
         if "propagation" not in causes:
@@ -217,7 +214,7 @@ class CreditOptions:
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
     def refuse_ignored(self, given: Iterable[str]) -> None:
-        """Raises ConfigError for the first option of `given`, which were set together, that has no effect."""
+        """Raises ConfigError for the first option of `given` without effect; `given`: options set together."""
         ignored = self.ignored()
         for name in given:
             if (causes := ignored.get(name)) is not None:
@@ -226,11 +223,11 @@ class CreditOptions:
 
     @property
     def decomposed(self) -> bool:
-        """Whether sub-rewards play a part."""
+        """Whether sub-rewards enter credit."""
         return self.reward_decomp and self.decomp_granularity != "trajectory"
 
     def shadowed(self) -> CreditOptions:
-        """The options of the shadow. Raises ConfigError for keys that there are not."""
+        """The shadow's options. Raises ConfigError for unknown keys and for options that a shadow cannot have."""
         if not isinstance(self.shadow, Mapping):
             raise ConfigError(f"algorithm.shadow: expected options such as {{propagation: none}}, got {self.shadow!r}")
         known = {f.name for f in fields(CreditOptions)} - {"shadow"}
@@ -253,7 +250,7 @@ class CreditOptions:
 
 _BOOLS = ("reward_decomp", "norm_adv_by_std_in_grpo", "mask_truncated")
 _LARGEST = 1e100
-"""Larger weights and thresholds are typing errors, and would overflow in the variance."""
+"""Upper bound of weights and tau: larger values are typing errors, and would overflow in the variance."""
 _UNIT = (0.0, 1.0, "a number from 0 to 1")
 _WEIGHT = (0.0, _LARGEST, "a finite number of at least 0")
 _NUMBERS: dict[str, tuple[float, float, str]] = {

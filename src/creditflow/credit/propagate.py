@@ -1,15 +1,14 @@
-"""Propagation rules: from a step's own reward and the outcome to the credit that it is held responsible for.
+"""Propagation rules: turn own rewards and outcomes into the credit of each step.
 
-A rule sees rewards, gates and who used whose output. It does not know how rewards were measured, nor what baseline
-its credit will be held against.
+A rule reads rewards, gates and edges. It is independent of reward functions and baselines.
 
-All rules but the shared ones are one formula with different gates:
+All rules except the sharing ones are one formula with different gates:
 
     h_t = e_t + gamma * in_t * sum over children k of share_k * p_k
     p_k = out_k * h_k + (1 - out_k) * s_k
 
-`out_k`: what k's gate lets out; `in_t`: what t's gate lets in; `s_k`: what stands in for k behind a closed gate, 0 but
-under `on_closed_gate: neutral`.
+`out_k`: the factor of k's gate on credit passed to parents; `in_t`: the factor of t's gate on credit received from
+children; `s_k`: the substitute for k's credit behind a closed gate, 0 except under `on_closed_gate: neutral`.
 """
 
 from __future__ import annotations
@@ -34,67 +33,66 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a rule may look at."""
+    """The input of a propagation rule."""
 
     batch: TrajectoryBatch
     options: CreditOptions
     own_S: Floats
     """[S] `w_r * (r_t - b)`; 0 for steps without an own reward."""
     has_own_S: Bools
-    """[S] whether the step has one (scored, or a mean standing in for a score that failed)."""
+    """[S] whether the step has an own reward: scored, or with a substitute for a failed score."""
     outcome_N: Floats
-    """[N] R; 0 where there is none."""
+    """[N] R; 0 if there is none."""
     gate_S: Floats
-    """[S] the factor, from 0 to 1, that the step's gate lets through."""
+    """[S] the factor of the step's gate, in [0, 1]."""
     open_S: Bools
-    """[S] whether that gate counts as open: nothing judged the step, or its sub-reward is above its threshold."""
+    """[S] whether that gate counts as open: the step is unscored, or its sub-reward is above its threshold."""
     scored_S: Bools
-    """[S] own reward by a score of its own: a signal about this play."""
+    """[S] whether the own reward comes from the step's own score, a signal about this trajectory."""
     failed_S: Bools
-    """[S] the step's scoring failed."""
+    """[S] whether the step's scoring failed."""
     outcome_known_N: Bools
-    """[N] whether R is a signal about this play."""
+    """[N] whether R is a signal about this trajectory."""
     kept_S: Bools
     """[S] steps of trajectories that are not masked."""
     stratum_S: Ints
-    """[S] the stratum in force, -1 for none: part of the group's key."""
+    """[S] the stratum in force, part of the group's key; -1: none."""
     parents_S: Ints
-    """[S] how many parents each step has."""
+    """[S] the number of parents of each step."""
 
 
 SIGNAL, OUTCOME = np.uint8(1), np.uint8(2)
-"""Bits of `Credit.reached_S`: anything that depends on this play; the outcome."""
+"""Bits of `Credit.reached_S`: any signal that depends on this trajectory; the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """What a rule hands out: `credit = own + received + shared`. A rule that nothing flows by needs the first five."""
+    """The output of a rule: `credit = own + received + shared`. A rule without flow needs the first five fields."""
 
     own_S: Floats
-    """[S] e_t: what the step itself earned (with its part of the outcome, where `outcome_to` is `answer`)."""
+    """[S] e_t: the step's own reward, with its part of the outcome under `outcome_to: answer`."""
     received_S: Floats
-    """[S] what reached it from its children, discounted."""
+    """[S] discounted credit received from children."""
     shared_S: Floats
-    """[S] what every step of its trajectory was given alike."""
+    """[S] credit given equally to every step of the trajectory."""
     stopped_S: Floats
-    """[S] what gates withheld, counted at the step whose gate it is: from its parents, and from itself."""
+    """[S] credit withheld by the step's own gate, from its parents and from itself."""
     reached_S: NDArray[np.uint8]
-    """[S] bits SIGNAL and OUTCOME: whether anything that depends on this play reached the step (a score, the outcome,
-    or credit from a child that had one), and whether the outcome did. Not the same as credit being unequal to 0: at
-    origin 1 a right step's is."""
+    """[S] bits SIGNAL (a score, the outcome, or credit from a child with a signal reached the step) and OUTCOME (the
+    outcome did). A step can have a signal and credit 0: at origin 1, every right step has 0."""
     out_S: Floats | None = None
-    """[S] the factor that the step's gate lets out to its parents; None: by this rule nothing flows."""
+    """[S] the factor of the step's gate on credit passed to parents; None: the rule moves no credit."""
     in_S: Floats | None = None
-    """[S] the factor that it lets in from its children."""
+    """[S] the factor of the step's gate on credit received from children; None: the rule moves no credit."""
     stand_in_S: Floats | None = None
-    """[S] s_t, NaN where nothing stands in; None: nothing does anywhere."""
+    """[S] s_t, NaN for none; None: no step has one."""
     frozen_S: Bools | None = None
-    """[S] steps upstream of a failure that must not learn from this trajectory; None: there are none."""
+    """[S] steps upstream of a failure, which must not learn from this trajectory; None: no step is frozen."""
 
 
 RuleFunction = Callable[[Flow], Credit]
 FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
-"""`Rule.flow`: as the formula of docs/credit.md says; nothing moves; in a way of the rule's own."""
+"""Values of `Rule.flow`: by the formula of docs/credit.md; no movement; in the rule's own way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +101,18 @@ class Rule:
 
     credit: RuleFunction
     pays_own: bool
-    """Whether it pays a step for its own score, so that a step whose scoring failed must be masked."""
+    """Whether a step is paid for its own score, so that a step with failed scoring must be masked."""
     ignores: tuple[str, ...] = ()
-    """Options of credit that it never reads."""
+    """Options of credit that the rule never reads."""
     flow: str = UNKNOWN
-    """How credit moves along edges: FORMULA, NOTHING or UNKNOWN. Reports draw it."""
+    """How credit moves along edges, for the graphs of reports: FORMULA, NOTHING or UNKNOWN."""
 
 
 PROPAGATION_RULES: Registry[Rule] = Registry("algorithm.propagation")
 
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
-"""Options that set which gates are open, and the effect of a closed one."""
+"""Options that set the gates and the effect of a closed one."""
 _SHARED = "shared_reward"
 
 
@@ -123,7 +121,7 @@ def propagation_rule(
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function from Flow to Credit as `algorithm.propagation: name`.
 
-    `ignores`: options of credit that it never reads; a recipe that sets one of them beside this rule is refused.
+    `ignores`: options of credit that the rule never reads; a recipe that sets the rule and one of them is refused.
     `flow`: how credit moves along edges, for the graphs of reports.
     """
 
@@ -138,7 +136,7 @@ def propagation_rule(
 
 
 def parent_counts(batch: TrajectoryBatch) -> Ints:
-    """[S] how many parents each step has."""
+    """[S] the number of parents of each step."""
     return np.bincount(batch.edge_child, minlength=batch.n_steps)
 
 
@@ -159,12 +157,12 @@ def _copy(batch: TrajectoryBatch, parents_S: Ints) -> Floats:
 
 
 SHARES: dict[str, Callable[[TrajectoryBatch, Ints], Floats]] = {"split": _split, "copy": _copy, "once": _split}
-"""`algorithm.share`: [S] the part of what a step hands up that each of its parents gets. `once` is not made of parts;
-its parts are those of `split` wherever an account by edges is given (`stopped_S`)."""
+"""`algorithm.share`: [S] the share of a step's passed credit that each parent gets. `once` has no shares by edge; an
+account by edge (`stopped_S`) uses those of `split`."""
 
 
 def first_edges(batch: TrajectoryBatch) -> Ints:
-    """[S+1] where each child's edges begin."""
+    """[S+1] the index of each child's first edge."""
     return np.concatenate([[0], np.cumsum(parent_counts(batch))])
 
 
@@ -211,13 +209,13 @@ def _stopped(flow: Flow, share_S: Floats, credit_S: Floats, out_S: Floats, in_S:
 
 
 def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
-    """What steps receive, and what stands in for closed ones: the mean h of open members of their group in other plays.
+    """(received_S, stand_in_S) under `neutral`: the substitute is the mean h of open steps of the group elsewhere.
 
-    Those means are made of h themselves, and plays may stand in for one another in a circle, so they are found by
-    sweeps: in the first, closed gates hand on nothing; in every next, the means of the sweep before. Each play takes
-    the sweep whose number is that of the steps on its own longest path: without a circle nothing changes after that,
-    among plays of one length; with one, what is left out lies farther ahead than the play is long. How long unrelated
-    plays are makes no difference.
+    "Elsewhere" means in other trajectories. These means depend on h, and trajectories may depend on one another in a
+    cycle, so they are computed by sweeps: in the first, closed gates pass nothing; in each later one, they pass the
+    means of the previous sweep. Each trajectory takes the sweep with the number of steps on its own longest path. For
+    trajectories of equal length without a cycle the result is exact. With a cycle, the omitted terms are farther away
+    than the trajectory is long. The length of unrelated trajectories does not matter.
     """
     from creditflow.credit import kernels
 
@@ -255,7 +253,7 @@ def _reach_up(flow: Flow, out_S: Floats, in_S: Floats) -> NDArray[np.uint8]:
     return kernels.reach_up(flow.batch.edge_child, flow.batch.edge_parent, source_S, out_S, in_S)
 
 
-# ---- where the outcome enters --------------------------------------------------------------------------------------
+# ---- entry of the outcome ------------------------------------------------------------------------------------------
 
 
 def _outcome_to_all(flow: Flow) -> tuple[Floats, Floats]:
@@ -274,11 +272,11 @@ OUTCOME_TO: dict[str, Callable[[Flow], tuple[Floats, Floats]]] = {
     "all": _outcome_to_all,
     "answer": _outcome_to_answer,
 }
-"""`algorithm.outcome_to`: (own_S, shared_S), the outcome being part of one or of the other."""
+"""`algorithm.outcome_to`: functions that return (own_S, shared_S), with the outcome added to one of them."""
 
 
 def answer_steps(batch: TrajectoryBatch) -> Bools:
-    """[S] the steps that the answer came from: as the workflow named them, else the last of the trajectory."""
+    """[S] the answer steps: those named by the workflow, else the last of the trajectory."""
     trajectory_S = batch.trajectory_of_step
     named_N = np.bincount(trajectory_S[batch.is_answer], minlength=batch.n_trajectories) > 0
     last_S = np.append(trajectory_S[1:] != trajectory_S[:-1], True)
@@ -286,7 +284,7 @@ def answer_steps(batch: TrajectoryBatch) -> Bools:
 
 
 def _sources(flow: Flow) -> NDArray[np.uint8]:
-    """[S] the bits of what reaches a step directly: a score of its own, the outcome."""
+    """[S] bits of the signals that reach a step directly: its own score, the outcome."""
     outcome_S = (flow.outcome_known_N & (flow.options.w_o > 0))[flow.batch.trajectory_of_step]
     if flow.options.outcome_to == "answer":
         outcome_S &= answer_steps(flow.batch)
@@ -343,7 +341,7 @@ def discounted(flow: Flow) -> Credit:
 
 @propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
 def none(flow: Flow) -> Credit:
-    """Nothing flows: the step's own reward, and the outcome as `outcome_to` says."""
+    """The step's own reward, and the outcome as set by `outcome_to`; no flow between steps."""
     own_S, shared_S = OUTCOME_TO[flow.options.outcome_to](flow)
     nothing_S = np.zeros_like(own_S)
     return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(flow))
@@ -351,7 +349,7 @@ def none(flow: Flow) -> Credit:
 
 @propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
 def shapley(flow: Flow) -> Credit:
-    """As `none`, with the agent's Shapley value in the play in place of the outcome (`creditflow.credit.shapley`)."""
+    """`none` with the agent's Shapley value in place of the outcome, see `creditflow.credit.shapley`."""
     value_S = of_steps(flow.batch, flow.outcome_known_N)
     nothing_S = np.zeros_like(flow.own_S)
     return Credit(flow.own_S, nothing_S, flow.options.w_o * value_S, nothing_S, _sources(flow))
@@ -361,7 +359,7 @@ def shapley(flow: Flow) -> Credit:
 
 
 def _mean_own(flow: Flow) -> Floats:
-    """[N] the mean of a trajectory's own rewards, over the steps that have one; 0 where none has."""
+    """[N] the mean of a trajectory's own rewards, over the steps that have one; 0 if none has."""
     trajectory_S = flow.batch.trajectory_of_step
     n = flow.batch.n_trajectories
     count_N = np.bincount(trajectory_S[flow.has_own_S], minlength=n)
@@ -373,8 +371,8 @@ SHARED_REWARDS: dict[str, Callable[[Flow], Floats]] = {
     "outcome": lambda flow: flow.outcome_N,
     "outcome_plus_mean_sub_reward": lambda flow: flow.options.w_o * flow.outcome_N + _mean_own(flow),
 }
-"""`algorithm.shared_reward`: [N] what the sharing rules hand out. The outcome alone is handed out as it is: a weight
-weighs two rewards against each other, and there is one."""
+"""`algorithm.shared_reward`: [N] the credit given by the sharing rules. The outcome alone has no weight, because there
+is no second reward to weigh it against."""
 
 
 def _shared(flow: Flow, reward_N: Floats) -> Credit:
@@ -389,13 +387,13 @@ def _shared(flow: Flow, reward_N: Floats) -> Credit:
 
 @propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
 def identical(flow: Flow) -> Credit:
-    """`c_t = R` for every step, as verl and Agent Lightning assign it."""
+    """`c_t = R` for every step, as in verl and Agent Lightning."""
     return _shared(flow, SHARED_REWARDS[flow.options.shared_reward](flow))
 
 
 @propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
 def uniform(flow: Flow) -> Credit:
-    """`c_t = R / #steps`: conserves R, and so pays for short plays."""
+    """`c_t = R / #steps`: conserves R, and thus rewards short trajectories."""
     steps_N = np.bincount(flow.batch.trajectory_of_step, minlength=flow.batch.n_trajectories)
     reward_N = SHARED_REWARDS[flow.options.shared_reward](flow)
     return _shared(flow, reward_N / np.maximum(steps_N, 1))

@@ -1,10 +1,10 @@
-"""What each agent of a team added to an outcome, from plays in which some of them were replaced.
+"""Shapley values: each agent's contribution to an outcome, from replays in which some agents were replaced.
 
-A game has A players, the agents. The value of a coalition is the outcome to be expected where the agents in it act as
-they did and a baseline acts for the others; that of all A is the outcome that was. Coalitions are numbers: bit a is
-set where agent a is in it. Knows no play; `rollout.replay` makes them.
+The players of the game are the A agents. The value of a coalition is the expected outcome if its agents act as recorded
+and a baseline acts for the others; the value of the full team is the recorded outcome. Coalitions are integers: bit a
+is set if agent a is a member. `rollout.replay` runs the replays.
 
-Shape suffixes: A agents, C coalitions, P plays, O orders.
+Shape suffixes: A agents, C coalitions, P replays, O orders.
 """
 
 from __future__ import annotations
@@ -20,48 +20,49 @@ from creditflow.errors import BatchError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
 KEY = "counterfactual"
-"""Where `trajectory.info` has what training measured: `Values.to_json`."""
+"""The key in `trajectory.info` of the values measured in training, as `Values.to_json`."""
 EXACT_UP_TO = 4
-"""Agents whose coalitions are all played."""
+"""Largest team with replays of all its coalitions."""
 _MOST = 62
-"""Agents, of which a coalition is a number of 64 bits."""
+"""Largest team: coalitions are integers of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which coalitions are to be played for one trajectory."""
+    """The coalitions to replay for one trajectory."""
 
     agents: int
     coalition_P: Ints
-    """[P] one for each play. Up to four agents: all but the whole team, again and again. Beyond: [O, A], of each of O
-    orders the coalitions that an agent joins, the empty one first."""
+    """[P] the coalition of each replay. Up to four agents: all except the full team, repeatedly. For larger teams:
+    [O, A] flattened, the coalitions that the agents of each of O orders join, the empty one first."""
     order_OA: Ints | None = None
-    """[O, A] who joins; None where all coalitions are played."""
+    """[O, A] the joining agents of each order; None if all coalitions are replayed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """What each of A agents added to one trajectory's outcome, in units of the outcome; NaN: not known."""
+    """The contributions of A agents to one trajectory's outcome, in units of the outcome; NaN: unknown."""
 
     shapley_A: Floats
-    """The mean over all orders in which a team can come together of what the agent adds when it joins (Shapley 1953, "A
-    value for n-person games"). Their sum is the outcome minus what the baseline alone comes to."""
+    """[A] the mean, over all joining orders of the team, of the gain from the agent's joining (Shapley 1953, "A value
+    for n-person games"). The values sum to the outcome minus the value of the empty coalition."""
     shapley_se_A: Floats
-    """Standard error, from how much plays of the same coalition, or orders, differ; NaN where there is one."""
+    """[A] standard error, from the variance between replays of a coalition or between orders; NaN if there is one only.
+    """
     left_out_A: Floats
-    """Outcome minus what the others come to without the agent."""
+    """[A] the outcome minus the value of the team without the agent."""
     left_out_se_A: Floats
     plays: int
     agents: tuple[str, ...] = ()
-    """Their names."""
+    """The names of the agents."""
 
     @property
     def known(self) -> bool:
-        """Whether all Shapley values are."""
+        """Whether all Shapley values are known."""
         return bool(np.isfinite(self.shapley_A).all())
 
     def to_json(self) -> dict[str, Any]:
-        """By column and agent; what is not known is null."""
+        """The values by column and agent; unknown ones are null."""
         columns = {name: getattr(self, f"{name}_A").tolist() for name in _COLUMNS}
         named = {
             column: {agent: value if np.isfinite(value) else None for agent, value in zip(self.agents, of, strict=True)}
@@ -88,11 +89,11 @@ def least_plays(agents: int) -> int:
 
 
 def plan(agents: int, budget: int, rng: np.random.Generator) -> Plan:
-    """How to spend at most `budget` plays on a trajectory of so many agents.
+    """Plan at most `budget` replays of a trajectory with `agents` agents.
 
-    Up to four agents: every coalition but the whole team, as often as the budget allows. Beyond: random orders, each
-    with its A rotations (each agent is then once in every place), A * A plays for each such block. Raises ValueError
-    where the budget does not allow that once, or there are more than 62 agents.
+    Up to four agents: every coalition except the full team, repeated within the budget. For larger teams: random
+    orders, each with its A rotations, so that each agent takes every position once; A * A replays for each such block.
+    Raises ValueError if the budget does not suffice for one pass, or for more than 62 agents.
     """
     if budget < (least := least_plays(agents)):
         raise ValueError(f"expected at least {least} plays for {agents} agents, got {budget}")
@@ -108,9 +109,10 @@ def plan(agents: int, budget: int, rng: np.random.Generator) -> Plan:
 
 
 def values(plan: Plan, whole: float, outcome_P: Floats, agents: tuple[str, ...] = ()) -> Values:
-    """What plays of a plan say. `whole`: the outcome that was; `outcome_P`: NaN where a play failed.
+    """Compute the values from the outcomes of a plan's replays.
 
-    A failed play is left out; a value that needs a coalition of which no play is left is NaN.
+    `whole`: the recorded outcome; `outcome_P`: [P] outcomes of the replays, NaN for failed ones, which are left out. A
+    value that needs a coalition without successful replays is NaN.
     """
     made = _exact(plan, whole, outcome_P) if plan.order_OA is None else _sampled(plan.order_OA, whole, outcome_P)
     shapley_A, shapley_se_A, left_out_A, left_out_se_A = made
@@ -137,7 +139,7 @@ def _exact(plan: Plan, whole: float, outcome_P: Floats) -> tuple[Floats, ...]:
 
 
 def _weights(n: int) -> tuple[Floats, Floats]:
-    """[A, C] how coalitions' values make Shapley values, and what leaving an agent out costs."""
+    """[A, C] the weights of coalition values in the Shapley values, and in the left-out values."""
     shapley_AC, left_out_AC = np.zeros((n, 2**n)), np.zeros((n, 2**n))
     for agent in range(n):
         for coalition in (c for c in range(2**n) if not c >> agent & 1):
@@ -150,7 +152,7 @@ def _weights(n: int) -> tuple[Floats, Floats]:
 
 
 def _times(weight_AC: Floats, value_C: Floats) -> Floats:
-    """The product, in which a value that is not there matters only where it has a weight."""
+    """[A] the product `weight_AC @ value_C`, ignoring NaN values of weight 0."""
     return np.asarray(np.where(weight_AC == 0, 0.0, weight_AC * value_C).sum(axis=1))
 
 
@@ -174,12 +176,13 @@ def _mean_and_error(value_OA: Floats) -> tuple[Floats, Floats]:
 
 
 def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
-    """The Shapley value of each agent in trajectory `n`; one that nothing was played for (frozen, or behind an
-    endpoint) is not in it, and adds nothing. Raises BatchError where values were not measured.
+    """The Shapley values of trajectory `n` by agent. Raises BatchError if they were not measured.
+
+    Agents without replays (frozen, or behind an endpoint) have no entry and add nothing.
     """
     try:
         found = Values.from_json(batch.trajectory_info[n][KEY])
-    except (KeyError, TypeError, ValueError):  # not there, or somebody else's entry of that name
+    except (KeyError, TypeError, ValueError):  # missing, or an entry of another format
         found = None
     if found is None or not found.known:
         raise BatchError(
@@ -190,9 +193,9 @@ def of_trajectory(batch: TrajectoryBatch, n: int) -> dict[str, float]:
 
 
 def of_steps(batch: TrajectoryBatch, known_N: Bools) -> Floats:
-    """[S] the Shapley value of each step's agent in its trajectory; 0 where the outcome is not known."""
+    """[S] the Shapley value of each step's agent in its trajectory; 0 if the outcome is unknown."""
     asked = np.zeros(batch.n_trajectories, dtype=np.bool_)
-    asked[batch.trajectory_of_step] = True  # a play that ended before its first step has no agents
+    asked[batch.trajectory_of_step] = True  # a trajectory without steps has no agents
     values_N = [of_trajectory(batch, n) if ask else {} for n, ask in enumerate((asked & known_N).tolist())]
     steps = zip(batch.trajectory_of_step.tolist(), batch.agent_of_step.tolist(), strict=True)
     return np.array([values_N[n].get(batch.agent_names[a], 0.0) for n, a in steps], dtype=np.float64)

@@ -1,7 +1,7 @@
-"""Thresholds: where the gates of each agent stand, and how that follows what batches show.
+"""Thresholds: the sub-reward above which an agent's gates open, constant or adapted from batch to batch.
 
-A threshold is a small state machine: it says theta, is told what a batch showed, and can be saved and restored. It
-knows sub-rewards, their spread and the accuracy of validations; it does not know gates, graphs or credit.
+A threshold is a small state machine: it returns theta, is updated with the observations of a batch, and can be saved
+and restored. Its inputs are sub-rewards, their spread and validation accuracy.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ KEY = "algorithm.propagation_threshold"
 METRIC = "propagation/threshold"
 _ROUNDING = 1e-9
 _LARGEST = 1e100
-"""Larger thresholds are typing errors."""
+"""Upper bound of a threshold's absolute value: larger ones are typing errors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observed:
-    """What a batch showed, by agent. An agent that is missing was not there, or had nothing scored."""
+    """Observations of a batch, by agent. Agents that are absent or have no scored step have no entry."""
 
     sub_rewards: Mapping[str, Floats]
-    """r of the agent's scored steps, of trajectories that are not masked; each in [0, 1]."""
+    """r of each agent's scored steps, without masked trajectories; each in [0, 1]."""
     spread: Mapping[str, float]
-    """Pooled within-group standard deviation of r, at least 0; absent where no group has two trajectories."""
+    """Pooled within-group standard deviation of r, at least 0; no entry if no group has two trajectories."""
     accuracy: float | None = None
-    """Share of right answers, in [0, 1], where an epoch's validation has just been done."""
+    """Share of right answers in [0, 1], after an epoch's validation; else None."""
 
     def __post_init__(self) -> None:
-        """Raises NotFiniteError, ScoreRangeError, BatchError with the agent, what was expected and what came."""
+        """Raises NotFiniteError, ScoreRangeError or BatchError, with the agent, the expected and the actual value."""
         for agent, r in self.sub_rewards.items():
             _check_sub_rewards(agent, np.asarray(r, dtype=np.float64))
         for agent, sd in self.spread.items():
@@ -56,38 +56,38 @@ class Observed:
 
 
 class Threshold(Protocol):
-    """What every kind of threshold does, built-in or a user's own."""
+    """The interface of every kind of threshold, built-in or registered by a user."""
 
     @property
     def floor(self) -> float:
-        """Least share of an agent's scored steps whose gates are open, see `open_starved`; 0: none."""
+        """Minimum share of open gates among an agent's scored steps, see `open_starved`; 0: no minimum."""
 
     def theta(self, agent: str) -> float:
-        """The threshold in force for the next batch. An agent never seen gets the team's estimate."""
+        """The threshold for the next batch. A new agent gets the team's estimate."""
 
     def update(self, observed: Observed) -> None:
-        """Take in what a batch showed. Agents that it does not speak of stay as they are."""
+        """Update the state from a batch. Agents without observations keep their state."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the future depends on, beside the options, as JSON can hold it."""
+        """The complete state apart from the options, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`. Raises ConfigError for one of another kind, or with unknown or missing keys."""
+        """Restore `state`. Raises ConfigError for a state of another kind, or with unknown or missing keys."""
 
     def metrics(self) -> dict[str, float]:
-        """`propagation/threshold`: what an agent never seen gets; `propagation/threshold/<agent>`; the kind's own."""
+        """`propagation/threshold` (for a new agent), `propagation/threshold/<agent>`, and the kind's own metrics."""
 
 
 Team = tuple[str, ...] | None
-"""The names of the agents; None where they are not known."""
+"""The names of the agents; None if unknown."""
 Kind = TypeVar("Kind", bound=Callable[..., Threshold])
 
 THRESHOLDS: Registry[Callable[..., Threshold]] = Registry(f"{KEY}.kind")
-"""`{kind: name, key: value, ...}` calls the entry with the team's names and the other keys as keywords."""
+"""Entries are called with the team's names, and with the keys of `{kind: name, key: value, ...}` as keywords."""
 
 
 def threshold_kind(name: str) -> Callable[[Kind], Kind]:
-    """Register a kind of threshold: a callable of (team, **options) that makes one; its keywords are the keys."""
+    """Register a kind of threshold: a callable of (team, **options) that returns one; its keywords are the keys."""
 
     def register(kind: Kind) -> Kind:
         THRESHOLDS.add(name, kind)
@@ -97,10 +97,10 @@ def threshold_kind(name: str) -> Callable[[Kind], Kind]:
 
 
 def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None = None) -> Threshold:
-    """The threshold that `algorithm.propagation_threshold` describes; a number is `{kind: fixed, value: number}`.
+    """Make the threshold of `algorithm.propagation_threshold`; a number is short for `{kind: fixed, value: number}`.
 
-    `agents`: the names of the team, where they are known; an agent that the option names has to be one of them.
-    Raises ConfigError, UnknownAgentError for what makes no sense, with the key, what was expected and what came.
+    `agents`: the names of the team, if known; agents named in the option must be among them. Raises ConfigError or
+    UnknownAgentError for an invalid option, with the key, the expected and the actual value.
     """
     team = None if agents is None else tuple(agents)
     if _is_number(spec):
@@ -118,7 +118,7 @@ def make_threshold(spec: float | Mapping[str, Any], agents: Iterable[str] | None
 
 
 def thetas(threshold: Threshold, agent_names: Sequence[str]) -> Floats:
-    """[A] the threshold in force for each agent. Raises ConfigError where a kind gives no finite number."""
+    """[A] the threshold in force for each agent. Raises ConfigError if a kind returns no finite number."""
     theta_A = np.array([threshold.theta(agent) for agent in agent_names], dtype=np.float64)
     for agent, theta in zip(agent_names, theta_A, strict=True):
         if not np.isfinite(theta):
@@ -127,10 +127,10 @@ def thetas(threshold: Threshold, agent_names: Sequence[str]) -> Floats:
 
 
 def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agent_S: Ints, floor: float) -> Bools:
-    """[S] which closed scored steps are opened so that no agent is starved of what its children earned.
+    """[S] the closed scored steps to open, so that each agent has a minimum share of open gates.
 
-    Per agent, at least `ceil(floor * its scored steps)` scored steps are open afterwards: of the closed ones those with
-    the highest sub-reward are opened, ties in order of position. Cost: a sort of the closed scored steps.
+    Afterwards at least `ceil(floor * scored steps)` scored steps of each agent are open. The closed steps with the
+    highest sub-rewards are opened first, ties in order of position. Cost: a sort of the closed scored steps.
     """
     agents = int(agent_S.max()) + 1 if agent_S.size else 0
     scored_A = np.bincount(agent_S[scored_S], minlength=agents)
@@ -149,12 +149,12 @@ def open_starved(gate_open_S: Bools, sub_reward_S: Floats, scored_S: Bools, agen
 @threshold_kind("fixed")
 @dataclass(slots=True)
 class Fixed:
-    """A number that stays, and others for some agents. It looks at nothing, and aims at no pass rate."""
+    """A constant threshold, optionally another one for some agents. It has no target pass rate."""
 
     team: Team = None
     value: float = 0.5
     agents: Mapping[str, float] = field(default_factory=dict)
-    """Values of single agents, by name; all others have `value`."""
+    """Values of single agents by name; all others have `value`."""
     floor: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
@@ -171,7 +171,7 @@ class Fixed:
         return float(self.agents.get(agent, self.value))
 
     def update(self, observed: Observed) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"kind": "fixed"}
@@ -186,10 +186,10 @@ class Fixed:
 @threshold_kind("tuned")
 @dataclass(slots=True)
 class Tuned:
-    """One number for all agents that is lowered once, for good, when the accuracy of validations falls.
+    """One threshold for all agents, lowered once and permanently when validation accuracy drops.
 
-    It falls when it is more than `accuracy_drop` below the best of the last `patience_epochs` validations: gates that
-    are too strict starve upstream agents, and that shows there. It aims at no pass rate.
+    Accuracy has dropped if it is more than `accuracy_drop` below the best of the last `patience_epochs` validations: a
+    symptom of gates so strict that upstream agents receive no credit. The kind has no target pass rate.
     """
 
     team: Team = None
@@ -231,13 +231,13 @@ class Tuned:
         self._accuracies, self._lowered = accuracies[-self.patience_epochs :], state["lowered"]
 
     def metrics(self) -> dict[str, float]:
-        """`propagation/threshold_lowered`: 1 once it has been lowered."""
+        """`propagation/threshold_lowered`: 1 after the threshold was lowered, else 0."""
         return _theta_metrics(self, self.theta(""), self.team or ()) | {f"{METRIC}_lowered": float(self._lowered)}
 
 
 @dataclass(slots=True)
 class _Spread:
-    """An exponentially weighted mean, as its unnormalised sum and the weight in it (1 - smoothing^updates)."""
+    """An exponentially weighted mean: the unnormalised sum and its weight (1 - smoothing^updates)."""
 
     total: float = 0.0
     weight: float = 0.0
@@ -250,11 +250,11 @@ class _Spread:
 @threshold_kind("noise")
 @dataclass(slots=True)
 class Noise:
-    """Per agent, lower the noisier its sub-rewards are: `hi - (hi - lo) * min(1, 2 * sd)`.
+    """A lower threshold for agents with noisier sub-rewards: `hi - (hi - lo) * min(1, 2 * sd)`.
 
-    sd is the spread of sub-rewards within groups, smoothed exponentially and corrected for its start, so that the first
-    counts fully. 0.5 is the largest standard deviation that numbers in [0, 1] can have: a coin's. The reason: where
-    scores of plays of the same group differ that much, a strict gate closes by chance. It aims at no pass rate.
+    sd is the spread of sub-rewards within groups, smoothed exponentially with bias correction, so that the first update
+    counts fully. The factor 2: the largest standard deviation of numbers in [0, 1] is 0.5, a coin's. If scores within
+    a group differ that much, a strict gate closes by chance. The kind has no target pass rate.
     """
 
     team: Team = None
@@ -262,7 +262,7 @@ class Noise:
     smoothing: float = 0.9
     """Weight of the past at every update, from 0 (the last batch alone) to below 1."""
     initial: float | None = None
-    """Until the first spread is known; None: the middle of the range."""
+    """The threshold before the first spread is known; None: the middle of the range."""
     floor: ClassVar[float] = 0.0
     _spreads: dict[str, _Spread] = field(init=False, default_factory=dict)
 
@@ -309,32 +309,32 @@ class Noise:
 
 @dataclass(slots=True)
 class _Tracked:
-    """What the quantile threshold knows of one agent."""
+    """The state of the quantile threshold for one agent."""
 
     theta: float
     pass_rate: float
-    """Share of steps above theta, smoothed."""
+    """Smoothed share of steps above theta."""
     above: Floats
-    """[POINTS] the same at every threshold that it could choose."""
+    """[POINTS] the same at every candidate threshold."""
     seen: int = 0
-    """Scored steps since the start, or the last jump."""
+    """Scored steps since the start or the last jump."""
     surprise: float = 0.0
-    """How far pass rates have been from what was tracked, of late."""
+    """Recent mean difference of pass rates from the tracked one."""
 
 
 @threshold_kind("quantile")
 @dataclass(slots=True)
 class Quantile:
-    """Per agent, the threshold in `range` that lets a share `target_pass_rate` of its scored steps pass.
+    """For each agent, the threshold in `range` at which the share `target_pass_rate` of its scored steps passes.
 
-    A streaming quantile. The share of steps above each of POINTS thresholds is tracked by a running mean that forgets
-    after about MEMORY steps, and at once where the pass rate has jumped; theta is the one nearest to the target.
-    Hysteresis: it stays where it is unless another one is nearer by more than DEAD_BAND; of equally near ones it goes
-    to the one that is nearest to itself.
+    A streaming quantile. A running mean tracks the share of steps above each of POINTS candidates; it forgets after
+    about MEMORY steps, and immediately when the pass rate jumps. theta is the candidate nearest to the target, with
+    hysteresis: it moves only if another candidate is nearer by more than DEAD_BAND, among equally near ones to the
+    one nearest to the current theta.
 
-    It is that, rather than the step `theta += rate * (pass rate - target)` of Robbins and Monro (1951), because scores
-    of few values (quarters, say) may let no threshold meet the target: the step then crosses one of the values back and
-    forth for ever, and the gates of all steps with that score open and close with it.
+    The update `theta += rate * (pass rate - target)` of Robbins and Monro (1951) would be simpler. But with scores of
+    few values (quarters, say) there may be no threshold that meets the target: that update then keeps crossing one of
+    the values, and the gates of all steps with that score open and close with it.
     """
 
     team: Team = None
@@ -342,21 +342,22 @@ class Quantile:
     range: tuple[float, float] = (0.3, 0.7)
     floor: float = 0.1
     initial: float | None = None
-    """Where the first agents start; None: the middle of the range. Later ones start at the mean of those known."""
+    """The start of the first agents; None: the middle of the range. Later agents start at the mean of the known ones.
+    """
     _tracked: dict[str, _Tracked] = field(init=False, default_factory=dict)
 
     POINTS: ClassVar[int] = 101
     MEMORY: ClassVar[int] = 768
-    """In steps, not in updates: 16 steps of an agent say little of its quantile, 1000 say it."""
+    """In steps, not updates: a quantile cannot be estimated from 16 steps, but from 1000."""
     RECENT: ClassVar[int] = 128
-    """The steps, about, over which surprise is averaged; its standard deviation is then at most 0.03."""
+    """Approximate number of steps over which surprise is averaged; its standard deviation is then at most 0.03."""
     JUMP: ClassVar[float] = 0.1
-    """More surprise than this says that the scores are no longer what they were."""
+    """More surprise than this indicates that the distribution of scores has changed."""
     DEAD_BAND: ClassVar[float] = 0.025
     MIN_STEPS: ClassVar[int] = 32
-    """Fewer have no quantile to speak of: until then an agent stays where it starts."""
+    """Steps that an agent needs before its threshold moves; fewer give no usable quantile."""
     OFF_TARGET: ClassVar[float] = 0.05
-    """A pass rate farther from the target than this, whatever the threshold, is called saturated."""
+    """A threshold is saturated if every pass rate in the range is farther from the target than this."""
 
     def __post_init__(self) -> None:
         self.range = _expect_range(self.range, self.initial)
@@ -367,7 +368,7 @@ class Quantile:
         return self._tracked[agent].theta if agent in self._tracked else self._team_estimate()
 
     def update(self, observed: Observed) -> None:
-        start = self._team_estimate()  # the same for all that are new, in whatever order they come
+        start = self._team_estimate()  # the same for all new agents, in any order
         for agent, r in observed.sub_rewards.items():
             if len(r):
                 tracked = self._tracked.setdefault(agent, _Tracked(start, 0.0, np.zeros(self.POINTS)))
@@ -389,7 +390,7 @@ class Quantile:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         _check_state(state, "quantile", "range", "agents")
-        # What is tracked belongs to the points of one range; read as another's it would be wrong in silence.
+        # The tracked shares belong to the points of one range; for another range they would be silently wrong.
         if state["range"] != list(self.range):
             raise ConfigError(f"threshold state: range: expected {list(self.range)}, got {state['range']!r}")
         tracked = {}
@@ -409,10 +410,10 @@ class Quantile:
         self._tracked = tracked
 
     def metrics(self) -> dict[str, float]:
-        """For each agent that has shown MIN_STEPS steps.
+        """Two metrics for each agent with at least MIN_STEPS steps, in addition to the thresholds.
 
-        `propagation/threshold_pass_rate/<agent>`: the smoothed pass rate, before the floor opens anything.
-        `propagation/threshold_saturated/<agent>`: 1 where no threshold in the range comes within OFF_TARGET of it.
+        `propagation/threshold_pass_rate/<agent>`: the smoothed pass rate, before the floor opens any gate.
+        `propagation/threshold_saturated/<agent>`: 1 if no threshold in the range comes within OFF_TARGET of the target.
         """
         result = _theta_metrics(self, self._team_estimate(), {*(self.team or ()), *self._tracked})
         for agent, tracked in self._tracked.items():
@@ -429,7 +430,7 @@ class Quantile:
         return np.linspace(*self.range, self.POINTS)
 
     def _track(self, tracked: _Tracked, r: Floats) -> None:
-        """Take in the sorted sub-rewards of a batch: a plain mean at first, then one that forgets."""
+        """Update the shares with a batch's sorted sub-rewards: a plain mean at first, later one that forgets."""
         n, passed = len(r), float(_share_above(r, tracked.theta))
         if tracked.seen:
             tracked.surprise += n / (n + self.RECENT) * (passed - tracked.pass_rate - tracked.surprise)
@@ -441,7 +442,7 @@ class Quantile:
         tracked.pass_rate += weight * (passed - tracked.pass_rate)
 
     def _move(self, tracked: _Tracked) -> None:
-        """Go to the threshold that is nearest to the target, if it is nearer by more than the dead band."""
+        """Move to the candidate nearest to the target, if it is nearer by more than the dead band."""
         if tracked.seen < self.MIN_STEPS:
             return
         points, distances = self._points(), self._distances(tracked)
@@ -467,7 +468,7 @@ def _theta_metrics(threshold: Threshold, team_estimate: float, agents: Iterable[
 
 
 def _mean(values: Iterable[float], otherwise: float) -> float:
-    """Summed exactly, so that no order of agents makes a difference, and never beyond the values by rounding."""
+    """The mean, summed exactly: independent of the order of agents, and never outside the values by rounding."""
     listed = sorted(values)
     return min(max(math.fsum(listed) / len(listed), listed[0]), listed[-1]) if listed else otherwise
 
@@ -495,7 +496,7 @@ def _expect_number(key: str, value: object, low: float, high: float) -> None:
 
 
 def _expect_threshold(key: str, value: object) -> None:
-    """Any finite number: below 0 all gates are open, from 1 on those of scored steps are closed."""
+    """Accept any finite number: below 0 all gates are open, from 1 on those of scored steps are closed."""
     if not (_is_number(value) and abs(value) <= _LARGEST):
         raise ConfigError(f"{KEY}.{key}: expected a finite number, got {value!r}")
 
@@ -551,25 +552,25 @@ def _read_numbers(state: Mapping[str, Any], key: str) -> list[float]:
 
 @dataclass(slots=True)
 class Standing:
-    """Thresholds that stay where they are, agent by agent: no kind of a recipe's, but what one came to."""
+    """Constant thresholds by agent, taken from an assignment; not available as a kind in recipes."""
 
     by_agent: dict[str, float]
     floor: float
 
     def theta(self, agent: str) -> float:
-        """See Threshold."""
+        """The agent's threshold. Raises KeyError for an agent without one."""
         return self.by_agent[agent]
 
     def update(self, observed: Observed) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
-        """There is no state."""
+        """No state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is no state."""
+        """No state."""
 
     def metrics(self) -> dict[str, float]:
-        """None."""
+        """No metrics."""
         return {}

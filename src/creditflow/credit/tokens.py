@@ -1,7 +1,4 @@
-"""From steps to tokens: spreading a step's advantage, a critic's advantages, what each token's own score adds.
-
-Knows tokens, token rewards and groups; not how a step's credit or its baseline came about.
-"""
+"""Token advantages: a step's advantage at its tokens, a critic's advantages, and the terms of token scores."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 def critic_tokens(
     batch: TrajectoryBatch, options: CreditOptions, critic: CriticTerms, scale: Scale, out_T: NDArray[Any]
 ) -> None:
-    """Writes the advantages by a critic; 0 at tokens that were not sampled, or whose step does not learn."""
+    """Write a critic's advantages to `out_T`; 0 at tokens that were not sampled or whose step does not learn."""
     from creditflow.credit import kernels
 
     kernels.gae_tokens(
@@ -47,14 +44,14 @@ def critic_tokens(
 
 
 def spread_over_tokens(values_S: Floats, batch: TrajectoryBatch, out_T: NDArray[Any]) -> None:
-    """Writes the step's value at each response token that the policy sampled, 0 at the others."""
+    """Write the step's value to `out_T` at each sampled response token, 0 at the others."""
     from creditflow.credit import kernels
 
     kernels.spread_over_tokens(values_S.astype(out_T.dtype), batch.token_offsets, batch.response_mask, out_T)
 
 
 def at_first_token(batch: TrajectoryBatch, values_T: Floats, otherwise: Floats | float) -> Floats:
-    """[S] the value at each step's first sampled token; `otherwise` where it has none."""
+    """[S] the value at each step's first sampled token; `otherwise` if it has none."""
     from creditflow.credit import kernels
 
     first_S = kernels.first_sampled(batch.token_offsets, batch.response_mask)
@@ -73,16 +70,15 @@ def token_terms(
     gamma_token: float,
     scaled: bool,
 ) -> Floats:
-    """[T] `u_j = weight / L * sum over trained j' >= j of gamma_token^(j' - j) * (rho_j' - m)`, by its spread if
-    `scaled`.
+    """[T] `u_j = weight / L * sum over trained j' >= j of gamma_token^(j' - j) * (rho_j' - m)`.
 
-    m: the mean over the group's other trajectories of their mean sub-reward; L: the mean over the group's trajectories
-    of their mean trained length; the spread as that of credit, over tokens. 0 where there is no m, or no spread to
-    divide by. Like PRIME (arXiv 2502.01456) a return-to-go against a leave-one-out mean, but a term of its own beside
-    the step's.
+    If `scaled`, u is divided by its spread, computed over tokens like the spread of credit. m: the mean over the
+    group's other trajectories of their mean sub-reward; L: the mean over the group's trajectories of their mean trained
+    length. u is 0 without m, or without a spread to divide by. Like in PRIME (arXiv 2502.01456), u is a return-to-go
+    against a leave-one-out mean; here it is a separate term, added to the step's advantage.
 
-    `over_S`: trained, scored steps with sampled tokens. `level_S`: the level that each step's baseline was found at,
-    see Groups.
+    `over_S`: [S] trained, scored steps with sampled tokens. `level_S`: [S] the level of each step's baseline, see
+    `Groups`.
     """
     from creditflow.credit import kernels
 
@@ -93,7 +89,7 @@ def token_terms(
     for level in levels[levels >= 0].tolist():
         code_S = _codes(batch, LEVEL_NAMES[level], stratum_S)
         others = leave_one_out_mean(sub_reward_S, over_S, code_S, batch.trajectory_of_step, over)
-        # All members of the group make its spread, also those whose own baseline was found at another level.
+        # The spread covers all members of the group, including those with a baseline at another level.
         member, others = over[~np.isnan(others)], others[~np.isnan(others)]
         if not member.size:
             continue
@@ -107,7 +103,7 @@ def token_terms(
             others_S[member] = others
             sums_T = _sums_to_go(batch, rho_T, others_S, gamma_token)
             kernels.moments_of_steps(batch.token_offsets, batch.response_mask, sums_T, moments_S)
-            del sums_T  # it is as large as the result, which is made next
+            del sums_T  # as large as the result, which is allocated next
             spread = _spread(moments_S[member], parts, code_S[member], batch.trajectory_of_step[member])[here]
             divisor_S[at], pays_S[at] = spread + EPSILON, spread > TIE_TOLERANCE
     terms_T = _sums_to_go(batch, rho_T, mean_S, gamma_token)
@@ -127,8 +123,9 @@ def _sums_to_go(batch: TrajectoryBatch, rho_T: Floats, mean_S: Floats, gamma_tok
 
 
 def _spread(moments_M: Floats, parts: Floats, code: Ints, trajectory: Ints) -> Floats:
-    """[M] the spread over tokens of each member's group, made of its steps' moments (see `moments_of_steps`) times
-    `parts`: so nothing but the sums themselves is as long as the tokens.
+    """[M] the spread over tokens of each member's group, from its steps' moments (`moments_of_steps`) times `parts`.
+
+    Working on moments avoids arrays over all tokens.
     """
     tokens, mean, squares = moments_M[:, 0], parts * moments_M[:, 1], parts**2 * np.maximum(moments_M[:, 2], 0.0)
     cells = cells_of(mean, code, trajectory)
@@ -137,7 +134,7 @@ def _spread(moments_M: Floats, parts: Floats, code: Ints, trajectory: Ints) -> F
     n_G = np.maximum(cells.size_G, 1)
     mean_G = np.bincount(cells.group_of_play, mean_of_play, n_G.size) / n_G
     square_of_play = np.bincount(cells.play, squares + tokens * (mean - mean_G[code]) ** 2) / tokens_of_play
-    # n/(n-1) times the mean over n plays is their sum over n-1.
+    # n/(n-1) times the mean over n trajectories is their sum over n-1.
     total_G = np.bincount(cells.group_of_play, square_of_play, n_G.size)
     spread: Floats = np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))[code]
     return spread
