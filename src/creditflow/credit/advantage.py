@@ -71,7 +71,7 @@ class CriticTerms:
     values_T: Floats
     """[T] V_j: the critic's values. Not read at tokens that were not sampled."""
     token_reward_T: Floats
-    """[T] rewards paid token by token; empty if there are none."""
+    """[T] rewards paid token by token; may be empty."""
     reward_S: Floats
     """[S] the reward at the step's last sampled token."""
     down_S: Floats

@@ -33,7 +33,7 @@ class Outcomes:
     """The global rewards of N trajectories."""
 
     value_N: Floats
-    """[N] R in its original units; 0 if there is none."""
+    """[N] R in its original units; 0 for a trajectory without one."""
     known_N: Bools
     """[N] whether the trajectory has an outcome; an unscored truncated one has outcome 0."""
     masked_N: Bools

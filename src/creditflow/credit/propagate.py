@@ -42,7 +42,7 @@ class Flow:
     has_own_S: Bools
     """[S] whether the step has an own reward: scored, or with a substitute for a failed score."""
     outcome_N: Floats
-    """[N] R; 0 if there is none."""
+    """[N] R; 0 for a trajectory without one."""
     gate_S: Floats
     """[S] the factor of the step's gate, in [0, 1]."""
     open_S: Bools

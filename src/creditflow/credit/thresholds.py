@@ -348,7 +348,7 @@ class Quantile:
 
     POINTS: ClassVar[int] = 101
     MEMORY: ClassVar[int] = 768
-    """In steps, not updates: a quantile cannot be estimated from 16 steps, but from 1000."""
+    """In steps, not updates: 16 steps are too few to estimate a quantile, 1000 suffice."""
     RECENT: ClassVar[int] = 128
     """Approximate number of steps over which surprise is averaged; its standard deviation is then at most 0.03."""
     JUMP: ClassVar[float] = 0.1
