@@ -9,7 +9,7 @@ from creditflow.errors import ConfigError
 from tests.builders import batch_of, play, step
 
 
-def test_the_advantage_is_scaled_by_the_spread_plus_a_millionth():
+def test_advantage_divides_by_spread_plus_epsilon():
     batch = batch_of(play("t0", [step()], 1.0), play("t1", [step()], 0.0))
     sd = np.sqrt(0.5)
     assert assign(batch, CreditOptions()).advantage_S.tolist() == pytest.approx([0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)])
@@ -26,7 +26,7 @@ def labelled(labels, **more):
     )
 
 
-def test_every_stratum_has_the_same_total_weight_and_the_mean_is_1():
+def test_stratum_weights_have_equal_totals_and_mean_1():
     labels = ["good"] * 6 + ["bad"] * 4 + ["odd"] * 2
     weight = assign(labelled(labels), CreditOptions()).weight_S
     for label, count in (("good", 6), ("bad", 4), ("odd", 2)):
@@ -35,13 +35,13 @@ def test_every_stratum_has_the_same_total_weight_and_the_mean_is_1():
     assert weight.mean() == pytest.approx(1.0)
 
 
-def test_the_weight_of_a_rare_stratum_is_capped():
+def test_stratum_weight_has_a_cap():
     weight = assign(labelled(["good"] * 99 + ["bad"]), CreditOptions()).weight_S
     assert weight[-1] == 2.0
     assert weight[0] == pytest.approx(100 / (2 * 99))
 
 
-def test_strata_balance_within_an_agent_and_policy_only():
+def test_strata_balance_within_an_agent_and_policy():
     plays = [
         play(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
         for n, (label, policy) in enumerate([("good", "p"), ("good", "p"), ("bad", "p"), ("good", "q")])
@@ -50,13 +50,13 @@ def test_strata_balance_within_an_agent_and_policy_only():
     assert weight.tolist() == pytest.approx([0.75, 1, 0.75, 1, 1.5, 1, 1, 1])
 
 
-def test_unlabelled_and_masked_steps_do_not_count_in_the_balance():
+def test_stratum_weights_ignore_unlabelled_and_masked_steps():
     labels, scores = ["good", "good", "bad", None, "bad"], [0.5, 0.5, 0.5, 0.5, "failed"]
     weight = assign(labelled(labels, scores=scores), CreditOptions()).weight_S
     assert weight.tolist() == pytest.approx([0.75, 0.75, 1.5, 1.0, 1.0])
 
 
-def test_steps_of_masked_plays_do_not_count_in_the_balance():
+def test_stratum_weights_ignore_masked_trajectories():
     plays = [
         play(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
         for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
@@ -65,21 +65,21 @@ def test_steps_of_masked_plays_do_not_count_in_the_balance():
 
 
 @pytest.mark.parametrize("scores", [None, "failed"])
-def test_a_step_without_a_score_of_its_own_ignores_its_stratum(scores):
+def test_unscored_step_ignores_its_stratum(scores):
     a = assign(labelled(["good", "good", "bad"], scores=[scores] * 3), CreditOptions(propagation="identical"))
     assert a.stratum_S.tolist() == [-1, -1, -1]
     assert a.weight_S.tolist() == [1.0, 1.0, 1.0]
     assert a.group_size_S.tolist() == [3, 3, 3]
 
 
-def test_the_weight_is_part_of_the_advantage():
+def test_advantage_includes_the_stratum_weight():
     labels, scores = ["good", "good", "good", "bad", "bad"], [1.0, 0.5, 0.0, 1.0, 0.0]
     chosen = CreditOptions(norm_adv_by_std_in_grpo=False)
     a = assign(labelled(labels, scores=scores), chosen)
     assert a.advantage_S.tolist() == pytest.approx([0.5 * 5 / 6, 0.0, -0.5 * 5 / 6, 0.5 * 5 / 4, -0.5 * 5 / 4])
 
 
-def test_strata_are_the_same_in_every_arm_of_a_comparison():
+def test_strata_are_equal_under_every_rule():
     labels = ["good", "good", "bad", "bad", "bad"]
     arms = [
         assign(labelled(labels), CreditOptions(propagation=rule, reward_decomp=decomposed))
@@ -91,7 +91,7 @@ def test_strata_are_the_same_in_every_arm_of_a_comparison():
         assert np.array_equal(arm.stratum_S, arms[0].stratum_S)
 
 
-def test_an_estimator_of_ones_own_is_registered_by_name_and_masked_like_any():
+def test_custom_estimator_masks_like_built_in_ones():
     @advantage_estimator("plain_credit")
     def plain_credit(given: Credited):
         return Estimate(np.zeros_like(given.credit_S))
@@ -106,7 +106,7 @@ def test_an_estimator_of_ones_own_is_registered_by_name_and_masked_like_any():
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_what_an_estimator_of_ones_own_says_of_tokens_is_whitened_over_tokens(grouped):
+def test_custom_token_values_are_whitened_over_tokens(grouped):
     @advantage_estimator("by_position", grouped=grouped, whitened=True)
     def by_position(given: Credited):
         baseline_S = given.groups.mean_S if grouped else np.zeros_like(given.credit_S)
@@ -125,7 +125,7 @@ def test_what_an_estimator_of_ones_own_says_of_tokens_is_whitened_over_tokens(gr
         ADVANTAGE_ESTIMATORS.remove("by_position")
 
 
-def test_an_estimator_that_is_whitened_may_not_divide_by_itself():
+def test_whitened_estimator_rejects_its_own_divisor():
     @advantage_estimator("twice", whitened=True)
     def twice(given: Credited):
         return Estimate(given.groups.mean_S, given.groups.spread_S)

@@ -106,7 +106,7 @@ CORNERS = {
 
 
 @pytest.mark.parametrize("corner", CORNERS)
-def test_the_vectorised_core_equals_the_recursive_oracle(corner):
+def test_assign_equals_the_recursive_oracle(corner):
     @settings(max_examples=400 if corner == "anything" else 60)
     @given(situations(**CORNERS[corner]))
     def check(situation):
@@ -117,7 +117,7 @@ def test_the_vectorised_core_equals_the_recursive_oracle(corner):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("corner", CORNERS)
-def test_the_vectorised_core_equals_the_recursive_oracle_on_ten_thousand_situations(corner):
+def test_assign_equals_the_oracle_on_ten_thousand_cases(corner):
     @settings(max_examples=3_000 if corner == "anything" else 1_000)
     @given(situations(**CORNERS[corner]))
     def check(situation):
@@ -128,7 +128,7 @@ def test_the_vectorised_core_equals_the_recursive_oracle_on_ten_thousand_situati
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 @pytest.mark.parametrize("group_by", ["task_agent_turn", "task_agent", "agent_turn", "agent"])
-def test_a_shrunk_baseline_equals_the_oracles(group_by, estimator):
+def test_shrunk_baseline_equals_the_oracle(group_by, estimator):
     keys = {"baseline": "shrunk", "group_by": group_by, "adv_estimator": estimator, "decomp_granularity": "step"}
 
     @settings(max_examples=50)
@@ -163,36 +163,36 @@ def assert_credit(trajectory, expected, stopped=None, **chosen):
 DIAMOND = [(), (0,), (0,), (1, 2)]
 
 
-def test_a_diamond_with_open_gates_divides_by_split_and_counts_each_descendant_once_by_once():
+def test_diamond_with_open_gates_under_split_and_once():
     trajectory = team(DIAMOND, [0.25, 0.5, 0.75, 1.0])
     assert_credit(trajectory, [0.25 + 0.5 * (0.75 + 1.0), 0.75, 1.0, 1.0], share="split")
     assert_credit(trajectory, [0.25 + 0.5 * (0.5 + 0.75) + 0.25 * 1.0, 1.0, 1.25, 1.0], share="once")
 
 
-def test_a_diamond_with_one_closed_arm_loses_half_by_split_and_goes_the_other_way_by_once():
+def test_diamond_with_one_closed_arm_under_split_and_once():
     trajectory = team(DIAMOND, [0.25, 0.5, 0.0, 1.0])
     assert_credit(trajectory, [0.25 + 0.5 * 0.75, 0.75, 0.25, 1.0], [0.0, 0.0, 0.25, 0.0], share="split")
     assert_credit(trajectory, [0.25 + 0.25 + 0.25, 1.0, 0.5, 1.0], [0.0, 0.0, 0.5, 0.0], share="once")
 
 
-def test_once_goes_the_way_on_which_least_is_lost():
+def test_once_takes_the_path_with_the_least_loss():
     short_cut = team([(), (0,), (0, 1)], [0.25, 0.5, 1.0])
     assert_credit(short_cut, [0.25 + 0.5 * 0.5 + 0.5 * 1.0, 1.0, 1.0], share="once")
 
 
-def test_copy_is_refused_on_a_diamond():
+def test_copy_rejects_a_diamond():
     with pytest.raises(BatchError):
         assign(batch_of(team(DIAMOND, [0.25, 0.5, 0.75, 1.0])), CreditOptions(share="copy"))
 
 
 @pytest.mark.parametrize(("share", "part"), [("split", 0.5), ("copy", 1.0), ("once", 1.0)])
-def test_where_two_steps_lead_to_one_each_gets_half_by_split_and_all_by_copy_and_once(share, part):
+def test_fan_in_shares_by_split_copy_and_once(share, part):
     fan_in = team([(), (), (0, 1)], [0.25, 0.5, 1.0])
     assert_credit(fan_in, [0.25 + 0.5 * part, 0.5 + 0.5 * part, 1.0], share=share)
 
 
 @pytest.mark.parametrize("share", ["split", "copy", "once"])
-def test_where_one_step_leads_to_two_it_gets_all_of_both(share):
+def test_fan_out_collects_all_credit_of_both_children(share):
     fan_out = team([(), (0,), (0,)], [0.25, 0.5, 1.0])
     assert_credit(fan_out, [0.25 + 0.5 * (0.5 + 1.0), 0.5, 1.0], share=share)
 
@@ -205,6 +205,6 @@ def test_where_one_step_leads_to_two_it_gets_all_of_both(share):
         ("both", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
     ],
 )
-def test_a_closed_step_of_a_chain_withholds_where_its_gate_stands(gate_at, credit, stopped):
+def test_closed_step_of_a_chain_withholds_at_its_gate(gate_at, credit, stopped):
     chain = team([(), (0,), (1,)], [0.25, 0.0, 1.0])
     assert_credit(chain, credit, stopped, gate_at=gate_at)

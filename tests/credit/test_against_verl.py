@@ -110,7 +110,7 @@ def neutral_config(gamma=1.0):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("tools", [False, True])
-def test_grpo_is_verls_with_and_without_the_spread(verl, torch, seed, scaled, tools):
+def test_grpo_equals_verl_with_and_without_the_spread(verl, torch, seed, scaled, tools):
     given = rows(seed, tools=tools)
     expected = theirs(
         torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
@@ -120,7 +120,7 @@ def test_grpo_is_verls_with_and_without_the_spread(verl, torch, seed, scaled, to
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("tools", [False, True])
-def test_rloo_is_verls(verl, torch, seed, tools):
+def test_rloo_equals_verl(verl, torch, seed, tools):
     given = rows(seed, tools=tools)
     expected = theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)
     np.testing.assert_allclose(ours(given, adv_estimator="rloo"), expected, rtol=0, atol=CLOSE)
@@ -129,7 +129,7 @@ def test_rloo_is_verls(verl, torch, seed, tools):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("gamma_token", [1.0, 0.9])
 @pytest.mark.parametrize("tools", [False, True])
-def test_reinforce_plus_plus_is_verls(verl, torch, seed, gamma_token, tools):
+def test_reinforce_plus_plus_equals_verl(verl, torch, seed, gamma_token, tools):
     given = rows(seed, tools=tools)
     function = verl.compute_reinforce_plus_plus_outcome_advantage
     expected = theirs(torch, function, given, config=neutral_config(gamma_token))
@@ -139,7 +139,7 @@ def test_reinforce_plus_plus_is_verls(verl, torch, seed, gamma_token, tools):
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("tools", [False, True])
-def test_reinforce_plus_plus_baseline_is_verls(verl, torch, seed, tools):
+def test_reinforce_plus_plus_baseline_equals_verl(verl, torch, seed, tools):
     given = rows(seed, tools=tools)
     function = verl.compute_reinforce_plus_plus_baseline_outcome_advantage
     expected = theirs(torch, function, given, index=given.uid)
@@ -150,7 +150,7 @@ def test_reinforce_plus_plus_baseline_is_verls(verl, torch, seed, tools):
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("gamma_token", "lam_token"), [(1.0, 1.0), (0.97, 1.0), (1.0, 0.9), (0.95, 0.8), (0.9, 0.0)])
 @pytest.mark.parametrize("tools", [False, True])
-def test_gae_is_verls(verl, torch, seed, gamma_token, lam_token, tools):
+def test_gae_equals_verl(verl, torch, seed, gamma_token, lam_token, tools):
     given = rows(seed, longest=11, tools=tools)
     expected = theirs(torch, verl.compute_gae_advantage_return, given, values=torch.tensor(given.values),
                       gamma=gamma_token, lam=lam_token)  # fmt: skip
@@ -160,7 +160,7 @@ def test_gae_is_verls(verl, torch, seed, gamma_token, lam_token, tools):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_returns_of_gae_are_verls(verl, torch, seed):
+def test_gae_returns_equal_verl(verl, torch, seed):
     given = rows(seed, tools=True)
     _, returns = verl.compute_gae_advantage_return(
         torch.tensor(given.reward_at_last), torch.tensor(given.values), torch.tensor(given.mask), 0.95, 0.9
@@ -174,7 +174,7 @@ def test_the_returns_of_gae_are_verls(verl, torch, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_gae_with_one_reward_per_token_is_verls(verl, torch, seed):
+def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
     rng = np.random.default_rng(seed)
     given = rows(seed)
     rho = rng.random(given.mask.shape) * given.mask
@@ -196,7 +196,7 @@ def test_gae_with_one_reward_per_token_is_verls(verl, torch, seed):
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_alone_in_its_group_verl_gives_the_raw_reward_and_here_it_is_0(verl, torch, scaled):
+def test_grpo_for_a_group_of_one_differs_from_verl(verl, torch, scaled):
     given = rows_of([0.7], ["q0"], [[1, 1]])
     expected = theirs(
         torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=scaled
@@ -205,7 +205,7 @@ def test_alone_in_its_group_verl_gives_the_raw_reward_and_here_it_is_0(verl, tor
     assert ours(given, norm_adv_by_std_in_grpo=scaled).tolist() == [[0.0, 0.0]]
 
 
-def test_alone_in_its_group_a_play_is_held_against_its_agents_other_plays(verl, torch):
+def test_grpo_backs_off_for_a_group_of_one_unlike_verl(verl, torch):
     given = rows_of([0.7, 0.1, 0.3], ["q0", "q1", "q1"], [[1], [1], [1]])
     expected = theirs(torch, verl.compute_grpo_outcome_advantage, given, index=given.uid, norm_adv_by_std_in_grpo=False)
     assert expected[0, 0] == pytest.approx(0.7)
@@ -214,13 +214,13 @@ def test_alone_in_its_group_a_play_is_held_against_its_agents_other_plays(verl, 
     np.testing.assert_allclose(got[1:], expected[1:], rtol=0, atol=CLOSE)
 
 
-def test_rloo_of_one_play_is_the_raw_reward_in_verl_and_0_here(verl, torch):
+def test_rloo_for_a_group_of_one_differs_from_verl(verl, torch):
     given = rows_of([0.7], ["q0"], [[1]])
     assert theirs(torch, verl.compute_rloo_outcome_advantage, given, index=given.uid)[0, 0] == pytest.approx(0.7)
     assert ours(given, adv_estimator="rloo").tolist() == [[0.0]]
 
 
-def test_rounding_sets_eight_equal_rewards_apart_in_verl_and_never_here(verl, torch):
+def test_grpo_for_tied_rewards_differs_from_verl(verl, torch):
     given = rows_of([0.7] * 8, ["q0"] * 8, [[1]] * 8)
     in_float32 = theirs(torch, verl.compute_grpo_outcome_advantage, given, dtype=torch.float32, index=given.uid)
     assert np.abs(in_float32).min() > 0.05
@@ -228,21 +228,21 @@ def test_rounding_sets_eight_equal_rewards_apart_in_verl_and_never_here(verl, to
     assert ours(given).tolist() == [[0.0]] * 8
 
 
-def test_equal_rewards_whiten_to_0_here_while_verl_scales_rounding_up(verl, torch):
+def test_whitening_tied_rewards_differs_from_verl(verl, torch):
     given = rows_of([0.7] * 8, ["q0"] * 8, [[1, 1]] * 8)
     function = verl.compute_reinforce_plus_plus_outcome_advantage
     assert np.abs(theirs(torch, function, given, dtype=torch.float32, config=neutral_config())).max() > 1e-4
     assert not ours(given, adv_estimator="reinforce_plus_plus").any()
 
 
-def test_a_single_token_cannot_be_whitened_in_verl_and_is_0_here(verl, torch):
+def test_whitening_a_single_token_differs_from_verl(verl, torch):
     given = rows_of([0.7], ["q0"], [[1]])
     with pytest.raises(ValueError, match="sum of the mask is one"):
         theirs(torch, verl.compute_reinforce_plus_plus_outcome_advantage, given, config=neutral_config())
     assert ours(given, adv_estimator="reinforce_plus_plus").tolist() == [[0.0]]
 
 
-def test_the_vectorized_grpo_of_verl_counts_in_float32_whatever_it_is_given(verl, torch):
+def test_vectorized_grpo_of_verl_computes_in_float32(verl, torch):
     """2^24 and 2^24 + 1 are one number in float32: its spread is 0, and what is left of the difference is blown up."""
     given = rows_of([2.0**24, 2.0**24 + 1], ["q0", "q0"], [[1], [1]])
     sound = [[-np.sqrt(0.5)], [np.sqrt(0.5)]]
@@ -256,7 +256,7 @@ def test_the_vectorized_grpo_of_verl_counts_in_float32_whatever_it_is_given(verl
     np.testing.assert_allclose(ours(given), sound, rtol=0, atol=1e-5)
 
 
-def test_a_reward_at_a_tool_token_is_lost_in_verl_and_here_goes_to_the_last_sampled_one(verl, torch):
+def test_reward_at_a_tool_token_differs_from_verl(verl, torch):
     """verl puts the reward at the last token of the response, whoever wrote it, and its passes skip tool tokens."""
     given = rows_of([1.0, 0.25], ["q0", "q0"], [[1, 1, 0], [1, 1, 1]], lengths=[3, 3])
     at_the_end = np.zeros((2, 3))
@@ -277,7 +277,7 @@ def test_a_reward_at_a_tool_token_is_lost_in_verl_and_here_goes_to_the_last_samp
     assert got[0, 0] > 0 > got[1, 0]
 
 
-def test_tool_tokens_have_advantage_0_here_and_a_whitened_leftover_in_verls_gae(verl, torch):
+def test_advantage_of_tool_tokens_differs_from_verl(verl, torch):
     given = rows_of([1.0, 0.0], ["q0", "q0"], [[1, 0, 1], [1, 0, 1]], lengths=[3, 3])
     advantages, _ = verl.compute_gae_advantage_return(
         torch.tensor(given.reward_at_last), torch.zeros(2, 3).double(), torch.tensor(given.mask), 1.0, 1.0
@@ -324,14 +324,14 @@ def shared(given, **options):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_plays_of_equal_length_have_verls_unscaled_grpo_of_their_rows(verl, torch, seed):
+def test_equal_lengths_give_verls_unscaled_grpo_of_rows(verl, torch, seed):
     given = step_rows(seed)
     expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
     np.testing.assert_allclose(shared(given, norm_adv_by_std_in_grpo=False), expected, rtol=0, atol=CLOSE)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_spread_counts_trajectories_here_and_rows_in_verl(verl, torch, seed):
+def test_spread_over_trajectories_differs_from_verl(verl, torch, seed):
     """The same deviations, over n - 1 of n plays here and over nK - 1 of nK rows in verl: one factor for all."""
     given, n, k = step_rows(seed), 4, 3
     factor = np.sqrt(n / (n - 1) / (n * k / (n * k - 1)))
@@ -340,7 +340,7 @@ def test_the_spread_counts_trajectories_here_and_rows_in_verl(verl, torch, seed)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_play_of_more_steps_has_no_more_say_in_the_baseline_here_and_has_in_verl(verl, torch, seed):
+def test_baseline_over_trajectories_differs_from_verl(verl, torch, seed):
     given = step_rows(seed, steps=lambda i: 1 + 5 * (i % 2))
     got = shared(given, norm_adv_by_std_in_grpo=False)
     rows_weigh = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
@@ -352,7 +352,7 @@ def test_a_play_of_more_steps_has_no_more_say_in_the_baseline_here_and_has_in_ve
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_rloo_leaves_out_the_whole_play_here_and_one_row_of_it_in_verl(verl, torch, seed):
+def test_rloo_over_trajectories_differs_from_verl(verl, torch, seed):
     """In verl a play's other steps count as other plays of the task, so that its own reward is in its baseline."""
     given = step_rows(seed)
     got = shared(given, adv_estimator="rloo")

@@ -24,7 +24,7 @@ def assert_same(got, expected, what):
 
 
 @given(st.lists(st.lists(eighths, min_size=2, max_size=6), min_size=1, max_size=4), st.booleans())
-def test_neutral_settings_are_textbook_grpo(rewards, by_std):
+def test_neutral_settings_equal_textbook_grpo(rewards, by_std):
     neutral = CreditOptions(propagation="none", group_by="task", norm_adv_by_std_in_grpo=by_std)
     batch = batch_of(
         *(
@@ -42,7 +42,7 @@ def test_neutral_settings_are_textbook_grpo(rewards, by_std):
         assert_same(assign(batch, neutral).advantage_S, expected, rule)
 
 
-def test_a_group_of_one_gets_zero():
+def test_group_of_one_has_advantage_zero():
     assigned = assign(batch_of(play("t", [step()], 0.7)), CreditOptions(group_by="task"))
     assert assigned.advantage_S.tolist() == [0.0]
     assert math.isnan(assigned.baseline_S[0])
@@ -50,7 +50,7 @@ def test_a_group_of_one_gets_zero():
 
 
 @pytest.mark.parametrize("by_std", [True, False])
-def test_a_tied_group_gets_exactly_zero_although_its_credits_differ_by_rounding(by_std):
+def test_group_tied_up_to_rounding_has_advantage_zero(by_std):
     third = {"f": 0.1, "g": 0.2, "h": 0.3}
     batch = batch_of(
         play("t0", [step("a", third)], 0.1), play("t1", [step("a", 0.2)], 0.1), play("t2", [step("a", 0.2)], 0.1)
@@ -61,7 +61,7 @@ def test_a_tied_group_gets_exactly_zero_although_its_credits_differ_by_rounding(
 
 
 @given(plays(), options(decomp_granularity="step", gamma_token=1.0))
-def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
+def test_advantage_equals_the_formula_of_its_terms(trajectories, chosen):
     a = assign(batch_of(*trajectories), chosen)
     assert np.array_equal(a.credit_S, a.own_S + a.received_S + a.shared_S)
     learns = a.trained_S & (a.group_S >= 0) & ~a.tied_S
@@ -72,7 +72,7 @@ def test_every_advantage_is_made_of_its_terms(trajectories, chosen):
 
 
 @given(plays(), options())
-def test_masked_steps_have_an_advantage_of_exactly_zero_and_no_group(trajectories, chosen):
+def test_masked_steps_have_advantage_zero_and_no_group(trajectories, chosen):
     assigned = assign(batch_of(*trajectories), chosen)
     assert (assigned.advantage_S[~assigned.trained_S] == 0.0).all()
     assert (assigned.group_S[~assigned.trained_S] == -1).all()
@@ -80,7 +80,7 @@ def test_masked_steps_have_an_advantage_of_exactly_zero_and_no_group(trajectorie
 
 
 @given(plays(), options())
-def test_masked_trajectories_change_nobody_elses_numbers(trajectories, chosen):
+def test_masked_trajectories_do_not_affect_the_others(trajectories, chosen):
     def masked(t):
         failed = t.status == "failed" or (t.outcome is not None and t.outcome.status != "ok")
         return failed or (t.status == "truncated" and chosen.mask_truncated)
@@ -95,7 +95,7 @@ def test_masked_trajectories_change_nobody_elses_numbers(trajectories, chosen):
 
 
 @given(plays(), options(), st.randoms(use_true_random=False))
-def test_permuting_trajectories_permutes_the_results(trajectories, chosen, random):
+def test_permuted_trajectories_give_permuted_results(trajectories, chosen, random):
     shuffled = list(trajectories)
     random.shuffle(shuffled)
     first, second = assign(batch_of(*trajectories), chosen), assign(batch_of(*shuffled), chosen)
@@ -105,7 +105,7 @@ def test_permuting_trajectories_permutes_the_results(trajectories, chosen, rando
         assert_same(getattr(second, name)[order], getattr(first, name), name)
 
 
-def test_all_right_plays_of_different_length_and_equal_outcome_have_advantage_zero():
+def test_all_right_trajectories_have_advantage_zero():
     plays_of_lengths = [play(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
     for outcome_to in ("all", "answer"):
         for group_by in LEVELS:
@@ -113,7 +113,7 @@ def test_all_right_plays_of_different_length_and_equal_outcome_have_advantage_ze
             assert (assign(batch_of(*plays_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
 
 
-def test_a_needless_retry_earns_nothing_at_origin_1_and_pays_at_origin_0():
+def test_needless_retry_pays_at_origin_0_only():
     short = play("short", [step("plan", 1.0), step("write", 1.0)], 1.0)
     longer = play("long", [step("plan", 1.0), step("write", 1.0), step("write", 1.0)], 1.0)
     first_of_each = [0, 2]
@@ -126,7 +126,7 @@ def test_a_needless_retry_earns_nothing_at_origin_1_and_pays_at_origin_0():
 
 
 @given(plays(mishaps=False), options())
-def test_neither_options_nor_batch_are_changed(trajectories, chosen):
+def test_assign_does_not_change_its_arguments(trajectories, chosen):
     batch = batch_of(*trajectories)
     before = {
         name: getattr(batch, name).copy()
@@ -139,7 +139,7 @@ def test_neither_options_nor_batch_are_changed(trajectories, chosen):
         assert np.array_equal(getattr(batch, name), values, equal_nan=True)
 
 
-def test_without_sub_rewards_threshold_is_the_outcome_alone():
+def test_threshold_without_sub_rewards_equals_the_outcome():
     trajectories = [
         play("t0", [step("a", 0.2), step("a", "failed")], 1.0),
         play("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
@@ -152,7 +152,7 @@ def test_without_sub_rewards_threshold_is_the_outcome_alone():
     assert np.array_equal(off.advantage_S, shared.advantage_S)
 
 
-def test_token_advantages_are_the_steps_at_sampled_tokens_and_zero_elsewhere():
+def test_token_advantages_repeat_the_step_at_sampled_tokens():
     batch = batch_of(
         play("t0", [step("a", tokens=2), step("b")], 1.0),
         play("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
@@ -163,7 +163,7 @@ def test_token_advantages_are_the_steps_at_sampled_tokens_and_zero_elsewhere():
     assert assigned.token_advantages().tolist() == [first, first, second, 0.0, second]
 
 
-def test_token_advantages_can_be_written_into_memory_that_is_there():
+def test_token_advantages_are_written_to_a_given_array():
     batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=1)], 0.0))
     assigned, out = assign(batch, CreditOptions()), np.full(3, 9.0, dtype=np.float32)
     assert assigned.token_advantages(out=out) is out
@@ -171,7 +171,7 @@ def test_token_advantages_can_be_written_into_memory_that_is_there():
 
 
 @given(plays(scores=scores), options(propagation="threshold"))
-def test_strata_of_unscored_steps_change_nothing(trajectories, chosen):
+def test_strata_of_unscored_steps_have_no_effect(trajectories, chosen):
     before = assign(batch_of(*trajectories), chosen)
     for trajectory in trajectories:
         for s in trajectory.steps:
@@ -182,7 +182,7 @@ def test_strata_of_unscored_steps_change_nothing(trajectories, chosen):
     assert_same(after.advantage_S, before.advantage_S, "advantage")
 
 
-def test_credit_is_light_to_import():
+def test_credit_import_loads_no_heavy_module():
     heavy = "torch numba omegaconf pyarrow transformers ray verl"
     code = f"import sys, creditflow.credit; print([m for m in '{heavy}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

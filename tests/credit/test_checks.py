@@ -41,76 +41,76 @@ def refusal(batch):
     return str(error.value)
 
 
-def test_the_batch_is_sound_before_it_is_broken(batch):
+def test_unchanged_batch_passes_the_checks(batch):
     assign(batch, CreditOptions())
 
 
 @pytest.mark.parametrize("plays", [[], [play("t0", [])]])
-def test_an_empty_batch_is_refused(plays):
+def test_empty_batch_raises(plays):
     assert "expected at least one step, got none" in refusal(batch_of(*plays))
 
 
-def test_a_parent_after_its_child_is_refused(batch):
+def test_parent_after_its_child_raises(batch):
     swapped = replace(batch, edge_child=batch.edge_parent, edge_parent=batch.edge_child)
     assert refusal(swapped) == "step t0.0: expected parents that came before it, got t0.1"
 
 
-def test_a_parent_in_another_trajectory_is_refused(batch):
+def test_parent_in_another_trajectory_raises(batch):
     message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, -1, 2)))
     assert message == "step t1.1: expected parents in its own trajectory t1, got t0.2 of t0"
 
 
-def test_a_parent_named_twice_is_refused(batch):
+def test_duplicate_parent_raises(batch):
     last_of_t0 = np.flatnonzero(batch.edge_child == 2)
     message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, last_of_t0, 1)))
     assert message == "step t0.2: expected each parent once, got t0.1 twice"
 
 
-def test_an_edge_to_nowhere_is_refused(batch):
+def test_edge_index_out_of_range_raises(batch):
     message = refusal(replace(batch, edge_parent=changed(batch.edge_parent, 0, -1)))
     assert message == "column edge_parent, entry 0: expected an index from 0 to 4, got -1"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.01, 1.01])
-def test_a_score_that_is_ok_but_no_number_from_0_to_1_is_refused(batch, value):
+def test_ok_score_outside_0_to_1_raises(batch, value):
     message = refusal(replace(batch, scores=changed(batch.scores, (3, 0), value)))
     assert message == f"step t1.0, score f: expected a value from 0 to 1 after rescaling from its range, got {value}"
 
 
-def test_a_score_outside_its_declared_range_is_refused():
+def test_score_outside_its_declared_range_raises():
     outside = batch_of(play("t", [step("a", {"f": Score(3.0, (-1.0, 1.0))})], 1.0))
     assert "step t.0, score f: expected a value from 0 to 1" in refusal(outside)
 
 
-def test_a_score_may_overshoot_its_range_by_rounding(batch):
+def test_score_outside_its_range_by_rounding_passes(batch):
     assign(replace(batch, scores=changed(batch.scores, (3, 0), 1.0 + 1e-15)), CreditOptions())
 
 
 @pytest.mark.parametrize("value", [float("nan"), -1.0])
-def test_a_weight_below_0_is_refused(batch, value):
+def test_negative_or_nan_weight_raises(batch, value):
     message = refusal(replace(batch, score_weights=changed(batch.score_weights, (1, 0), value)))
     assert message == f"step t0.1, score f: expected a finite weight of 0 or more, got {value}"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_outcome_that_is_ok_but_no_number_is_refused(batch, value):
+def test_ok_outcome_that_is_not_finite_raises(batch, value):
     message = refusal(replace(batch, outcome=changed(batch.outcome, 1, value)))
     assert message == f"trajectory t1: expected a finite outcome where its scoring was ok, got {value}"
 
 
-def test_steps_out_of_order_are_refused(batch):
+def test_steps_out_of_order_raise(batch):
     message = refusal(replace(batch, trajectory_of_step=np.array([0, 1, 0, 1, 1])))
     assert message == "step t0.2: expected steps to lie trajectory by trajectory, got one of t0 after one of t1"
     assert refusal(replace(batch, index_of_step=np.array([0, 1, 2, 0, 2]))) == "step t1.1: expected index 1, got 2"
 
 
-def test_a_column_of_the_wrong_length_is_refused(batch):
+def test_column_of_the_wrong_length_raises(batch):
     message = refusal(replace(batch, agent_of_step=batch.agent_of_step[:-1]))
     assert message == "column agent_of_step: expected shape (5,), got (4,)"
 
 
 @pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
-def test_a_column_that_is_too_long_or_too_short_is_refused_whichever_it_is(column):
+def test_every_column_checks_its_length(column):
     given = batch_of(
         play("t0", [step("a", 0.5, tokens=2, prompt_ids=(1, 2)), step("b", 0.5, tokens=1)], 1.0),
         play("t1", [step("a", 0.5, tokens=1)], 0.0),
@@ -123,13 +123,13 @@ def test_a_column_that_is_too_long_or_too_short_is_refused_whichever_it_is(colum
 
 
 @pytest.mark.parametrize("names", [(), ("f", "g")])
-def test_as_many_names_of_scores_as_there_are_scores_are_expected(batch, names):
+def test_score_names_must_match_the_score_columns(batch, names):
     assert refusal(replace(batch, score_names=names)).startswith(
         f"column scores: expected shape (5, {len(names)}), got"
     )
 
 
-def test_a_column_that_is_missing_is_refused(batch):
+def test_missing_column_raises(batch):
     assert refusal(replace(batch, prompts=None)) == "column prompts: expected shape (5,), got None"
     assert refusal(replace(batch, scores=None)) == (
         "column scores: expected an array of float64 or float32, got NoneType"
@@ -154,14 +154,14 @@ def test_a_column_that_is_missing_is_refused(batch):
         ("response_mask", np.float64, "true or false", "float64"),
     ],
 )
-def test_a_column_of_another_type_is_refused_by_name(batch, column, make, expected, got):
+def test_column_of_the_wrong_type_raises(batch, column, make, expected, got):
     values = getattr(batch, column)
     wrong = values.tolist() if make is None else values.astype(make)
     message = refusal(replace(batch, **{column: wrong}))
     assert message == f"column {column}: expected an array of {expected}, got {got}"
 
 
-def test_narrow_columns_give_what_wide_ones_give(batch):
+def test_narrow_types_give_the_same_result(batch):
     narrow = replace(
         batch,
         scores=batch.scores.astype(np.float32),
@@ -183,13 +183,13 @@ def test_narrow_columns_give_what_wide_ones_give(batch):
         ([0, 2, 5], "column response_mask: expected shape (5,), got (4,)"),
     ],
 )
-def test_offsets_that_would_read_outside_of_the_steps_are_refused(offsets, message):
+def test_invalid_token_offsets_raise(offsets, message):
     given = batch_of(play("t0", [step("a", 0.5, tokens=2), step("b", 0.5, tokens=2)], 1.0))
     assert refusal(replace(given, token_offsets=np.array(offsets))) == message
 
 
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (1.0, 0.0), (0.0, float("inf")), (float("nan"), 1.0)])
-def test_a_score_whose_range_is_empty_is_refused_where_it_counts(limits):
+def test_ok_score_with_an_empty_range_raises(limits):
     at_step = play("t0", [step("a", Score(1.0, limits))], 1.0)
     with pytest.raises(ScoreRangeError, match=r"step t0\.0 of trajectory t0, score f: expected a range .* got \("):
         batch_of(at_step)
@@ -198,7 +198,7 @@ def test_a_score_whose_range_is_empty_is_refused_where_it_counts(limits):
     batch_of(play("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
 
 
-def test_an_unknown_agent_is_refused(batch):
+def test_agent_index_out_of_range_raises(batch):
     message = refusal(replace(batch, agent_of_step=changed(batch.agent_of_step, 2, 3)))
     assert message == "column agent_of_step, entry 2: expected an index from 0 to 2, got 3"
 
@@ -216,21 +216,21 @@ def test_an_unknown_agent_is_refused(batch):
         (ScoreRangeError, {"scores": np.full((3, 1), 1.5)}),
     ],
 )
-def test_each_kind_of_bad_input_has_an_error_of_its_own(kind, change):
+def test_each_kind_of_bad_input_has_its_error_class(kind, change):
     good = batch_of(play("t0", [step("a", 0.5), step("b", 0.5), step("a", 0.5)], 1.0))
     with pytest.raises(BatchError, match=r"expected .*got ") as error:
         assign(replace(good, **change), CreditOptions())
     assert type(error.value) is kind
 
 
-def test_a_cycle_is_told_step_by_step():
+def test_cycle_error_lists_the_steps():
     good = batch_of(play("t0", [step("a"), step("b"), step("c")], 1.0))
     circle = replace(good, edge_child=np.array([0, 1, 2]), edge_parent=np.array([2, 0, 1]))
     with pytest.raises(CycleError, match=r"t0\.\d <- t0\.\d <- t0\.\d <- t0\.\d"):
         assign(circle, CreditOptions())
 
 
-def test_an_agent_that_a_threshold_names_and_nobody_plays_is_refused():
+def test_threshold_for_an_unknown_agent_is_reported():
     spec = {"kind": "fixed", "agents": {"verifer": 0.7}}
     with pytest.raises(UnknownAgentError, match=r"expected verifier, got 'verifer' \(did you mean 'verifier'\?\)"):
         make_threshold(spec, agents=["verifier"])
@@ -239,7 +239,7 @@ def test_an_agent_that_a_threshold_names_and_nobody_plays_is_refused():
     assert "names verifer, who makes no step here (did you mean 'verifier'?)" in " ".join(map(str, said))
 
 
-def test_a_critic_has_to_say_a_finite_value_for_every_sampled_token():
+def test_gae_needs_finite_values_at_sampled_tokens():
     batch = batch_of(play("t0", [step("a", tokens=2), step("b", tokens=2, response_mask=(1, 0))], 1.0))
     chosen = CreditOptions(adv_estimator="gae", outcome_to="answer")
     assign(batch, chosen, values_T=np.array([0.0, 0.0, 0.0, np.nan]))  # nobody reads the last

@@ -14,17 +14,17 @@ def sub_rewards(*plays, **chosen):
     return assign(batch_of(*plays), CreditOptions(**chosen)).sub_reward_S.tolist()
 
 
-def test_a_sub_reward_is_the_weighted_mean_of_scores_rescaled_from_their_ranges():
+def test_sub_reward_is_the_weighted_mean_of_rescaled_scores():
     scores = {"f": Score(0.5, weight=3.0), "g": Score(1.0, (-1.0, 3.0), weight=1.0), "h": Score(0.0, weight=4.0)}
     assert sub_rewards(play("t", [step("a", scores)])) == [(3 * 0.5 + 1 * 0.5 + 4 * 0.0) / 8]
 
 
-def test_a_score_of_weight_0_is_never_part_of_credit():
+def test_score_of_weight_0_never_enters_credit():
     with_it = play("t", [step("a", {"f": 0.5, "m": Score(1.0, weight=0.0)})])
     assert sub_rewards(with_it) == [0.5]
 
 
-def test_a_failed_score_of_weight_0_does_not_unscore_the_step():
+def test_failed_score_of_weight_0_does_not_mask_the_step():
     measured = {"f": 0.5, "m": Score(0.0, weight=0.0, status="failed")}
     assigned = assign(batch_of(play("t", [step("a", measured)])), CreditOptions())
     assert assigned.sub_reward_S.tolist() == [0.5]
@@ -32,7 +32,7 @@ def test_a_failed_score_of_weight_0_does_not_unscore_the_step():
 
 
 @pytest.mark.parametrize("scores", [None, {"m": Score(0.0, weight=0.0)}])
-def test_a_step_that_no_counting_function_matches_has_no_own_reward_an_open_gate_and_learns_from_its_children(scores):
+def test_unmatched_step_has_an_open_gate_and_learns(scores):
     batch = batch_of(
         *(play(f"t{n}", [step("a", 0.8), step("b", scores), step("c", r)]) for n, r in enumerate((1.0, 0.6)))
     )
@@ -45,7 +45,7 @@ def test_a_step_that_no_counting_function_matches_has_no_own_reward_an_open_gate
     assert a.advantage_S[1] > 0 > a.advantage_S[4]
 
 
-def test_a_step_with_one_failed_score_is_unscored_as_a_whole_and_masked():
+def test_one_failed_score_masks_the_step():
     batch = batch_of(
         play("t0", [step("a", {"easy": 1.0, "hard": "timeout"})], 1.0),
         play("t1", [step("a", {"easy": 1.0, "hard": 0.0})], 1.0),
@@ -58,7 +58,7 @@ def test_a_step_with_one_failed_score_is_unscored_as_a_whole_and_masked():
     assert a.group_size_S.tolist() == [0, 2, 2]
 
 
-def test_the_mean_that_stands_in_leaves_the_own_trajectory_out_and_weighs_trajectories_the_same():
+def test_substitute_averages_the_other_trajectories_equally():
     plays = [
         play("t0", [step("a", "failed"), step("a", 0.0)]),
         play("t1", [step("a", 1.0), step("a", 0.5)]),
@@ -67,7 +67,7 @@ def test_the_mean_that_stands_in_leaves_the_own_trajectory_out_and_weighs_trajec
     assert sub_rewards(*plays, group_by="task")[0] == (0.75 + 0.25) / 2
 
 
-def test_the_mean_that_stands_in_is_the_groups_else_the_agents_else_there_is_none():
+def test_substitute_falls_back_from_group_to_agent_to_nan():
     failing = [step("a", "failed", turn=0)]
     same_turn = play("t1", [step("a", 1.0, turn=0)])
     other_turn = play("t2", [step("a", 0.5, turn=3)])
@@ -77,31 +77,31 @@ def test_the_mean_that_stands_in_is_the_groups_else_the_agents_else_there_is_non
     assert math.isnan(sub_rewards(play("t0", failing), other_agent)[0])
 
 
-def test_steps_of_masked_trajectories_stand_in_for_nobody():
+def test_substitute_ignores_masked_trajectories():
     failing, good = play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])
     assert sub_rewards(failing, good, play("t2", [step("a", 1.0)], status="failed"))[0] == 0.5
 
 
-def test_what_stands_in_for_a_failed_score_flows_upstream_like_a_score():
+def test_substitute_flows_upstream_like_a_score():
     batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", 0.75)]))
     a = assign(batch, CreditOptions(gamma=1.0))
     assert a.received_S[[0, 2]].tolist() == [-0.25, -0.25]
 
 
 @pytest.mark.parametrize(("where", "is_open"), [("open", True), ("closed", False)])
-def test_the_gate_of_a_failed_step_stands_where_gate_unscored_says_whatever_the_mean(where, is_open):
+def test_gate_unscored_sets_the_gate_of_a_failed_step(where, is_open):
     for r in (0.0, 1.0):
         batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", r)]))
         assert bool(assign(batch, CreditOptions(gate_unscored=where)).gate_open_S[1]) is is_open
 
 
 @pytest.mark.parametrize("rule", ["identical", "uniform"])
-def test_shared_credit_masks_no_step_for_its_own_failed_score(rule):
+def test_sharing_rules_train_steps_with_failed_scores(rule):
     plays = [play(f"t{n}", [step("a", s)], float(n)) for n, s in enumerate(["failed", 0.0, 1.0])]
     assert assign(batch_of(*plays), CreditOptions(propagation=rule)).trained_S.all()
 
 
-def test_failed_trajectories_and_failed_outcomes_mask_the_whole_play():
+def test_failed_status_or_outcome_masks_the_trajectory():
     a = assign(
         batch_of(
             play("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
@@ -118,7 +118,7 @@ def test_failed_trajectories_and_failed_outcomes_mask_the_whole_play():
     assert set(a.group_size_S[6:].tolist()) == {2}
 
 
-def test_a_truncated_play_has_its_outcome_if_scored_else_0_and_is_masked_on_request():
+def test_truncated_trajectory_outcome_and_masking():
     batch = batch_of(
         play("t0", [step()], 0.75, status="truncated"),
         play("t1", [step()], None, status="truncated"),
@@ -131,7 +131,7 @@ def test_a_truncated_play_has_its_outcome_if_scored_else_0_and_is_masked_on_requ
     assert masked.trained_S.tolist() == [False, False, True]
 
 
-def test_without_an_outcome_function_r_contributes_nothing():
+def test_missing_outcome_contributes_nothing():
     batch = batch_of(play("t0", [step("a", 1.0)]), play("t1", [step("a", 0.5)]))
     a = assign(batch, CreditOptions())
     assert a.trained_S.all()
@@ -139,12 +139,12 @@ def test_without_an_outcome_function_r_contributes_nothing():
     assert np.all(a.shared_S == 0.0)
 
 
-def test_the_outcome_counts_in_its_own_units():
+def test_outcome_keeps_its_units():
     batch = batch_of(play("t0", [step()], Score(7.0, (-10.0, 10.0))), play("t1", [step()], -2.0))
     assert assign(batch, CreditOptions()).credit_S.tolist() == [7.0, -2.0]
 
 
-def test_a_token_score_of_one_function_counts_beside_the_plain_score_of_another():
+def test_token_scores_and_plain_scores_can_be_combined():
     plays = [
         play("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
         play("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),

@@ -58,7 +58,7 @@ def test_explain_shows_a_clipped_score():
 
 
 @pytest.mark.parametrize("corner", ALL_CORNERS)
-def test_replaying_the_operations_gives_the_trained_advantage_bit_for_bit(corner):
+def test_replay_gives_the_trained_advantage_bit_for_bit(corner):
     @settings(max_examples=60)
     @given(situations(**ALL_CORNERS[corner]))
     def check(situation):
@@ -79,7 +79,7 @@ def chain(**chosen):
     )
 
 
-def test_an_explanation_names_every_child_with_its_gate_its_threshold_and_its_credit():
+def test_explanation_lists_gates_thresholds_and_credit_by_child():
     story = explain(chain(gate="soft", outcome_to="answer"), "t0.0")
     given_numbers = {o.name: o.value for o in story.operations if o.symbol == "given"}
     assert given_numbers["sub-reward of t0.1"] == 0.625
@@ -89,13 +89,13 @@ def test_an_explanation_names_every_child_with_its_gate_its_threshold_and_its_cr
     assert "2 trajectories with agent=plan turn=0" in str(story)
 
 
-def test_a_printed_explanation_says_which_results_an_operation_takes_by_their_numbers():
+def test_printed_explanation_refers_to_results_by_number():
     lines = str(explain(chain(), "t0.2")).splitlines()
     assert "[7] weighted f = weight of f [6] * f [5] = 1.0" in lines
     assert "[28] advantage = weight [27] * scaled [26] = 0.7071062811869011" in lines
 
 
-def test_the_parts_for_people_add_up_to_the_advantage():
+def test_terms_add_up_to_the_advantage():
     story = explain(chain(), 0)
     names = [name for name, _ in story.terms]
     assert names == ["own", "from t0.1", "shared", "baseline"]
@@ -103,7 +103,7 @@ def test_the_parts_for_people_add_up_to_the_advantage():
     assert abs(story.rounding) < 1e-15
 
 
-def test_a_masked_step_has_advantage_zero_and_a_reason():
+def test_masked_step_has_advantage_zero_and_a_reason():
     batch = batch_of(
         play("t0", [step("a", "failed")], 1.0), play("t1", [step("a", 0.5)], 0.0), play("t2", [step("a", 1.0)], 0.0)
     )
@@ -112,7 +112,7 @@ def test_a_masked_step_has_advantage_zero_and_a_reason():
     assert story.operations[-1].note == "its scoring failed"
 
 
-def test_a_stand_in_is_named():
+def test_explanation_lists_the_stand_in():
     worse = play("t0", [step("plan", 1.0), step("write", 0.0)], 0.0)
     better = play("t1", [step("plan", 1.0), step("write", 0.75)], 1.0)
     story = explain(assign(batch_of(worse, better), CreditOptions(on_closed_gate="neutral", gamma=1.0)), "t0.0")
@@ -121,12 +121,12 @@ def test_a_stand_in_is_named():
 
 
 @pytest.mark.parametrize("unknown", ["t9.0", 99, -1])
-def test_a_step_that_there_is_not_is_refused(unknown):
+def test_explain_rejects_an_unknown_step(unknown):
     with pytest.raises(BatchError, match="explain: expected"):
         explain(chain(), unknown)
 
 
-def test_a_token_that_was_not_sampled_is_refused():
+def test_explain_rejects_a_token_outside_the_sampled_ones():
     batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=2)], 0.0))
     with pytest.raises(BatchError, match=r"step t0\.0: expected one of its sampled tokens, got token 2"):
         explain(assign(batch, CreditOptions()), 0, 2)
@@ -139,7 +139,7 @@ AWKWARD = ("outcome", "weight", "weights", "baseline", "origin", "zero", "one", 
 
 @pytest.mark.parametrize("name", [*AWKWARD, "part of the outcome", "discounted credit", "from x", "own"])
 @pytest.mark.parametrize("keys", [{}, {"outcome_to": "answer"}, {"on_closed_gate": "neutral"}])
-def test_reward_functions_may_be_called_anything(name, keys):
+def test_explain_works_with_any_score_name(name, keys):
     plays = [
         play(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
         for n, first in enumerate((0.25, 1.0, 0.5))
@@ -149,7 +149,7 @@ def test_reward_functions_may_be_called_anything(name, keys):
     assert [words for words, _ in explain(assigned, 0).terms if words.startswith("from ")] == ["from t0.1"]
 
 
-def test_many_children_are_each_listed_once():
+def test_explanation_lists_each_child_once():
     children = 500
     plays = [
         play(f"t{n}", [step("plan"), *(step("write", n, parents=[0]) for _ in range(children))], n) for n in (0.0, 1.0)
@@ -204,7 +204,7 @@ def varied(n=4):
 @pytest.mark.parametrize("granularity", ["step", "token_level"])
 @pytest.mark.parametrize("estimator", ["grpo", "reinforce_plus_plus", "gae"])
 @pytest.mark.parametrize("rule", [nothing_like_the_formula, with_gates_of_its_own])
-def test_what_a_users_rule_made_is_given(rule, estimator, granularity):
+def test_explain_gives_the_credit_of_a_custom_rule(rule, estimator, granularity):
     batch, values_T = varied(), np.linspace(-0.5, 0.7, 20)
     if estimator == "gae" and rule is nothing_like_the_formula:
         return  # refused: nobody knows by which gates its credit flows
@@ -253,7 +253,7 @@ def half_of_the_spread(given_):
         (half_of_the_spread, {}),
     ],
 )
-def test_what_a_users_estimator_puts_in_the_place_of_credit_is_given(estimate, kind, granularity):
+def test_explain_gives_the_values_of_a_custom_estimator(estimate, kind, granularity):
     values_T = np.linspace(-0.5, 0.7, 20)
     with registered(ADVANTAGE_ESTIMATORS, "theirs"):
         advantage_estimator("theirs", **kind)(estimate)
@@ -311,12 +311,12 @@ def halves(**chosen):
         ),
     ],
 )
-def test_a_gate_is_said_to_be_what_it_is(keys, gate_in, gate_out):
+def test_explanation_describes_each_gate(keys, gate_in, gate_out):
     assert gates_of(halves(**keys), 0) == {"gate in of t0.0": gate_in, "gate out of t0.1": gate_out}
 
 
 @pytest.mark.parametrize("gate_unscored", ["open", "closed"])
-def test_the_gate_of_a_step_whose_scoring_failed_is_said_to_be_that_of_unscored_ones(gate_unscored):
+def test_explanation_describes_the_gate_of_a_failed_step(gate_unscored):
     batch = batch_of(
         *(play(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
     )
@@ -327,7 +327,7 @@ def test_the_gate_of_a_step_whose_scoring_failed_is_said_to_be_that_of_unscored_
     assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "no gate stands here: sub-rewards play no part")
 
 
-def test_a_gate_that_was_opened_to_keep_the_floor_says_so():
+def test_explanation_describes_a_gate_opened_by_the_floor():
     assigned = halves(propagation_threshold={**QUANTILE, "range": [0.6, 0.9]})
     assert assigned.forced_open_S.any()
     s = int(np.flatnonzero(assigned.forced_open_S & (assigned.batch.index_of_step == 1))[0])
@@ -339,7 +339,7 @@ def test_a_gate_that_was_opened_to_keep_the_floor_says_so():
 # ---- terms and columns ---------------------------------------------------------------------------------------------
 
 
-def test_a_step_that_learns_has_terms_though_they_add_up_to_nothing():
+def test_learning_step_with_advantage_zero_has_terms():
     plays = [play(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
     story = explain(assign(batch_of(*plays), CreditOptions(gamma=1.0)), 1)
     assert story.advantage == 0.0
@@ -347,7 +347,7 @@ def test_a_step_that_learns_has_terms_though_they_add_up_to_nothing():
     assert story.terms[0][1] < 0 < story.terms[-1][1]
 
 
-def test_a_step_that_does_not_learn_has_no_terms():
+def test_step_that_does_not_learn_has_empty_terms():
     assert explain(halves(reward_decomp=False, group_by="task_agent_turn", w_o=0.0), 0).terms == ()
 
 
@@ -360,7 +360,7 @@ def none_of_that_name(batch):
 
 
 @pytest.mark.parametrize("edit", [edited_column, none_of_that_name])
-def test_a_score_that_the_raw_one_does_not_give_is_given(edit):
+def test_score_not_derivable_from_the_raw_one_is_given(edit):
     batch = edit(chain().batch)
     assigned = assign(batch, CreditOptions())
     assert_explained(assigned)

@@ -19,18 +19,18 @@ def is_open(scores, theta):
 @pytest.mark.parametrize(
     ("r", "theta", "opens"), [(0.5, 0.5, False), (0.51, 0.5, True), (0.0, 0.0, False), (1.0, 1.0, False)]
 )
-def test_a_gate_is_open_where_the_sub_reward_is_above_the_threshold(r, theta, opens):
+def test_gate_opens_strictly_above_the_threshold(r, theta, opens):
     assert is_open(r, theta) is opens
 
 
-def test_a_sub_reward_that_exceeds_its_threshold_by_rounding_alone_does_not_pass():
+def test_gate_stays_closed_within_rounding_of_the_threshold():
     tenths = {"f": Score(0.1), "g": Score(0.2), "h": Score(0.3)}
     assert (0.1 + 0.2 + 0.3) / 3 > 0.2
     assert not is_open(tenths, 0.2)
 
 
 @given(plays(), options(propagation="threshold"))
-def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
+def test_higher_threshold_never_opens_a_gate(trajectories, chosen):
     batch = batch_of(*trajectories)
     before = None
     for theta in (-1.0, 0.0, 0.125, 0.3, 0.5, 0.75, 0.875, 1.0, 2.0):
@@ -41,7 +41,7 @@ def test_raising_the_threshold_never_opens_a_gate(trajectories, chosen):
 
 
 @given(plays(), options(gate_unscored="open", gate="hard"))
-def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
+def test_threshold_below_0_equals_discounted(trajectories, chosen):
     batch = batch_of(*trajectories)
     chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
     gated = assign(batch, chosen)
@@ -56,7 +56,7 @@ def test_a_threshold_below_0_is_the_discounted_rule(trajectories, chosen):
     plays(mishaps=False),
     options(reward_decomp=True, decomp_granularity="step", gate="hard", gate_at="pass", on_closed_gate="cut"),
 )
-def test_a_threshold_of_1_with_every_step_scored_is_the_rule_none(trajectories, chosen):
+def test_threshold_of_1_with_all_steps_scored_equals_none(trajectories, chosen):
     for trajectory in trajectories:
         for s in trajectory.steps:
             s.scores.setdefault("f", Score(1.0))

@@ -193,7 +193,7 @@ def exactly(expected: Floats) -> object:
 
 
 @pytest.mark.parametrize("policy", [POLICY, NEVER_STOPS])
-def test_the_gradient_of_j_is_what_central_differences_say(policy):
+def test_gradient_of_j_equals_central_differences(policy):
     def moved(state: str, action: str, by: float) -> Policy:
         return {**policy, state: {**policy[state], action: policy[state][action] + by}}
 
@@ -209,26 +209,26 @@ def test_the_gradient_of_j_is_what_central_differences_say(policy):
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("group_by", ["task_agent_turn", "task_agent", "task_agent_state", "task"])
-def test_rloo_with_open_gates_is_the_gradient_of_j_whatever_plays_and_turns_share_a_baseline(n, group_by):
+def test_rloo_with_open_gates_equals_the_gradient_of_j(n, group_by):
     found = expected_gradient(POLICY, n, assigned(options(group_by=group_by)))
     assert found == exactly(gradient(POLICY))
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_an_outcome_given_to_every_step_is_as_exact_as_one_that_flows(n):
+def test_outcome_to_all_equals_the_gradient_of_j(n):
     found = expected_gradient(POLICY, n, assigned(options(outcome_to="all")))
     assert found == exactly(gradient(POLICY))
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_the_origin_of_sub_rewards_changes_what_is_climbed_and_not_how_exactly(n):
+def test_origin_changes_the_objective_but_stays_exact(n):
     found = expected_gradient(POLICY, n, assigned(options(sub_reward_origin=1.0)))
     assert found == exactly(gradient(POLICY, lambda path, position: return_to_go(path, position, origin=1.0)))
     assert cosine(found, gradient(POLICY)) < 0.9
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_grpo_without_std_at_fixed_length_is_the_gradient_shrunk_by_the_own_play_in_its_mean(n):
+def test_unscaled_grpo_at_fixed_length_shrinks_the_gradient(n):
     chosen = options(adv_estimator="grpo", norm_adv_by_std_in_grpo=False)
     found = expected_gradient(NEVER_STOPS, n, assigned(chosen))
     assert found == exactly((n - 1) / n * gradient(NEVER_STOPS))
@@ -268,7 +268,7 @@ def standardised(column: list[float]) -> list[float]:
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_turns_normalised_one_by_one_fine_the_policy_for_going_on(n):
+def test_per_turn_normalisation_charges_for_continuing(n):
     found = expected_gradient(POLICY, n, per_turn(less_the_others))
     true, going_on = gradient(POLICY), gradient(POLICY, lambda path, _: float(len(path) > 1))
     # The second turn's baseline stands in the sum only where there was a second turn: a charge of its mean, that is, of
@@ -281,14 +281,14 @@ def test_turns_normalised_one_by_one_fine_the_policy_for_going_on(n):
     assert np.sqrt(1 - cosine(found, true) ** 2) > 0.35
 
 
-def test_turns_normalised_one_by_one_can_teach_to_stop_where_going_on_is_worth_more():
+def test_per_turn_normalisation_can_teach_to_stop_too_early():
     stop = parameters(POLICY).index(("start", "stop"))
     assert gradient(POLICY)[stop] < -0.1
     assert expected_gradient(POLICY, 3, per_turn(less_the_others))[stop] > 0.02
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_turns_normalised_one_by_one_do_no_harm_where_no_play_can_stop(n):
+def test_per_turn_normalisation_is_exact_at_fixed_length(n):
     assert expected_gradient(NEVER_STOPS, n, per_turn(less_the_others)) == exactly(gradient(NEVER_STOPS))
 
 
@@ -297,7 +297,7 @@ SUMMED = {less_the_others: (0.8560, 0.8627), standardised: (0.9495, 1.8882)}
 
 
 @pytest.mark.parametrize("normalised", SUMMED)
-def test_turns_normalised_one_by_one_move_the_gradient_this_far(normalised):
+def test_per_turn_normalisation_bias_has_the_recorded_size(normalised):
     found, true = expected_gradient(POLICY, 3, per_turn(normalised)), gradient(POLICY)
     assert (cosine(found, true), length(found, true)) == pytest.approx(SUMMED[normalised], abs=5e-4)
 
@@ -327,7 +327,7 @@ MOVED: dict[str, tuple[dict[str, object], float, float]] = {
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_what_moves_the_gradient_moves_it_this_far(name):
+def test_gradient_bias_has_the_recorded_size(name):
     more, direction, size = MOVED[name]
     chosen = options(**more)
     true = gradient(POLICY, lambda path, position: return_to_go(path, position, chosen.sub_reward_origin))
@@ -336,7 +336,7 @@ def test_what_moves_the_gradient_moves_it_this_far(name):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_closed_gates_make_the_exact_gradient_of_another_return(n):
+def test_closed_gates_give_the_gradient_of_the_gated_return(n):
     found = expected_gradient(POLICY, n, assigned(options(**GATED)))
     assert found == exactly(gradient(POLICY, gated_return))
     at_the_end = [state != "start" for state, _ in parameters(POLICY)]
@@ -366,17 +366,17 @@ def by_critic(lam: float, of: Return = return_to_go, **more: object) -> Advantag
 
 
 @pytest.mark.parametrize("lam", [1.0, 0.95, 0.0])
-def test_gae_with_open_gates_and_an_exact_critic_is_the_gradient_of_j(lam):
+def test_gae_with_an_exact_critic_equals_the_gradient_of_j(lam):
     assert expected_gradient(POLICY, 2, by_critic(lam)) == exactly(gradient(POLICY))
 
 
 @pytest.mark.parametrize("critic", [gated_return, return_to_go, lambda path, position: 0.0])
-def test_gae_at_lam_1_is_the_gated_return_s_gradient_whatever_the_critic(critic):
+def test_gae_at_lam_1_is_exact_for_any_critic(critic):
     assert expected_gradient(POLICY, 2, by_critic(1.0, critic, **GATED)) == exactly(gradient(POLICY, gated_return))
 
 
 @pytest.mark.parametrize("lam", BEHIND_GATES)
-def test_gae_below_lam_1_takes_a_gate_and_the_value_behind_it_for_independent(lam):
+def test_gae_below_lam_1_misses_the_covariance_of_gates(lam):
     def covariance(state: str) -> float:
         """Of gate and return, above 0 where the gate judges well: what it lets pass was worth more than its state."""
         behind = [(path, 1) for path in paths(POLICY) if len(path) > 1 and path[1][0] == state]

@@ -34,7 +34,7 @@ PLAIN = {"propagation": "none", "sub_reward_origin": 0.0}
         ("agent_turn", [3] * 9),
     ],
 )
-def test_groups_are_keyed_as_asked_and_a_lone_play_backs_off_across_tasks(group_by, sizes):
+def test_group_by_sets_the_key_and_lone_trajectories_back_off(group_by, sizes):
     def three(id, task):
         return play(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
 
@@ -45,25 +45,25 @@ def test_groups_are_keyed_as_asked_and_a_lone_play_backs_off_across_tasks(group_
     assert levels[6:] == [group_by if group_by.startswith("agent") else "agent_turn"] * 3
 
 
-def test_task_groups_hold_all_agents_and_agent_groups_all_tasks():
+def test_task_groups_mix_agents_and_agent_groups_mix_tasks():
     plays = [play("t0", [own(0.0, agent="a"), own(1.0, agent="b")]), play("t1", [own(0.5, agent="a")])]
     assert groups(*plays, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
     assert groups(*plays, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
 
 
-def test_states_are_prompts():
+def test_task_agent_state_groups_by_prompt():
     plays = [play(f"t{n}", [own(n / 4, prompt=prompt)]) for n, prompt in enumerate("xyxy")]
     assert groups(*plays, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("differs", [{"policy": "other"}, {"policy_version": 1}, {"stratum": "s"}])
 @pytest.mark.parametrize("group_by", LEVELS)
-def test_steps_of_another_policy_version_or_stratum_never_share_a_baseline(group_by, differs):
+def test_policy_version_and_stratum_separate_groups(group_by, differs):
     plays = [play(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
     assert groups(*plays, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
-def test_one_agent_with_many_turns_in_a_trajectory_has_no_larger_weight_in_the_baseline():
+def test_trajectories_weigh_equally_in_the_baseline():
     many, one = play("t0", [own(1.0) for _ in range(9)]), play("t1", [own(0.0)])
     a = groups(many, one, group_by="agent", **PLAIN)
     assert set(a.baseline_S.tolist()) == {0.5}
@@ -71,20 +71,20 @@ def test_one_agent_with_many_turns_in_a_trajectory_has_no_larger_weight_in_the_b
     assert a.spread_S.tolist() == pytest.approx([math.sqrt(0.5)] * 10)
 
 
-def test_the_spread_with_one_step_each_is_the_unbiased_standard_deviation():
+def test_spread_of_single_steps_is_the_unbiased_deviation():
     values = [0.0, 0.25, 0.75, 1.0]
     a = groups(*(play(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
     assert a.spread_S[0] == pytest.approx(np.std(values, ddof=1), rel=1e-15)
 
 
-def test_alone_means_one_trajectory_however_many_steps_it_has():
+def test_group_of_one_trajectory_with_many_steps_is_alone():
     a = groups(play("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
     assert a.group_S.tolist() == [-1, -1]
     assert a.advantage_S.tolist() == [0.0, 0.0]
     assert a.singletons == 1
 
 
-def test_a_step_alone_in_its_group_backs_off_to_task_and_agent_then_agent_and_turn_then_agent():
+def test_back_off_follows_its_order_of_levels():
     late = own(1.0, turn=5)
     to_task_agent = groups(play("t0", [late]), play("t1", [own(0.0, turn=1)]), **PLAIN)
     assert LEVEL_NAMES[to_task_agent.level_S[0]] == "task_agent"
@@ -100,14 +100,14 @@ def test_a_step_alone_in_its_group_backs_off_to_task_and_agent_then_agent_and_tu
     assert to_agent_turn.group_size_S[2] == 3
 
 
-def test_a_step_that_backs_off_is_compared_with_members_that_did_not():
+def test_back_off_group_includes_all_steps_of_its_key():
     plays = [play("t0", [own(1.0, turn=5)]), *(play(f"t{n}", [own(0.0)]) for n in (1, 2, 3))]
     a = groups(*plays, **PLAIN)
     assert a.group_size_S.tolist() == [4, 3, 3, 3]
     assert a.baseline_S.tolist() == [0.25, 0.0, 0.0, 0.0]
 
 
-def test_a_group_with_members_in_many_groups_is_named_in_words():
+def test_group_name_lists_the_parts_of_the_key():
     a = groups(
         *(play(f"t{n}", [own(n / 4, agent="write", stratum="hard", policy="p", policy_version=3)]) for n in range(2)),
         **PLAIN,
@@ -115,7 +115,7 @@ def test_a_group_with_members_in_many_groups_is_named_in_words():
     assert a.group_name(0) == "agent=write turn=0 policy=p version=3 stratum=hard"
 
 
-def test_masked_steps_are_in_no_baseline():
+def test_masked_steps_are_excluded_from_baselines():
     plays = [
         play("t0", [own(Score(0.0, status="failed"))]),
         play("t1", [own(1.0)]),
@@ -127,7 +127,7 @@ def test_masked_steps_are_in_no_baseline():
     assert np.isnan(a.baseline_S[[0, 3]]).all()
 
 
-def test_compact_codes_number_combinations_without_gaps_whatever_the_values():
+def test_compact_numbers_combinations_without_gaps():
     rng = np.random.default_rng(0)
     for columns in (
         [rng.integers(0, 5, 200), rng.integers(-1, 3, 200)],

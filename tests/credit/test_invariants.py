@@ -25,9 +25,7 @@ def same(got, expected):
     options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"),
     st.integers(0, 2**30 - 1),
 )
-def test_with_the_outcome_to_all_origin_1_and_binary_scores_the_threshold_rule_is_own_reward_plus_outcome(
-    trajectories, chosen, right
-):
+def test_threshold_with_binary_scores_at_origin_1_equals_none(trajectories, chosen, right):
     """A closed step passes nothing, and an open one, being right, has nothing to pass."""
     for n, made in enumerate(made for trajectory in trajectories for made in trajectory.steps):
         made.scores = {"f": Score(float(right >> n & 1))}
@@ -40,7 +38,7 @@ def test_with_the_outcome_to_all_origin_1_and_binary_scores_the_threshold_rule_i
 
 
 @given(plays(), options(), st.permutations("abc"))
-def test_renaming_agents_changes_no_number(trajectories, chosen, names):
+def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
     before = assign(batch_of(*trajectories), chosen)
     renamed = dict(zip("abc", names, strict=True))
     for trajectory in trajectories:
@@ -52,7 +50,7 @@ def test_renaming_agents_changes_no_number(trajectories, chosen, names):
 
 
 @given(plays(), options(), st.integers(1, 3))
-def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
+def test_padding_does_not_change_advantages(trajectories, chosen, n):
     before = assign(batch_of(*trajectories), chosen)
     for trajectory in trajectories:
         for made in trajectory.steps:
@@ -82,9 +80,7 @@ def test_padding_after_every_response_changes_nothing(trajectories, chosen, n):
     options(on_closed_gate="cut", decomp_granularity="step", baseline="group", adv_estimator="grpo"),
     st.data(),
 )
-def test_a_step_that_could_not_be_scored_changes_no_baseline_but_its_own_groups_and_its_ancestors(
-    trajectories, chosen, data
-):
+def test_failed_score_only_affects_related_baselines(trajectories, chosen, data):
     before_batch = batch_of(*trajectories)
     scored = np.flatnonzero(
         (before_batch.score_status == OK).any(axis=1) & (before_batch.score_weights > 0).any(axis=1)
@@ -120,7 +116,7 @@ def test_a_step_that_could_not_be_scored_changes_no_baseline_but_its_own_groups_
             same(after.baseline_S[t], before.baseline_S[t])
 
 
-def test_a_step_that_could_not_be_scored_is_missing_from_its_own_baseline():
+def test_failed_score_is_excluded_from_its_baseline():
     def batch(score):
         return batch_of(*(play(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
 
@@ -130,7 +126,7 @@ def test_a_step_that_could_not_be_scored_is_missing_from_its_own_baseline():
     assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
 
 
-def test_agents_may_come_and_go_between_plays_of_one_group():
+def test_trajectories_of_a_group_may_have_different_agents():
     """A plan with five executors, a judge over five answers, and a play without either."""
     wide = play(
         "t0",
@@ -150,7 +146,7 @@ def test_agents_may_come_and_go_between_plays_of_one_group():
     assert np.isnan(a.baseline_S[6])  # nobody else judged
 
 
-def test_freezing_trains_only_agents_at_and_after_the_failure():
+def test_freeze_trains_only_steps_at_and_after_the_failure():
     wrong = play("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
     right = play("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
     a = assign(batch_of(wrong, right), CreditOptions(on_closed_gate="freeze"))
@@ -159,7 +155,7 @@ def test_freezing_trains_only_agents_at_and_after_the_failure():
     assert a.metrics()["groups/frozen_steps"] == 1.0
 
 
-def test_a_shadow_says_what_another_rule_would_have_done_and_trains_nothing():
+def test_shadow_reports_another_rule_without_training_on_it():
     batch = batch_of(
         play("t0", [step("plan", 1.0), step("write", 0.0)], 1.0),
         play("t1", [step("plan", 0.5), step("write", 1.0)], 0.0),
@@ -175,7 +171,7 @@ def test_a_shadow_says_what_another_rule_would_have_done_and_trains_nothing():
     assert "shadow/moved/plan" not in alone.metrics()
 
 
-def test_every_step_records_the_threshold_that_was_in_force_for_it():
+def test_assignment_records_the_threshold_of_each_step():
     batch = batch_of(play("t0", [step("plan", 0.6), step("write", 0.6)], 1.0))
     chosen = CreditOptions(propagation_threshold={"kind": "fixed", "value": 0.5, "agents": {"write": 0.7}})
     a = assign(batch, chosen)
@@ -183,7 +179,7 @@ def test_every_step_records_the_threshold_that_was_in_force_for_it():
     assert a.gate_open_S.tolist() == [True, False]
 
 
-def test_a_floor_opens_the_best_closed_steps_and_counts_them():
+def test_floor_opens_the_best_closed_steps_and_counts_them():
     batch = batch_of(play("t0", [step("a", r) for r in (0.1, 0.25, 0.2, 0.0, 0.05)], 1.0))
     a = assign(batch, CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.4}))
     assert a.forced_open_S.tolist() == [False, True, True, False, False]
@@ -191,7 +187,7 @@ def test_a_floor_opens_the_best_closed_steps_and_counts_them():
     assert a.metrics()["propagation/forced_open/a"] == 0.4
 
 
-def test_small_and_tied_groups_still_teach_under_a_shrunk_baseline():
+def test_shrunk_baseline_learns_from_small_and_tied_groups():
     def group(task, rewards):
         return [play(f"{task}.{n}", [step("a")], r, task=task) for n, r in enumerate(rewards)]
 
@@ -207,7 +203,7 @@ def test_small_and_tied_groups_still_teach_under_a_shrunk_baseline():
     assert len(set(shrunk.spread_S.tolist())) == 1
 
 
-def test_where_all_groups_are_tied_a_shrunk_baseline_has_nothing_to_teach():
+def test_shrunk_baseline_is_zero_if_all_groups_are_tied():
     trajectories = [play(f"{q}.{n}", [step("a")], float(q), task=f"q{q}") for q in (0, 1) for n in range(3)]
     chosen = CreditOptions(propagation="identical", group_by="task_agent_turn", baseline="shrunk")
     a = assign(batch_of(*trajectories), chosen)
@@ -215,7 +211,7 @@ def test_where_all_groups_are_tied_a_shrunk_baseline_has_nothing_to_teach():
     assert a.advantage_S.tolist() == [0.0] * 6
 
 
-def test_how_long_unrelated_plays_are_moves_no_stand_in():
+def test_stand_in_ignores_the_length_of_other_trajectories():
     pair = [
         play("t0", [step("a", 0.8), step("a", 0.0)], 0.0),
         play("t1", [step("a", 0.8), step("a", 0.1)], 1.0),
@@ -227,7 +223,7 @@ def test_how_long_unrelated_plays_are_moves_no_stand_in():
         assert assign(batch_of(*pair, other), chosen).credit_S[:4].tolist() == alone.tolist()
 
 
-def test_masked_plays_take_no_part_in_the_floor():
+def test_floor_ignores_masked_trajectories():
     kept = [play(f"t{n}", [step("a", r)], float(n)) for n, r in enumerate((0.1, 0.2, 0.25, 0.05))]
     failed = play("t9", [step("a", 0.29), step("a", 0.28)], 0.0, status="failed")
     chosen = CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.5})
@@ -236,14 +232,14 @@ def test_masked_plays_take_no_part_in_the_floor():
 
 
 @pytest.mark.parametrize("rule", ["identical", "uniform", "none"])
-def test_where_nothing_flows_no_share_is_refused_and_metrics_can_be_had(rule):
+def test_rules_without_flow_accept_every_share(rule):
     diamond = play("t0", [step("a", 1.0), step("b", 1.0, (0,)), step("b", 0.5, (0,)), step("c", 1.0, (1, 2))], 1.0)
     assert (
         "credit/gated_off/b" not in assign(batch_of(diamond), CreditOptions(propagation=rule, share="copy")).metrics()
     )
 
 
-def test_token_advantages_are_written_only_where_they_fit():
+def test_token_advantages_check_the_output_array():
     a = assign(
         batch_of(play("t0", [step("a", tokens=4)], 1.0), play("t1", [step("a", tokens=4)], 0.0)), CreditOptions()
     )
@@ -252,7 +248,7 @@ def test_token_advantages_are_written_only_where_they_fit():
             a.token_advantages(out=out)
 
 
-def test_a_rule_that_makes_no_number_is_refused():
+def test_rule_with_nan_credit_raises():
     @propagation_rule("nowhere")
     def nowhere(flow):
         nothing_S = np.zeros_like(flow.own_S)
@@ -267,6 +263,6 @@ def test_a_rule_that_makes_no_number_is_refused():
         PROPAGATION_RULES.remove("nowhere")
 
 
-def test_an_estimator_that_would_have_nothing_to_compare_with_is_refused():
+def test_estimator_without_comparison_raises():
     with pytest.raises(ConfigError, match="expected groups to compare within, or whitening"):
         advantage_estimator("alone", grouped=False)

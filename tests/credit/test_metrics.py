@@ -16,7 +16,7 @@ def metrics(*trajectories, **chosen):
     return assign(batch_of(*trajectories), CreditOptions(**chosen)).metrics()
 
 
-def test_the_pass_rate_is_the_share_of_open_gates_among_steps_that_a_function_was_to_score():
+def test_pass_rate_is_the_share_of_open_gates():
     got = metrics(
         play("t0", [step("plan"), step("write", 0.75), step("verify", 1.0)], 1.0),
         play("t1", [step("plan"), step("write", 0.25), step("verify", "failed")], 1.0),
@@ -29,7 +29,7 @@ def test_the_pass_rate_is_the_share_of_open_gates_among_steps_that_a_function_wa
     assert "propagation/pass_rate/plan" not in got
 
 
-def test_gated_off_is_the_share_of_credit_that_an_agents_gates_withheld():
+def test_gated_off_is_the_share_of_withheld_credit():
     got = metrics(
         play("t0", [step("plan"), step("write", 1.0)]),
         play("t1", [step("plan"), step("write", 0.25)]),
@@ -41,7 +41,7 @@ def test_gated_off_is_the_share_of_credit_that_an_agents_gates_withheld():
     assert got["credit/mean/plan"] == pytest.approx(0.99 / 3)
 
 
-def test_mis_credited_counts_advantages_that_contradict_the_measured_verdict_even_of_weight_0():
+def test_mis_credited_counts_contradictions_of_measured_scores():
     def measured(id, verdict, outcome):
         return play(id, [step("a", {"m": Score(verdict, weight=0.0)})], outcome)
 
@@ -55,11 +55,11 @@ def test_mis_credited_counts_advantages_that_contradict_the_measured_verdict_eve
     assert got["credit/mis_credited/a"] == 0.5
 
 
-def test_an_advantage_of_0_contradicts_nothing():
+def test_mis_credited_ignores_advantages_of_0():
     assert metrics(play("t0", [step("a", 0.5)]), play("t1", [step("a", 0.5)]))["credit/mis_credited/a"] == 0.0
 
 
-def test_groups_are_counted():
+def test_group_metrics_count_groups_and_steps():
     got = metrics(
         play("t0", [step("a", 0.5), step("b", 1.0), step("c", 1.0)]),
         play("t1", [step("a", 0.5), step("b", 0.0), step("b", "failed")]),
@@ -71,7 +71,7 @@ def test_groups_are_counted():
     assert got["groups/masked_steps"] == 1.0  # the failed one
 
 
-def test_what_a_critic_explains_of_credit_does_not_count_its_own_later_values():
+def test_credit_explained_var_uses_the_final_credit():
     scores = (0.0, 0.5, 1.0)
     batch = batch_of(
         *(play(f"t{n}", [step("a", r, tokens=2), step("b", 1 - r, tokens=1)], r) for n, r in enumerate(scores))
@@ -110,31 +110,31 @@ def unscored_planner(n, r, outcome=1.0):
         ),
     ],
 )
-def test_reach_is_the_share_of_plays_in_which_a_signal_gets_to_the_agent(chosen, reach):
+def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
     assigned = assign(batch_of(unscored_planner(0, 1.0), unscored_planner(1, 0.25)), CreditOptions(**chosen))
     got = assigned.metrics()
     assert {agent: got[f"credit/reach/{agent}"] for agent in reach} == reach
     assert unreached_agents(assigned) == tuple(agent for agent, share in reach.items() if share == 0.0)
 
 
-def test_a_right_child_is_a_signal_although_its_credit_at_origin_1_is_0():
+def test_right_child_with_credit_0_counts_as_a_signal():
     assigned = assign(batch_of(play("t", [step("plan"), step("write", 1.0)])), CreditOptions())
     assert assigned.received_S[0] == 0.0
     assert unreached_agents(assigned) == ()
 
 
-def test_without_any_reward_nobody_is_reached():
+def test_agents_without_any_reward_are_unreached():
     assigned = assign(batch_of(play("t", [step("plan"), step("write")])), CreditOptions())
     assert unreached_agents(assigned) == ("plan", "write")
 
 
-def test_a_mean_that_stands_in_for_a_failed_score_is_no_signal():
+def test_substitute_for_a_failed_score_gives_no_reach():
     trajectories = [play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])]
     assert metrics(*trajectories)["credit/reach/a"] == 0.5
 
 
 @given(plays(), options())
-def test_metrics_are_finite_and_shares_are_shares(trajectories, chosen):
+def test_metrics_are_finite_and_shares_are_in_0_to_1(trajectories, chosen):
     for name, value in metrics(*trajectories, **vars(chosen)).items():
         assert isinstance(value, float)
         assert math.isfinite(value)
@@ -142,7 +142,7 @@ def test_metrics_are_finite_and_shares_are_shares(trajectories, chosen):
             assert 0.0 <= value <= 1.0 + 1e-12, name
 
 
-def test_alone_tied_and_frozen_steps_are_shares_of_each_agents():
+def test_alone_tied_and_frozen_are_shares_by_agent():
     plays = [play(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))]
     plays.append(play("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
     got = assign(batch_of(*plays), CreditOptions(on_closed_gate="freeze")).metrics()

@@ -12,11 +12,11 @@ from creditflow.errors import ConfigError, did_you_mean
 from tests.builders import batch_of, play, step
 
 
-def test_the_defaults_are_valid():
+def test_defaults_are_valid():
     CreditOptions().validate()
 
 
-def test_every_option_is_a_plain_string_number_or_boolean_of_its_declared_type():
+def test_defaults_have_their_declared_types():
     declared = {"str": str, "float": float, "bool": bool}
     for option in fields(CreditOptions):
         if option.name in ("propagation_threshold", "shadow"):  # a number or a mapping; a mapping or nothing
@@ -54,7 +54,7 @@ def test_every_option_is_a_plain_string_number_or_boolean_of_its_declared_type()
         ("mask_truncated", "false", "true or false"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused_with_key_expected_and_got(key, value, expected):
+def test_invalid_value_raises_with_key_expected_and_got(key, value, expected):
     chosen = CreditOptions(**{key: value})
     with pytest.raises(ConfigError) as error:
         chosen.validate()
@@ -68,7 +68,7 @@ def test_assign_validates_before_it_computes():
         assign(batch_of(play("t", [step()], 1.0)), CreditOptions(gamma=-1.0))
 
 
-def test_whole_numbers_are_numbers():
+def test_integers_are_accepted_as_numbers():
     CreditOptions(gamma=1, w_r=2, propagation_threshold=0).validate()
 
 
@@ -87,16 +87,16 @@ def test_whole_numbers_are_numbers():
         ("on_closed_gate", {"adv_estimator": "gae", "outcome_to": "answer", "on_closed_gate": "neutral"}),
     ],
 )
-def test_options_that_contradict_one_another_are_refused_with_what_to_do(key, chosen):
+def test_contradicting_options_raise(key, chosen):
     with pytest.raises(ConfigError, match=rf"algorithm\.{key}: "):
         CreditOptions(**chosen).validate()
 
 
-def test_the_shared_rules_need_no_outcome_at_the_answer_for_a_critic():
+def test_gae_with_a_sharing_rule_allows_outcome_to_all():
     CreditOptions(adv_estimator="gae", propagation="identical").validate()
 
 
-def test_a_shadow_is_made_of_options_and_validated_like_them():
+def test_shadow_options_are_validated():
     shadowed = CreditOptions(gamma=0.5, shadow={"propagation": "none"}).shadowed()
     assert (shadowed.propagation, shadowed.gamma, shadowed.shadow) == ("none", 0.5, None)
     with pytest.raises(ConfigError, match=r"algorithm\.shadow\.propagaton: .*did you mean 'propagation'"):

@@ -35,46 +35,46 @@ CHAIN = play("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)]
         ("threshold", "answer", 0.0, [0.75, 1.25, 2.0]),
     ],
 )
-def test_a_chain_by_hand(rule, outcome_to, origin, expected):
+def test_credit_of_a_chain_by_hand(rule, outcome_to, origin, expected):
     got = credit(CHAIN, propagation=rule, outcome_to=outcome_to, sub_reward_origin=origin, gamma=0.5)
     assert got == pytest.approx(expected, rel=1e-15)
 
 
-def test_a_closed_gate_stops_what_the_step_would_have_passed_and_counts_it():
+def test_closed_gate_stops_credit_and_counts_it():
     a = assign(batch_of(CHAIN), CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=0.5))
     assert a.stopped_S.tolist() == [0.0, 1.25, 0.0]
     assert a.received_S.tolist() == [0.0, 1.0, 0.0]
 
 
-def test_a_child_of_two_parents_splits_what_it_passes():
+def test_child_splits_its_credit_between_two_parents():
     joined = play("t", [step("a", 0.0), step("b", 0.0, ()), step("c", 1.0, (0, 1))])
     assert credit(joined, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.25, 0.25, 1.0]
 
 
-def test_a_parent_of_two_children_gets_from_both():
+def test_parent_receives_credit_from_both_children():
     forked = play("t", [step("a", 0.0), step("b", 0.5, (0,)), step("c", 1.0, (0,))])
     assert credit(forked, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.75, 0.5, 1.0]
 
 
-def test_credit_in_a_fully_linked_play_does_not_count_paths():
+def test_fully_linked_trajectory_does_not_count_paths():
     linked = play("t", [step("a", 1.0, tuple(range(i))) for i in range(40)])
     got = credit(linked, propagation="discounted", sub_reward_origin=0.0, gamma=1.0)
     assert got[0] == pytest.approx(40.0)  # conservation: one root, which gets everything
 
 
-def test_the_outcome_goes_to_the_answers_steps_or_to_the_last_step():
+def test_outcome_goes_to_answer_steps_or_the_last_step():
     steps = [step("a"), step("b"), step("c")]
     shares = {"propagation": "none", "outcome_to": "answer"}
     assert credit(play("t", steps, 1.0), **shares) == [0.0, 0.0, 1.0]
     assert credit(play("t", steps, 1.0, answer_steps=(0, 1)), **shares) == [0.5, 0.5, 0.0]
 
 
-def test_weights_scale_sub_rewards_and_the_outcome():
+def test_weights_scale_sub_rewards_and_outcome():
     plain = play("t", [step("a", 0.25)], 0.5)
     assert credit(plain, propagation="none", w_r=2.0, w_o=3.0, sub_reward_origin=0.0) == [2.0 * 0.25 + 3.0 * 0.5]
 
 
-def test_shared_credit_can_be_given_the_same_information():
+def test_shared_reward_can_include_sub_rewards():
     same = {"shared_reward": "outcome_plus_mean_sub_reward", "sub_reward_origin": 0.0}
     two = play("t", [step("a", 0.5), step("b", 1.0), step("c")], 1.0)
     assert credit(two, propagation="identical", **same) == [1.75, 1.75, 1.75]
@@ -106,13 +106,13 @@ def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
         assert abs(a.stopped_S[of_n].sum() - stopped) <= 1e-12 * scale
 
 
-def test_a_play_of_seventy_thousand_steps_is_one_pass():
+def test_trajectory_of_seventy_thousand_steps():
     long = batch_of(play("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
     a = assign(long, CreditOptions(gamma=1.0, sub_reward_origin=0.0, group_by="task"))
     assert a.credit_S[0] == 70_001.0
 
 
-def test_a_rule_of_ones_own_is_registered_by_name():
+def test_custom_rule_is_registered_by_name():
     @propagation_rule("last_only", pays_own=False)
     def last_only(flow: Flow) -> Credit:
         nothing = np.zeros_like(flow.own_S)
@@ -128,7 +128,7 @@ def test_a_rule_of_ones_own_is_registered_by_name():
         PROPAGATION_RULES.remove("last_only")
 
 
-def test_an_unknown_rule_is_answered_with_the_known_ones():
+def test_unknown_rule_error_lists_the_known_ones():
     with pytest.raises(
         ConfigError, match=r"expected one of threshold, discounted, none, shapley, identical, uniform, got 'x'"
     ):

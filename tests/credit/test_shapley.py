@@ -42,7 +42,7 @@ games = st.integers(1, 4).flatmap(
 
 
 @given(games)
-def test_exact_values_are_those_of_the_definition_and_sum_to_what_the_whole_team_adds(game):
+def test_exact_values_equal_the_definition(game):
     agents, listed, times = game
     value_of = dict(enumerate(listed))
     of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
@@ -62,7 +62,7 @@ def test_exact_values_are_those_of_the_definition_and_sum_to_what_the_whole_team
 
 
 @given(st.integers(5, 8), st.integers(0, 1000))
-def test_sampled_orders_are_exact_where_agents_add_up_and_sum_to_the_whole_in_any_game(agents, seed):
+def test_sampled_values_are_exact_for_additive_games(agents, seed):
     rng = np.random.default_rng(seed)
     alone, value = rng.normal(size=agents), rng.normal(size=2**agents)
     adds_up = {c: float(sum(alone[a] for a in range(agents) if c >> a & 1)) for c in range(2**agents)}
@@ -78,7 +78,7 @@ def test_sampled_orders_are_exact_where_agents_add_up_and_sum_to_the_whole_in_an
     assert math.isclose(of_any.shapley_A.sum(), value[-1] - value[0], abs_tol=1e-9)
 
 
-def test_sampled_values_come_to_the_exact_ones_and_their_errors_are_as_large_as_they_say():
+def test_sampled_values_are_unbiased_with_calibrated_errors():
     agents, rng = 5, np.random.default_rng(1)
     value_of = dict(enumerate(rng.uniform(size=2**agents).tolist()))
     truth = np.array(by_definition(value_of, agents))
@@ -94,7 +94,7 @@ def test_sampled_values_come_to_the_exact_ones_and_their_errors_are_as_large_as_
     assert 0.9 < said / was < 1.4  # each agent's turn in every place makes it a little better than said
 
 
-def test_errors_of_exact_values_are_as_large_as_they_say():
+def test_standard_errors_of_exact_values_are_calibrated():
     rng, agents = np.random.default_rng(2), 3
     chance = rng.uniform(size=2**agents)
     of = plan(agents, 10 * (2**agents - 1), rng)
@@ -107,7 +107,7 @@ def test_errors_of_exact_values_are_as_large_as_they_say():
     np.testing.assert_allclose(np.sqrt(np.mean(np.square(errors), axis=0)), np.std(offs, axis=0), rtol=0.1)
 
 
-def test_a_failed_play_is_left_out_and_a_value_that_needs_it_is_not_known():
+def test_failed_replay_makes_dependent_values_nan():
     of = plan(2, 6, np.random.default_rng(0))
     outcome = np.array([0.0, 0.5, np.nan, 0.2, 0.5, np.nan])  # nobody, the first, the second: twice each
     found = values(of, 1.0, outcome)
@@ -119,13 +119,13 @@ def test_a_failed_play_is_left_out_and_a_value_that_needs_it_is_not_known():
 
 
 @pytest.mark.parametrize(("agents", "budget", "least"), [(3, 6, 7), (4, 14, 15), (5, 24, 25)])
-def test_a_budget_that_is_too_small_says_the_least(agents, budget, least):
+def test_too_small_budget_error_gives_the_minimum(agents, budget, least):
     with pytest.raises(ValueError, match=f"at least {least} plays for {agents} agents, got {budget}"):
         plan(agents, budget, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("agents", [25, 62])
-def test_a_large_team_is_sampled_and_one_that_no_number_holds_is_refused(agents):
+def test_teams_of_up_to_62_agents_are_sampled(agents):
     of = plan(agents, agents**2, np.random.default_rng(0))
     outcome = np.array([sum(a + 1.0 for a in range(agents) if int(c) >> a & 1) for c in of.coalition_P])
     found = values(of, agents * (agents + 1) / 2, outcome)
@@ -135,7 +135,7 @@ def test_a_large_team_is_sampled_and_one_that_no_number_holds_is_refused(agents)
 
 
 @given(games)
-def test_values_are_read_as_they_were_written(game):
+def test_values_survive_a_json_round_trip(game):
     agents, listed, times = game
     of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
     made = values(of, listed[-1], played(of, dict(enumerate(listed))), tuple("abcd"[:agents]))
@@ -156,7 +156,7 @@ def noted(shapley: dict[str, float | None]):
     return Values(value_A, value_A, value_A, value_A, 7, tuple(shapley)).to_json()
 
 
-def test_the_rule_gives_each_step_its_own_reward_and_what_its_agent_added():
+def test_shapley_rule_adds_own_reward_and_agent_value():
     batch = batch_of(
         measured("a", 1.0, {"planner": 0.75, "executor": 0.25}),
         measured("b", 0.0, {"planner": -0.5, "executor": 0.0}, score=1.0),
@@ -171,18 +171,18 @@ def test_the_rule_gives_each_step_its_own_reward_and_what_its_agent_added():
         assert "Shapley value" in [operation.name for operation in said.operations]
 
 
-def test_a_play_that_ended_before_its_first_step_asks_for_no_values():
+def test_trajectory_without_steps_needs_no_values():
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"), play("c", [], outcome=0.0))
     assert assign(batch, OPTIONS).shared_S.tolist() == [0.5] * 4
 
 
-def test_a_frozen_agent_adds_nothing():
+def test_frozen_agent_adds_nothing():
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5}) for id in "ab"))
     assert assign(batch, OPTIONS).shared_S.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("entry", [None, {"shapley": 3}, "mine", {"planner": None, "executor": 0.0}])
-def test_plays_without_values_are_refused(entry):
+def test_trajectory_without_values_raises(entry):
     batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"))
     info = {} if entry is None else {KEY: noted(entry) if "planner" in entry else entry}
     with pytest.raises(BatchError, match="trajectory a: expected Shapley values, found none"):
@@ -197,6 +197,6 @@ def test_plays_without_values_are_refused(entry):
         ({"propagation": "none", "shadow": {"propagation": "shapley"}}, "shadow.propagation: shapley needs plays"),
     ],
 )
-def test_what_makes_no_sense_with_it_is_refused(options, said):
+def test_options_incompatible_with_shapley_raise(options, said):
     with pytest.raises(ConfigError, match=said):
         replace(OPTIONS, **options).validate()

@@ -65,14 +65,14 @@ histories = st.integers(0, 2**32 - 1).map(history)  # drawn whole: batch by batc
 # --- fixed ---
 
 
-def test_a_number_is_a_fixed_threshold_for_everyone_that_no_batch_moves():
+def test_number_gives_a_fixed_threshold_for_all_agents():
     threshold = after(0.3, saw({"a": [0.1, 0.9]}, {"a": 0.5}, 0.2))
     assert threshold.theta("a") == threshold.theta("never seen") == 0.3
     assert threshold.floor == 0.0
     assert threshold.metrics() == {"propagation/threshold": 0.3}
 
 
-def test_a_fixed_threshold_may_differ_by_agent():
+def test_fixed_threshold_can_differ_by_agent():
     threshold = make_threshold({"kind": "fixed", "value": 0.5, "agents": {"verifier": 0.7}}, ["planner", "verifier"])
     assert thetas(threshold, ["verifier", "planner"]).tolist() == [0.7, 0.5]
     assert threshold.metrics() == {
@@ -82,7 +82,7 @@ def test_a_fixed_threshold_may_differ_by_agent():
     }
 
 
-def test_a_fixed_threshold_for_an_agent_outside_the_team_is_refused_with_the_nearest_name():
+def test_fixed_threshold_rejects_agents_outside_the_team():
     with pytest.raises(UnknownAgentError, match=r"threshold\.agents: .* got 'verifyer' \(did you mean 'verifier'\?\)"):
         make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}}, ["planner", "verifier"])
     make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}})  # nobody said who is in the team
@@ -104,21 +104,19 @@ def test_a_fixed_threshold_for_an_agent_outside_the_team_is_refused_with_the_nea
         ([0.72, 0.70, 0.69, 0.68, 0.66], 0.4),
     ],
 )
-def test_a_tuned_threshold_is_lowered_when_accuracy_falls_by_more_than_the_drop_below_the_best_of_the_last_epochs(
-    accuracies, theta
-):
+def test_tuned_threshold_falls_after_an_accuracy_drop(accuracies, theta):
     threshold = after({"kind": "tuned"}, *(saw(accuracy=accuracy) for accuracy in accuracies))
     assert threshold.theta("a") == theta
     assert threshold.metrics()["propagation/threshold_lowered"] == (theta == 0.4)
 
 
-def test_a_tuned_threshold_does_not_look_at_batches_between_validations():
+def test_tuned_threshold_ignores_batches_between_validations():
     assert after({"kind": "tuned"}, saw(accuracy=0.9), saw({"a": [0.0]}), saw(accuracy=0.9)).theta("a") == 0.5
 
 
 @few
 @given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 4), st.integers(0, 6))
-def test_a_tuned_threshold_does_what_a_plain_reading_of_its_rule_says(points, patience, drop):
+def test_tuned_threshold_equals_a_plain_implementation(points, patience, drop):
     spec = {"kind": "tuned", "patience_epochs": patience, "accuracy_drop": drop / 20, "initial": 0.9, "lower_to": 0.1}
     threshold, last, lowered = make_threshold(spec), deque(maxlen=patience), False
     for point in points:
@@ -132,18 +130,18 @@ def test_a_tuned_threshold_does_what_a_plain_reading_of_its_rule_says(points, pa
 
 
 @pytest.mark.parametrize(("sd", "theta"), [(0.0, 0.7), (0.1, 0.62), (0.25, 0.5), (0.5, 0.3), (0.7, 0.3)])
-def test_a_noise_threshold_is_the_lower_the_noisier_the_sub_rewards(sd, theta):
+def test_noise_threshold_falls_with_the_spread(sd, theta):
     assert after({"kind": "noise"}, saw(spread={"a": sd})).theta("a") == pytest.approx(theta)
 
 
-def test_a_noise_threshold_smooths_the_spread_and_counts_the_first_one_fully():
+def test_noise_threshold_smooths_the_spread():
     threshold = after({"kind": "noise", "smoothing": 0.9}, saw(spread={"a": 0.1}), saw(spread={"a": 0.3}))
     sd = (0.9 * 0.1 * 0.1 + 0.1 * 0.3) / (0.9 * 0.1 + 0.1)
     assert threshold.theta("a") == pytest.approx(0.7 - 0.4 * 2 * sd)
     assert threshold.metrics()["propagation/threshold_spread/a"] == pytest.approx(sd)
 
 
-def test_a_noise_threshold_without_smoothing_is_that_of_the_last_spread():
+def test_noise_threshold_without_smoothing_uses_the_last_spread():
     spec = {"kind": "noise", "smoothing": 0.0}
     assert after(spec, saw(spread={"a": 0.5}), saw(spread={"a": 0.25})).theta("a") == pytest.approx(0.5)
 
@@ -157,21 +155,21 @@ def uniform(n):
 
 
 @pytest.mark.parametrize(("target", "theta"), [(0.7, 0.3), (0.6, 0.4), (0.45, 0.55), (0.3, 0.7)])
-def test_a_quantile_threshold_lets_the_target_share_of_steps_pass(target, theta):
+def test_quantile_threshold_meets_the_target_pass_rate(target, theta):
     threshold = after({"kind": "quantile", "target_pass_rate": target}, saw({"a": uniform(1000)}))
     assert threshold.theta("a") == pytest.approx(theta, abs=0.005)
     assert threshold.metrics()["propagation/threshold_pass_rate/a"] == pytest.approx(target, abs=0.005)
     assert threshold.metrics()["propagation/threshold_saturated/a"] == 0.0
 
 
-def test_a_step_at_the_threshold_does_not_pass_and_so_does_not_count_as_passing():
+def test_pass_rate_excludes_steps_at_the_threshold():
     threshold = after({"kind": "quantile", "initial": 0.5}, saw({"a": [0.5] * 20 + [0.5 + 1e-6] * 80}))
     assert threshold.theta("a") == 0.5
     assert threshold.metrics()["propagation/threshold_pass_rate/a"] == 0.8
     assert after({"kind": "quantile", "initial": 0.5}, saw({"a": [0.5 + 1e-10] * 100})).theta("a") < 0.5
 
 
-def test_a_quantile_threshold_stays_while_no_other_is_nearer_by_more_than_the_dead_band():
+def test_quantile_threshold_stays_within_the_dead_band():
     def from_045(points):
         """Passes 80 % and so many points more at .45, and 80 % above .49."""
         return after(
@@ -183,7 +181,7 @@ def test_a_quantile_threshold_stays_while_no_other_is_nearer_by_more_than_the_de
 
 
 @pytest.mark.parametrize("n", [16, 1000])
-def test_a_quantile_threshold_holds_still_on_scores_of_few_values(n):
+def test_quantile_threshold_is_stable_for_scores_of_few_values(n):
     rng = np.random.default_rng(0)
     threshold, seen = make_threshold({"kind": "quantile"}), []
     for _ in range(200):
@@ -195,7 +193,7 @@ def test_a_quantile_threshold_holds_still_on_scores_of_few_values(n):
 
 @pytest.mark.parametrize("n", [16, 1000])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_quantile_threshold_is_within_5_points_after_200_updates_and_again_after_the_scores_change(n, seed):
+def test_quantile_threshold_converges_within_5_points(n, seed):
     rng = np.random.default_rng(seed)
     threshold = make_threshold({"kind": "quantile"})
     for low, high in ((0.3, 1.0), (0.0, 1.5)):  # 20 % quantiles of .44, and of .3 once cut off at 1
@@ -205,7 +203,7 @@ def test_a_quantile_threshold_is_within_5_points_after_200_updates_and_again_aft
         assert abs(passes - 0.8) <= 0.05
 
 
-def test_after_a_jump_a_quantile_threshold_forgets_what_was_before():
+def test_quantile_threshold_forgets_the_past_after_a_jump():
     rng = np.random.default_rng(0)
     threshold = make_threshold({"kind": "quantile"})
     for _ in range(300):
@@ -216,7 +214,7 @@ def test_after_a_jump_a_quantile_threshold_forgets_what_was_before():
     assert threshold.theta("a") == pytest.approx(0.64, abs=0.01)
 
 
-def test_agents_that_stand_alike_are_a_team_that_stands_there_too():
+def test_team_estimate_of_equal_thresholds_is_exact():
     for theta in np.linspace(0.3, 0.7, 29):
         for agents in range(1, 12):
             spec = {"kind": "quantile", "initial": float(theta)}
@@ -236,12 +234,12 @@ def test_agents_that_stand_alike_are_a_team_that_stands_there_too():
         (list(uniform(100) ** 0.5), 0.0),
     ],
 )
-def test_a_quantile_threshold_says_where_no_value_in_its_range_meets_the_target(scores, saturated):
+def test_saturated_metric_reports_an_unreachable_target(scores, saturated):
     threshold = after({"kind": "quantile"}, *[saw({"a": scores})] * 3)
     assert threshold.metrics()["propagation/threshold_saturated/a"] == saturated
 
 
-def test_a_quantile_threshold_goes_to_the_end_of_its_range_where_that_is_nearest():
+def test_quantile_threshold_goes_to_the_nearest_end_of_its_range():
     low = after({"kind": "quantile"}, saw({"a": np.concatenate([0.2 * uniform(50), 0.3 + 0.7 * uniform(50)])}))
     high = after({"kind": "quantile"}, saw({"a": np.concatenate([0.3 + 0.4 * uniform(10), 0.8 + 0.2 * uniform(90)])}))
     assert low.theta("a") == pytest.approx(0.3, abs=0.05)
@@ -250,7 +248,7 @@ def test_a_quantile_threshold_goes_to_the_end_of_its_range_where_that_is_nearest
     assert high.metrics()["propagation/threshold_saturated/a"] == 1.0
 
 
-def test_a_handful_of_steps_does_not_move_a_quantile_threshold():
+def test_quantile_threshold_needs_a_minimum_of_steps():
     threshold = after({"kind": "quantile"}, saw({"a": [0.31] * (Quantile.MIN_STEPS - 1)}))
     assert threshold.theta("a") == 0.5
     assert "propagation/threshold_saturated/a" not in threshold.metrics()
@@ -258,7 +256,7 @@ def test_a_handful_of_steps_does_not_move_a_quantile_threshold():
     assert threshold.theta("a") < 0.31
 
 
-def test_only_the_quantile_threshold_keeps_a_floor_and_its_floor_can_be_set():
+def test_only_the_quantile_threshold_has_a_floor():
     assert [make_threshold({"kind": kind}).floor for kind in ("fixed", "tuned", "noise")] == [0.0] * 3
     assert make_threshold({"kind": "quantile"}).floor == 0.1
     assert make_threshold({"kind": "quantile", "floor": 0.25}).floor == 0.25
@@ -268,13 +266,13 @@ def test_only_the_quantile_threshold_keeps_a_floor_and_its_floor_can_be_set():
 
 
 @pytest.mark.parametrize("kind", ["noise", "quantile"])
-def test_the_first_agents_start_at_initial_or_else_in_the_middle_of_the_range(kind):
+def test_first_agents_start_at_initial_or_mid_range(kind):
     assert make_threshold({"kind": kind, "range": [0.2, 0.8]}).theta("a") == 0.5
     assert make_threshold({"kind": kind, "initial": 0.6}).theta("a") == 0.6
 
 
 @pytest.mark.parametrize("kind", ["noise", "quantile"])
-def test_an_agent_never_seen_gets_the_mean_of_the_agents_known(kind):
+def test_new_agent_gets_the_mean_of_known_agents(kind):
     threshold = after({"kind": kind}, saw({"a": uniform(500), "b": 0.5 + uniform(500) / 2}, {"a": 0.5, "b": 0.1}))
     expected = (threshold.theta("a") + threshold.theta("b")) / 2
     assert threshold.theta("a") != threshold.theta("b")
@@ -282,7 +280,7 @@ def test_an_agent_never_seen_gets_the_mean_of_the_agents_known(kind):
     assert threshold.metrics()["propagation/threshold"] == pytest.approx(expected)
 
 
-def test_agents_that_join_in_the_same_batch_start_alike_from_those_known_before():
+def test_agents_joining_together_start_equally():
     first = saw({"a": uniform(500)})
     threshold = after({"kind": "quantile"}, first)
     start = threshold.theta("a")
@@ -293,7 +291,7 @@ def test_agents_that_join_in_the_same_batch_start_alike_from_those_known_before(
 @by_kind
 @few
 @given(histories, histories)
-def test_what_others_do_leaves_an_absent_agent_as_it_is(spec, before, later):
+def test_absent_agent_keeps_its_threshold(spec, before, later):
     without = [saw({k: v for k, v in o.sub_rewards.items() if k != "a"},
                    {k: v for k, v in o.spread.items() if k != "a"}) for o in later]  # fmt: skip
     threshold = after(spec, saw({"a": uniform(40)}, {"a": 0.2}), *before)
@@ -306,7 +304,7 @@ def test_what_others_do_leaves_an_absent_agent_as_it_is(spec, before, later):
 @by_kind
 @few
 @given(histories, st.permutations("abcd"))
-def test_other_names_and_another_order_of_agents_give_the_same_thresholds_under_those_names(spec, before, renamed):
+def test_thresholds_do_not_depend_on_names_or_order(spec, before, renamed):
     new = dict(zip("abcd", renamed, strict=True))
     swap = lambda columns: {new[a]: columns[a] for a in sorted(columns, key=new.get)}  # noqa: E731
     spec_of_new = {**spec, "agents": swap(spec["agents"])} if "agents" in spec else spec
@@ -321,7 +319,7 @@ def test_other_names_and_another_order_of_agents_give_the_same_thresholds_under_
 @by_kind
 @few
 @given(histories)
-def test_a_threshold_stays_in_its_range_and_its_metrics_are_finite(spec, batches):
+def test_threshold_stays_in_range_with_finite_metrics(spec, batches):
     threshold = make_threshold(spec)
     low, high = spec.get("range", (0.3, 0.7))
     for observed in batches:
@@ -333,7 +331,7 @@ def test_a_threshold_stays_in_its_range_and_its_metrics_are_finite(spec, batches
 @by_kind
 @few
 @given(histories, histories)
-def test_a_threshold_that_went_through_json_goes_on_like_one_that_was_never_stopped(spec, before, later):
+def test_restored_threshold_continues_like_the_original(spec, before, later):
     uninterrupted = after(spec, *before)
     resumed = restored(uninterrupted, spec)
     assert resumed.state_dict() == uninterrupted.state_dict()
@@ -346,7 +344,7 @@ def test_a_threshold_that_went_through_json_goes_on_like_one_that_was_never_stop
 
 
 @by_kind
-def test_a_saved_state_does_not_change_when_the_threshold_goes_on(spec):
+def test_saved_state_does_not_change_with_later_updates(spec):
     threshold = after(spec, saw({"a": uniform(40)}, {"a": 0.3}, 0.5))
     state = threshold.state_dict()
     before = json.dumps(state)
@@ -376,7 +374,7 @@ def damaged(spec):
 
 
 @by_kind
-def test_a_state_that_is_not_its_own_is_refused_and_changes_nothing(spec):
+def test_damaged_state_raises_and_changes_nothing(spec):
     threshold = after(spec, FULL, saw({"b": [0.4]}, {"b": 0.1}, 0.45))
     before = threshold.state_dict()
     for what, state in damaged(spec):
@@ -389,13 +387,13 @@ def test_a_state_that_is_not_its_own_is_refused_and_changes_nothing(spec):
         assert threshold.state_dict() == before
 
 
-def test_what_was_tracked_in_one_range_is_not_read_as_another_ranges():
+def test_quantile_state_of_another_range_raises():
     state = after({"kind": "quantile"}, FULL).state_dict()
     with pytest.raises(ConfigError, match=r"range: expected \[0\.2, 0\.7\], got \[0\.3, 0\.7\]"):
         make_threshold({"kind": "quantile", "range": [0.2, 0.7]}).load_state_dict(state)
 
 
-def test_a_kind_of_ones_own_enters_by_the_same_door():
+def test_custom_kind_is_registered_by_name():
     @threshold_kind("mine")
     class Mine:
         floor = 0.0
@@ -467,7 +465,7 @@ def test_a_kind_of_ones_own_enters_by_the_same_door():
         ({"kind": "quantile", "initial": 0.1}, ".initial: expected a number from 0.3 to 0.7, got 0.1"),
     ],
 )
-def test_a_threshold_that_makes_no_sense_is_refused_with_key_expected_and_got(spec, message):
+def test_invalid_threshold_raises_with_key_expected_and_got(spec, message):
     with pytest.raises(ConfigError) as error:
         make_threshold(spec)
     assert str(error.value).startswith("algorithm.propagation_threshold")
@@ -496,12 +494,12 @@ def test_any_finite_number_is_a_threshold(spec):
         (({}, {}, float("nan")), BatchError, "accuracy: expected a number from 0 to 1, got nan"),
     ],
 )
-def test_what_no_batch_can_show_is_refused(observed, error, message):
+def test_invalid_observations_raise(observed, error, message):
     with pytest.raises(error, match=message.replace(".", r"\.")):
         saw(*observed)
 
 
-def test_a_sub_reward_beyond_the_ends_by_rounding_alone_is_taken():
+def test_sub_reward_outside_by_rounding_is_accepted():
     saw({"a": [1.0 + 1e-12, -1e-12]})
 
 
@@ -519,7 +517,7 @@ def starved(open_S, r_S, floor, scored_S=None, agent_S=None):
     ).tolist()
 
 
-def test_the_best_scored_closed_steps_are_opened_until_the_floor_is_met():
+def test_floor_opens_closed_steps_with_the_best_scores():
     assert starved([0, 0, 0, 0], [0.1, 0.4, 0.3, 0.2], 0.5) == [False, True, True, False]
 
 
@@ -528,22 +526,22 @@ def test_open_steps_count_towards_the_floor():
     assert starved([1, 1, 0, 0], [0.9, 0.8, 0.3, 0.2], 0.5) == [False] * 4
 
 
-def test_ties_at_the_floor_go_to_the_earlier_step():
+def test_floor_resolves_ties_by_position():
     assert starved([0, 0, 0], [0.2, 0.2, 0.2], 0.5) == [True, True, False]
 
 
-def test_a_share_of_steps_is_rounded_up_but_not_by_rounding_errors():
+def test_floor_rounds_up_but_not_by_rounding_errors():
     assert sum(starved([0] * 11, [0.1] * 11, 0.1)) == 2
     assert sum(starved([0] * 30, [0.1] * 30, 0.1)) == 3
     assert 0.07 * 100 > 7
     assert sum(starved([0] * 100, [0.1] * 100, 0.07)) == 7
 
 
-def test_unscored_steps_neither_count_nor_are_opened():
+def test_floor_ignores_unscored_steps():
     assert starved([0, 0, 1], [0.9, 0.1, 0.9], 0.5, scored_S=[0, 1, 0]) == [False, True, False]
 
 
-def test_a_floor_of_0_opens_nothing_and_one_of_1_everything_scored():
+def test_floor_of_0_opens_none_and_of_1_all_scored_steps():
     assert starved([0, 0], [0.4, 0.2], 0.0) == [False, False]
     assert starved([0, 1, 0], [0.4, 0.9, 0.2], 1.0) == [True, False, True]
     assert starved([], [], 0.5) == []
@@ -556,7 +554,7 @@ def test_a_floor_of_0_opens_nothing_and_one_of_1_everything_scored():
     ),
     st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0]),
 )
-def test_the_floor_opens_what_an_obvious_loop_over_agents_opens(steps, floor):
+def test_floor_equals_a_plain_loop_over_agents(steps, floor):
     expected = [False] * len(steps)
     for agent in {a for *_, a in steps}:
         mine = [s for s, (_, _, scored, a) in enumerate(steps) if a == agent and scored]

@@ -54,20 +54,20 @@ def mixed():
     )
 
 
-def test_a_tokens_reward_is_the_weighted_mean_of_its_scores_and_0_where_the_step_is_not_scored(mixed):
+def test_token_reward_is_the_weighted_mean_of_its_scores(mixed):
     first = [(3 * 0.25 + 0.5) / 4, (3 * 1.0 + 0.5) / 4]
     assert rho(mixed).tolist() == [*first, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25, 1.0, 0.25, 0.25]
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5])
-def test_how_many_tokens_are_read_at_once_changes_nothing(mixed, monkeypatch, at_once):
+def test_chunk_size_does_not_change_token_rewards(mixed, monkeypatch, at_once):
     expected = rho(mixed).tolist()
     monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
     assert rho(mixed).tolist() == expected
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 16])
-def test_a_token_outside_the_range_of_its_score_is_refused_whatever_the_mean(monkeypatch, at_once):
+def test_token_value_outside_its_range_raises(monkeypatch, at_once):
     monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
     message = refusal(ScoreRangeError, two_plays((5.0, -4.0)))
     assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
@@ -76,19 +76,19 @@ def test_a_token_outside_the_range_of_its_score_is_refused_whatever_the_mean(mon
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_token_without_a_number_is_refused_even_where_it_was_not_sampled(value):
+def test_non_finite_token_value_raises(value):
     scored = step("a", Score((0.5, value)), tokens=2, response_mask=(1, 0))
     message = refusal(NotFiniteError, batch_of(play("t0", [scored], 1.0)))
     assert message == f"step t0.0, score f, token 1: expected a value from 0.0 to 1.0, got {value}"
 
 
-def test_a_token_may_overshoot_its_range_by_rounding_and_one_that_does_not_count_by_anything():
+def test_token_range_check_allows_rounding_and_weight_0():
     assign(two_plays((1.0 + 1e-12, -1e-12)), BY_TOKEN)
     assign(two_plays((5.0, -4.0), weight=0.0), BY_TOKEN)
     assign(two_plays((5.0, -4.0), status="failed"), BY_TOKEN)
 
 
-def test_token_value_beyond_by_rounding_is_clipped():
+def test_token_value_outside_by_rounding_is_clipped():
     values = (1.0000009, -0.0000009)
     batch = batch_of(play("a", [step("a", Score(values), tokens=2)], 1.0000009))
     assert rho(batch).tolist() == [1.0, 0.0]
@@ -97,25 +97,25 @@ def test_token_value_beyond_by_rounding_is_clipped():
         rho(batch_of(play("a", [step("a", Score((1.0000021, 0.0)), tokens=2)], 1.0)))
 
 
-def test_token_values_that_do_not_fit_the_response_are_refused():
+def test_wrong_number_of_token_values_raises():
     given = two_plays((0.0, 1.0))
     message = refusal(ShapeError, replace(given, raw_scores=(given.raw_scores[0], {"f": Score((0.0, 0.5, 1.0))})))
     assert message == "step t1.0, score f: expected one value for each of 2 response tokens, got 3"
 
 
-def test_a_score_that_the_columns_have_and_the_step_has_not_is_refused():
+def test_score_missing_from_raw_scores_raises():
     given = two_plays((0.0, 1.0))
     message = refusal(BatchError, replace(given, raw_scores=(given.raw_scores[0], {"g": Score(1.0)})))
     assert message == "step t1.0: expected score f in raw_scores, got ['g']"
 
 
-def test_an_empty_range_of_a_batch_made_elsewhere_is_refused():
+def test_empty_score_range_raises():
     given, empty = two_plays((1.0, 1.0)), {"f": Score((1.0, 1.0), (1.0, 1.0))}
     message = refusal(ScoreRangeError, replace(given, raw_scores=(empty, empty)))
     assert message == "step t0.0, score f, token 0: expected a value from 1.0 to 1.0, got 1.0"
 
 
-def test_a_token_term_is_what_comes_from_the_token_on_above_the_mean_of_the_others():
+def test_token_term_is_the_return_above_the_others_mean():
     batch = batch_of(
         play("t0", [step("a", Score((1.0, 0.0, 0.5)), tokens=3, response_mask=(1, 0, 1))], 0.0),
         play("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
@@ -125,7 +125,7 @@ def test_a_token_term_is_what_comes_from_the_token_on_above_the_mean_of_the_othe
     assert terms.tolist() == pytest.approx([part * (1.0 + 0.5 * 0.5), 0.0, part * 0.5, part * -0.75])
 
 
-def test_scaled_token_terms_are_divided_by_their_spread_over_plays():
+def test_scaled_token_terms_are_divided_by_their_spread():
     batch = batch_of(
         play("t0", [step("a", Score((1.0, 0.5)), tokens=2)], 0.0),
         play("t1", [step("a", Score((0.0,)), tokens=1), step("a", Score((0.25,)), tokens=1)], 0.0),
@@ -138,12 +138,12 @@ def test_scaled_token_terms_are_divided_by_their_spread_over_plays():
     assert scaled.tolist() == pytest.approx((u / (spread + 1e-6)).tolist(), rel=1e-12)
 
 
-def test_tokens_that_are_all_alike_add_nothing():
+def test_equal_token_scores_add_nothing():
     alike = [play(f"t{n}", [step("a", Score((0.3, 0.3)), tokens=2)], float(n)) for n in range(3)]
     assert assign(batch_of(*alike), BY_TOKEN).token_term_T.tolist() == [0.0] * 6
 
 
-def test_token_terms_need_little_more_memory_than_they_fill():
+def test_token_terms_use_little_temporary_memory():
     plays = [play(f"t{n}", [step("a", Score((0.1 * n,) * 1000), tokens=1000)], 1.0) for n in range(10)]
     batch = batch_of(*plays)
     steps = np.ones(batch.n_steps, dtype=np.bool_)
