@@ -1,6 +1,6 @@
-"""Random plays and options for properties of credit: small graphs of every shape, with every kind of mishap.
+"""Random trajectories and options for properties of credit: small graphs of every shape, with every kind of failure.
 
-Values come from coarse grids, so that nothing lies within rounding of a threshold or a tie by accident.
+Values come from coarse grids, so that no value is within rounding of a threshold or a tie by accident.
 """
 
 from hypothesis import strategies as st
@@ -38,14 +38,14 @@ CHOICES = {
     "gate_unscored": ("open", "closed"),
     "mask_truncated": (False, True),
 }
-"""A choice that stands twice comes twice as often."""
+"""Choices of each option. A repeated choice is drawn with a higher probability."""
 
 DEMANDING = {"adv_estimator": "gae", "share": "copy"}
-"""What asks something of the batch: a critic's values; that no step can reach an ancestor by two paths."""
+"""Choices with requirements on the batch: a critic's values; at most one path from a step to each ancestor."""
 
 
 def refused(chosen):
-    """Whether the options chosen so far go against one another."""
+    """Whether the options chosen so far contradict one another."""
     get = chosen.get
     of_gae = (
         (get("outcome_to") == "all" and get("propagation", "identical") not in ("identical", "uniform"))
@@ -61,9 +61,9 @@ def refused(chosen):
 
 
 class Draw:
-    """Choices from random bytes: one for each, the first choice once they are used up.
+    """Choices from random bytes: one byte for each choice, and the first choice after the last byte.
 
-    A single draw of bytes is much faster than a draw for every choice, and what fails still shrinks, towards the first
+    A single draw of bytes is much faster than a draw for every choice. Failing examples still shrink, towards the first
     choices.
     """
 
@@ -80,12 +80,12 @@ class Draw:
         return self.of(*range(n)) == n - 1
 
     def part(self, n):
-        """The next `n` bytes: what comes after them does not depend on how many of them are needed."""
+        """A Draw from the next `n` bytes; later choices do not depend on the number of bytes that it uses."""
         return Draw(bytes(next(self.bytes, 0) for _ in range(n)))
 
 
 def drawn_from(n, make):
-    """A strategy of what `make` makes of `n` bytes."""
+    """A strategy for the results of `make` on a Draw from `n` bytes."""
     return st.binary(min_size=n, max_size=n).map(lambda made: make(Draw(made)))
 
 
@@ -99,12 +99,12 @@ def make_options(choose, demanding=False, **fixed_values):
 
 
 def options(demanding=False, **fixed_values):
-    """Any options that do not go against one another; without `demanding`, those that suit any batch."""
+    """Options without contradictions; without `demanding`, only those valid for any batch."""
     return drawn_from(len(CHOICES), lambda choose: make_options(choose, demanding, **fixed_values))
 
 
 def scores(choose, failures=True, tokens=0):
-    """By name; those of a step with `tokens` may come as one value for each."""
+    """Scores by name; a score of a step with `tokens` may have one value for each token."""
     named = {}
     for name in choose.of(("f",), ("f",), ("f",), (), ("f", "g"), ("m",), ("f", "m")):
         weight = 0.0 if name == "m" else choose.of(1.0, 0.5, 3.0)
@@ -118,7 +118,7 @@ def scores(choose, failures=True, tokens=0):
 
 
 def one_path_only(parents_of):
-    """The same graph without the parents through which a step could reach an ancestor a second time."""
+    """The same graph without the parents that would give a step a second path to an ancestor."""
     above, kept_of = [], []
     for index, parents in enumerate(parents_of):
         seen, kept = {index}, []
@@ -203,10 +203,9 @@ def bytes_of_plays(max_plays, max_steps):
 
 
 def plays(mishaps=True, max_plays=5, max_steps=6, scores=scores, one_path=False):
-    """One to `max_plays`. `mishaps`: failed scores and plays. `one_path`: no step can reach an ancestor in two ways.
+    """One to `max_plays` trajectories. `mishaps`: with failed scores and trajectories. `one_path`: see `one_path_only`.
 
-    In most batches the plays resemble one another, as those of one team do; else hardly any two steps would be
-    measured against each other.
+    In most batches the trajectories are similar, like those of one team; otherwise few steps would share a group.
     """
     return drawn_from(
         bytes_of_plays(max_plays, max_steps),
@@ -224,6 +223,6 @@ def make_situation(choose, **fixed_values):
 
 
 def situations(**fixed_values):
-    """(plays, options, a critic's values or None), from everything that there is."""
+    """Any (trajectories, options, a critic's values or None)."""
     n = len(CHOICES) + bytes_of_plays(5, 6) + 5 * 6 * 4
     return drawn_from(n, lambda choose: make_situation(choose, **fixed_values))

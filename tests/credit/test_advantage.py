@@ -1,4 +1,4 @@
-"""From credit to advantage: the scale, the balance of strata, and estimators of one's own."""
+"""Advantages: scaling, the balance of strata, and custom estimators."""
 
 import numpy as np
 import pytest

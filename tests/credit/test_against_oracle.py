@@ -1,4 +1,4 @@
-"""The vectorised core against the recursive oracle, on random graphs and over all options; and both by hand."""
+"""The vectorised core against the recursive oracle, on random graphs and options; both against numbers by hand."""
 
 import math
 
@@ -28,12 +28,14 @@ COLUMNS = (
     "spread",
     "weight",
 )
-"""Of numbers, by the name that they have in both; NaN where the oracle has None."""
+"""Numeric columns with the same name in both; NaN corresponds to the oracle's None."""
 
 
 def size_of_sums(trajectories, rows, values_T):
-    """At least 1: how much, in absolute value, is added up in any one trajectory. Rounding is relative to that, not to
-    the sum, which may be nothing."""
+    """The largest sum of absolute values added up in a trajectory, at least 1.
+
+    Rounding is relative to it, not to the sum itself, which may be 0.
+    """
     sums, row, at = [1.0], iter(rows), 0
     for trajectory in trajectories:
         total = 0.0
@@ -49,7 +51,7 @@ def size_of_sums(trajectories, rows, values_T):
 
 
 def assert_near(got, expected, tolerance, what):
-    """Both are NaN, or `got` lies within `tolerance`, which is one number or one for each."""
+    """Check that both are NaN or differ by at most `tolerance`, one number or one for each entry."""
     expected = np.array([math.nan if value is None else value for value in expected], dtype=float)
     got = np.asarray(got, dtype=float)
     assert got.shape == expected.shape, what
@@ -74,7 +76,7 @@ def assert_equals_oracle(situation):
     stood_in = [s for s, row in enumerate(rows) if row.stand_in is not None]
     assert_near(got.stand_in_S[stood_in], [rows[s].stand_in for s in stood_in], PRECISION * added, "stand_in")
 
-    # What is divided has the rounding of what was added up; so has the divisor, relative to the quotient.
+    # The dividend has the rounding of the sums; so has the divisor, relative to the quotient.
     relative_S = [PRECISION * added * (1 / row.divisor + 1 / row.token_divisor) for row in rows]
     expected_S = np.array([row.advantage for row in rows])
     assert_near(got.advantage_S, expected_S, relative_S * (1 + np.abs(expected_S)), "advantage")
@@ -102,7 +104,7 @@ CORNERS = {
     "gae": {"adv_estimator": "gae"},
     "token_level": {"decomp_granularity": "token_level", "reward_decomp": True},
 }
-"""Options that are kept fixed, so that no part is left to chance."""
+"""Fixed options for the tests, so that every part is covered."""
 
 
 @pytest.mark.parametrize("corner", CORNERS)
@@ -150,7 +152,7 @@ def team(parents_of, rewards, **more):
 
 
 def assert_credit(trajectory, expected, stopped=None, **chosen):
-    """The oracle and the core both say `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
+    """Check that oracle and core return `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
     chosen = CreditOptions(**{"gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen})
     rows, got = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
     assert [row.credit for row in rows] == expected

@@ -1,4 +1,4 @@
-"""The advantage estimators against verl's functions of the same name, token by token, and where they mean to differ.
+"""Comparison of the estimators with verl's functions of the same name, token by token, and deliberate differences.
 
 Neutral settings: one agent, one step per trajectory, no sub-reward, no propagation, groups by task. Inputs are float64.
 """
@@ -32,23 +32,23 @@ def torch():
 
 @dataclass
 class Rows:
-    """The same responses as verl has them, one padded row each, and as a batch of one-step trajectories."""
+    """The same responses as padded rows for verl and as a batch of one-step trajectories."""
 
     reward: np.ndarray
     """[N]"""
     uid: np.ndarray
-    """[N] names of tasks, as objects."""
+    """[N] names of tasks, of dtype object."""
     mask: np.ndarray
-    """[N, L] 1 where the policy sampled the token; 0 at tool tokens and padding."""
+    """[N, L] 1 at sampled tokens; 0 at tool tokens and padding."""
     lengths: np.ndarray
-    """[N] response tokens, those of tools included."""
+    """[N] numbers of response tokens, tool tokens included."""
     values: np.ndarray
-    """[N, L] a critic's."""
+    """[N, L] a critic's values."""
     batch: TrajectoryBatch
 
     @property
     def present(self):
-        """[N, L] whether there is a token, sampled or not; in order, these are the batch's [T]."""
+        """[N, L] whether the entry is a token, sampled or not; in order, these are the batch's [T] tokens."""
         return np.arange(self.mask.shape[1]) < self.lengths[:, None]
 
     @property
@@ -61,7 +61,7 @@ class Rows:
 
 
 def rows(seed, *, tasks=5, plays=4, longest=7, tools=False, rewards=None):
-    """Random responses of 1 to `longest` tokens. `tools`: some tokens before the last are a tool's."""
+    """Random responses of 1 to `longest` tokens. `tools`: include tool tokens before the last token."""
     rng = np.random.default_rng(seed)
     n = tasks * plays if rewards is None else len(rewards)
     reward = rng.normal(0.4, 1.0, n) if rewards is None else np.asarray(rewards, dtype=np.float64)
@@ -88,7 +88,7 @@ def rows_of(reward, uid, mask, lengths=None, values=None):
 
 
 def ours(given, *, values=False, **options):
-    """[N, L] the advantages laid out as verl lays them out, 0 at padding."""
+    """[N, L] our advantages in verl's layout, 0 at padding."""
     values_T = given.values[given.present] if values else None
     laid_out = np.zeros(given.mask.shape)
     assignment = assign(given.batch, CreditOptions(**{**NEUTRAL, **options}), values_T=values_T)
@@ -97,7 +97,7 @@ def ours(given, *, values=False, **options):
 
 
 def theirs(torch, function, given, *, rewards=None, dtype=None, **more):
-    """[N, L] verl's advantages, float64; it masks some estimators' and leaves others' tool tokens as they come."""
+    """[N, L] verl's advantages, float64, masked here, because verl masks tool tokens for some estimators only."""
     rewards = given.reward_at_last if rewards is None else rewards
     advantages, _ = function(torch.tensor(rewards, dtype=dtype), response_mask=torch.tensor(given.mask), **more)
     return advantages.double().numpy() * given.mask
@@ -182,7 +182,7 @@ def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
     for i, (outcome, task, k) in enumerate(zip(given.reward, given.uid, given.lengths, strict=True)):
         per_token = Score(tuple(rho[i, :k].tolist()))
         plays.append(play(f"t{i}", [step("solver", per_token, tokens=int(k))], float(outcome), task=task))
-    # A step's own reward is the mean of its tokens', so that long responses earn no more than short ones.
+    # A step's own reward is the mean over its tokens, so that long responses earn no more than short ones.
     rewards = given.reward_at_last + rho / given.lengths[:, None]
     expected = theirs(torch, verl.compute_gae_advantage_return, given, rewards=rewards,
                       values=torch.tensor(given.values), gamma=0.95, lam=0.9)  # fmt: skip
@@ -192,7 +192,7 @@ def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
     np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
 
 
-# Where this project means to differ.
+# Deliberate differences.
 
 
 @pytest.mark.parametrize("scaled", [True, False])
@@ -243,7 +243,7 @@ def test_whitening_a_single_token_differs_from_verl(verl, torch):
 
 
 def test_vectorized_grpo_of_verl_computes_in_float32(verl, torch):
-    """2^24 and 2^24 + 1 are one number in float32: its spread is 0, and what is left of the difference is blown up."""
+    """2^24 and 2^24 + 1 are equal in float32: their spread is 0, and dividing by it inflates the remaining error."""
     given = rows_of([2.0**24, 2.0**24 + 1], ["q0", "q0"], [[1], [1]])
     sound = [[-np.sqrt(0.5)], [np.sqrt(0.5)]]
     vectorized = theirs(
@@ -257,7 +257,7 @@ def test_vectorized_grpo_of_verl_computes_in_float32(verl, torch):
 
 
 def test_reward_at_a_tool_token_differs_from_verl(verl, torch):
-    """verl puts the reward at the last token of the response, whoever wrote it, and its passes skip tool tokens."""
+    """verl puts the reward at the last token of the response, even a tool token, and its passes skip tool tokens."""
     given = rows_of([1.0, 0.25], ["q0", "q0"], [[1, 1, 0], [1, 1, 1]], lengths=[3, 3])
     at_the_end = np.zeros((2, 3))
     at_the_end[:, -1] = given.reward
@@ -286,20 +286,20 @@ def test_advantage_of_tool_tokens_differs_from_verl(verl, torch):
     assert not ours(given, values=True, adv_estimator="gae", outcome_to="answer")[:, 1].any()
 
 
-# Several steps per trajectory: rows of their own in verl.
+# Several steps per trajectory: separate rows in verl.
 
 
 @dataclass
 class StepRows:
     reward: np.ndarray
-    """[S] the trajectory's, at each of its steps."""
+    """[S] the trajectory's reward, at each of its steps."""
     uid: np.ndarray
     trajectory: np.ndarray
     batch: TrajectoryBatch
 
 
 def step_rows(seed, *, steps=lambda i: 3, tasks=4, plays=4):
-    """`identical` credit: every step has its trajectory's reward. One token each."""
+    """`identical` credit: every step has its trajectory's reward. One token per step."""
     rng = np.random.default_rng(seed)
     n = tasks * plays
     reward = rng.normal(0.4, 1.0, n)
@@ -332,7 +332,7 @@ def test_equal_lengths_give_verls_unscaled_grpo_of_rows(verl, torch, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_spread_over_trajectories_differs_from_verl(verl, torch, seed):
-    """The same deviations, over n - 1 of n plays here and over nK - 1 of nK rows in verl: one factor for all."""
+    """The same deviations over n - 1 of n trajectories here, and over nK - 1 of nK rows in verl: a constant factor."""
     given, n, k = step_rows(seed), 4, 3
     factor = np.sqrt(n / (n - 1) / (n * k / (n * k - 1)))
     expected = of_steps(torch, verl.compute_grpo_outcome_advantage, given, epsilon=0.0) / factor
@@ -353,7 +353,7 @@ def test_baseline_over_trajectories_differs_from_verl(verl, torch, seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rloo_over_trajectories_differs_from_verl(verl, torch, seed):
-    """In verl a play's other steps count as other plays of the task, so that its own reward is in its baseline."""
+    """In verl other steps of a trajectory count as other trajectories, so its own reward is in its baseline."""
     given = step_rows(seed)
     got = shared(given, adv_estimator="rloo")
     one_row_out = of_steps(torch, verl.compute_rloo_outcome_advantage, given)
@@ -361,5 +361,5 @@ def test_rloo_over_trajectories_differs_from_verl(verl, torch, seed):
     reward, uid = given.reward[first], given.uid[first]
     others = np.array([reward[(uid == uid[i]) & (np.arange(len(uid)) != i)].mean() for i in range(len(uid))])
     np.testing.assert_allclose(got, (reward - others)[given.trajectory], rtol=0, atol=CLOSE)
-    # (nK / (nK - 1)) (r - m) against (n / (n - 1)) (r - m).
+    # (nK / (nK - 1)) (r - m) in verl, (n / (n - 1)) (r - m) here.
     np.testing.assert_allclose(one_row_out * (4 / 3) / (12 / 11), got, rtol=0, atol=CLOSE)

@@ -1,4 +1,4 @@
-"""Credit from end to end: against the oracle, against textbook GRPO, and what must hold of any batch."""
+"""Credit from end to end: equality with textbook GRPO, and invariants of any batch."""
 
 import math
 import statistics

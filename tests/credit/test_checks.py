@@ -1,4 +1,4 @@
-"""A batch whose columns contradict one another is refused by name, and nothing is returned."""
+"""Errors for invalid batches, which name the column or step, the expected and the actual value."""
 
 from dataclasses import fields, replace
 
@@ -171,7 +171,7 @@ def test_narrow_types_give_the_same_result(batch):
         token_offsets=batch.token_offsets.astype(np.int32),
     )
     expected, got = (assign(b, CreditOptions()).advantage_S.tolist() for b in (batch, narrow))
-    assert got == expected  # the scores are quarters, and so exact in both
+    assert got == expected  # the scores are quarters, exact in both types
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_threshold_for_an_unknown_agent_is_reported():
     spec = {"kind": "fixed", "agents": {"verifer": 0.7}}
     with pytest.raises(UnknownAgentError, match=r"expected verifier, got 'verifer' \(did you mean 'verifier'\?\)"):
         make_threshold(spec, agents=["verifier"])
-    batch = batch_of(play("t0", [step("verifier")], 1.0))  # a batch does not know who else is in the team
+    batch = batch_of(play("t0", [step("verifier")], 1.0))  # a batch does not contain the team's other agents
     said = check_groups(batch, CreditOptions(propagation_threshold=spec))
     assert "names verifer, who makes no step here (did you mean 'verifier'?)" in " ".join(map(str, said))
 
@@ -242,7 +242,7 @@ def test_threshold_for_an_unknown_agent_is_reported():
 def test_gae_needs_finite_values_at_sampled_tokens():
     batch = batch_of(play("t0", [step("a", tokens=2), step("b", tokens=2, response_mask=(1, 0))], 1.0))
     chosen = CreditOptions(adv_estimator="gae", outcome_to="answer")
-    assign(batch, chosen, values_T=np.array([0.0, 0.0, 0.0, np.nan]))  # nobody reads the last
+    assign(batch, chosen, values_T=np.array([0.0, 0.0, 0.0, np.nan]))  # the last entry is not read
     with pytest.raises(ConfigError, match="gae expects a critic's values for each token, got none"):
         assign(batch, chosen)
     with pytest.raises(ShapeError, match=r"values: expected shape \(4,\), got \(3,\)"):

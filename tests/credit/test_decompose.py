@@ -1,4 +1,4 @@
-"""What a step and a trajectory earned, and the cases of a missing score."""
+"""Sub-rewards and outcomes, and the cases of a missing score."""
 
 import math
 

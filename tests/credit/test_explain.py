@@ -1,4 +1,4 @@
-"""What `explain` lists gives, replayed, the very bits that were trained on."""
+"""Replaying the operations of `explain` gives the trained advantage bit for bit."""
 
 import math
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ ALL_CORNERS = {
 
 
 def assert_explained(assigned):
-    """Every step and every sampled token: the same bits, and parts that add up."""
+    """Check every step and every sampled token: equal bits, and terms that add up."""
     batch, advantage_T = assigned.batch, assigned.token_advantages()
     for s in range(batch.n_steps):
         story = explain(assigned, s)
@@ -183,7 +183,7 @@ def with_gates_of_its_own(flow):
 
 
 def varied(n=4):
-    """Plays with tokens, scores for each of them and not, and a failed one."""
+    """A batch of trajectories with token scores, plain scores and a failed score."""
     by_token = [Score((k / 4, 0.75, 0.125), (0.0, 1.0)) for k in range(n)]
     return batch_of(
         *(
@@ -207,7 +207,7 @@ def varied(n=4):
 def test_explain_gives_the_credit_of_a_custom_rule(rule, estimator, granularity):
     batch, values_T = varied(), np.linspace(-0.5, 0.7, 20)
     if estimator == "gae" and rule is nothing_like_the_formula:
-        return  # refused: nobody knows by which gates its credit flows
+        return  # refused: gae needs the gates of the flow
     with registered(PROPAGATION_RULES, "theirs"):
         propagation_rule("theirs")(rule)
         chosen = CreditOptions(
@@ -226,7 +226,7 @@ def test_explain_gives_the_credit_of_a_custom_rule(rule, estimator, granularity)
 
 
 def their_critic(given_):
-    """Not the formula of gae."""
+    """A critic with another formula than gae."""
     values_T = given_.values_T
     unscaled_T = np.repeat(given_.credit_S, np.diff(given_.batch.token_offsets)) - 0.7 * values_T
     nothing_S = np.zeros_like(given_.credit_S)
@@ -269,12 +269,12 @@ def test_explain_gives_the_values_of_a_custom_estimator(estimate, kind, granular
 
 
 def gates_of(assigned, s):
-    """{name: (factor, note)} of the gates in the explanation of step `s`."""
+    """The gates in the explanation of step `s`, as {name: (factor, note)}."""
     return {o.name: (o.value, o.note) for o in explain(assigned, s).operations if o.name.startswith("gate ")}
 
 
 def halves(**chosen):
-    """Sub-rewards that equal the threshold, so that hard gates are closed."""
+    """Sub-rewards equal to the threshold, so that hard gates are closed."""
     return assign(
         batch_of(*(play(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
         CreditOptions(**chosen),

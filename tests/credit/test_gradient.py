@@ -1,8 +1,9 @@
-"""Which gradient the advantages make, by enumeration: a task of two turns, so small that every group of plays is seen.
+"""The gradient that the advantages produce, computed by enumerating all groups of trajectories of a two-turn task.
 
-The policy is a softmax over one logit per state and action. What training climbs in expectation is then a finite sum
-over all ordered groups of n plays: the group's chance times `1/n * sum over plays and steps of A * grad log pi`. It is
-held against the gradient of J, the expected sum of own rewards and outcome, which is another finite sum.
+The policy is a softmax over one logit per state and action. The expected gradient of training is then a finite sum
+over all ordered groups of n trajectories: the group's probability times
+`1/n * sum over trajectories and steps of A * grad log pi`. The tests compare it with the gradient of J, the expected
+sum of own rewards and outcome, which is another finite sum.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from tests.builders import batch_of, play, step
 Choice = tuple[str, str]
 """A state and the action taken there."""
 Path = tuple[Choice, ...]
-"""A play: `stop` ends it in the first turn, `a` and `b` lead to a second."""
+"""A trajectory: `stop` ends it in the first turn, `a` and `b` lead to a second."""
 Policy = Mapping[str, Mapping[str, float]]
 """A logit for each action of each state."""
 
@@ -41,12 +42,12 @@ REWARD: dict[Choice, float] = {
     ("after b", "c"): 0.8,
     ("after b", "d"): 0.4,
 }
-# One play is judged wrong at both turns and yet ends well: that is what a gate can be wrong about.
+# One trajectory has low sub-rewards at both turns and a good outcome: a case in which a gate errs.
 OUTCOME: dict[str, float] = {"stop": 0.75, "a c": 1.0, "a d": 0.1, "b c": 0.2, "b d": 0.9}
 
 
 def paths(policy: Policy) -> list[Path]:
-    """Every play that can happen."""
+    """All possible trajectories."""
     whole: list[Path] = []
     for action in policy["start"]:
         first = ("start", action)
@@ -82,7 +83,7 @@ def grad_log(policy: Policy, choice: Choice) -> Floats:
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 Return = Callable[[Path, int], float]
-"""What a step of a play, by its position, is followed by: its own reward and all that counts after it."""
+"""The return of the step at a position: its own reward plus all later rewards that count."""
 
 
 def return_to_go(path: Path, position: int, origin: float = 0.0) -> float:
@@ -90,7 +91,7 @@ def return_to_go(path: Path, position: int, origin: float = 0.0) -> float:
 
 
 def gated_return(path: Path, position: int) -> float:
-    """The same, but that nothing comes from behind a step whose reward is not above 0.5."""
+    """The return without rewards from behind a step of reward 0.5 or less."""
     last = REWARD[path[-1]] + outcome(path)
     if position == len(path) - 1:
         return last
@@ -102,7 +103,7 @@ def objective(policy: Policy) -> float:
 
 
 def gradient(policy: Policy, of: Return = return_to_go) -> Floats:
-    """The policy gradient theorem, summed over all plays."""
+    """The policy gradient, summed over all trajectories."""
     return sum(
         chance(policy, path) * of(path, position) * grad_log(policy, choice)
         for path in paths(policy)
@@ -111,7 +112,7 @@ def gradient(policy: Policy, of: Return = return_to_go) -> Floats:
 
 
 def true_value(policy: Policy, state: str, of: Return = return_to_go) -> float:
-    """V(state): the mean return from there."""
+    """V(state): the mean return from the state."""
     there = [(path, p) for path in paths(policy) for p, choice in enumerate(path) if choice[0] == state]
     weight = [chance(policy, path) for path, _ in there]
     return sum(w * of(path, p) for w, (path, p) in zip(weight, there, strict=True)) / sum(weight)
@@ -119,11 +120,11 @@ def true_value(policy: Policy, state: str, of: Return = return_to_go) -> float:
 
 Group = tuple[Path, ...]
 Advantages = Callable[[Sequence[Group]], Sequence[float]]
-"""Groups of plays to the advantage of every step, group by group, play by play."""
+"""A function from groups of trajectories to the advantage of every step, in order."""
 
 
 def expected_gradient(policy: Policy, n: int, advantages: Advantages) -> Floats:
-    """What training on groups of n plays climbs on average."""
+    """The expected gradient of training on groups of n trajectories."""
     groups = list(product(paths(policy), repeat=n))
     advantage = iter(advantages(groups))
     total = np.zeros(len(parameters(policy)))
@@ -137,8 +138,11 @@ def expected_gradient(policy: Policy, n: int, advantages: Advantages) -> Floats:
 
 
 def batch(groups: Sequence[Group]) -> TrajectoryBatch:
-    """Each group as a task of its own, played by an agent of its own: nothing may be compared, or stand in, across
-    groups, of which the unlikely ones are as many here as the likely ones."""
+    """A batch with a separate task and a separate agent for each group.
+
+    Comparisons and substitutes across groups would be wrong, because the batch has each group once, whatever its
+    probability.
+    """
     return batch_of(
         *(
             play(
@@ -154,7 +158,7 @@ def batch(groups: Sequence[Group]) -> TrajectoryBatch:
 
 
 def options(**more: object) -> CreditOptions:
-    """Where the advantages should make the gradient of J; every test departs from here."""
+    """Options under which the advantages give the gradient of J; the tests change some of them."""
     chosen = {
         "adv_estimator": "rloo",
         "propagation": "discounted",
@@ -170,7 +174,7 @@ def assigned(chosen: CreditOptions) -> Advantages:
     def advantages(groups: Sequence[Group]) -> Sequence[float]:
         a = assign(batch(groups), chosen)
         within_task = [Assignment.level_names.index(level) for level in (chosen.group_by, "task_agent")]
-        # Freezing takes steps out of training, and others lose all their peers: no baseline (-1), no advantage.
+        # Frozen steps are not trained, and other steps may lose all their peers: no baseline (-1), no advantage.
         found = a.level_S >= 0
         assert np.isin(a.level_S[found], within_task).all()
         assert found.all() or chosen.on_closed_gate == "freeze"
@@ -241,8 +245,11 @@ Normalisation = Callable[[list[float]], list[float]]
 
 
 def per_turn(normalised: Normalisation) -> Advantages:
-    """Rewards normalised by `normalised` among the plays that reached the turn, then summed from each turn on; the
-    outcome likewise among all plays, and added to every turn. The construction of verl's issue 7244."""
+    """Per-turn normalisation, the construction of verl's issue 7244.
+
+    `normalised` is applied to the rewards of each turn, among the trajectories that reached it, and the results are
+    summed from each turn on. The outcome is normalised among all trajectories and added to every turn.
+    """
 
     def advantages(groups: Sequence[Group]) -> list[float]:
         flat: list[float] = []
@@ -271,13 +278,13 @@ def standardised(column: list[float]) -> list[float]:
 def test_per_turn_normalisation_charges_for_continuing(n):
     found = expected_gradient(POLICY, n, per_turn(less_the_others))
     true, going_on = gradient(POLICY), gradient(POLICY, lambda path, _: float(len(path) > 1))
-    # The second turn's baseline stands in the sum only where there was a second turn: a charge of its mean, that is, of
-    # the mean reward there times the chance that some other play has one to compare with.
+    # The sum contains the second turn's baseline only if there was a second turn. This charges the mean reward there
+    # times the probability that another trajectory has a second turn to compare with.
     stops = probability(POLICY, ("start", "stop"))
     second = [(chance(POLICY, path), REWARD[path[1]]) for path in paths(POLICY) if len(path) > 1]
     charge = sum(p * reward for p, reward in second) / (1 - stops) * (1 - stops ** (n - 1))
     assert found == exactly(true - charge * going_on)
-    # Nor does a rescaling mend it: this share of the gradient is left after the best one.
+    # Rescaling does not help: this share of the gradient remains wrong under the best scale.
     assert np.sqrt(1 - cosine(found, true) ** 2) > 0.35
 
 
@@ -302,7 +309,7 @@ def test_per_turn_normalisation_bias_has_the_recorded_size(normalised):
     assert (cosine(found, true), length(found, true)) == pytest.approx(SUMMED[normalised], abs=5e-4)
 
 
-# ---- what moves the gradient, and how far ----------------------------------------------------------------------------
+# ---- biases and their size -------------------------------------------------------------------------------------------
 
 GATED = {"propagation": "threshold", "propagation_threshold": 0.5}
 DEFAULTS = {
@@ -323,7 +330,7 @@ MOVED: dict[str, tuple[dict[str, object], float, float]] = {
     "soft gates, cut": ({**GATED, "gate": "soft"}, 0.9435, 1.0699),
     "the defaults, in groups of the task": (DEFAULTS, 0.9178, 0.8923),
 }
-"""What is chosen beside `options()`; cosine to the gradient of J (with the origin in force), length relative to it."""
+"""Changes to `options()`, cosine to the gradient of J (with the origin in force), and length relative to it."""
 
 
 @pytest.mark.parametrize("name", MOVED)
@@ -346,12 +353,15 @@ def test_closed_gates_give_the_gradient_of_the_gated_return(n):
 # ---- with a critic ---------------------------------------------------------------------------------------------------
 
 BEHIND_GATES = {0.95: (0.9999, 0.9886), 0.0: (0.9482, 0.8133)}
-"""By lam, with closing gates and an exact critic: cosine to the gated return's own gradient, and relative length."""
+"""By lam, with closing gates and an exact critic: cosine to the gradient of the gated return, and relative length."""
 
 
 def by_critic(lam: float, of: Return = return_to_go, **more: object) -> Advantages:
-    """GAE with a critic that is exact for `of`, before whitening: that takes off a mean over the batch, in which each
-    play counts once and not by its chance, and so has no expectation here."""
+    """GAE with an exact critic for the return `of`, before whitening.
+
+    Whitening subtracts a mean over the batch, in which each trajectory counts once, whatever its probability. It
+    therefore has no meaningful expectation here.
+    """
 
     def advantages(groups: Sequence[Group]) -> Sequence[float]:
         columns = batch(groups)
@@ -378,7 +388,7 @@ def test_gae_at_lam_1_is_exact_for_any_critic(critic):
 @pytest.mark.parametrize("lam", BEHIND_GATES)
 def test_gae_below_lam_1_misses_the_covariance_of_gates(lam):
     def covariance(state: str) -> float:
-        """Of gate and return, above 0 where the gate judges well: what it lets pass was worth more than its state."""
+        """The covariance of gate and return, above 0 if the gate passes returns above the state's mean."""
         behind = [(path, 1) for path in paths(POLICY) if len(path) > 1 and path[1][0] == state]
         p = [probability(POLICY, path[1]) for path, _ in behind]
         opens = [REWARD[path[1]] > 0.5 for path, _ in behind]

@@ -1,4 +1,4 @@
-"""Who is compared with whom: keys, back-off, and the weight of a trajectory in its group."""
+"""Groups: keys, back-off, and the weight of a trajectory in its group."""
 
 import math
 
@@ -16,7 +16,7 @@ def groups(*plays, **chosen):
 
 
 def own(r, **more):
-    """A step whose credit is r: only its own reward, measured from 0."""
+    """A step of credit r: only its own reward, measured from 0."""
     return step(more.pop("agent", "a"), r, (), **more)
 
 
@@ -26,7 +26,7 @@ PLAIN = {"propagation": "none", "sub_reward_origin": 0.0}
 @pytest.mark.parametrize(
     ("group_by", "sizes"),
     [
-        # Plays t0, t1 of q0 and t2 of q1; agents a, b, a in each; prompts of t0 and t2 alike.
+        # Trajectories t0, t1 of q0 and t2 of q1; agents a, b, a in each; prompts of t0 and t2 are equal.
         ("task", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
         ("task_agent", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
         ("task_agent_turn", [2, 2, 2, 2, 2, 2, 3, 3, 3]),
@@ -67,7 +67,7 @@ def test_trajectories_weigh_equally_in_the_baseline():
     many, one = play("t0", [own(1.0) for _ in range(9)]), play("t1", [own(0.0)])
     a = groups(many, one, group_by="agent", **PLAIN)
     assert set(a.baseline_S.tolist()) == {0.5}
-    # variance: 2/1 times the mean over two plays of their mean square deviation of 1/4
+    # variance: 2/1 times the mean over two trajectories of their mean square deviation of 1/4
     assert a.spread_S.tolist() == pytest.approx([math.sqrt(0.5)] * 10)
 
 

@@ -1,4 +1,4 @@
-"""What must hold whatever the batch: neutrality, equivariance, and what one step may change of another."""
+"""Invariants of credit for any batch: neutrality, equivariance, and independence between steps."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def same(got, expected):
     st.integers(0, 2**30 - 1),
 )
 def test_threshold_with_binary_scores_at_origin_1_equals_none(trajectories, chosen, right):
-    """A closed step passes nothing, and an open one, being right, has nothing to pass."""
+    """A closed step passes nothing, and an open one, being right, has a credit of 0 to pass."""
     for n, made in enumerate(made for trajectory in trajectories for made in trajectory.steps):
         made.scores = {"f": Score(float(right >> n & 1))}
     batch = batch_of(*trajectories)
@@ -54,7 +54,7 @@ def test_padding_does_not_change_advantages(trajectories, chosen, n):
     before = assign(batch_of(*trajectories), chosen)
     for trajectory in trajectories:
         for made in trajectory.steps:
-            if not any(made.response_mask):  # a score of no sampled token is the mean of all
+            if not any(made.response_mask):  # a score without sampled tokens is the mean over all tokens
                 continue
             made.response_ids += (0,) * n
             made.response_mask += (0,) * n
@@ -98,7 +98,7 @@ def test_failed_score_only_affects_related_baselines(trajectories, chosen, data)
     for other in reversed(trajectories[n].steps):
         if other.index in concerned:
             concerned |= set(other.parents)
-    if chosen.propagation in ("identical", "uniform"):  # there the mean sub-reward reaches the whole play
+    if chosen.propagation in ("identical", "uniform"):  # there the mean sub-reward reaches all steps
         concerned = {other.index for other in trajectories[n].steps}
     touched = np.flatnonzero(
         (before_batch.trajectory_of_step == n) & np.isin(before_batch.index_of_step, list(concerned))
@@ -127,7 +127,7 @@ def test_failed_score_is_excluded_from_its_baseline():
 
 
 def test_trajectories_of_a_group_may_have_different_agents():
-    """A plan with five executors, a judge over five answers, and a play without either."""
+    """A plan with five executors and a judge over five answers, and trajectories without these agents."""
     wide = play(
         "t0",
         [
@@ -140,10 +140,10 @@ def test_trajectories_of_a_group_may_have_different_agents():
     short = play("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
     bare = play("t2", [step("write", 1.0, ())], 1.0)
     a = assign(batch_of(wide, short, bare), CreditOptions(gamma=1.0, outcome_to="answer", sub_reward_origin=0.0))
-    # judge 1 + 1 to five parents, 0.4 each; of the writers only 0.75 and 1 are above the threshold.
+    # The judge passes 1 + 1 to five parents, 0.4 each; only the writers with 0.75 and 1 are above the threshold.
     assert a.credit_S[:7] == pytest.approx([0.75 + (0.75 + 0.4) + (1.0 + 0.4), 0.4, 0.65, 0.9, 1.15, 1.4, 2.0])
     assert a.group_name(0) == "agent=plan turn=0 policy=default version=0"
-    assert np.isnan(a.baseline_S[6])  # nobody else judged
+    assert np.isnan(a.baseline_S[6])  # no other judge to compare with
 
 
 def test_freeze_trains_only_steps_at_and_after_the_failure():
@@ -198,8 +198,8 @@ def test_shrunk_baseline_learns_from_small_and_tied_groups():
     shrunk = assign(batch_of(*trajectories), CreditOptions(**keys, baseline="shrunk"))
     assert plain.advantage_S[:4].tolist() == [0.0] * 4
     assert (shrunk.advantage_S[:4] > 0).all()
-    assert 0.0 < shrunk.baseline_S[8] < 1.0  # the lone play leans on the agent's mean
-    assert shrunk.advantage_S[8] > shrunk.advantage_S[0]  # four of four say more of the task than one of one
+    assert 0.0 < shrunk.baseline_S[8] < 1.0  # the lone trajectory is shrunk towards the agent's mean
+    assert shrunk.advantage_S[8] > shrunk.advantage_S[0]  # four of four are stronger evidence than one of one
     assert len(set(shrunk.spread_S.tolist())) == 1
 
 

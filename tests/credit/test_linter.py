@@ -112,7 +112,7 @@ def test_starved_gates_and_failed_steps_agree():
 
 
 def chain(*rewards):
-    """Two trajectories of a chain of steps with these sub-rewards; the second's first step differs."""
+    """Two trajectories of outcomes 0 and 1: a chain of an unscored step and steps with these sub-rewards."""
     return [
         play(f"t{n}", [step("a", None, prompt="q"), *(step(f"b{i}", r) for i, r in enumerate(rewards))], float(n))
         for n in range(2)
@@ -177,7 +177,7 @@ def test_single_steps_have_no_idle_gate():
 
 def test_moved_is_the_received_share_of_credit():
     assigned = assign(batch_of(*chain(0.75)), CreditOptions(gamma=0.5))
-    # Credit without a flow: 0, -0.25 in the first play, 1, 0.75 in the second; each first step receives -0.125.
+    # Credit without flow: 0, -0.25 in the first trajectory, 1, 0.75 in the second; each first step receives -0.125.
     assert assigned.metrics()["propagation/moved"] == pytest.approx(0.25 / (0.25 + 0.25 + 1 + 0.75))
     assert "propagation/moved" not in assign(batch_of(*chain(0.75)), CreditOptions(propagation="identical")).metrics()
 

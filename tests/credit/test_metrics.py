@@ -1,4 +1,4 @@
-"""What is watched: each metric by hand on a small batch, and whom no signal reaches."""
+"""Metrics: each by hand on a small batch, and agents without a signal."""
 
 import math
 
@@ -46,11 +46,11 @@ def test_mis_credited_counts_contradictions_of_measured_scores():
         return play(id, [step("a", {"m": Score(verdict, weight=0.0)})], outcome)
 
     got = metrics(
-        measured("t0", 1.0, 0.0),  # right, and blamed
-        measured("t1", 0.5, 1.0),  # wrong, and praised
+        measured("t0", 1.0, 0.0),  # right, with a negative advantage
+        measured("t1", 0.5, 1.0),  # wrong, with a positive advantage
         measured("t2", 1.0, 1.0),
         measured("t3", 0.0, 0.0),
-        play("t4", [step("a")], 0.0),  # nobody knows
+        play("t4", [step("a")], 0.0),  # unscored
     )
     assert got["credit/mis_credited/a"] == 0.5
 
@@ -147,6 +147,6 @@ def test_alone_tied_and_frozen_are_shares_by_agent():
     plays.append(play("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
     got = assign(batch_of(*plays), CreditOptions(on_closed_gate="freeze")).metrics()
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
-    assert got["groups/tied/plan"] == 0.0  # the third one's child was not all right
+    assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25
     assert got["groups/alone/plan"] == 0.0

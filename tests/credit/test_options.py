@@ -1,4 +1,4 @@
-"""What may be chosen, and that a wrong choice is named with what was expected and what came."""
+"""Validation of the options: errors name the key, the expected and the actual value."""
 
 from dataclasses import fields
 
@@ -19,7 +19,7 @@ def test_defaults_are_valid():
 def test_defaults_have_their_declared_types():
     declared = {"str": str, "float": float, "bool": bool}
     for option in fields(CreditOptions):
-        if option.name in ("propagation_threshold", "shadow"):  # a number or a mapping; a mapping or nothing
+        if option.name in ("propagation_threshold", "shadow"):  # a number or a mapping; a mapping or None
             continue
         assert type(getattr(CreditOptions(), option.name)) is declared[option.type]
 

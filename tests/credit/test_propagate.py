@@ -1,4 +1,4 @@
-"""What flows where: numbers by hand, conservation, and the registry that rules come from."""
+"""Propagation rules: numbers by hand, conservation, and the registry."""
 
 import numpy as np
 import pytest
@@ -26,11 +26,11 @@ CHAIN = play("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)]
         ("uniform", "all", 1.0, [1 / 3, 1 / 3, 1 / 3]),
         ("none", "all", 1.0, [0.75, 0.25, 1.0]),
         ("none", "answer", 0.0, [0.75, 0.25, 2.0]),
-        # gamma 1/2: verify -> 0; write -> -3/4; plan -> -1/4 + (-3/4)/2; and 1 to all.
+        # gamma 1/2: verify -> 0; write -> -3/4; plan -> -1/4 + (-3/4)/2; plus 1 for all.
         ("discounted", "all", 1.0, [0.375, 0.25, 1.0]),
         # verify -> 1 + 1; write -> 1/4 + 2/2; plan -> 3/4 + (5/4)/2.
         ("discounted", "answer", 0.0, [1.375, 1.25, 2.0]),
-        # write is below 1/2: its parents get nothing; it still takes from verify.
+        # write is below 1/2: its parents receive nothing; it still receives credit from verify.
         ("threshold", "all", 1.0, [0.75, 0.25, 1.0]),
         ("threshold", "answer", 0.0, [0.75, 1.25, 2.0]),
     ],
@@ -59,7 +59,7 @@ def test_parent_receives_credit_from_both_children():
 def test_fully_linked_trajectory_does_not_count_paths():
     linked = play("t", [step("a", 1.0, tuple(range(i))) for i in range(40)])
     got = credit(linked, propagation="discounted", sub_reward_origin=0.0, gamma=1.0)
-    assert got[0] == pytest.approx(40.0)  # conservation: one root, which gets everything
+    assert got[0] == pytest.approx(40.0)  # conservation: the only root receives all credit
 
 
 def test_outcome_goes_to_answer_steps_or_the_last_step():

@@ -1,4 +1,4 @@
-"""Shapley values and leaving out, against the definition: every order in which a team can come together."""
+"""Shapley and left-out values against the definition, over all joining orders of a team."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ OPTIONS = CreditOptions(propagation="shapley")
 
 
 def by_definition(value_of: dict[int, float], agents: int) -> list[float]:
-    """The mean over all orders of what each agent adds as it joins."""
+    """The mean, over all orders, of each agent's gain when it joins."""
     added = np.zeros(agents)
     orders = list(itertools.permutations(range(agents)))
     for order in orders:
@@ -91,7 +91,7 @@ def test_sampled_values_are_unbiased_with_calibrated_errors():
         errors.append(found.shapley_se_A)
     assert np.abs(np.mean(offs, axis=0)).max() < 4 * np.std(offs, axis=0).max() / math.sqrt(400)
     said, was = np.sqrt(np.mean(np.square(errors))), np.sqrt(np.mean(np.square(offs)))
-    assert 0.9 < said / was < 1.4  # each agent's turn in every place makes it a little better than said
+    assert 0.9 < said / was < 1.4  # the rotations make it slightly better than estimated
 
 
 def test_standard_errors_of_exact_values_are_calibrated():
@@ -109,10 +109,10 @@ def test_standard_errors_of_exact_values_are_calibrated():
 
 def test_failed_replay_makes_dependent_values_nan():
     of = plan(2, 6, np.random.default_rng(0))
-    outcome = np.array([0.0, 0.5, np.nan, 0.2, 0.5, np.nan])  # nobody, the first, the second: twice each
+    outcome = np.array([0.0, 0.5, np.nan, 0.2, 0.5, np.nan])  # none, the first, the second: twice each
     found = values(of, 1.0, outcome)
     assert np.isnan(found.shapley_A).all()
-    assert np.isnan(found.left_out_A[0])  # the second alone was never played
+    assert np.isnan(found.left_out_A[0])  # the second alone has no successful replay
     assert found.left_out_A[1] == 0.5
     outcome[5] = 0.7
     assert math.isclose(values(of, 1.0, outcome).shapley_A[1], (1.0 - 0.5 + 0.7 - 0.1) / 2)
@@ -160,7 +160,7 @@ def test_shapley_rule_adds_own_reward_and_agent_value():
     batch = batch_of(
         measured("a", 1.0, {"planner": 0.75, "executor": 0.25}),
         measured("b", 0.0, {"planner": -0.5, "executor": 0.0}, score=1.0),
-        play("c", [step("planner", 0.5, tokens=1)], outcome="failed"),  # nothing was measured, and it is masked
+        play("c", [step("planner", 0.5, tokens=1)], outcome="failed"),  # without values, and masked
     )
     made = assign(batch, replace(OPTIONS, w_o=2.0, w_r=0.5))
     np.testing.assert_array_equal(made.credit_S[:4], [-0.25 + 1.5, 0.5, -1.0, 0.0])

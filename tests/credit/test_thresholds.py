@@ -1,4 +1,4 @@
-"""Thresholds follow what batches show as their formulas say, and are the same after a restart as without one."""
+"""Thresholds: updates by their formulas, and equal results with and without a restart."""
 
 import json
 from collections import deque
@@ -47,7 +47,7 @@ def restored(threshold, spec):
 
 
 def history(seed):
-    """Up to eight batches of a few agents, each there or not, with anything from no scored step to many."""
+    """Up to eight batches of a few agents, each present or absent, with any number of scored steps."""
     rng = np.random.default_rng(seed)
     batches = []
     for _ in range(rng.integers(9)):
@@ -59,7 +59,7 @@ def history(seed):
 
 
 few = settings(max_examples=20)
-histories = st.integers(0, 2**32 - 1).map(history)  # drawn whole: batch by batch would take hypothesis seconds
+histories = st.integers(0, 2**32 - 1).map(history)  # drawn as a whole: batch by batch is slow in hypothesis
 
 
 # --- fixed ---
@@ -85,7 +85,7 @@ def test_fixed_threshold_can_differ_by_agent():
 def test_fixed_threshold_rejects_agents_outside_the_team():
     with pytest.raises(UnknownAgentError, match=r"threshold\.agents: .* got 'verifyer' \(did you mean 'verifier'\?\)"):
         make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}}, ["planner", "verifier"])
-    make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}})  # nobody said who is in the team
+    make_threshold({"kind": "fixed", "agents": {"verifyer": 0.7}})  # the team is unknown
 
 
 # --- tuned ---
@@ -99,8 +99,8 @@ def test_fixed_threshold_rejects_agents_outside_the_team():
         ([0.70, 0.72, 0.68], 0.5),
         ([0.70, 0.72, 0.67], 0.5),  # exactly 5 points: not more
         ([0.70, 0.72, 0.66], 0.4),
-        ([0.70, 0.72, 0.66, 0.9], 0.4),  # for good
-        ([0.72, 0.70, 0.69, 0.68, 0.675, 0.67, 0.66], 0.5),  # a slow fall: 0.72 is out of sight by then
+        ([0.70, 0.72, 0.66, 0.9], 0.4),  # permanently
+        ([0.72, 0.70, 0.69, 0.68, 0.675, 0.67, 0.66], 0.5),  # a slow fall: 0.72 is no longer remembered
         ([0.72, 0.70, 0.69, 0.68, 0.66], 0.4),
     ],
 )
@@ -150,7 +150,7 @@ def test_noise_threshold_without_smoothing_uses_the_last_spread():
 
 
 def uniform(n):
-    """n numbers spread evenly over (0, 1): a share p of them is above 1 - p."""
+    """n evenly spaced numbers in (0, 1): the share p is above 1 - p."""
     return (np.arange(n) + 0.5) / n
 
 
@@ -171,7 +171,7 @@ def test_pass_rate_excludes_steps_at_the_threshold():
 
 def test_quantile_threshold_stays_within_the_dead_band():
     def from_045(points):
-        """Passes 80 % and so many points more at .45, and 80 % above .49."""
+        """A threshold at .45 that passes 80 % plus `points`; above .49 it would pass 80 %."""
         return after(
             {"kind": "quantile", "initial": 0.45}, saw({"a": [0.2] * (20 - points) + [0.49] * points + [0.9] * 80})
         )
@@ -187,7 +187,7 @@ def test_quantile_threshold_is_stable_for_scores_of_few_values(n):
     for _ in range(200):
         threshold.update(saw({"a": rng.choice([0.0, 0.25, 0.5, 0.75, 1.0], n, p=[0.05, 0.1, 0.35, 0.25, 0.25])}))
         seen.append(threshold.theta("a"))
-    assert 0.25 <= seen[-1] < 0.5  # passes .85, from .5 on it would be .5: nothing between
+    assert 0.25 <= seen[-1] < 0.5  # passes .85; from .5 on it would pass .5, with no value in between
     assert len(set(seen[50:])) == 1
 
 
@@ -196,7 +196,7 @@ def test_quantile_threshold_is_stable_for_scores_of_few_values(n):
 def test_quantile_threshold_converges_within_5_points(n, seed):
     rng = np.random.default_rng(seed)
     threshold = make_threshold({"kind": "quantile"})
-    for low, high in ((0.3, 1.0), (0.0, 1.5)):  # 20 % quantiles of .44, and of .3 once cut off at 1
+    for low, high in ((0.3, 1.0), (0.0, 1.5)):  # 20 % quantiles: .44, and .3 after clipping at 1
         for _ in range(200):
             threshold.update(saw({"a": np.minimum(rng.uniform(low, high, n), 1.0)}))
         passes = (high - threshold.theta("a")) / (high - low)
@@ -209,7 +209,7 @@ def test_quantile_threshold_forgets_the_past_after_a_jump():
     for _ in range(300):
         threshold.update(saw({"a": rng.uniform(0.2, 1, 16)}))
     assert threshold.theta("a") == pytest.approx(0.36, abs=0.04)
-    for _ in range(40):  # fewer steps than it remembers: 640, where a mean over them would still hold 40 % of the past
+    for _ in range(40):  # 640 steps, fewer than MEMORY: a running mean would still contain 40 % of the past
         threshold.update(saw({"a": rng.uniform(0.6, 0.8, 16)}))
     assert threshold.theta("a") == pytest.approx(0.64, abs=0.01)
 
@@ -224,13 +224,13 @@ def test_team_estimate_of_equal_thresholds_is_exact():
 @pytest.mark.parametrize(
     ("scores", "saturated"),
     [
-        ([0.0] * 40 + [1.0] * 60, 1.0),  # binary: the threshold makes no difference, and .6 is not .8
-        ([0.0] * 20 + [1.0] * 80, 0.0),  # binary, and on target by itself
+        ([0.0] * 40 + [1.0] * 60, 1.0),  # binary: all thresholds are equivalent, and .6 is not .8
+        ([0.0] * 20 + [1.0] * 80, 0.0),  # binary, and on target
         ([1.0] * 100, 1.0),  # all pass, whatever the threshold
         ([0.0] * 100, 1.0),
-        (list(0.8 + 0.2 * uniform(100)), 1.0),  # the target lies above the range
+        (list(0.8 + 0.2 * uniform(100)), 1.0),  # the target is above the range
         (list(0.2 * uniform(100)), 1.0),  # and below it
-        ([0.25] * 10 + [0.5] * 20 + [1.0] * 70, 1.0),  # quarters: .9 or .7, nothing between
+        ([0.25] * 10 + [0.5] * 20 + [1.0] * 70, 1.0),  # quarters: .9 or .7, with no value in between
         (list(uniform(100) ** 0.5), 0.0),
     ],
 )
@@ -356,7 +356,7 @@ FULL = saw({"a": uniform(40)}, {"a": 0.3}, 0.5)
 
 
 def damaged(spec):
-    """States that are no longer what `spec` saved, each with what is wrong with it."""
+    """Damaged versions of a state saved by `spec`, each with a description."""
     state = after(spec, FULL).state_dict()
     yield "another kind", {**state, "kind": "other"}
     yield "no mapping", None
@@ -416,7 +416,7 @@ def test_custom_kind_is_registered_by_name():
         THRESHOLDS.remove("mine")
 
 
-# --- what is refused ---
+# --- errors ---
 
 
 @pytest.mark.parametrize(

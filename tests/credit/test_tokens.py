@@ -1,4 +1,4 @@
-"""What each token's own score adds to its step's advantage, and what is refused on the way there."""
+"""Terms of token scores in the advantage, and errors for invalid token scores."""
 
 import tracemalloc
 from dataclasses import replace
@@ -28,7 +28,7 @@ def refusal(kind, batch):
 
 
 def two_plays(value, **more):
-    """Two steps of two tokens each, of which the last has `value` for a score."""
+    """Two steps of two tokens each; the last has the score `value`."""
     return batch_of(
         play("t0", [step("a", Score((0.0, 1.0)), tokens=2)], 1.0),
         play("t1", [step("a", {"f": Score(value, **more)}, tokens=2)], 0.0),
@@ -37,7 +37,7 @@ def two_plays(value, **more):
 
 @pytest.fixture
 def mixed():
-    """Scores of all kinds: by token and whole, of several ranges and weights, failed, of weight 0, and none at all."""
+    """Scores of all kinds: by token and plain, of several ranges and weights, failed, of weight 0, and none."""
     return batch_of(
         play(
             "t0",
@@ -121,7 +121,7 @@ def test_token_term_is_the_return_above_the_others_mean():
         play("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
     )
     terms = assign(batch, replace(BY_TOKEN, norm_adv_by_std_in_grpo=False, gamma_token=0.5, w_r=2.0)).token_term_T
-    part = 2.0 / 1.5  # w_r by the mean length; m is 0 for the first play, 0.75 for the second
+    part = 2.0 / 1.5  # w_r by the mean length; m is 0 for the first trajectory, 0.75 for the second
     assert terms.tolist() == pytest.approx([part * (1.0 + 0.5 * 0.5), 0.0, part * 0.5, part * -0.75])
 
 

@@ -1,5 +1,7 @@
-"""Credit from the formulas of docs/credit.md, one step at a time, by recursion: slow, obvious, and sharing no code with
-`creditflow.credit`. What is earned and what flows stands in `flow.py`, what is learned from it in `estimators.py`.
+"""Credit by the formulas of docs/credit.md, one step at a time, by recursion: slow, obvious and independent.
+
+The oracle shares no code with `creditflow.credit`. `flow.py` computes rewards and their flow, `estimators.py` groups
+and advantages.
 """
 
 import math
@@ -10,16 +12,16 @@ from tests.oracle.estimators import BY_POLICY, EPSILON, WHITENING, WHITENING_ONE
 
 @dataclass
 class Row:
-    """One step. `None` stands where there is nothing of the kind."""
+    """The oracle's results for one step. `None`: the step has no such value."""
 
     sub_reward: float | None
     scored: bool
     failed: bool
     gate: float
     out: float
-    """The factor in force on what goes to the parents; 0 where nothing flows."""
+    """The factor in force on credit passed to parents; 0 for rules without flow."""
     into: float
-    """The same on what comes from the children."""
+    """The factor in force on credit received from children; 0 for rules without flow."""
     stand_in: float | None
     frozen: bool
     own: float
@@ -35,13 +37,13 @@ class Row:
     tied: bool
     weight: float
     divisor: float
-    """What the step part of the advantage was divided by; 1 where it is 0."""
+    """The divisor of the step part of the advantage; 1 where that part is 0."""
     token_divisor: float
-    """What the token terms were divided by; 1 where there are none."""
+    """The divisor of the token terms; 1 for a step without them."""
     advantage: float
     token_advantages: list[float]
     returns: list[float | None] | None
-    """`gae`: for each response token; None where it was not sampled."""
+    """`gae`: the return of each response token; None if it was not sampled."""
 
 
 class Oracle(Estimators):
@@ -81,7 +83,7 @@ class Oracle(Estimators):
         return row
 
     def measure(self, row, node, group):
-        """Fills in what the step was measured against, and by what."""
+        """Set the row's baseline, spread, tie and divisor."""
         estimator = self.o.adv_estimator
         over = self.whitening(node.step.policy) if estimator in WHITENING_ONES else None
         if estimator in BY_POLICY:
@@ -89,7 +91,7 @@ class Oracle(Estimators):
             row.baseline, row.spread = (over.mean, over.spread) if over is not None else (None, None)
         else:
             row.baseline, row.spread, row.tied = self.centre(group), self.spread(group), self.tied(group)
-            if estimator in WHITENING_ONES:  # then nothing is to be learned from its policy's steps at all
+            if estimator in WHITENING_ONES:  # then all steps of the policy have advantage 0
                 row.tied = row.tied or over is None or over.tied
             if estimator == "rloo":
                 row.baseline = self.centre_of_others(group, node)
@@ -103,5 +105,5 @@ class Oracle(Estimators):
 
 
 def credit_rows(plays, options, values_T=None):
-    """One Row for each step, in the order of the batch. `values_T`: the critic's, for `gae`."""
+    """One Row for each step, in the order of the batch. `values_T`: the critic's values, for `gae`."""
     return Oracle(plays, options, values_T).rows()

@@ -1,4 +1,4 @@
-"""The second half of the credit oracle: against whom a step is measured, and what each of its tokens learns."""
+"""The second half of the credit oracle: groups, baselines and advantages of steps and tokens."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ WHITENING = 1e-8
 CAP = 2.0
 
 BY_POLICY = ("reinforce_plus_plus", "gae")
-"""Estimators that form no groups: all steps of a policy are whitened together."""
+"""Estimators without groups: all steps of a policy are whitened together."""
 WHITENING_ONES = (*BY_POLICY, "reinforce_plus_plus_baseline")
 
 
@@ -19,7 +19,7 @@ WHITENING_ONES = (*BY_POLICY, "reinforce_plus_plus_baseline")
 class Group:
     level: str
     plays: list
-    """The member steps of each trajectory that has any."""
+    """The member steps of each trajectory with members."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Estimators(Flow):
             self.values_of[node] = None if given is None else given[at : at + n]
             at += n
 
-    # ---- what is measured ------------------------------------------------------------------------------------------
+    # ---- credit to compare -----------------------------------------------------------------------------------------
 
     def trained(self, node):
         if self.masked(node.play) or self.frozen(node):
@@ -56,7 +56,7 @@ class Estimators(Flow):
 
     @remembered
     def measured(self, node):
-        """What the estimator sees of the credit: without the part that is paid token by token."""
+        """The credit without the part paid token by token: the input of the estimator."""
         own = self.o.w_r * (self.sub_reward(node) - self.o.sub_reward_origin) if self.has_token_term(node) else 0.0
         return self.credit(node) - own
 
@@ -73,7 +73,7 @@ class Estimators(Flow):
 
     @remembered
     def group(self, node):
-        """The first group of two trajectories; all the policy's steps for estimators that form no groups."""
+        """The first group with two trajectories; for estimators without groups, all steps of the policy."""
         if not self.trained(node):
             return None
         if self.o.adv_estimator in BY_POLICY:
@@ -111,11 +111,11 @@ class Estimators(Flow):
         return any(node.step.response_ids for node in self.nodes)
 
     def places(self, node):
-        """Where the step counts: at its sampled tokens; once, where the whole batch has no tokens."""
+        """The step's entries in the whitening: its sampled tokens, or one entry if the whole batch has no tokens."""
         return self.sampled(node) if self.batch_has_tokens else [None]
 
     def raw(self, node, place):
-        """What is whitened; None: nothing, for there is no group."""
+        """The value to whiten; None for a step without a group."""
         if self.o.adv_estimator == "gae":
             return None if place is None else self.gae_of_tokens(node)[self.sampled(node).index(place)]
         if self.o.adv_estimator == "reinforce_plus_plus":
@@ -152,7 +152,7 @@ class Estimators(Flow):
     # ---- the step's part of the advantage --------------------------------------------------------------------------
 
     def step_part(self, node, place):
-        """At one of the step's places; `None`: of the step as a whole. Without the step's weight."""
+        """The step part at one of the step's tokens (`place` None: of the step as a whole), before the weight."""
         group = self.group(node)
         if group is None or (self.o.adv_estimator not in BY_POLICY and self.tied(group)):
             return 0.0
@@ -170,7 +170,7 @@ class Estimators(Flow):
 
     @remembered
     def token_returns(self, group, node):
-        """u at each sampled token of a scored step, as its group sees it; None where nobody else can be its measure."""
+        """u at each sampled token of a scored step in `group`; None if no other trajectory has a scored step."""
         others = [self.scored_in(members) for members in group.plays if members[0].play is not node.play]
         means = [mean(self.sub_reward(t) for t in scored) for scored in others if scored]
         if not means:
@@ -209,7 +209,7 @@ class Estimators(Flow):
         return self.o.adv_estimator in WHITENING_ONES
 
     def token_divisor(self, node):
-        """What the step's token terms are divided by; None: they are 0."""
+        """The divisor of the step's token terms; None if they are 0."""
         group = self.group(node)
         if group is None or self.o.adv_estimator == "gae" or not self.has_token_term(node):
             return None
@@ -230,7 +230,7 @@ class Estimators(Flow):
 
     @remembered
     def earned_and_handed_down(self, node):
-        """e, and what the children's values and advantages bring."""
+        """(e, the part received from the children's values and advantages)."""
         own, _, shared = self.terms(node)
         handed_up = 0.0
         if self.flows:
@@ -238,7 +238,7 @@ class Estimators(Flow):
         return own + shared, self.o.gamma * self.into(node) * handed_up
 
     def worth(self, node):
-        """What a critic says of a step, corrected by what came of it."""
+        """The critic's value at the start of the step plus lam times the advantage there."""
         return self.value_at_start(node) + self.o.lam * self.gae_at_start(node)
 
     def value_at_start(self, node):
@@ -268,7 +268,7 @@ class Estimators(Flow):
         return delta + self.o.gamma_token * self.o.lam_token * self.gae_at(node, now + 1)
 
     def returns(self, node):
-        """One for each response token; None where it was not sampled."""
+        """The return of each response token; None if it was not sampled."""
         at = dict(zip(self.sampled(node), self.gae_of_tokens(node), strict=True))
         return [at[j] + value if j in at else None for j, value in enumerate(self.values_of[node])]
 

@@ -1,6 +1,6 @@
-"""The first half of the credit oracle: what each step earned, and what flows to it. One step at a time, by recursion.
+"""The first half of the credit oracle: own rewards, gates and flow, one step at a time, by recursion.
 
-Slow and obvious on purpose; it shares no code with `creditflow.credit`, and reads the nouns and plain option values.
+Deliberately slow and obvious. It shares no code with `creditflow.credit`, and reads trajectories and option values only.
 """
 
 import math
@@ -22,7 +22,7 @@ KEYS = {
 
 @dataclass(eq=False)
 class Node:
-    """A step in its play; it is equal to itself only, so that answers can be remembered by it."""
+    """A step of a trajectory. Compared by identity, so that results can be cached by node."""
 
     play: object
     step: object
@@ -61,7 +61,7 @@ class Flow:
         self.nodes = [node for nodes in self.nodes_of for node in nodes]
         self.by_id = {node.step.id: node for node in self.nodes}
 
-    # ---- what was earned -------------------------------------------------------------------------------------------
+    # ---- rewards ---------------------------------------------------------------------------------------------------
 
     @property
     def decomposed(self):
@@ -90,7 +90,7 @@ class Flow:
         return self.case(node) if self.decomposed else "unmatched"
 
     def sampled(self, node):
-        """The positions of the response tokens that the policy sampled."""
+        """The positions of the sampled response tokens."""
         return [j for j, mask in enumerate(node.step.response_mask) if mask]
 
     @remembered
@@ -110,7 +110,7 @@ class Flow:
 
     @remembered
     def score_of(self, node):
-        """The weighted mean; of values that came by token the mean over those that were sampled, if there are any."""
+        """The weighted mean of the scores; a token score counts as its mean over the sampled tokens, else over all."""
 
         def rescaled(score):
             value = score.value
@@ -186,7 +186,7 @@ class Flow:
 
     @remembered
     def gate(self, node):
-        """The factor of the step's gate, wherever it stands."""
+        """The factor of the step's gate, for passing and for receiving."""
         case = self.judged(node)
         if case == "unmatched":
             return 1.0
@@ -204,7 +204,7 @@ class Flow:
         gated = self.o.propagation == "threshold" and self.o.gate_at in ("receive", "both")
         return (self.gate(node) if gated else 1.0) if self.flows else 0.0
 
-    # ---- what flows ------------------------------------------------------------------------------------------------
+    # ---- flow ------------------------------------------------------------------------------------------------------
 
     @property
     def flows(self):
@@ -215,11 +215,11 @@ class Flow:
 
     @remembered
     def depth(self, node):
-        """The number of steps on the longest path that ends here."""
+        """The number of steps on the longest path that ends at the node."""
         return 1 + max((self.depth(parent) for parent in node.parents), default=0)
 
     def sweeps(self, node):
-        """As many as its own play's longest path has steps."""
+        """The number of steps on the longest path of the node's trajectory; 0 without `neutral`."""
         if not self.flows or self.o.on_closed_gate != "neutral":
             return 0
         return max(self.depth(other) for other in self.nodes if other.play is node.play)
@@ -250,7 +250,7 @@ class Flow:
         return passed
 
     def stand_in(self, node):
-        """What the parents see in place of the step's h where its gate is closed; None: nothing."""
+        """The substitute for the step's h behind its closed gate; None if there is no substitute."""
         return self.stand_in_of_sweep(node, self.sweeps(node))
 
     @remembered
@@ -275,7 +275,7 @@ class Flow:
         return self.judged(node) == "unmatched" or (self.judged(node) == "scored" and self.above(node))
 
     def best_paths(self, node):
-        """Each descendant, and the largest product of factors on any of all the paths that lead to it."""
+        """The largest product of factors along a path to each descendant."""
         best = defaultdict(float)
         for weight, end in self.paths(node):
             best[end] = max(best[end], weight)
@@ -289,7 +289,7 @@ class Flow:
                 yield factor * weight, end
 
     def stopped(self, node):
-        """What closed gates withheld: of the step from its parents, and of its children from the step."""
+        """The credit that the step's gate withheld from its parents, and from the step itself."""
         if not self.flows:
             return 0.0
         own_gate = sum(self.share(node) * (1 - self.out(node)) * self.h(node) for _ in node.parents)
@@ -306,7 +306,7 @@ class Flow:
 
     @remembered
     def reaches_an_end(self, node):
-        """Whether some way down from here, to a step without children, leads through open steps only."""
+        """Whether a path of open steps leads from the node to a step without children."""
         if not node.children:
             return True
         return any(self.out(child) > 0 and self.reaches_an_end(child) for child in node.children)

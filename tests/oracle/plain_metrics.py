@@ -1,4 +1,4 @@
-"""Metrics of trajectories, one object after the other: slow, obvious, and sharing no code with `creditflow.monitor`."""
+"""Metrics of trajectories, computed object by object: slow, obvious, without code of `creditflow.monitor`."""
 
 from collections import defaultdict
 from itertools import combinations
@@ -11,7 +11,7 @@ def mean(values):
 
 
 def rescaled(score, step=None):
-    """To [0, 1] from its range; where it came token by token, its mean over the sampled tokens if there are any."""
+    """The score rescaled to [0, 1]; a token score counts as its mean over the sampled tokens, else over all."""
     value = score.value
     if isinstance(value, tuple):
         sampled = [v for v, m in zip(value, step.response_mask, strict=True) if m]
@@ -25,7 +25,7 @@ def ok_scores(step):
 
 
 def sub_reward(step):
-    """The weighted mean of the step's scores; where all weigh 0, their plain mean; None without any."""
+    """The weighted mean of the step's ok scores; the plain mean if all weights are 0; None without ok scores."""
     scores = ok_scores(step)
     if not scores:
         return None
@@ -36,7 +36,7 @@ def sub_reward(step):
 
 
 def is_wrong(step):
-    """Whether any of its scores is short of the maximum; None without any."""
+    """Whether any ok score of the step is below the maximum; None without ok scores."""
     return any(rescaled(score, step) < RIGHT for score in ok_scores(step)) if ok_scores(step) else None
 
 
@@ -151,14 +151,14 @@ def evaluation_metrics(trajectories, n):
 
 
 def share_of_draws(plays, k):
-    """Of the draws of k plays, the share with a pass; all of them where fewer than k plays did not pass."""
+    """The share of draws of k trajectories with a pass; 1 if fewer than k trajectories did not pass."""
     if len(plays) - sum(plays) < k:
         return 1.0
     return mean([any(draw) for draw in combinations(plays, k)])
 
 
 def evaluation(sampled, greedy, n):
-    """(metrics, sampled, greedy, step_errors) as `Evaluation` has them."""
+    """(metrics, sampled, greedy, step_errors), the fields of `Evaluation`."""
     metrics, of_greedy = evaluation_metrics(sampled, n), evaluation_metrics(greedy, 1)
     for key in ("pass_at_1", "step_error_rate"):
         if key in of_greedy:

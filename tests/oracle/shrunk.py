@@ -1,4 +1,4 @@
-"""Baselines that are pulled towards those of the groups around them (empirical Bayes), one group at a time."""
+"""Baselines shrunk towards those of the containing groups (empirical Bayes), one group at a time."""
 
 import math
 from collections import defaultdict
@@ -13,11 +13,11 @@ CHAINS = {
     "task_agent": ("task_agent", "agent"),
     "agent": ("agent",),
 }
-"""From the groups asked for to those that they lie in. The same prompt may come at several turns."""
+"""For each `group_by`, its level and the levels that contain it. The same prompt may occur at several turns."""
 
 
 def shrunk_baselines(plays, options):
-    """Of each step; None where it has none. `rloo` leaves the own trajectory out."""
+    """The baseline of each step; None for a step without one. `rloo` leaves the own trajectory out."""
     flow, cells, found = Estimators(plays, options), defaultdict(list), {}
     for node in flow.nodes:
         if flow.trained(node):
@@ -32,8 +32,8 @@ def shrunk_baselines(plays, options):
 class Cell:
     """The trained steps of one agent (and policy, version and stratum).
 
-    `members`: of each step (trajectory, keys, value), the keys of its groups from the finest to the agent itself; each
-    group lies inside one group of the next level.
+    `members`: (trajectory, keys, value) of each step, with the keys of its groups from the finest to the agent itself.
+    Each group is contained in one group of the next level.
     """
 
     def __init__(self, members):
@@ -41,7 +41,7 @@ class Cell:
         self.levels = len(members[0][1])
 
     def means_of_plays(self, level, key, without=None):
-        """x: of each trajectory in the group, but for one, the mean of its values there."""
+        """x: the mean of each trajectory's values in the group; `without`: a trajectory to leave out."""
         values = {}
         for play, keys, value in self.members:
             if keys[level] == key and play != without:
@@ -57,7 +57,7 @@ class Cell:
         return {key: of_group.pop() for key, of_group in parents.items()}
 
     def trust(self, level, n):
-        """B of a group of `n` trajectories."""
+        """B for a group of `n` trajectories."""
         sigma2, tau2 = self.variances(level)
         if sigma2 is None or tau2 <= 0 or n == 0:
             return 0.0
@@ -83,7 +83,7 @@ class Cell:
         return sigma2, max(0.0, (between - (len(x) - len(set(parent_of.values()))) * sigma2) / unequal)
 
     def mean(self, keys, level=0, without=None):
-        """mu of the step's group at `level`; with a trajectory left out, the variances still see it."""
+        """mu of the step's group at `level`. The variances include a trajectory that is left out."""
         x = self.means_of_plays(level, keys[level], without)
         if level == self.levels - 1:
             return mean(x)
@@ -92,7 +92,7 @@ class Cell:
         return trust * mean(x) + (1 - trust) * above if x else above
 
     def baselines(self, leave_own_out=False):
-        """Of each member in turn; None in the whole cell where it has one trajectory only."""
+        """The baseline of each member, in order; all None if the cell has only one trajectory."""
         if len({play for play, _, _ in self.members}) < 2:
             return [None] * len(self.members)
         return [self.mean(keys, without=play if leave_own_out else None) for play, keys, _ in self.members]
