@@ -353,7 +353,7 @@ def test_closed_gates_give_the_gradient_of_the_gated_return(n):
 # ---- with a critic ---------------------------------------------------------------------------------------------------
 
 BEHIND_GATES = {0.95: (0.9999, 0.9886), 0.0: (0.9482, 0.8133)}
-"""By lam, with closing gates and an exact critic: cosine to the gradient of the gated return, and relative length."""
+"""With closing gates and an exact critic, by lam: cosine to the gradient of the gated return, and relative length."""
 
 
 def by_critic(lam: float, of: Return = return_to_go, **more: object) -> Advantages:

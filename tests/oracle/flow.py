@@ -1,6 +1,6 @@
 """The first half of the credit oracle: own rewards, gates and flow, one step at a time, by recursion.
 
-Deliberately slow and obvious. It shares no code with `creditflow.credit`, and reads trajectories and option values only.
+Deliberately slow and obvious. It shares no code with `creditflow.credit`; it reads trajectories and option values only.
 """
 
 import math
@@ -250,7 +250,7 @@ class Flow:
         return passed
 
     def stand_in(self, node):
-        """The substitute for the step's h behind its closed gate; None if there is no substitute."""
+        """The substitute for the step's h behind its closed gate; None without one."""
         return self.stand_in_of_sweep(node, self.sweeps(node))
 
     @remembered

@@ -91,8 +91,8 @@ class Estimate:
     unscaled_T: Floats | None = None
     """[T] token values that replace credit, if the tokens of a step differ."""
     moments_S: Floats | None = None
-    """[S, 5] count, mean, sum of squared differences, minimum and maximum over each step's tokens, if they differ and
-    `unscaled_T` is None."""
+    """[S, 5] count, mean, sum of squared differences, minimum and maximum over each step's tokens, if they differ;
+    not needed with `unscaled_T`."""
     critic: CriticTerms | None = None
     """The terms of `gae`, whose tokens differ without `unscaled_T`."""
 

@@ -48,7 +48,7 @@ class Assignment:
     """
 
     sub_reward_S: Floats
-    """[S] r_t in [0, 1]; NaN if there is none. If `failed_S`: its substitute, a mean over other trajectories."""
+    """[S] r_t in [0, 1], NaN for none. If `failed_S`: its substitute, a mean over other trajectories."""
     scored_S: Bools
     """[S] every matching function of positive weight gave a score."""
     failed_S: Bools
@@ -158,7 +158,7 @@ class Assignment:
         return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
 
     def group_name(self, step: int) -> str | None:
-        """The key of the group behind `step`'s baseline, in words; None if there is none."""
+        """The key of the group behind `step`'s baseline, in words; None for a step without one."""
         level = int(self.level_S[step])
         return None if level < 0 else describe(self.batch, LEVEL_NAMES[level], step, int(self.stratum_S[step]))
 

@@ -75,7 +75,7 @@ _BOOLS = ("is_answer", "response_mask")
 
 
 def check_batch(batch: TrajectoryBatch) -> None:
-    """Raise a BatchError (or a subclass) for the first problem: where, the expected and the actual value.
+    """Raise a BatchError (or a subclass) for the first problem, with its place, the expected and the actual value.
 
     Checked: types, lengths and indices of the columns, the order of steps, edges (sorted by child, same trajectory,
     parent before child, no duplicates), scores (finite and in [0, 1] if ok), weights (finite, at least 0), outcomes
@@ -101,7 +101,7 @@ def _check_types(batch: TrajectoryBatch) -> None:
         column = getattr(batch, name)
         dtype = column.dtype if isinstance(column, np.ndarray) else None
         if name in _INTEGERS:
-            # Unsigned integers would wrap around in differences, and for -1 (none).
+            # Unsigned integers would wrap around in differences, and cannot hold -1 (none).
             expected, fits = "signed integers", dtype is not None and dtype.kind == "i" and dtype.isnative
         elif name in _FLOATS:
             expected, fits = "float64 or float32", dtype in (np.float64, np.float32)

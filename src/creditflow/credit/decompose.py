@@ -45,7 +45,7 @@ class SubRewards:
     """The sub-rewards of S steps. A step is scored, failed, or neither (no function matched it)."""
 
     value_S: Floats
-    """[S] r_t in [0, 1]; its substitute, a mean over other trajectories, if scoring failed; NaN if there is none."""
+    """[S] r_t in [0, 1], NaN for none. If `failed_S`: its substitute, a mean over other trajectories."""
     scored_S: Bools
     """[S] every matching function of positive weight gave a score."""
     failed_S: Bools

@@ -38,7 +38,7 @@ GATES_OF_UNSCORED: dict[str, float] = {"open": 1.0, "closed": 0.0}
 """`algorithm.gate_unscored`: the gate's factor where the scoring of the step failed."""
 
 PASSING, RECEIVING = ("pass", "both"), ("receive", "both")
-"""Values of `algorithm.gate_at` that gate what a step passes to its parents, or receives from its children."""
+"""Values of `algorithm.gate_at` that gate the credit passed to parents, and the credit received from children."""
 
 
 def gate_factors(

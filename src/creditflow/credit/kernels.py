@@ -152,7 +152,7 @@ def path_lengths(child_E: Ints, parent_E: Ints, n_steps: int) -> Ints:
 
 @_compiled
 def second_path(child_E: Ints, parent_E: Ints, first_edge_S: Ints, n_steps: int) -> tuple[int, int]:
-    """The first step with two paths to the same ancestor, as (step, ancestor); (-1, -1) if there is none.
+    """The first step with two paths to the same ancestor, as (step, ancestor); (-1, -1) for none.
 
     Two paths diverge at a step with several parents, so the search starts at those only. Cost: linear for chains and
     trees.
@@ -217,7 +217,7 @@ def gae(
 ) -> None:
     """Write `down_S`, `first_S` and `moments_S` of generalised advantage estimation.
 
-    `down_S`: the part received from children. `first_S`: the advantage at the first trained token, 0 if there is none.
+    `down_S`: the part received from children. `first_S`: the advantage at the first trained token, 0 without one.
     `moments_S`: moments of the token advantages, as in `moments_of_steps`; `gae_tokens` computes the advantages again
     when needed. `discounts`: gamma, lam, gamma_token, lam_token. `token_reward_T` may be empty: a reward at the last
     token only. See `creditflow.credit.advantage.gae` for the formula.

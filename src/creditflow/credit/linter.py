@@ -36,7 +36,7 @@ class Finding:
 def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[Finding]:
     """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
-    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`: there are no values here.
+    Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, which needs no values.
     """
     options = options or CreditOptions()
     if ADVANTAGE_ESTIMATORS[options.adv_estimator].critic:

@@ -129,7 +129,7 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     """The share of each agent's trajectories in which a signal reaches at least one of its steps.
 
     A signal depends on the trajectory: the step's own score, the outcome, or credit from a child with a signal, through
-    open gates. Values independent of the agents' actions are no signal: no score, no credit passed, a weight of 0, the
+    open gates. Values that do not depend on the agents' actions do not count: a missing score, a weight of 0, the
     substitute for a failed score. `bit`: SIGNAL, or OUTCOME for the outcome alone.
     """
     batch = assignment.batch

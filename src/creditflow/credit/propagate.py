@@ -209,13 +209,14 @@ def _stopped(flow: Flow, share_S: Floats, credit_S: Floats, out_S: Floats, in_S:
 
 
 def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
-    """(received_S, stand_in_S) under `neutral`: the substitute is the mean h of open steps of the group elsewhere.
+    """Received credit and substitutes under `on_closed_gate: neutral`, as (received_S, stand_in_S).
 
-    "Elsewhere" means in other trajectories. These means depend on h, and trajectories may depend on one another in a
-    cycle, so they are computed by sweeps: in the first, closed gates pass nothing; in each later one, they pass the
-    means of the previous sweep. Each trajectory takes the sweep with the number of steps on its own longest path. For
-    trajectories of equal length without a cycle the result is exact. With a cycle, the omitted terms are farther away
-    than the trajectory is long. The length of unrelated trajectories does not matter.
+    The substitute for a closed step is the mean h of the open steps of its group in other trajectories. These means
+    depend on h, and trajectories may depend on one another in a cycle. They are therefore computed by sweeps: in the
+    first sweep, closed gates pass nothing; in each later one, they pass the means of the previous sweep. Each
+    trajectory takes the sweep with the number of steps on its own longest path. The result is exact for trajectories of
+    one length without a cycle. With a cycle, the omitted terms are farther away than the trajectory is long. The length
+    of unrelated trajectories does not matter.
     """
     from creditflow.credit import kernels
 
@@ -371,8 +372,8 @@ SHARED_REWARDS: dict[str, Callable[[Flow], Floats]] = {
     "outcome": lambda flow: flow.outcome_N,
     "outcome_plus_mean_sub_reward": lambda flow: flow.options.w_o * flow.outcome_N + _mean_own(flow),
 }
-"""`algorithm.shared_reward`: [N] the credit given by the sharing rules. The outcome alone has no weight, because there
-is no second reward to weigh it against."""
+"""`algorithm.shared_reward`: [N] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
+so it does not apply to the outcome alone."""
 
 
 def _shared(flow: Flow, reward_N: Floats) -> Credit:
