@@ -60,9 +60,9 @@ def main() -> int:
                 theirs.append(_theirs(spans, seconds))
         n = len(spans)
         speeds[name] = median(ours)
-        figures.append(Figure.of(f"{name} ({n} spans): spans/s", ours, SPEED))
+        figures.append(Figure.from_values(f"{name} ({n} spans): spans/s", ours, SPEED))
         if finished := [speed for speed in theirs if speed is not None]:
-            figures.append(Figure.of(f"{name}: spans/s, Agent Lightning", finished))
+            figures.append(Figure.from_values(f"{name}: spans/s, Agent Lightning", finished))
             figures.append(Figure(f"{name}: ours / theirs", median(ours) / median(finished), unit="x"))
         elif theirs:
             reporter.say(f"{name}: Agent Lightning's adapter did not end within {seconds} s")

@@ -27,14 +27,14 @@ MEASURES = (
     "recipes/arithmetic_chain.py",
     *(f"recipes/{r}.yaml" for r in RECIPES),
 )
-STEPS, TASKS, PLAYS = 8, 64, 28
+STEPS, TASKS, TRAJECTORIES = 8, 64, 28
 RULES = (
     "identical",
     *(f"{rule} outcome_to={to}" for to in ("all", "answer") for rule in ("none", "discounted", "threshold")),
 )
 
 
-def measured(recipe: str, steps: int, tasks: int, plays: int, below: Path) -> dict[str, Any]:
+def measured(recipe: str, steps: int, tasks: int, trajectories: int, below: Path) -> dict[str, Any]:
     """The audit of a run, trained first if it does not exist. Its plot stays in the run's folder."""
     folder = below / recipe
     options = [
@@ -52,7 +52,16 @@ def measured(recipe: str, steps: int, tasks: int, plays: int, below: Path) -> di
         subprocess.run([*command, "train", f"recipes/{recipe}.yaml", *options], cwd=ROOT, check=True)
     rules = [word for rule in RULES for word in ("--rule", rule)]
     out, plot = folder / "audit.json", folder / "audit.png"
-    how = ["--plays", str(plays), "--budget", str(plays * tasks * 8), "--json", str(out), "--plot", str(plot)]
+    how = [
+        "--rollouts",
+        str(trajectories),
+        "--budget",
+        str(trajectories * tasks * 8),
+        "--json",
+        str(out),
+        "--plot",
+        str(plot),
+    ]
     subprocess.run([*command, "audit", str(folder), *how, *rules], cwd=ROOT, check=True)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -66,13 +75,15 @@ def _number(value: float | None) -> float:
 def main() -> int:
     """Run, print, write `docs/results/audit.json` and the figures, without targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two training steps of a few plays: shows that it runs")
+    parser.add_argument(
+        "--quick", action="store_true", help="two training steps of a few trajectories: shows that it runs"
+    )
     quick = parser.parse_args().quick
-    steps, tasks, plays = (2, 4, 7) if quick else (STEPS, TASKS, PLAYS)
+    steps, tasks, trajectories = (2, 4, 7) if quick else (STEPS, TASKS, TRAJECTORIES)
     work = Work.begin("audit", MEASURES, quick=quick)
     figures, details = [], {}
     for recipe in RECIPES:
-        found = measured(recipe, steps, tasks, plays, work.folder)
+        found = measured(recipe, steps, tasks, trajectories, work.folder)
         details[recipe] = {key: value for key, value in found.items() if key != "values"}
         for one in found["rules"]:
             for what in ("credit", "advantage", "within"):

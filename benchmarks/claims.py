@@ -273,7 +273,7 @@ def _area(name: str, arms: dict[str, ArmResult]) -> Row:
     """Mean pass@1 of the training rollouts over all steps; by seed, as there are too few seeds for an interval."""
     pairs = zip(arms[DEFAULT].runs, arms["identical"].runs, strict=True)
     gains = [mean(ours.train_pass_at_1) - mean(theirs.train_pass_at_1) for ours, theirs in pairs]
-    figure = Figure.of(f"{name}: area under the training curve, {DEFAULT} - identical, by seed", gains)
+    figure = Figure.from_values(f"{name}: area under the training curve, {DEFAULT} - identical, by seed", gains)
     return Row(
         f"{name}: mean pass@1 while it trains, `{DEFAULT}` above `identical`, points: median (least, most)",
         f"{points(figure.value)} ({points(min(gains))}, {points(max(gains))})",
@@ -290,7 +290,7 @@ def _healthy(claims: Claims) -> Row:
         rates.append(mean(row["propagation/pass_rate"] for row in rows))
         agents = [key for key in rows[0] if key.startswith("reward/sub_reward_var/")]
         variances.append(max(mean(row[key] for row in rows) for key in agents))
-    open_, spread = Figure.of("pass rate, healthy", rates, 0.8), Figure.of(
+    open_, spread = Figure.from_values("pass rate, healthy", rates, 0.8), Figure.from_values(
         "largest sub-reward variance of an agent, healthy", variances, 0.2, at_most=True
     )  # fmt: skip
     return Row(
@@ -327,7 +327,7 @@ def simulated() -> Iterable[Row]:
             ),
         )
         yield Row(
-            f"{of}: blame on the play that comes with an early error, in units of what the step itself gets: "
+            f"{of}: blame on the trajectory that comes with an early error, in units of what the step itself gets: "
             f"`identical`, `none`, `{DEFAULT}`",
             ", ".join(f"{value:.1f}" for value in blamed.values()),
             tuple(Figure(f"{of}: blame with an early error, {rule}", value) for rule, value in blamed.items()),
@@ -342,11 +342,11 @@ def measured() -> Iterable[Row]:
     batch = chain_batch(1024)
     options = CreditOptions(propagation=DEFAULT)
     assign(batch, options)  # compiles
-    latency = Figure.of(
+    latency = Figure.from_values(
         "credit of 122,880 steps, s", [_seconds(lambda: assign(batch, options)) for _ in range(7)], 0.1, at_most=True
     )
     yield Row(
-        "credit of 1,024 tasks x 4 plays x 30 steps, s",
+        "credit of 1,024 tasks x 4 trajectories x 30 steps, s",
         f"{latency.value:.3f}",
         (latency,),
         "under 1",

@@ -38,7 +38,7 @@ from creditflow.trajectory import Floats, TrajectoryBatch
 Strings = NDArray[np.object_]
 
 MEASURES = ("src/creditflow/credit", "src/creditflow/trajectory.py")
-TASKS, PLAYS, STEPS = 1024, 4, 30
+TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
 RESPONSES, RESPONSE_LENGTH = 4096, 8192
 TOKENS_PER_STEP = 256
 DECADES = (10**3, 10**4, 10**5, 10**6, 10**7)
@@ -134,7 +134,7 @@ class Rows:
 
 
 def _against_verl_grpo(repeats: int) -> list[Figure]:
-    batch, verl = chain_batch(TASKS, PLAYS, STEPS, tokens=1), _verl()
+    batch, verl = chain_batch(TASKS, TRAJECTORIES, STEPS, tokens=1), _verl()
     rows, vectorized = Rows(batch), verl.compute_grpo_vectorized_outcome_advantage
     _same_before_propagation(batch, rows, verl)
     passing = assign(batch, RULE).metrics()["propagation/pass_rate"]
@@ -158,11 +158,13 @@ def _against_verl_grpo(repeats: int) -> list[Figure]:
         },
         repeats,
     )
-    figures = [Figure.of(f"steps/s: {what}", [batch.n_steps / t for t in taken[run]]) for run, what in names.items()]
+    figures = [
+        Figure.from_values(f"steps/s: {what}", [batch.n_steps / t for t in taken[run]]) for run, what in names.items()
+    ]
     for ours in ("ours", "by task"):
         for theirs, hold in (("grpo", 50), ("vectorized", 4), ("shared", None)):
             what = f"{names[ours]}, against {names[theirs]}"
-            figures.append(Figure.of(what, _ratios(taken[theirs], taken[ours]), hold, unit="x"))
+            figures.append(Figure.from_values(what, _ratios(taken[theirs], taken[ours]), hold, unit="x"))
     return figures
 
 
@@ -180,8 +182,8 @@ def _same_before_propagation(batch: TrajectoryBatch, rows: Rows, verl: Any) -> N
 
 def _broadcast(repeats: int) -> list[Figure]:
     rng = np.random.default_rng(0)
-    lengths_S = rng.integers(TOKENS_PER_STEP // 2, 3 * TOKENS_PER_STEP // 2 + 1, TASKS * PLAYS * STEPS)
-    batch = chain_batch(TASKS, PLAYS, STEPS, tokens=lengths_S, tools=True)
+    lengths_S = rng.integers(TOKENS_PER_STEP // 2, 3 * TOKENS_PER_STEP // 2 + 1, TASKS * TRAJECTORIES * STEPS)
+    batch = chain_batch(TASKS, TRAJECTORIES, STEPS, tokens=lengths_S, tools=True)
     assignment = assign(batch, RULE)
     n_tokens = int(batch.token_offsets[-1])
     out_T, source_T, copy_T = np.zeros(n_tokens), np.ones(n_tokens), np.zeros(n_tokens)
@@ -196,8 +198,8 @@ def _broadcast(repeats: int) -> list[Figure]:
     expected_T = np.where(batch.response_mask, np.repeat(assignment.advantage_S, lengths_S), 0.0)
     np.testing.assert_array_equal(out_T, expected_T)
     return [
-        Figure.of("advantages to tokens, tokens/s", [n_tokens / t for t in taken["ours"]]),
-        Figure.of(
+        Figure.from_values("advantages to tokens, tokens/s", [n_tokens / t for t in taken["ours"]]),
+        Figure.from_values(
             "advantages to tokens, of numpy.copyto's speed on as many bytes",
             _ratios(taken["copy"], taken["ours"]),
             0.5,
@@ -214,7 +216,7 @@ class Responses:
 
     def __init__(self, device: str = "cpu") -> None:
         torch = _torch()
-        self.batch = chain_batch(RESPONSES // PLAYS, PLAYS, 1, tokens=RESPONSE_LENGTH)
+        self.batch = chain_batch(RESPONSES // TRAJECTORIES, TRAJECTORIES, 1, tokens=RESPONSE_LENGTH)
         shape = (RESPONSES, RESPONSE_LENGTH)
         values = np.random.default_rng(0).normal(0.5, 0.2, shape).astype(np.float32)
         rewards = np.zeros(shape, dtype=np.float32)
@@ -242,9 +244,9 @@ def _against_verl_gae(repeats: int) -> list[Figure]:
     np.testing.assert_allclose(given.ours(), given.theirs(verl).numpy().ravel(), rtol=0, atol=1e-3)
     taken = _by_turns({"ours": given.ours, "verl": lambda: given.theirs(verl)}, repeats, warm_up=False)
     return [
-        Figure.of("gae with whitening, seconds", taken["ours"], unit="s"),
-        Figure.of("verl's gae with whitening, seconds", taken["verl"], unit="s"),
-        Figure.of("gae against verl's", _ratios(taken["verl"], taken["ours"]), 20, unit="x"),
+        Figure.from_values("gae with whitening, seconds", taken["ours"], unit="s"),
+        Figure.from_values("verl's gae with whitening, seconds", taken["verl"], unit="s"),
+        Figure.from_values("gae against verl's", _ratios(taken["verl"], taken["ours"]), 20, unit="x"),
     ]
 
 
@@ -256,7 +258,7 @@ def _memory() -> list[Figure]:
 
     Python's tracer misses the memory of compiled loops, so the growth of the process has the same target.
     """
-    batch = chain_batch(TASKS, PLAYS, STEPS)
+    batch = chain_batch(TASKS, TRAJECTORIES, STEPS)
     arrays, texts = bytes_of(batch)
     assign(batch, RULE)
     gc.collect()
@@ -278,8 +280,8 @@ def _memory() -> list[Figure]:
 
 def probe_memory() -> None:
     """Print the peak growth in bytes of a fresh process during one assignment."""
-    assign(chain_batch(2, PLAYS, STEPS), RULE)
-    batch = chain_batch(TASKS, PLAYS, STEPS)
+    assign(chain_batch(2, TRAJECTORIES, STEPS), RULE)
+    batch = chain_batch(TASKS, TRAJECTORIES, STEPS)
     gc.collect()
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -322,7 +324,7 @@ def _compilation() -> list[Figure]:
 
 def probe_compilation() -> None:
     """Print the seconds of the first and the second assignment in a process."""
-    batch = chain_batch(2, PLAYS, STEPS, tokens=2)
+    batch = chain_batch(2, TRAJECTORIES, STEPS, tokens=2)
     values_T = np.zeros(int(batch.token_offsets[-1]))
     runs: dict[str, Callable[[], object]] = {
         "first": lambda: assign(batch, RULE).token_advantages(),
@@ -343,7 +345,7 @@ def _growth(sizes: tuple[int, ...], repeats: int) -> tuple[list[Figure], dict[st
     seconds: dict[str, list[float]] = {"agent_turn": [], "task": []}
     steps = []
     for size in sizes:
-        batch = chain_batch(round(size / PLAYS / STEPS), PLAYS, STEPS)
+        batch = chain_batch(round(size / TRAJECTORIES / STEPS), TRAJECTORIES, STEPS)
         steps.append(batch.n_steps)
         runs = {"agent_turn": partial(assign, batch, RULE), "task": partial(assign, batch, BY_TASK)}
         taken = _by_turns(runs, repeats if size < DECADES[-1] else 3)
@@ -386,7 +388,7 @@ def _draw(growth: Mapping[str, Any], figures: list[Figure]) -> None:
         axes.plot(steps, growth[name], "o", color=colour, label=f"threshold rule, grpo, {label}")
         axes.plot(steps, 10**factor * steps**exponent, "-", color=colour, linewidth=1,
                   label=f"fit: steps^{exponent:.2f}")  # fmt: skip
-    rows = TASKS * PLAYS * STEPS
+    rows = TASKS * TRAJECTORIES * STEPS
     for figure in figures:
         if figure.what.startswith("steps/s: verl"):
             marker = "s" if "vectorized" in figure.what else "D"
@@ -415,7 +417,7 @@ def _on_device() -> list[Figure]:
 def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
     """Compare creditflow on the host, plus transfer and broadcast on the device, with verl on the device's tensors."""
     torch, verl = _torch(), _verl()
-    batch = chain_batch(TASKS, PLAYS, STEPS, tokens=1)
+    batch = chain_batch(TASKS, TRAJECTORIES, STEPS, tokens=1)
     rows = Rows(batch, device)
 
     def ours() -> None:
@@ -450,11 +452,12 @@ def on_device(device: str, wait: Callable[[], object]) -> list[Figure]:
     gae = _by_turns({"ours": our_gae, "verl": their_gae}, 3)
     name = "the device" if device == "cuda" else device
     return [
-        Figure.of(f"verl's grpo on {name}, host and transfer against it",
+        Figure.from_values(f"verl's grpo on {name}, host and transfer against it",
                   _ratios(taken["grpo"], taken["ours"]), unit="x"),
-        Figure.of(f"verl's grpo_vectorized on {name}, host and transfer against it",
+        Figure.from_values(f"verl's grpo_vectorized on {name}, host and transfer against it",
                   _ratios(taken["vectorized"], taken["ours"]), unit="x"),
-        Figure.of(f"verl's gae on {name}, host and transfer against it", _ratios(gae["verl"], gae["ours"]), unit="x"),
+        Figure.from_values(f"verl's gae on {name}, host and transfer against it",
+                  _ratios(gae["verl"], gae["ours"]), unit="x"),
     ]  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def main() -> int:
         if row["step"] > 0
     ]
     what = "verl: largest difference of a probability, rollout and actor"
-    figures.append(Figure.of(f"{what}, in a training step", differences, 1e-5, at_most=True))
+    figures.append(Figure.from_values(f"{what}, in a training step", differences, 1e-5, at_most=True))
     figures.append(Figure(f"{what}, in all of them", max(differences)))  # rounding of float32: see the tests
     short = show(figures)
     if not quick:
@@ -98,7 +98,7 @@ def compared(arms: list[ArmResult], hold: bool) -> list[Figure]:
             [float(np.mean(run.train_pass_at_1[-LATE:])) for run in arm.runs] for arm in arms
         ],
     }.items():
-        figures += [Figure.of(f"{arm.name}: {what}", ends) for arm, ends in zip(arms, values, strict=True)]
+        figures += [Figure.from_values(f"{arm.name}: {what}", ends) for arm, ends in zip(arms, values, strict=True)]
         local, verl = values
         gap = np.ptp([*local, *verl]) - np.ptp(local) - np.ptp(verl)  # positive if the ranges are disjoint
         figures.append(Figure(f"gap between their ranges: {what}", float(gap), 0.0 if hold else None, at_most=True))

@@ -53,7 +53,7 @@ def main() -> int:
         mean(row["rollout/gen_batches"] for row in read_metrics(run.parent) if "rollout/gen_batches" in row)
         for run in sorted((folder / "dapo").glob("seed*/run.json"))
     ]
-    figures.append(Figure.of("batches played for one of dapo's", batches))
+    figures.append(Figure.from_values("batches taken for one of dapo's", batches))
     missed = show(figures)
     if not quick:
         packages = ("creditflow", "torch", "transformers", "numpy")

@@ -25,7 +25,7 @@ from creditflow.config import GuardConfig, load_recipe
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor.guard import WARN, Guard, specs
 from creditflow.monitor.scenarios import SCENARIOS, Setting, series
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 
 MEASURES = (
     "src/creditflow/monitor/guard.py",
@@ -79,12 +79,16 @@ def delays(runs: int) -> Iterable[Figure]:
 def _settings(name: str) -> Iterable[tuple[str, Setting, float | None]]:
     """Settings and target shares for a scenario; the power of rules on shares depends on the number of rollouts."""
     if name == "accuracy_drop":
-        for plays in (128, 512, 2048):
-            yield f"{name}, {plays} plays a validation", replace(SETTING, plays=plays), FOUND
+        for trajectories in (128, 512, 2048):
+            yield (
+                f"{name}, {trajectories} trajectories a validation",
+                replace(SETTING, trajectories=trajectories),
+                FOUND,
+            )
     elif name == "failing_rewards":
         for judged in (32, 128, 512):
             hold = FOUND if judged > FEW else None
-            yield f"{name}, {judged} plays a step", replace(SETTING, judged=judged), hold
+            yield f"{name}, {judged} trajectories a step", replace(SETTING, judged=judged), hold
     else:
         yield name, SETTING, FOUND
 
@@ -108,7 +112,7 @@ def cost(steps: int) -> Iterable[Figure]:
         subprocess.run([*command, *more], cwd=ROOT, check=True)
         rows = read_metrics(Path(folder) / "run")[1:]
     loaded = load_recipe(recipe)
-    guard = Guard.of(loaded.config, recipe.parent, build_parts(loaded, tasks=False).rewards.functions)
+    guard = Guard.from_config(loaded.config, recipe.parent, build_components(loaded, tasks=False).rewards.functions)
     shares, looks = [], []
     for row in rows:
         numbers = {key: value for key, value in row.items() if value is not None}
@@ -116,8 +120,8 @@ def cost(steps: int) -> Iterable[Figure]:
         guard.look(row["step"], numbers)
         looks.append((time.perf_counter() - start) / row["timing/step_s"])
         shares.append(row["timing/metrics_s"] / row["timing/step_s"] + looks[-1])
-    yield Figure.of("metrics and guard, share of a training step", shares, COST, at_most=True)
-    yield Figure.of("the guard alone", looks)
+    yield Figure.from_values("metrics and guard, share of a training step", shares, COST, at_most=True)
+    yield Figure.from_values("the guard alone", looks)
 
 
 if __name__ == "__main__":

@@ -137,9 +137,9 @@ def with_and_without(name: str, guarded: Sequence[Run], plain: Sequence[Run]) ->
     """Final pass@1 with and without the guard, the first firing, and the difference with its interval."""
     arms = [ArmResult(words, [], [run.result() for run in runs]) for words, runs in (("w", guarded), ("o", plain))]
     for words, arm in zip(("with the guard", "without it"), arms, strict=True):
-        yield Figure.of(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
+        yield Figure.from_values(f"{name}: pass@1 {words}", arm.after("pass_at_1"))
     first = [min((event["step"] for event in fired(run)), default=0.0) for run in guarded]
-    yield Figure.of(f"{name}: the step of the first firing (0: none)", first)
+    yield Figure.from_values(f"{name}: the step of the first firing (0: none)", first)
     difference = paired_difference(*(arm.counts("pass_at_1") for arm in arms))
     spread = (difference.low, difference.high)
     yield Figure(f"{name}: what the guard adds, mean and 95 % interval", difference.mean, -MARGIN, spread=spread)

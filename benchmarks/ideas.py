@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from creditflow.credit import Credit, Flow, propagation_rule
+from creditflow.credit import Credit, PropagationInput, propagation_rule
 from creditflow.credit.propagate import OUTCOME, OUTCOME_TO, PROPAGATION_RULES, SIGNAL
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -52,7 +52,7 @@ class Rates:
 class Seen:
     """The observed S steps of N trajectories."""
 
-    play_S: Ints
+    cell_S: Ints
     agent_S: Ints
     bin_S: Ints
     """Bin of the score; -1: none."""
@@ -73,10 +73,10 @@ def expected(seen: Seen, rates: Rates) -> tuple[Floats, Floats]:
     right_S = right_S / (right_S + (1.0 - rates.right_A[agent_S]) * likely_SZ[:, 0])
     survives_S = rates.survives_A[agent_S]
     alive_S = right_S + (1.0 - right_S) * survives_S
-    passes_S = (1.0 - _SLIPS) * np.exp(np.bincount(seen.play_S, np.log(alive_S), n)[seen.play_S])
+    passes_S = (1.0 - _SLIPS) * np.exp(np.bincount(seen.cell_S, np.log(alive_S), n)[seen.cell_S])
     others_S = np.minimum(passes_S / alive_S, 1.0)  # the probability that the other steps leave the trajectory alive
-    here_S = np.where(seen.passed_N[seen.play_S], others_S / passes_S, (1.0 - others_S) / (1.0 - passes_S))
-    here_S = np.where(seen.known_N[seen.play_S], here_S, 1.0)
+    here_S = np.where(seen.passed_N[seen.cell_S], others_S / passes_S, (1.0 - others_S) / (1.0 - passes_S))
+    here_S = np.where(seen.known_N[seen.cell_S], here_S, 1.0)
     return np.clip(right_S * here_S, 0.0, 1.0), np.clip((1.0 - right_S) * survives_S * here_S, 0.0, 1.0)
 
 
@@ -84,7 +84,7 @@ def together(batches: Sequence[Seen]) -> Seen:
     """Concatenate the trajectories of several batches."""
     first_B = np.cumsum([0, *(len(seen.passed_N) for seen in batches)])
     return Seen(
-        np.concatenate([seen.play_S + first for seen, first in zip(batches, first_B, strict=False)]),
+        np.concatenate([seen.cell_S + first for seen, first in zip(batches, first_B, strict=False)]),
         *(np.concatenate([getattr(seen, f.name) for seen in batches]) for f in fields(Seen)[1:]),
     )
 
@@ -93,7 +93,7 @@ def learned(seen: Seen) -> Rates:
     """Fit the rates by expectation maximization, regularized by the prior."""
     agents = int(seen.agent_S.max()) + 1
     assumed = rates = Rates.assumed(agents)
-    known_S, scored_S = seen.known_N[seen.play_S], seen.bin_S >= 0
+    known_S, scored_S = seen.known_N[seen.cell_S], seen.bin_S >= 0
     cell_S = seen.agent_S[scored_S] * _BINS + seen.bin_S[scored_S]
 
     def share(part_S: Floats, whole_S: Floats, assumed_A: Floats) -> Floats:
@@ -130,36 +130,36 @@ def _bins(score_S: Floats) -> Ints:
     return np.searchsorted(edges, score_S, side="right")
 
 
-def posterior(flow: Flow) -> Credit:
+def posterior(inputs: PropagationInput) -> Credit:
     """`w_r * (p + (1 - p) * s - b)` and the outcome; `s` is the worth of a wrong step with this score."""
-    options, batch = flow.options, flow.batch
+    options, batch = inputs.options, inputs.batch
     if not options.decomposed or options.w_r == 0:
-        return PROPAGATION_RULES["none"].credit(flow)
-    score_S = flow.own_S / options.w_r + options.sub_reward_origin
-    bin_S = np.where(flow.scored_S, _bins(score_S), -1)
-    passed_N = flow.outcome_N > _PASSES
-    seen = Seen(batch.trajectory_of_step, _same_codes(batch), bin_S, passed_N, flow.outcome_known_N)
+        return PROPAGATION_RULES["none"].credit(inputs)
+    score_S = inputs.own_S / options.w_r + options.sub_reward_origin
+    bin_S = np.where(inputs.scored_S, _bins(score_S), -1)
+    passed_N = inputs.outcome_N > _PASSES
+    seen = Seen(batch.trajectory_of_step, _same_codes(batch), bin_S, passed_N, inputs.outcome_known_N)
     _lately.append(seen)
     right_S, _ = expected(seen, learned(together(_lately)))
-    short_S = flow.scored_S & (bin_S < _BINS - 1)
+    short_S = inputs.scored_S & (bin_S < _BINS - 1)
     agents = int(batch.agent_of_step.max()) + 1
     short_A = np.bincount(batch.agent_of_step[short_S], score_S[short_S], agents) / np.maximum(
         np.bincount(batch.agent_of_step[short_S], minlength=agents), 1
     )
     worth_S = np.where(short_S, score_S, short_A[batch.agent_of_step])
     paid_S = options.w_r * (right_S + (1.0 - right_S) * worth_S - options.sub_reward_origin)
-    own_S, shared_S = OUTCOME_TO[options.outcome_to](replace(flow, own_S=paid_S))
+    own_S, shared_S = OUTCOME_TO[options.outcome_to](replace(inputs, own_S=paid_S))
     nothing_S = np.zeros_like(own_S)
-    known_S = flow.outcome_known_N[batch.trajectory_of_step]
-    reached_S = (known_S | flow.scored_S) * SIGNAL | known_S * OUTCOME
+    known_S = inputs.outcome_known_N[batch.trajectory_of_step]
+    reached_S = (known_S | inputs.scored_S) * SIGNAL | known_S * OUTCOME
     return Credit(own_S, nothing_S, shared_S, nothing_S, reached_S)
 
 
-def conditional(flow: Flow) -> Credit:
+def conditional(inputs: PropagationInput) -> Credit:
     """`threshold`, with received credit centered separately for steps with and without a closed scored descendant."""
-    made = PROPAGATION_RULES["threshold"].credit(flow)
-    batch = flow.batch
-    closed_S = flow.scored_S & ~flow.open_S
+    made = PROPAGATION_RULES["threshold"].credit(inputs)
+    batch = inputs.batch
+    closed_S = inputs.scored_S & ~inputs.open_S
     under_S = np.zeros(batch.n_steps, dtype=np.bool_)
     for child, parent in zip(batch.edge_child[::-1].tolist(), batch.edge_parent[::-1].tolist(), strict=True):
         under_S[parent] |= closed_S[child] | under_S[child]

@@ -53,7 +53,7 @@ def main() -> int:
             for row in read_metrics(trained.path)
             if "timing/step_s" in row
         ]
-        figures = [Figure.of("writing, share of a training step", share[1:], 0.03, at_most=True)]
+        figures = [Figure.from_values("writing, share of a training step", share[1:], 0.03, at_most=True)]
         large, n = _large(trained, Path(folder) / "large", STEPS // 10 if quick else STEPS)
         size = sum(file.stat().st_size for file in large.path.glob("steps/*.parquet"))
         figures.append(Figure("bytes per step", size / n, unit="B"))
@@ -98,13 +98,15 @@ def _large(trained: Ledger, folder: Path, steps: int) -> tuple[Ledger, int]:
 def _why(ledger: Ledger, repeats: int) -> Iterator[Figure]:
     rng = random.Random(0)
     ids = [f"0-{rng.choice(ledger.steps)}-{rng.randrange(64)}/{rng.randrange(8)}" for _ in range(repeats)]
-    yield Figure.of("why, a whole process", [_timed("why", ledger.path, id) for id in ids], 1.0, at_most=True, unit="s")
+    yield Figure.from_values(
+        "why, a whole process", [_timed("why", ledger.path, id) for id in ids], 1.0, at_most=True, unit="s"
+    )
 
 
 def _report(ledger: Ledger, folder: Path, repeats: int) -> Iterator[Figure]:
     out = folder / "report.html"
     times = [_timed("report", ledger.path, "-o", out) for _ in range(repeats)]
-    yield Figure.of("report, a whole process", times, 20.0, at_most=True, unit="s")
+    yield Figure.from_values("report, a whole process", times, 20.0, at_most=True, unit="s")
     yield Figure("report", out.stat().st_size / 1e6, 5.0, at_most=True, unit="MB")
 
 
@@ -114,9 +116,9 @@ def _view(ledger: Ledger) -> Iterator[Figure]:
         yield Figure("view, from the command to its address", started, unit="s")
         begin = time.perf_counter()
         _get(url)
-        first = json.loads(_get(f"{url}api/plays"))
-        yield Figure("view, first page of plays", time.perf_counter() - begin, 1.0, at_most=True, unit="s")
-        assert first["plays"], "the newest training step is there at once"
+        first = json.loads(_get(f"{url}api/trajectories"))
+        yield Figure("view, first page of trajectories", time.perf_counter() - begin, 1.0, at_most=True, unit="s")
+        assert first["trajectories"], "the newest training step is there at once"
         while json.loads(_get(f"{url}api/overview"))["run"]["indexed"] < len(ledger.steps):
             time.sleep(0.2)
         yield Figure("view, until all is indexed", time.perf_counter() - begin, unit="s")
@@ -124,7 +126,7 @@ def _view(ledger: Ledger) -> Iterator[Figure]:
         for wanted in FILTERS:
             for offset in (0, 1000):
                 begin = time.perf_counter()
-                _get(f"{url}api/plays?{wanted}&offset={offset}")
+                _get(f"{url}api/trajectories?{wanted}&offset={offset}")
                 times.append(time.perf_counter() - begin)
         yield Figure("view, a filtered page, the slowest of 8", max(times), 0.3, at_most=True, unit="s")
         yield Figure("view, a filtered page, median", median(times), unit="s")

@@ -44,7 +44,7 @@ ROOT = Path(__file__).parent.parent
 TRL = Path(sys.prefix) / "trl"
 """TRL's folder, filled by `make benchmarks`: TRL conflicts with verl in one environment."""
 MEASURES = ("src/creditflow/credit", "src/creditflow/engines/local", "src/creditflow/rollout/scheduler.py")
-TASKS, PLAYS, TOKENS = 16, 8, 64
+TASKS, TRAJECTORIES, TOKENS = 16, 8, 64
 BUDGET = 16384
 """Tokens of one micro-batch."""
 PACKAGES = ("creditflow", "torch", "transformers", "peft")
@@ -124,10 +124,10 @@ def _training(repeats: int, threads: int, device: str) -> list[Figure]:
     hold = 3 if threads == 1 or device == "cuda" else None
     tokens = [ours["tokens_a_sample"] / theirs["tokens_a_sample"] for ours, theirs in turns]
     return [
-        Figure.of(f"training, {of}: samples/s, ours / TRL's GRPOTrainer", ratios("samples"), hold, unit="x"),
-        Figure.of(f"training, {of}: tokens a sample, ours / TRL's", tokens, unit="x"),
-        Figure.of(f"training, {of}: samples/s, ours", [ours["samples"] for ours, _ in turns]),
-        Figure.of(f"training, {of}: samples/s, TRL's", [theirs["samples"] for _, theirs in turns]),
+        Figure.from_values(f"training, {of}: samples/s, ours / TRL's GRPOTrainer", ratios("samples"), hold, unit="x"),
+        Figure.from_values(f"training, {of}: tokens a sample, ours / TRL's", tokens, unit="x"),
+        Figure.from_values(f"training, {of}: samples/s, ours", [ours["samples"] for ours, _ in turns]),
+        Figure.from_values(f"training, {of}: samples/s, TRL's", [theirs["samples"] for _, theirs in turns]),
     ]
 
 
@@ -137,7 +137,7 @@ _STEPS, _WARM = 6, 2
 def _rates(ends: list[float], tokens: list[float]) -> dict[str, float]:
     """Rates after the warm-up steps. `ends`: end time of each step; `tokens`: mean response length of each step."""
     seconds = ends[-1] - ends[_WARM - 1]
-    samples = TASKS * PLAYS * (len(ends) - _WARM)
+    samples = TASKS * TRAJECTORIES * (len(ends) - _WARM)
     return {"samples": samples / seconds, "tokens_a_sample": float(np.mean(tokens[_WARM:]))}
 
 
@@ -172,7 +172,7 @@ def _ours(device: str) -> dict[str, float]:
         f"data.train_batch_size={TASKS}",
         f"data.max_response_length={TOKENS}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
-        f"actor_rollout_ref.rollout.n={PLAYS}",
+        f"actor_rollout_ref.rollout.n={TRAJECTORIES}",
     ]
     clock: Any = Clock()
     with tempfile.TemporaryDirectory() as folder:
@@ -180,7 +180,9 @@ def _ours(device: str) -> dict[str, float]:
         recipe.config.trainer.default_local_dir = f"{folder}/run"
         run = train(recipe, clock)
         rows = read_metrics(run.path)
-    tokens = [row["rollout/response_tokens"] / (TASKS * PLAYS) for row in rows if "rollout/response_tokens" in row]
+    tokens = [
+        row["rollout/response_tokens"] / (TASKS * TRAJECTORIES) for row in rows if "rollout/response_tokens" in row
+    ]
     return _rates(clock.ends, tokens)
 
 
@@ -211,8 +213,8 @@ def _trl(device: str) -> dict[str, float]:
             use_cpu=device == "cpu",
             bf16=device == "cuda",
             max_steps=_STEPS,
-            per_device_train_batch_size=TASKS * PLAYS,
-            num_generations=PLAYS,
+            per_device_train_batch_size=TASKS * TRAJECTORIES,
+            num_generations=TRAJECTORIES,
             max_completion_length=TOKENS,
             learning_rate=1e-6,
             beta=0.0,
@@ -265,11 +267,13 @@ def _generation(repeats: int, threads: int, device: str) -> list[Figure]:
         return [turn[mix]["generate"] / turn[mix]["ours"] for turn in turns]
 
     return [
-        Figure.of(f"{of}: model.generate / ours, arithmetic_chain's mix", ratios("mix"), 2 if held else None, unit="x"),
-        Figure.of(f"{of}: tokens/s, ours", [turn["mix"]["tokens"] / turn["mix"]["ours"] for turn in turns]),
-        Figure.of(f"{of}: the same, batches as they were played", ratios("played"), unit="x"),
-        Figure.of(f"{of}: the same, 128 rows of equal length", ratios("equal"), 1 if held else None, unit="x"),
-        Figure.of(
+        Figure.from_values(
+            f"{of}: model.generate / ours, arithmetic_chain's mix", ratios("mix"), 2 if held else None, unit="x"
+        ),
+        Figure.from_values(f"{of}: tokens/s, ours", [turn["mix"]["tokens"] / turn["mix"]["ours"] for turn in turns]),
+        Figure.from_values(f"{of}: the same, batches as they were taken", ratios("taken"), unit="x"),
+        Figure.from_values(f"{of}: the same, 128 rows of equal length", ratios("equal"), 1 if held else None, unit="x"),
+        Figure.from_values(
             f"{of}: prompts of their own / shared by 8",
             [t["own"]["ours"] / t["shared"]["ours"] for t in turns],
             unit="x",
@@ -291,10 +295,10 @@ def _generated(device: str) -> dict[str, Any]:
         return [[_request(prompts[k // times], response, k) for k in range(n * times)]]
 
     found: dict[str, Any] = {}
-    played = _waves("arithmetic_chain", device)
+    trajectories = _waves("arithmetic_chain", device)
     for name, waves in {
-        "mix": _mixed(played, rng),
-        "played": played,
+        "mix": _mixed(trajectories, rng),
+        "taken": trajectories,
         "equal": rows(128, 1, 128, 64),
         "own": rows(128, 1, 192, 16),
         "shared": rows(16, 8, 192, 16),
@@ -329,12 +333,12 @@ def _request(prompt: tuple[int, ...], tokens: int, seed: int) -> Any:
 def _waves(name: str, device: str) -> list[list[Any]]:
     """The generation requests of one training step of a recipe, each with its recorded response length."""
     from creditflow.config import load_recipe
-    from creditflow.engines.local.crew import Crew
-    from creditflow.engines.local.plays import play
-    from creditflow.parts import build_parts
+    from creditflow.engines.local.crew import PolicySet
+    from creditflow.engines.local.rollouts import sample_trajectories
+    from creditflow.parts import build_components
 
     recipe = load_recipe(ROOT / "recipes" / f"{name}.yaml", [f"trainer.device={device}"])
-    parts, crew = build_parts(recipe), Crew.to_play(recipe)
+    components, policy_set = build_components(recipe), PolicySet.for_rollouts(recipe)
     waves: list[list[Any]] = []
 
     class Recorder:
@@ -354,9 +358,13 @@ def _waves(name: str, device: str) -> list[list[Any]]:
             )
             return made
 
-    recorded = Crew({policy: Recorder(own) for policy, own in crew.policies.items()}, {}, {})  # type: ignore[misc]
+    recorded = PolicySet({policy: Recorder(own) for policy, own in policy_set.policies.items()}, {}, {})  # type: ignore[misc]
     size = recipe.config.data.train_batch_size
-    asyncio.run(play(parts, recorded, parts.train_tasks[:size], recipe.config.actor_rollout_ref.rollout.n, 1.0, (0,)))
+    asyncio.run(
+        sample_trajectories(
+            components, recorded, components.train_tasks[:size], recipe.config.actor_rollout_ref.rollout.n, 1.0, (0,)
+        )
+    )
     return waves
 
 
@@ -404,20 +412,21 @@ def _update(repeats: int, threads: int, device: str) -> list[Figure]:
     held = threads == 1 or device == "cuda"
     tolerance = 1e-5 if device == "cpu" else 1e-2  # bf16 on CUDA
     return [
-        Figure.of(
+        Figure.from_values(
             f"{of}: padded / packed", [t["padded"] / t["packed"] for t in turns], 1.5 if held else None, unit="x"
         ),
-        Figure.of(
+        Figure.from_values(
             f"{of}: losses apart", [t["apart"] for t in turns], tolerance if held else None, at_most=True, unit="rel."
         ),
-        Figure.of(f"{of}: tokens/s, packed", [t["tokens"] / t["packed"] for t in turns]),
+        Figure.from_values(f"{of}: tokens/s, packed", [t["tokens"] / t["packed"] for t in turns]),
     ]
 
 
 def _sharing(device: str) -> list[Figure]:
     turns = _measured("sharing", 1, device)
     return [
-        Figure.of(f"update, {size}: prompts of their own / shared by 8", turns[size], unit="x") for size in _SHARING
+        Figure.from_values(f"update, {size}: prompts of their own / shared by 8", turns[size], unit="x")
+        for size in _SHARING
     ]
 
 
@@ -429,14 +438,14 @@ def _batch(rows: list[tuple[list[int], list[int]]]) -> Any:
     """A batch with one step per trajectory."""
     from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 
-    rng, task, plays = np.random.default_rng(1), Task("gsm8k", (), None), []
+    rng, task, n_trajectories = np.random.default_rng(1), Task("gsm8k", (), None), []
     for k, (prompt, response) in enumerate(rows):
         step = Step(
             f"{k}/0", str(k), 0, "solver", 0, (), "", "", prompt_ids=tuple(prompt), response_ids=tuple(response),
             response_mask=(1,) * len(response), logprobs=tuple(rng.normal(-5.0, 0.3, len(response)).tolist()),
         )  # fmt: skip
-        plays.append(Trajectory(str(k), str(k // PLAYS), task, [step]))
-    return TrajectoryBatch.from_trajectories(plays)
+        n_trajectories.append(Trajectory(str(k), str(k // TRAJECTORIES), task, [step]))
+    return TrajectoryBatch.from_trajectories(n_trajectories)
 
 
 def _updates(folder: Path, device: str, batch: Any) -> tuple[Callable[[], float], Callable[[], float]]:
@@ -494,7 +503,7 @@ def _shared(device: str) -> dict[str, list[float]]:
     found = {}
     for size, (hidden, layers, rows) in _SHARING.items():
         folder = _llama(f"benchmark-llama-{hidden}-{layers}-1", hidden=hidden, layers=layers)
-        which = [k // PLAYS for k in range(rows)]
+        which = [k // TRAJECTORIES for k in range(rows)]
         runs = {own: _updates(folder, device, _solutions(which, own))[0] for own in (True, False)}
         taken = _by_turns({str(own): run for own, run in runs.items()}, 3, device)
         found[size] = [a / b for a, b in zip(taken["True"], taken["False"], strict=True)]
@@ -591,17 +600,25 @@ _STEPS_OF_LONG, _TOKENS_OF_STEP = 100, 80
 
 
 def _long(device: str) -> list[Figure]:
-    few, many, one = (_measured(part, 1, device)["mb"] for part in ("4 long plays", "32 long plays", "8000 at once"))
-    of = f"memory, plays of {_STEPS_OF_LONG} steps and {_STEPS_OF_LONG * _TOKENS_OF_STEP} tokens"
+    few, many, one = (
+        _measured(part, 1, device)["mb"] for part in ("4 long trajectories", "32 long trajectories", "8000 at once")
+    )
+    of = f"memory, trajectories of {_STEPS_OF_LONG} steps and {_STEPS_OF_LONG * _TOKENS_OF_STEP} tokens"
     return [
-        Figure(f"{of}: what credit and update add, 32 plays / 4", many / few, 1.25, True, "x"),
-        Figure(f"{of}: the same, 32 plays / 4 plays of one step of as many tokens", many / one, 1.5, True, "x"),
-        Figure(f"{of}: 32 plays", many, unit="MB"),
+        Figure(f"{of}: what credit and update add, 32 trajectories / 4", many / few, 1.25, True, "x"),
+        Figure(
+            f"{of}: the same, 32 trajectories / 4 trajectories of one step of as many tokens",
+            many / one,
+            1.5,
+            True,
+            "x",
+        ),
+        Figure(f"{of}: 32 trajectories", many, unit="MB"),
     ]
 
 
-def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str, float]:
-    """Peak memory of an update and its credit, for `plays` trajectories of `steps` steps of `tokens` tokens each."""
+def _peak_of_long(device: str, n_trajectories: int, steps: int, tokens: int) -> dict[str, float]:
+    """Peak memory of an update and its credit, for `n_trajectories` of `steps` steps of `tokens` tokens."""
     import torch
 
     from creditflow.config import ActorConfig
@@ -612,8 +629,8 @@ def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str,
 
     folder = _llama("benchmark-llama-long-1", hidden=128, layers=2, positions=8192)
     actor = Actor(Policy.load(folder, torch.device(device)), ActorConfig(ppo_max_token_len_per_gpu=BUDGET))
-    rng, played = np.random.default_rng(0), []
-    for n in range(plays):
+    rng, trajectories = np.random.default_rng(0), []
+    for n in range(n_trajectories):
         made = []
         for k in range(steps):
             ids = tuple(rng.integers(4, 256, tokens).tolist())
@@ -623,8 +640,8 @@ def _peak_of_long(device: str, plays: int, steps: int, tokens: int) -> dict[str,
                 response_mask=(1,) * len(said), logprobs=(-5.5,) * len(said),
                 scores={"right": Score(float(rng.random()))},
             ))  # fmt: skip
-        played.append(Trajectory(str(n), str(n // 4), Task("", (), None), made, outcome=Score(float(n % 2))))
-    batch = TrajectoryBatch.from_trajectories(played)
+        trajectories.append(Trajectory(str(n), str(n // 4), Task("", (), None), made, outcome=Score(float(n % 2))))
+    batch = TrajectoryBatch.from_trajectories(trajectories)
     before = _megabytes(device)
     assignment = assign(batch, CreditOptions(propagation="threshold"))
     every, first = np.ones(batch.n_steps, dtype=np.bool_), np.zeros(batch.n_steps, dtype=np.int64)
@@ -687,8 +704,8 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "sharing": _shared,
     "full": lambda device: _peak(device, 0),
     "lora": lambda device: _peak(device, 8),
-    "4 long plays": lambda device: _peak_of_long(device, 4, _STEPS_OF_LONG, _TOKENS_OF_STEP),
-    "32 long plays": lambda device: _peak_of_long(device, 32, _STEPS_OF_LONG, _TOKENS_OF_STEP),
+    "4 long trajectories": lambda device: _peak_of_long(device, 4, _STEPS_OF_LONG, _TOKENS_OF_STEP),
+    "32 long trajectories": lambda device: _peak_of_long(device, 32, _STEPS_OF_LONG, _TOKENS_OF_STEP),
     "8000 at once": lambda device: _peak_of_long(device, 4, 1, _STEPS_OF_LONG * _TOKENS_OF_STEP),
 }
 

@@ -32,7 +32,7 @@ from benchmarks.record import RESULTS, ROOT, Figure, compare, exit_with, show, w
 from benchmarks.sources import TRAINING, Work
 from creditflow.loading import load_object
 from creditflow.report.comparison_plot import COLOURS, STYLES
-from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Play, Sampling, Scheduler, play_one
+from creditflow.rollout import AgentSpec, ChatClient, ChatReply, Rollout, Sampling, Scheduler, run_rollout
 from creditflow.trajectory import Bools, Floats, Message, Task, Trajectory
 
 MEASURES = (*TRAINING, "recipes/tool_chain.py", "recipes/tool_chain.yaml")
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 @dataclass(frozen=True)
-class Plays:
+class RolloutRecords:
     """N trajectories of K steps each."""
 
     wrong: Bools
@@ -92,8 +92,9 @@ class Look:
     """`right`, `wrong`: mean negative advantage of right and of wrong steps; `praised`: the share of wrong steps with a
     positive advantage."""
     amplification: dict[str, dict[str, float]]
-    """For an only error in each third of the chain: `plays`, the number of trajectories; `moved`, the share of later
-    steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN without trajectories."""
+    """For an only error in each third of the chain: `trajectories`, the number of trajectories; `moved`, the share of
+    later steps with a moved prompt; `failed`, the share of trajectories with a wrong outcome. NaN without
+    trajectories."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -103,10 +104,10 @@ class Look:
 def looked_at(run: Path) -> Look:
     """Compute the measures of a finished run of the recipe."""
     files = sorted((run / "steps").glob("*.parquet"))
-    every = [plays_of(file) for file in files]
+    every = [trajectories_of(file) for file in files]
     first = every[0]
     blame_NK = np.maximum(0.0, -first.advantage)
-    error_K = np.concatenate([plays.wrong for plays in every[-LAST:]]).mean(0)
+    error_K = np.concatenate([trajectories.wrong for trajectories in every[-LAST:]]).mean(0)
     return Look(
         error_K.tolist(),
         float(error_K[SEARCHES].mean()),
@@ -119,10 +120,12 @@ def looked_at(run: Path) -> Look:
     )
 
 
-def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
+def amplification(every: Sequence[RolloutRecords]) -> dict[str, dict[str, float]]:
     """The effect of a single error, by its position; see `Look.amplification`."""
-    wrong, moved = (np.concatenate([getattr(plays, name) for plays in every]) for name in ("wrong", "moved"))
-    failed, n_steps = np.concatenate([plays.failed for plays in every]), wrong.shape[1]
+    wrong, moved = (
+        np.concatenate([getattr(trajectories, name) for trajectories in every]) for name in ("wrong", "moved")
+    )
+    failed, n_steps = np.concatenate([trajectories.failed for trajectories in every]), wrong.shape[1]
     only_one = (wrong.sum(1) == 1) & ~wrong[:, -1]  # an error in the last step can move nothing
     at = wrong.argmax(1)
     found = {}
@@ -130,25 +133,25 @@ def amplification(every: Sequence[Plays]) -> dict[str, dict[str, float]]:
         of = only_one & (at * len(THIRDS) // n_steps == k)
         n = int(of.sum())
         found[name] = {
-            "plays": n,
+            "trajectories": n,
             "moved": float(moved[of].sum() / (n_steps - 1 - at[of]).sum()) if n else math.nan,
             "failed": float(failed[of].mean()) if n else math.nan,
         }
     return found
 
 
-def plays_of(file: Path) -> Plays:
+def trajectories_of(file: Path) -> RolloutRecords:
     """Read the trajectories of one training step."""
     rows = pq.read_table(file, columns=COLUMNS).to_pydict()
     names = rows["trajectory_id"]
     n_steps = max(rows["index"]) + 1
     if len(names) % n_steps or rows["index"] != list(range(n_steps)) * (len(names) // n_steps):
-        raise SystemExit(f"error: {file}: expected plays of {n_steps} steps each, in order")
+        raise SystemExit(f"error: {file}: expected trajectories of {n_steps} steps each, in order")
     shape = (-1, n_steps)
     prompts = np.array([prompt.partition("\n")[2] for prompt in rows["prompt"]], dtype=object).reshape(shape)
     wanted = {task: right_prompts(task) for task in set(rows["task"])}
     tasks = rows["task"][::n_steps]
-    return Plays(
+    return RolloutRecords(
         np.array(rows["sub_reward"]).reshape(shape) < 1,
         prompts != np.array([wanted[task] for task in tasks], dtype=object),
         np.array(rows["advantage"]).reshape(shape),
@@ -183,15 +186,17 @@ def _of_recipe(name: str) -> Any:
 def right_prompts(task: str) -> list[str]:
     """The prompts of a trajectory with right calls only. `task`: the JSON of a step file."""
     said = json.loads(task)
-    play = Play(Task(said["data_source"], tuple(said["prompt"]), None, said["extra_info"]), "right", "right", (0,))
+    rollout = Rollout(
+        Task(said["data_source"], tuple(said["prompt"]), None, said["extra_info"]), "right", "right", (0,)
+    )
     agents = {name: AgentSpec(system=role) for name, role in _of_recipe("ROLES").items()}
 
     model = Infallible()
 
-    async def played() -> Trajectory:
-        return await play_one(play, _of_recipe("solve"), agents, Scheduler({"default": model}), Sampling())
+    async def run_workflow() -> Trajectory:
+        return await run_rollout(rollout, _of_recipe("solve"), agents, Scheduler({"default": model}), Sampling())
 
-    trajectory = asyncio.run(played())
+    trajectory = asyncio.run(run_workflow())
     wrong = [step for step in trajectory.steps if step.response != step.info["right"]]
     if trajectory.status != "ok" or wrong:
         raise RuntimeError(f"not every call is right: {wrong[:1] or trajectory.info}")
@@ -216,8 +221,10 @@ def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Fig
             figures.append(Figure(f"{name}, {rule}", 100 * end["mean"], unit="%"))
         looks = found[rule]
         figures += [
-            Figure.of(f"wrong steps praised, {rule}", [100 * look.blame["praised"] for look in looks], unit="%"),
-            Figure.of(
+            Figure.from_values(
+                f"wrong steps praised, {rule}", [100 * look.blame["praised"] for look in looks], unit="%"
+            ),
+            Figure.from_values(
                 f"blame of a wrong step / of a right one, {rule}",
                 [look.blame["wrong"] / max(1e-12, look.blame["right"]) for look in looks],
                 unit="x",
@@ -226,7 +233,7 @@ def _figures(compared: dict[str, Any], found: dict[str, list[Look]]) -> list[Fig
         for third in THIRDS:
             moved = [100 * look.amplification[third]["moved"] for look in looks]
             what = f"later steps moved by the only error, in the {third} third, {rule}"
-            figures.append(Figure.of(what, [share for share in moved if not math.isnan(share)], unit="%"))
+            figures.append(Figure.from_values(what, [share for share in moved if not math.isnan(share)], unit="%"))
     return figures
 
 
@@ -266,12 +273,14 @@ def draw(path: Path, found: dict[str, list[Look]]) -> None:
             ends = np.abs(np.stack([np.nanmin(values, 0), np.nanmax(values, 0)]) - np.nanmean(values, 0))
             axes.bar(at, np.nanmean(values, 0), width, color=colour, label=rule, yerr=ends, ecolor="#888888", capsize=2)
     positions.set(
-        title=f"steps that err, last {LAST} training steps", xlabel="position in the chain", ylabel="share of plays"
+        title=f"steps that err, last {LAST} training steps",
+        xlabel="position in the chain",
+        ylabel="share of trajectories",
     )
     positions.yaxis.set_major_formatter(PercentFormatter(1))
     blame.set(title="blame a step gets, first training step", ylabel="negative advantage, mean over steps")
     blame.set_xticks([0, 1], ["right steps", "wrong steps"])
-    spread.set(title="amplification: plays with one error", ylabel="share of later steps with another prompt")
+    spread.set(title="amplification: trajectories with one error", ylabel="share of later steps with another prompt")
     spread.yaxis.set_major_formatter(PercentFormatter(1))
     spread.set_xticks(range(len(THIRDS)), [f"error in the\n{third} third" for third in THIRDS])
     for axes in (positions, blame, spread):

@@ -41,7 +41,7 @@ class Figure:
     """The smallest and the largest repeat, with `value` as their median; or an interval, named in `what`."""
 
     @classmethod
-    def of(cls, what: str, repeats: Sequence[float], hold: float | None = None, **more: Any) -> Figure:
+    def from_values(cls, what: str, repeats: Sequence[float], hold: float | None = None, **more: Any) -> Figure:
         """The median of `repeats`, with their spread; NaN for no repeats."""
         if not repeats:
             return cls(what, math.nan, hold, **more)

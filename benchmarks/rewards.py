@@ -109,9 +109,11 @@ def _one_program(name: str, repeats: int, runs: int) -> list[Figure]:
             added_ms.append(median(two for _, two in alone) * 1e3 - plain_ms[-1])
     added, rate = (8.0, None) if name == "trivial" else (None, 0.7)
     return [
-        Figure.of(f"{name} program, plain", plain_ms, unit="ms"),
-        Figure.of(f"{name} program, added by the sandbox", added_ms, added, at_most=True, unit="ms"),
-        Figure.of(f"{name} program, sandboxed runs per second / plain, {AT_ONCE} at a time", ratios, rate, unit="x"),
+        Figure.from_values(f"{name} program, plain", plain_ms, unit="ms"),
+        Figure.from_values(f"{name} program, added by the sandbox", added_ms, added, at_most=True, unit="ms"),
+        Figure.from_values(
+            f"{name} program, sandboxed runs per second / plain, {AT_ONCE} at a time", ratios, rate, unit="x"
+        ),
     ]
 
 
@@ -126,12 +128,12 @@ def _judged(calls: int) -> list[Figure]:
         )
         (function,) = load_reward_functions([entry], Path(), ())
         manager = RewardManager([function], 0.0, max_in_flight=in_flight, cache_size=0)
-        plays = [play_of(str(i), [f"response {i}"]) for i in range(n)]
+        trajectories = [trajectory_with(str(i), [f"response {i}"]) for i in range(n)]
 
         async def score() -> float:
             async with manager.open():
-                await manager.score([play_of("first", ["warm"])])
-                return (await manager.score(plays)).seconds
+                await manager.score([trajectory_with("first", ["warm"])])
+                return (await manager.score(trajectories)).seconds
 
         return asyncio.run(score())
 
@@ -150,27 +152,27 @@ def _judged(calls: int) -> list[Figure]:
 # ---- math_verify ---------------------------------------------------------------------------------------------------
 
 
-def math_plays(calls: int) -> tuple[tuple[RewardFunction, ...], list[Trajectory]]:
+def math_trajectories(calls: int) -> tuple[tuple[RewardFunction, ...], list[Trajectory]]:
     """`math_verify` as outcome, and `calls` trajectories with an equal answer that needs the library."""
     pairs = [json.loads(line) for line in PAIRS.read_text().splitlines()]
     pairs = [pair for pair in pairs if pair["equal"] and "\\" in pair["answer"]]  # pairs that need the library
     entry = RewardFunctionConfig(fn="math_verify", timeout=20.0, cache=False)
-    plays = []
+    trajectories = []
     for i in range(calls):
         pair = pairs[i % len(pairs)]
         task = Task("benchmark", ({"role": "user", "content": "?"},), pair["truth"])
-        plays.append(Trajectory(str(i), str(i), task, answer=pair["answer"]))
-    return load_reward_functions([entry], Path(), ()), plays
+        trajectories.append(Trajectory(str(i), str(i), task, answer=pair["answer"]))
+    return load_reward_functions([entry], Path(), ()), trajectories
 
 
 def _verified(calls: int, repeats: int) -> list[Figure]:
-    functions, plays = math_plays(calls)
+    functions, trajectories = math_trajectories(calls)
 
     def run(backend: Backend | None) -> Callable[[], object]:
         manager = RewardManager(functions, 1.0, backend=backend)
 
         def score() -> None:
-            (report,) = asyncio.run(manager.score(plays)).functions
+            (report,) = asyncio.run(manager.score(trajectories)).functions
             assert (report.failed, report.mean, report.calls) == (0, 1.0, calls)
 
         return score
@@ -189,10 +191,12 @@ def _verified(calls: int, repeats: int) -> list[Figure]:
     for backend in backends.values():
         if backend is not None:
             backend.close()
-    figures = [Figure.of("one math_verify call, one process", [s / calls * 1e3 for s in seconds["inline"]], unit="ms")]
+    figures = [
+        Figure.from_values("one math_verify call, one process", [s / calls * 1e3 for s in seconds["inline"]], unit="ms")
+    ]
     for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
         ratios = [one / two for one, two in zip(seconds["inline"], seconds[name], strict=True)]
-        figures.append(Figure.of(f"{calls} math_verify calls, {what} / one process", ratios, 1.6, unit="x"))
+        figures.append(Figure.from_values(f"{calls} math_verify calls, {what} / one process", ratios, 1.6, unit="x"))
     return figures
 
 
@@ -219,10 +223,10 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
     for flight in in_flight:
         backend = make_backend("ray", [function], BackendOptions(num_workers=min(4, flight), max_in_flight=flight))
         manager = RewardManager([function], backend=backend)
-        started = _seconds(lambda manager=manager: asyncio.run(manager.score([play_of("first", ["warm"] * 8)])))
+        started = _seconds(lambda manager=manager: asyncio.run(manager.score([trajectory_with("first", ["warm"] * 8)])))
         n = max(40, 20 * flight)
-        plays = [play_of(str(i), ["said"] * 20) for i in range(n // 20)]
-        seconds = _seconds(lambda manager=manager, plays=plays: asyncio.run(manager.score(plays)))
+        trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(n // 20)]
+        seconds = _seconds(lambda manager=manager, trajectories=trajectories: asyncio.run(manager.score(trajectories)))
         table.append({"in_flight": flight, "calls_per_s": n / seconds, "start_s": started})
         manager.close()
     sequential = 1 / WAIT_S
@@ -242,15 +246,15 @@ def _waiting(in_flight: Sequence[int]) -> tuple[list[Figure], list[dict[str, flo
 
 def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]]]:
     function = RewardFunction("works", "step", works)
-    plays = [play_of(str(i), ["said"] * 20) for i in range(50)]
-    alone = _seconds(lambda: asyncio.run(RewardManager([function]).score(plays)))
+    trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(50)]
+    alone = _seconds(lambda: asyncio.run(RewardManager([function]).score(trajectories)))
     table = []
     for n_actors in actors:
         backend = make_backend("ray", [function], BackendOptions(num_workers=n_actors))
         manager = RewardManager([function], backend=backend)
-        warm = [play_of(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
+        warm = [trajectory_with(str(i), ["warm"] * 8) for i in range(2 * n_actors)]
         started = _seconds(lambda manager=manager, warm=warm: asyncio.run(manager.score(warm)))
-        seconds = median(_seconds(lambda manager=manager: asyncio.run(manager.score(plays))) for _ in range(3))
+        seconds = median(_seconds(lambda manager=manager: asyncio.run(manager.score(trajectories))) for _ in range(3))
         table.append({"actors": n_actors, "calls_per_s": 1000 / seconds, "ratio": alone / seconds, "start_s": started})
         manager.close()
     print("\nRay actors with a worker process each, calls of 2 ms of work, on", os.cpu_count(), "cores")
@@ -262,7 +266,7 @@ def _working(actors: Sequence[int]) -> tuple[list[Figure], list[dict[str, float]
     return [Figure(f"2 ms of work, {best['actors']:.0f} Ray actors / one process", best["ratio"], unit="x")], table
 
 
-def play_of(name: str, responses: Sequence[str]) -> Trajectory:
+def trajectory_with(name: str, responses: Sequence[str]) -> Trajectory:
     """A trajectory of one agent with the given responses."""
     task = Task("benchmark", ({"role": "user", "content": "What is 48 + 24?"},), "72")
     steps = [

@@ -56,11 +56,15 @@ def main() -> int:
         asyncio.run(loaded(make(), 1, trouble=False))  # imports and compilation at the first call
         runs = [asyncio.run(loaded(make(), calls, trouble)) for _ in range(repeats)]
         figures += [
-            Figure.of(f"{name}: requests/s of {CLIENTS} clients", [run["requests_per_s"] for run in runs], hold),
-            Figure.of(f"{name}: outside of the model, a request", [run["outside_ms"] for run in runs], unit="ms"),
-            Figure.of(f"{name}: latency, median", [run["latency_ms"] for run in runs], unit="ms"),
+            Figure.from_values(
+                f"{name}: requests/s of {CLIENTS} clients", [run["requests_per_s"] for run in runs], hold
+            ),
+            Figure.from_values(
+                f"{name}: outside of the model, a request", [run["outside_ms"] for run in runs], unit="ms"
+            ),
+            Figure.from_values(f"{name}: latency, median", [run["latency_ms"] for run in runs], unit="ms"),
             Figure(f"{name}: responses lost", max(run["lost"] for run in runs), 0, at_most=True),
-            Figure(f"{name}: responses of another play", max(run["crossed"] for run in runs), 0, at_most=True),
+            Figure(f"{name}: responses of another trajectory", max(run["crossed"] for run in runs), 0, at_most=True),
         ]
         if trouble:
             told = sum((Counter(run["trouble"]) for run in runs), Counter())
@@ -117,13 +121,13 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
     scheduler = Scheduler({"default": client})
     server = OpenAIServer().start()
     loop = asyncio.get_running_loop()
-    doors = []
+    sessions = []
     for k in range(CLIENTS + 1):  # the last is for misbehaving clients
-        play = Trajectory(id=f"play{k}", uid=f"play{k}", task=Task("load", (), None))
-        recorder = Recorder({"agent": AgentSpec()}, play, scheduler, Sampling(max_tokens=SAID), (0, k))
-        doors.append(server.open(recorder, loop, expected=False))
+        trajectory = Trajectory(id=f"trajectory{k}", uid=f"trajectory{k}", task=Task("load", (), None))
+        recorder = Recorder({"agent": AgentSpec()}, trajectory, scheduler, Sampling(max_tokens=SAID), (0, k))
+        sessions.append(server.open(recorder, loop, expected=False))
     asked = {
-        "doors": [(door.base_url, door.api_key) for door in doors],
+        "doors": [(session.base_url, session.api_key) for session in sessions],
         "calls": calls,
         "trouble": TROUBLE if trouble else {},
     }
@@ -138,13 +142,13 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
     out, _ = await process.communicate(json.dumps(asked).encode())
     if process.returncode:
         raise RuntimeError(f"the clients ended with {process.returncode}")
-    for door in doors:
-        door.close()
+    for session in sessions:
+        session.close()
     await asyncio.to_thread(server.stop)
     found = json.loads(out)
     lost = crossed = 0
     for k, said in enumerate(found["said"]):
-        steps = {step.id: step for step in doors[k].recorder.trajectory.steps}
+        steps = {step.id: step for step in sessions[k].recorder.trajectory.steps}
         lost += calls - len(said) + abs(len(steps) - calls)
         for call, (id, text) in enumerate(said):
             step = steps.get(id)
@@ -167,7 +171,7 @@ async def loaded(model: Any, calls: int, trouble: bool) -> dict[str, Any]:
 async def clients(asked: dict[str, Any]) -> None:
     """Run the clients and print their responses."""
     latencies: list[float] = []
-    *doors, (spare_url, spare_key) = asked["doors"]
+    *sessions, (spare_url, spare_key) = asked["doors"]
     over = asyncio.Event()
     troubled: Counter[str] = Counter()
     others = [
@@ -177,7 +181,7 @@ async def clients(asked: dict[str, Any]) -> None:
     ]
     start = time.perf_counter()
     said = await asyncio.gather(
-        *(one_client(k, url, key, asked["calls"], latencies) for k, (url, key) in enumerate(doors))
+        *(one_client(k, url, key, asked["calls"], latencies) for k, (url, key) in enumerate(sessions))
     )
     seconds = time.perf_counter() - start
     over.set()

@@ -32,10 +32,10 @@ import yaml
 from benchmarks.record import MISSED, RESULTS, ROOT, Figure, exit_with, processor, write
 from benchmarks.runs import Run, finish
 from benchmarks.sources import TRAINING, Work
-from creditflow.credit.thresholds import Observed, make_threshold
+from creditflow.credit.thresholds import BatchStats, make_threshold
 from creditflow.files import write_whole
 from creditflow.ledger.run_folder import read_metrics
-from creditflow.report.bootstrap import Counts, Difference, paired_difference
+from creditflow.report.bootstrap import Difference, PassCounts, paired_difference
 from creditflow.report.comparison import METRICS, spread
 from creditflow.trajectory import Floats
 
@@ -312,7 +312,7 @@ def _fell(run: Run) -> bool:
     threshold = make_threshold(yaml.safe_load(TUNED))
     accuracy = [row["val/pass_at_1"] for row in read_metrics(run.folder) if "val/pass_at_1" in row]
     for value in accuracy[:-1]:
-        threshold.update(Observed({}, {}, value))
+        threshold.update(BatchStats({}, {}, value))
     return threshold.theta("planner") < 0.5
 
 
@@ -441,7 +441,7 @@ def _difference(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]], 
     """`a` - `b`, seed by seed; for several cases in sequence, the difference of their means."""
     parts = [np.array([_passed(one) for one in runs]) for runs in (a, b)]
     parts = [part_RV.reshape(cases, -1, part_RV.shape[1]).sum(axis=0) for part_RV in parts]
-    return paired_difference(*(Counts(part_RV, np.full_like(part_RV, cases)) for part_RV in parts))
+    return paired_difference(*(PassCounts(part_RV, np.full_like(part_RV, cases)) for part_RV in parts))
 
 
 def _shown(difference: Difference) -> dict[str, Any]:

@@ -17,16 +17,17 @@ TOOL_SHARE = 0.1
 
 
 def chain_batch(
-    tasks: int, plays: int = 4, steps: int = 30, *, tokens: int | Ints = 0, tools: bool = False, seed: int = 0
+    tasks: int, trajectories: int = 4, steps: int = 30, *, tokens: int | Ints = 0, tools: bool = False, seed: int = 0
 ) -> TrajectoryBatch:
-    """`plays` trajectories for each of `tasks` tasks: a planner, executors and a verifier in a row, `steps` in all.
+    """`trajectories` trajectories for each of `tasks` tasks: a planner, executors and a verifier in a row, `steps` in
+    all.
 
     The executor's steps have graded scores in eighths, lower in a trajectory that fails; planner and verifier have
     none, and scorings fail at the rate `FAILED_SHARE`. The outcome is 0 or 1. `tokens`: per response, one number or one
     per step. All steps share their texts and the columns for ledgers alone (`raw_scores`, the infos).
     """
     rng = np.random.default_rng(seed)
-    n, s = tasks * plays, tasks * plays * steps
+    n, s = tasks * trajectories, tasks * trajectories * steps
     index_S = np.tile(np.arange(steps, dtype=np.int64), n)
     agent_S = np.full(s, EXECUTOR, dtype=np.int64)
     agent_S[index_S == 0] = PLANNER
@@ -50,7 +51,7 @@ def chain_batch(
         trajectory_ids=tuple(map(str, range(n))),
         tasks=(task,) * n,
         group_names=tuple(map(str, range(tasks))),
-        group_of_trajectory=np.repeat(np.arange(tasks), plays),
+        group_of_trajectory=np.repeat(np.arange(tasks), trajectories),
         outcome=right_N.astype(np.float64),
         outcome_scores=(outcome,) * n,
         status_of_trajectory=np.full(n, TRAJECTORY_STATUSES.index("ok")),

@@ -20,14 +20,14 @@ from numpy.random import Generator
 from benchmarks.record import RESULTS, Figure, exit_with, show, write
 from benchmarks.sources import hashes
 from creditflow.credit.gates import GATE_TOLERANCE
-from creditflow.credit.thresholds import Observed, make_threshold, threshold_kind
+from creditflow.credit.thresholds import BatchStats, make_threshold, threshold_kind
 from creditflow.trajectory import Floats
 
 MEASURES = ("src/creditflow/credit/thresholds.py", "src/creditflow/credit/gates.py")
 JUMP, UPDATES = 200, 400
 STEPS = (16, 1000)
 """Scored steps of an agent in a batch: few and many."""
-PLAYS = 4
+TRAJECTORIES = 4
 """Trajectories in a group, which the spread is computed over."""
 EPOCH = 10
 WITHIN = 0.05
@@ -125,7 +125,7 @@ class RobbinsMonro:
     def theta(self, agent: str) -> float:
         return self._theta.get(agent, float(np.mean(list(self._theta.values()) or [(LOW + HIGH) / 2])))
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         start = self.theta("")
         for agent, r in observed.sub_rewards.items():
             theta = self._theta.get(agent, start)
@@ -197,7 +197,7 @@ class Run:
         )
 
 
-def play(kind: str, agents: Mapping[str, Agent], steps: int, seed: int) -> Run:
+def run(kind: str, agents: Mapping[str, Agent], steps: int, seed: int) -> Run:
     """Run all updates of one threshold; the scores are the same for every kind."""
     rng = np.random.default_rng(seed)
     threshold = make_threshold(SPECS[kind], agents)
@@ -209,12 +209,12 @@ def play(kind: str, agents: Mapping[str, Agent], steps: int, seed: int) -> Run:
     return Run(agents, kind, theta_UA, threshold.metrics())
 
 
-def batch(rng: Generator, agents: Mapping[str, Agent], steps: int, update: int) -> Observed:
+def batch(rng: Generator, agents: Mapping[str, Agent], steps: int, update: int) -> BatchStats:
     """The observations of one batch: scores in groups of PLAYS, and a validation accuracy at the end of an epoch."""
     sub_rewards = {name: agent.scores_at(update).draw(rng, steps) for name, agent in agents.items()}
     accuracy = (0.70 if update < JUMP else 0.55) + 0.005 * rng.standard_normal()
     there = [name for name, agent in agents.items() if update not in agent.away]
-    return Observed(
+    return BatchStats(
         sub_rewards={name: sub_rewards[name] for name in there},
         spread={name: pooled_spread(sub_rewards[name]) for name in there},
         accuracy=accuracy if (update + 1) % EPOCH == 0 else None,
@@ -222,7 +222,7 @@ def batch(rng: Generator, agents: Mapping[str, Agent], steps: int, update: int) 
 
 
 def pooled_spread(r: Floats) -> float:
-    groups = r[: len(r) // PLAYS * PLAYS].reshape(-1, PLAYS)
+    groups = r[: len(r) // TRAJECTORIES * TRAJECTORIES].reshape(-1, TRAJECTORIES)
     return float(np.sqrt(groups.var(axis=1, ddof=1).mean()))
 
 
@@ -243,7 +243,7 @@ def settled(runs: Sequence[Run], name: str, at: int, jumped: bool) -> dict[str, 
 
 def study(kind: str, agents: Mapping[str, Agent], steps: int, seeds: int) -> tuple[list[Run], list[dict[str, Any]]]:
     """The runs, and a row for each agent."""
-    runs = [play(kind, agents, steps, seed) for seed in range(seeds)]
+    runs = [run(kind, agents, steps, seed) for seed in range(seeds)]
     rows = []
     for name, agent in agents.items():
         recovery = [run.recovery(name) for run in runs]
@@ -263,7 +263,7 @@ def study(kind: str, agents: Mapping[str, Agent], steps: int, seeds: int) -> tup
 
 def few_values(kind: str, steps: int, seeds: int) -> list[dict[str, Any]]:
     """A row for each kind of few-valued scores: the threshold's crossings of a value, and its saturation."""
-    runs = [play(kind, FEW_VALUES, steps, seed) for seed in range(seeds)]
+    runs = [run(kind, FEW_VALUES, steps, seed) for seed in range(seeds)]
     crossed = np.array([np.abs(np.diff(run.passing_UA()[JUMP:], axis=0)) > 0 for run in runs]).mean(axis=(0, 1))
     passing = np.array([run.passing_UA()[-1] for run in runs])
     return [

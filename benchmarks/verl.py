@@ -52,15 +52,15 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.record import Figure, exit_with, show, write
-from benchmarks.rewards import WAIT_S, math_plays, play_of, waits
+from benchmarks.rewards import WAIT_S, math_trajectories, trajectory_with, waits
 from benchmarks.sources import hashes
 from creditflow.credit import CreditOptions, assign, make_threshold
-from creditflow.engines.verl import plays as plays_module
+from creditflow.engines.verl import rollouts as rollouts_module
 from creditflow.engines.verl import rows as rows_module
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.player import Scorer
-from creditflow.engines.verl.plays import PlayRecord, partition, take
-from creditflow.engines.verl.rows import Rows, throw_away
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, take
+from creditflow.engines.verl.rows import VerlRows, throw_away
+from creditflow.engines.verl.runner import Scorer
 from creditflow.engines.verl.trainer import step_metrics, trained_by
 from creditflow.ledger import RunFolder
 from creditflow.reward import RewardFunction, RewardManager, ScoringReport
@@ -77,7 +77,7 @@ MEASURES = (
     "src/creditflow/table.py",
     "src/creditflow/trajectory.py",
 )
-TASKS, PLAYS, STEPS = 1024, 4, 30
+TASKS, TRAJECTORIES, STEPS = 1024, 4, 30
 PROMPT, RESPONSE = (100, 200), (20, 60)
 """Range of tokens."""
 PACKAGES = ("creditflow", "verl", "TransferQueue", "ray", "torch", "tensordict", "numpy", "pyarrow", "numba")
@@ -99,7 +99,7 @@ def main() -> int:
     logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)  # "only two cores", every call
 
     tasks = TASKS // 8 if quick else TASKS
-    _report(f"{tasks * PLAYS * STEPS:,} steps of {tasks * PLAYS:,} plays are made")
+    _report(f"{tasks * TRAJECTORIES * STEPS:,} steps of {tasks * TRAJECTORIES:,} trajectories are made")
     queue, figures = made(tasks)
     figures += _driver(queue, repeats=3 if quick else 7)
     figures += _balancing(queue, repeats=1 if quick else 3)
@@ -107,7 +107,7 @@ def main() -> int:
     try:
         figures += _verified(600 if quick else 2_000, repeats=2 if quick else 5)
         figures += _waiting(1_000 if quick else 4_000, repeats=1 if quick else 3)
-        figures += _queue(queue, plays=64 if quick else 1024, repeats=1 if quick else 5)
+        figures += _queue(queue, trajectories=64 if quick else 1024, repeats=1 if quick else 5)
     finally:
         ray.shutdown()
     missed = show(figures)
@@ -215,7 +215,7 @@ class Dictionary:
     async def async_kv_put(self, key: str, partition_id: str, fields: Any, tag: dict[str, Any]) -> None:
         self.keys.append(key)
         self.tags[key] = tag
-        self.payloads.append(fields["play"])
+        self.payloads.append(fields["trajectory"])
 
     def kv_list(self, partition_id: str) -> dict[str, dict[str, Any]]:
         return {partition_id: self.tags}
@@ -225,7 +225,7 @@ class Dictionary:
             known = {name: self.columns[name] for name in select_fields if name in self.columns}
             return TensorDict(known, batch_size=len(keys))
         place = {key: i for i, key in enumerate(self.keys)}
-        return {"play": NestedPayloads([self.payloads[place[key]] for key in keys])}
+        return {"trajectory": NestedPayloads([self.payloads[place[key]] for key in keys])}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         pass
@@ -284,31 +284,31 @@ def made(tasks: int) -> tuple[Dictionary, list[Figure]]:
     measured, tags, worker = Measured(), list[dict[str, Any]](), RowWorker()
     for group in range(tasks):
         question, uid = words.some(30), uuid.UUID(bytes=words.rng.bytes(16), version=4).hex
-        for session in range(PLAYS):
+        for session in range(TRAJECTORIES):
             trajectory = trajectory_of(words, system, question, group, session)
             start = time.perf_counter()
-            record = PlayRecord.of(trajectory, report_of(trajectory), (group, session))
+            record = RolloutRecord.from_trajectory(trajectory, report_of(trajectory), (group, session))
             packing.append(time.perf_counter() - start)
-            with instead_of_queue(queue, plays_module):
+            with instead_of_queue(queue, rollouts_module):
                 asyncio.run(record.put(f"{uid}_{session}", partition(validate=False)))
             lengths += [len(step.response_ids) for step in trajectory.steps]
             tags += [_tag(step) for step in trajectory.steps]
             queue.rows.keys += [f"{uid}_{session}_{i}" for i in range(STEPS)]
-            if session == group % PLAYS and group < 32:
+            if session == group % TRAJECTORIES and group < 32:
                 with instead_of_queue(measured, agent_loop_tq):
                     asyncio.run(worker.put_rows(trajectory, uid, session))
                 assert measured.tags[-STEPS:] == tags[-STEPS:]
     queue.rows.tags = tags
     queue.columns = _columns(queue, np.array(lengths))
     packed = sum(payload.numel() for payload in queue.payloads)
-    n_plays, n_steps = len(queue.payloads), len(lengths)
+    n_trajectories, n_steps = len(queue.payloads), len(lengths)
     return queue, [
-        Figure("a play, packed", packed / n_plays / 1e3, unit="kB"),
-        Figure("a step in its play, packed", packed / n_steps, unit="bytes"),
+        Figure("a trajectory, packed", packed / n_trajectories / 1e3, unit="kB"),
+        Figure("a step in its trajectory, packed", packed / n_steps, unit="bytes"),
         Figure("a step as verl's row, tensors", measured.tensors / measured.rows, unit="bytes"),
         Figure("a step as verl's row, as TransferQueue encodes it", measured.encoded / measured.rows, unit="bytes"),
         Figure("packed steps, of verl's rows as encoded", packed / n_steps / (measured.encoded / measured.rows)),
-        Figure("packing a play, in the worker", median(packing) * 1e3, unit="ms"),
+        Figure("packing a trajectory, in the worker", median(packing) * 1e3, unit="ms"),
     ]
 
 
@@ -326,8 +326,8 @@ def _columns(queue: Dictionary, lengths: np.ndarray) -> dict[str, torch.Tensor |
     offsets, n = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])), int(lengths.sum())
     rng = np.random.default_rng(0)
     rewards = np.zeros(n, dtype=np.float32)
-    of_play = rng.random(len(queue.payloads)) < 0.5
-    rewards[offsets[1:].numpy() - 1] = np.repeat(of_play, STEPS)
+    of_trajectory = rng.random(len(queue.payloads)) < 0.5
+    rewards[offsets[1:].numpy() - 1] = np.repeat(of_trajectory, STEPS)
     logprobs = -rng.exponential(0.3, n).astype(np.float32)
     flat = {"response_mask": np.ones(n, dtype=np.int64), "rm_scores": rewards}
     flat |= {"rollout_log_probs": logprobs, "old_log_probs": logprobs}
@@ -363,7 +363,7 @@ class TimedFolder(RunFolder):
             super().write_steps(*args)
 
 
-PARTS = ("taking plays", "assign", "rows", "columns", "metrics", "step file")
+PARTS = ("taking trajectories", "assign", "rows", "columns", "metrics", "step file")
 
 
 def drive(queue: Dictionary, path: Path) -> Clock:
@@ -374,14 +374,14 @@ def drive(queue: Dictionary, path: Path) -> Clock:
     folder.clock = clock
     threshold = make_threshold(OPTIONS.propagation_threshold)
     processor = time.process_time()
-    with clock.part("whole"), instead_of_queue(queue, plays_module, rows_module):
-        with clock.part("taking plays"):
-            plays = take(partition(validate=False), n, {key.split("_")[0] for key in queue.rows.keys})
-            plays.expect_few_failures(0.1)
+    with clock.part("whole"), instead_of_queue(queue, rollouts_module, rows_module):
+        with clock.part("taking trajectories"):
+            trajectories = take(partition(validate=False), n, {key.split("_")[0] for key in queue.rows.keys})
+            trajectories.expect_few_failures(0.1)
         with clock.part("assign"):
-            assignment = assign(plays.batch, OPTIONS, threshold=threshold)
+            assignment = assign(trajectories.batch, OPTIONS, threshold=threshold)
         with clock.part("rows"):
-            columns = Rows.of(*plays.row_keys([POLICY]), plays.batch)
+            columns = VerlRows.from_batch(*trajectories.row_keys([POLICY]), trajectories.batch)
             columns.expect_all(queue.rows)
             trained = columns.choose(queue.rows, trained_by(POLICY, assignment))
             throw_away(queue.rows, keep=trained.keys)
@@ -389,8 +389,8 @@ def drive(queue: Dictionary, path: Path) -> Clock:
             threshold.update(assignment.observed())
             columns.put(trained, assignment)
         with clock.part("recording"):
-            folder.write_steps(1, plays.batch, assignment)
-            metrics = step_metrics(plays, assignment, threshold)
+            folder.write_steps(1, trajectories.batch, assignment)
+            metrics = step_metrics(trajectories, assignment, threshold)
     clock.seconds["processor"] = time.process_time() - processor
     clock.seconds["metrics"] = clock.seconds["recording"] - clock.seconds["step file"]
     _check(queue, assignment, metrics)
@@ -411,7 +411,7 @@ class Advantages(PPOTrainerSync):  # type: ignore[misc]
         self.config = config
 
 
-class VerlRows:
+class VerlTrainerInput:
     """The input of verl's trainer for the same steps."""
 
     def __init__(self, queue: Dictionary) -> None:
@@ -424,7 +424,7 @@ class VerlRows:
             "use_kl_in_reward": False, "rollout_correction": None, "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0,
             "norm_adv_by_std_in_grpo": True,
         }  # fmt: skip
-        config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": PLAYS}}})
+        config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": TRAJECTORIES}}})
         self.trainer = Advantages(config)
 
     def grpo(self) -> None:
@@ -438,12 +438,12 @@ class VerlRows:
 
 
 def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
-    n_plays, n_steps = len(queue.payloads), len(queue.rows)
+    n_trajectories, n_steps = len(queue.payloads), len(queue.rows)
     _report(f"the driver's part of {n_steps:,} steps, {repeats} turns")
-    theirs = VerlRows(queue)
+    theirs = VerlTrainerInput(queue)
     clocks, taken = list[Clock](), defaultdict[str, list[float]](list)
     with tempfile.TemporaryDirectory() as folder:
-        assign(first_plays(queue, folder), OPTIONS)  # compiled before memory is measured
+        assign(first_trajectories(queue, folder), OPTIONS)  # compiled before memory is measured
         memory = _grown(lambda: drive(queue, Path(folder)))
         for turn in range(-1, repeats):
             runs = (theirs.grpo, lambda: clocks.append(drive(queue, Path(folder))), theirs.whole)
@@ -458,32 +458,36 @@ def _driver(queue: Dictionary, repeats: int) -> list[Figure]:
     named = [a + b for a, b in zip(credit, ours["recording"], strict=True)]
     grpo, whole = taken["grpo"], taken["whole"]
     return [
-        Figure.of("driver, ours", ours["whole"], unit="s"),
-        *(Figure.of(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
-        Figure.of("driver, ours: processor time", ours["processor"], unit="s"),
-        Figure.of("verl's grpo on every row", grpo, unit="s"),
-        Figure.of("verl's _compute_advantage on last rows, fetched, padded, spread, put", whole, unit="s"),
-        Figure.of("verl's grpo on every row / credit, step file and metrics", _ratios(grpo, named), 1.0, unit="x"),
-        Figure.of("verl's grpo on every row / what devices wait for", _ratios(grpo, waited), 1.0, unit="x"),
-        Figure.of("verl's grpo on every row / driver, ours", _ratios(grpo, ours["whole"]), unit="x"),
-        Figure.of("verl's grpo on every row / assign and columns", _ratios(grpo, credit), unit="x"),
-        Figure.of("verl's _compute_advantage / driver, ours", _ratios(whole, ours["whole"]), 1.0, unit="x"),
-        Figure.of("verl's _compute_advantage / assign and columns", _ratios(whole, credit), unit="x"),
-        Figure.of("propagation (the whole of assign)", [s * 1e3 for s in ours["assign"]], 100, at_most=True, unit="ms"),
-        Figure.of("driver, plays/s", [n_plays / s for s in ours["whole"]]),
-        Figure.of("driver, steps/s", [n_steps / s for s in ours["whole"]]),
+        Figure.from_values("driver, ours", ours["whole"], unit="s"),
+        *(Figure.from_values(f"driver, ours: {part}", [s * 1e3 for s in ours[part]], unit="ms") for part in PARTS),
+        Figure.from_values("driver, ours: processor time", ours["processor"], unit="s"),
+        Figure.from_values("verl's grpo on every row", grpo, unit="s"),
+        Figure.from_values("verl's _compute_advantage on last rows, fetched, padded, spread, put", whole, unit="s"),
+        Figure.from_values(
+            "verl's grpo on every row / credit, step file and metrics", _ratios(grpo, named), 1.0, unit="x"
+        ),
+        Figure.from_values("verl's grpo on every row / what devices wait for", _ratios(grpo, waited), 1.0, unit="x"),
+        Figure.from_values("verl's grpo on every row / driver, ours", _ratios(grpo, ours["whole"]), unit="x"),
+        Figure.from_values("verl's grpo on every row / assign and columns", _ratios(grpo, credit), unit="x"),
+        Figure.from_values("verl's _compute_advantage / driver, ours", _ratios(whole, ours["whole"]), 1.0, unit="x"),
+        Figure.from_values("verl's _compute_advantage / assign and columns", _ratios(whole, credit), unit="x"),
+        Figure.from_values(
+            "propagation (the whole of assign)", [s * 1e3 for s in ours["assign"]], 100, at_most=True, unit="ms"
+        ),
+        Figure.from_values("driver, trajectories/s", [n_trajectories / s for s in ours["whole"]]),
+        Figure.from_values("driver, steps/s", [n_steps / s for s in ours["whole"]]),
         Figure("memory, driver's part at its largest", memory / 1e6, unit="MB"),
         Figure("step file", written / 1e6, unit="MB"),
     ]
 
 
-def first_plays(queue: Dictionary, folder: str) -> Any:
+def first_trajectories(queue: Dictionary, folder: str) -> Any:
     """A small batch of the same trajectories."""
     few = Dictionary()
     few.keys, few.payloads = queue.keys[:8], queue.payloads[:8]
     few.tags = {key: queue.tags[key] for key in few.keys}
     few.rows = KVBatchMeta(keys=queue.rows.keys[: 8 * STEPS], tags=queue.rows.tags[: 8 * STEPS], partition_id="train")
-    with instead_of_queue(few, plays_module):
+    with instead_of_queue(few, rollouts_module):
         return take(partition(validate=False), 8).batch
 
 
@@ -510,7 +514,7 @@ def _balancing(queue: Dictionary, repeats: int) -> list[Figure]:
         for given, what in ((workloads, "as verl calls it"), (workloads.tolist(), "as we call it")):
             run = partial(get_seqlen_balanced_partitions, given, ranks, equal_size=True)
             seconds = [_seconds(run) for _ in range(repeats)]
-            figures.append(Figure.of(f"verl's balancing over {ranks} ranks, {what}", seconds, unit="s"))
+            figures.append(Figure.from_values(f"verl's balancing over {ranks} ranks, {what}", seconds, unit="s"))
     return figures
 
 
@@ -521,18 +525,20 @@ class RewardWorker:
     """An agent-loop worker's treatment of finished trajectories: an actor with a loop, rewards on a backend."""
 
     def __init__(self, what: str, backend: str, workers: int, in_flight: int) -> None:
-        functions = (RewardFunction("waits", "step", waits, is_async=True),) if what == "waits" else math_plays(0)[0]
+        functions = (
+            (RewardFunction("waits", "step", waits, is_async=True),) if what == "waits" else math_trajectories(0)[0]
+        )
         options = BackendOptions(num_workers=workers, max_in_flight=in_flight)
         made = make_backend(backend, functions, options)
         self.manager = RewardManager(functions, 1.0, backend=made, max_in_flight=in_flight, cache_size=0)
         self.scorer = Scorer(self.manager)
 
-    async def seconds(self, plays: list[Trajectory]) -> float:
-        """Seconds to score `plays`, which arrive one by one, faster than they can be scored."""
+    async def seconds(self, trajectories: list[Trajectory]) -> float:
+        """Seconds to score `trajectories`, which arrive one by one, faster than they can be scored."""
         start = time.perf_counter()
         scorings = []
-        for play in plays:
-            scorings.append(asyncio.create_task(self.scorer.score(play)))
+        for trajectory in trajectories:
+            scorings.append(asyncio.create_task(self.scorer.score(trajectory)))
             await asyncio.sleep(0)
         report = ScoringReport.merge(await asyncio.gather(*scorings))
         seconds = time.perf_counter() - start
@@ -551,17 +557,17 @@ class Alone:
     def __init__(self, what: str, *options: Any) -> None:
         self.worker = RewardWorker(what, *options)
 
-    def seconds(self, plays: list[Trajectory]) -> float:
-        return asyncio.run(self.worker.seconds(plays))
+    def seconds(self, trajectories: list[Trajectory]) -> float:
+        return asyncio.run(self.worker.seconds(trajectories))
 
     def close(self) -> None:
         asyncio.run(self.worker.close())
 
 
 def _scored(
-    what: str, sides: Mapping[str, Side], plays: Sequence[Trajectory], warm: int, repeats: int
+    what: str, sides: Mapping[str, Side], trajectories: Sequence[Trajectory], warm: int, repeats: int
 ) -> tuple[dict[str, list[float]], list[float]]:
-    """Seconds in which the workers of each side score `plays`, in turns, after the first `warm` ones.
+    """Seconds in which the workers of each side score `trajectories`, in turns, after the first `warm` ones.
 
     Runs up to three times `repeats` turns and keeps those in which other machines took the least of this one's
     processors, with that share: the target for two workers assumes two available cores.
@@ -576,13 +582,13 @@ def _scored(
         for name, side in sides.items()
     }
     for worker in chain(*workers.values()):
-        ray.get(worker.seconds.remote(plays[:warm]))  # imports, start-up
+        ray.get(worker.seconds.remote(trajectories[:warm]))  # imports, start-up
     turns: list[tuple[float, dict[str, float]]] = []
     while len(turns) < 3 * repeats and sum(share <= _STOLEN for share, _ in turns) < repeats:
         stolen, total = _stolen()
         taken: dict[str, float] = {}
         for name, of_side in workers.items():
-            dealt = [worker.seconds.remote(plays[i :: len(of_side)]) for i, worker in enumerate(of_side)]
+            dealt = [worker.seconds.remote(trajectories[i :: len(of_side)]) for i, worker in enumerate(of_side)]
             taken[name] = max(ray.get(dealt))
         stolen_now, total_now = _stolen()
         turns.append(((stolen_now - stolen) / max(1, total_now - total), taken))
@@ -621,32 +627,36 @@ def _verified(calls: int, repeats: int) -> list[Figure]:
         "process": Side("process", 2, 256),
         "ray": Side("ray", 2, 256),
     }
-    taken, stolen = _scored("math_verify", sides, math_plays(calls)[1], 64, repeats)
+    taken, stolen = _scored("math_verify", sides, math_trajectories(calls)[1], 64, repeats)
     figures = [
-        Figure.of("processors taken by other machines meanwhile", [100 * share for share in stolen], unit="%"),
-        Figure.of("math_verify calls/s of one core", [calls / s for s in taken["alone"]]),
-        Figure.of("two actors with half of the calls each / one", _ratios(taken["alone"], taken["both"]), unit="x"),
+        Figure.from_values("processors taken by other machines meanwhile", [100 * share for share in stolen], unit="%"),
+        Figure.from_values("math_verify calls/s of one core", [calls / s for s in taken["alone"]]),
+        Figure.from_values(
+            "two actors with half of the calls each / one", _ratios(taken["alone"], taken["both"]), unit="x"
+        ),
     ]
     for name, what in {"process": "2 worker processes", "ray": "2 Ray actors"}.items():
         ratios = _ratios(taken["alone"], taken[name])
         figures.append(
-            Figure.of(f"in a worker: {calls} math_verify calls, {what} / one after the other", ratios, 1.6, unit="x")
+            Figure.from_values(
+                f"in a worker: {calls} math_verify calls, {what} / one after the other", ratios, 1.6, unit="x"
+            )
         )
-        figures.append(Figure.of(f"math_verify calls/s, {what}", [calls / s for s in taken[name]]))
+        figures.append(Figure.from_values(f"math_verify calls/s, {what}", [calls / s for s in taken[name]]))
     return figures
 
 
 def _waiting(calls: int, repeats: int) -> list[Figure]:
     _report(f"{calls:,} calls that wait {WAIT_S * 1e3:.0f} ms, 200 in flight, in an agent-loop worker")
     alone, sides = Side("inline"), {"process": Side("process", 2, 200), "ray": Side("ray", 4, 200)}
-    plays = [play_of(str(i), ["said"] * 20) for i in range(calls // 20)]
-    (one_by_one,) = _scored("waits", {"alone": alone}, plays[:2], 1, 1)[0]["alone"]
-    taken, _ = _scored("waits", sides, plays, 2, repeats)
+    trajectories = [trajectory_with(str(i), ["said"] * 20) for i in range(calls // 20)]
+    (one_by_one,) = _scored("waits", {"alone": alone}, trajectories[:2], 1, 1)[0]["alone"]
+    taken, _ = _scored("waits", sides, trajectories, 2, repeats)
     figures = []
     for name, what in {"process": "its own loop", "ray": "four async Ray actors"}.items():
         ratios = [one_by_one / 40 * calls / s for s in taken[name]]
         figures.append(
-            Figure.of(f"in a worker: 200 waiting calls on {what} / one after the other", ratios, 50, unit="x")
+            Figure.from_values(f"in a worker: 200 waiting calls on {what} / one after the other", ratios, 50, unit="x")
         )
     return figures
 
@@ -654,34 +664,36 @@ def _waiting(calls: int, repeats: int) -> list[Figure]:
 # ---- TransferQueue -------------------------------------------------------------------------------------------------
 
 
-def _queue(queue: Dictionary, plays: int, repeats: int) -> list[Figure]:
+def _queue(queue: Dictionary, trajectories: int, repeats: int) -> list[Figure]:
     """Measure a real TransferQueue, with two storage units, on this machine."""
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}))
     try:
-        return [*_through(queue, plays, repeats), *_polled(queue, repeats)]
+        return [*_through(queue, trajectories, repeats), *_polled(queue, repeats)]
     finally:
         tq.close()
 
 
-def _through(queue: Dictionary, n_plays: int, repeats: int) -> list[Figure]:
-    _report(f"{n_plays:,} plays through TransferQueue")
-    where, keys = partition(validate=False), queue.keys[:n_plays]
-    payloads = queue.payloads[:n_plays]
+def _through(queue: Dictionary, n_trajectories: int, repeats: int) -> list[Figure]:
+    _report(f"{n_trajectories:,} trajectories through TransferQueue")
+    where, keys = partition(validate=False), queue.keys[:n_trajectories]
+    payloads = queue.payloads[:n_trajectories]
     megabytes = sum(payload.numel() for payload in payloads) / 1e6
     puts, gets, takes = list[float](), list[float](), list[float]()
     for turn in range(-1, repeats):
         put = _seconds(lambda: asyncio.run(_put_all(queue, keys, payloads, where)))
-        get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["play"]))
-        taken = _seconds(lambda: _taken(where, n_plays))
+        get = _seconds(lambda: tq.kv_batch_get(keys=keys, partition_id=where, select_fields=["trajectory"]))
+        taken = _seconds(lambda: _taken(where, n_trajectories))
         if turn >= 0:
             puts, gets, takes = [*puts, put], [*gets, get], [*takes, taken]
     return [
-        Figure.of(f"plays/s put by one worker, {AT_ONCE} at a time", [n_plays / s for s in puts]),
-        Figure.of("the same, in bytes", [megabytes / s for s in puts], unit="MB/s"),
-        Figure.of("plays/s fetched by the driver", [n_plays / s for s in gets]),
-        Figure.of("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
-        Figure.of("plays/s listed, fetched, unpacked and cleared", [n_plays / s for s in takes]),
-        *_rows_through(queue, min(n_plays, 64)),
+        Figure.from_values(
+            f"trajectories/s put by one worker, {AT_ONCE} at a time", [n_trajectories / s for s in puts]
+        ),
+        Figure.from_values("the same, in bytes", [megabytes / s for s in puts], unit="MB/s"),
+        Figure.from_values("trajectories/s fetched by the driver", [n_trajectories / s for s in gets]),
+        Figure.from_values("the same, in bytes", [megabytes / s for s in gets], unit="MB/s"),
+        Figure.from_values("trajectories/s listed, fetched, unpacked and cleared", [n_trajectories / s for s in takes]),
+        *_rows_through(queue, min(n_trajectories, 64)),
     ]
 
 
@@ -690,22 +702,22 @@ async def _put_all(queue: Dictionary, keys: Sequence[str], payloads: Sequence[to
 
     async def put(key: str, payload: torch.Tensor) -> None:
         tag = queue.tags[key]
-        record = PlayRecord("played", play=payload.numpy().tobytes(), report=tag["report"], place=tag["place"])
+        record = RolloutRecord("taken", trajectory=payload.numpy().tobytes(), report=tag["report"], place=tag["place"])
         async with limit:
             await record.put(key, where)
 
     await asyncio.gather(*(put(key, payload) for key, payload in zip(keys, payloads, strict=True)))
 
 
-def _taken(where: str, n_plays: int) -> None:
-    assert take(where, n_plays).batch.n_trajectories == n_plays
+def _taken(where: str, n_trajectories: int) -> None:
+    assert take(where, n_trajectories).batch.n_trajectories == n_trajectories
 
 
-def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
+def _rows_through(queue: Dictionary, n_trajectories: int) -> list[Figure]:
     """verl's rows of as many trajectories, made and put by verl's code, one trajectory after the other."""
     words, worker = Words(1), RowWorker()
     system, question = words.some(50), words.some(30)
-    trajectories = [trajectory_of(words, system, question, 0, i) for i in range(n_plays)]
+    trajectories = [trajectory_of(words, system, question, 0, i) for i in range(n_trajectories)]
 
     async def put_all() -> list[float]:
         taken = []
@@ -716,8 +728,8 @@ def _rows_through(queue: Dictionary, n_plays: int) -> list[Figure]:
         return taken
 
     taken = asyncio.run(put_all())
-    tq.kv_clear(keys=[f"rows_{i}_{k}" for i in range(n_plays) for k in range(STEPS)], partition_id="train")
-    return [Figure.of(f"verl's {STEPS} rows of a play, made and put by one worker", taken, unit="ms")]
+    tq.kv_clear(keys=[f"rows_{i}_{k}" for i in range(n_trajectories) for k in range(STEPS)], partition_id="train")
+    return [Figure.from_values(f"verl's {STEPS} rows of a trajectory, made and put by one worker", taken, unit="ms")]
 
 
 def _polled(queue: Dictionary, repeats: int) -> list[Figure]:
@@ -727,14 +739,14 @@ def _polled(queue: Dictionary, repeats: int) -> list[Figure]:
     tq.kv_batch_put(keys=rows.keys, partition_id="train", tags=rows.tags)
     tq.kv_batch_put(keys=prompts, partition_id="train", tags=[finished] * len(prompts))
     without = [_polling() for _ in range(repeats)]
-    plays = partition(validate=False)
-    tq.kv_batch_put(keys=queue.keys, partition_id=plays, tags=[queue.tags[key] for key in queue.keys])
-    figures = [Figure.of(f"verl's poll at {len(rows) + len(prompts):,} keys", without, unit="ms")]
+    trajectories = partition(validate=False)
+    tq.kv_batch_put(keys=queue.keys, partition_id=trajectories, tags=[queue.tags[key] for key in queue.keys])
+    figures = [Figure.from_values(f"verl's poll at {len(rows) + len(prompts):,} keys", without, unit="ms")]
     n_keys = len(rows) + len(prompts) + len(queue.keys)
     polls = [_polling() for _ in range(repeats)]
-    figures.append(Figure.of(f"verl's poll at {n_keys:,} keys, plays among them", polls, unit="ms"))
+    figures.append(Figure.from_values(f"verl's poll at {n_keys:,} keys, trajectories among them", polls, unit="ms"))
     lists = [_seconds(tq.kv_list) * 1e3 for _ in range(repeats)]
-    figures.append(Figure.of(f"of it, kv_list of {n_keys:,} keys", lists, unit="ms"))
+    figures.append(Figure.from_values(f"of it, kv_list of {n_keys:,} keys", lists, unit="ms"))
     return figures
 
 

@@ -20,21 +20,21 @@ from creditflow.rollout import AgentSpec, OpenAIServer, Recorder, Sampling, Sche
 AGENTS = {"writer": AgentSpec(system="You write one line."), "editor": AgentSpec(system="You make a line better.")}
 
 
-async def play(server: OpenAIServer, scheduler: Scheduler, question: str, seed: int) -> Trajectory:
+async def run(server: OpenAIServer, scheduler: Scheduler, question: str, seed: int) -> Trajectory:
     """Run one rollout; concurrent rollouts share batches of generation."""
     messages = ({"role": "user", "content": question},)
-    trajectory = Trajectory(id=f"play {seed}", uid=question, task=Task("own", messages, None))
+    trajectory = Trajectory(id=f"trajectory {seed}", uid=question, task=Task("own", messages, None))
     recorder = Recorder(AGENTS, trajectory, scheduler, Sampling(max_tokens=16), (seed,))
-    door = server.open(recorder)
+    session = server.open(recorder)
     try:
-        async with AsyncOpenAI(base_url=door.base_url, api_key=door.api_key) as client:
+        async with AsyncOpenAI(base_url=session.base_url, api_key=session.api_key) as client:
             draft = await client.chat.completions.create(
                 model="writer", messages=[{"role": "user", "content": question}]
             )
             said = draft.choices[0].message.content or ""
             await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": said}])
     finally:
-        door.close()  # its key is no longer valid
+        session.close()  # its key is no longer valid
         await recorder.close()
     return trajectory
 
@@ -45,7 +45,7 @@ async def main(model: Path) -> list[Trajectory]:
     server = OpenAIServer().start()
     try:
         questions = ["A line about rain.", "A line about snow."] * 2
-        return await asyncio.gather(*(play(server, scheduler, text, seed) for seed, text in enumerate(questions)))
+        return await asyncio.gather(*(run(server, scheduler, text, seed) for seed, text in enumerate(questions)))
     finally:
         await asyncio.to_thread(server.stop)
 

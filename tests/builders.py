@@ -1,8 +1,8 @@
 """Batches from compact specifications, for all tests.
 
 batch_of(
-    play("a", [step("planner"), step("executor", 0.4), step("verifier", "failed")], outcome=1.0),
-    play("b", [step("planner"), step("executor", {"right": 1.0, "format": Score(0.5, weight=0.0)})], task="q1"),
+    trajectory("a", [step("planner"), step("executor", 0.4), step("verifier", "failed")], outcome=1.0),
+    trajectory("b", [step("planner"), step("executor", {"right": 1.0, "format": Score(0.5, weight=0.0)})], task="q1"),
 )
 """
 
@@ -76,7 +76,7 @@ def step(
     return StepSpec(agent, named, None if parents is None else tuple(parents), more)
 
 
-def play(
+def make_trajectory(
     id: str,
     steps: Sequence[StepSpec],
     outcome: ScoreSpec | None = None,
@@ -119,8 +119,8 @@ def play(
     )
 
 
-def batch_of(*plays: Trajectory) -> TrajectoryBatch:
-    return TrajectoryBatch.from_trajectories(plays)
+def batch_of(*trajectories: Trajectory) -> TrajectoryBatch:
+    return TrajectoryBatch.from_trajectories(trajectories)
 
 
 class Letters:

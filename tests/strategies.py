@@ -30,7 +30,7 @@ def scores(draw: st.DrawFn, n_tokens: int) -> Score:
 
 
 @st.composite
-def trajectories(draw: st.DrawFn, number: int) -> Trajectory:
+def trajectory(draw: st.DrawFn, number: int) -> Trajectory:
     steps = []
     turns: dict[str, int] = {}
     for index in range(draw(st.integers(0, 4))):
@@ -77,8 +77,8 @@ def trajectories(draw: st.DrawFn, number: int) -> Trajectory:
 
 
 @st.composite
-def plays(draw: st.DrawFn) -> list[Trajectory]:
-    return [draw(trajectories(k)) for k in range(draw(st.integers(0, 4)))]
+def trajectories(draw: st.DrawFn) -> list[Trajectory]:
+    return [draw(trajectory(k)) for k in range(draw(st.integers(0, 4)))]
 
 
 def assert_same(one: TrajectoryBatch, other: TrajectoryBatch) -> None:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from creditflow.config import load_recipe
 from creditflow.loading import load_object
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.builders import Letters
@@ -61,7 +61,7 @@ class Scripted(Letters):
         return [Generation(ids, (-1.0,) * len(ids), "stop") for ids in answers]
 
 
-def play_with(
+def run_team(
     answer: Callable[[str], str], task: Task = TASK, *, solve: Callable | None = None, **more: str
 ) -> tuple[Trajectory, list[str]]:
     """The scored trajectory, and the prompts in order. A score that fails raises.
@@ -74,9 +74,9 @@ def play_with(
         sampling = Sampling(max_prompt_tokens=100_000)
         scheduler = Scheduler({"default": model})
         workflow = solve or recipe("solve")
-        (played,) = await play_all([Play(task, "u", "t", (0,))], workflow, agents, scheduler, sampling)
-        await RewardManager(recipes_functions(), 0.0).score([played])
-        return played
+        (trajectories,) = await run_rollouts([Rollout(task, "u", "t", (0,))], workflow, agents, scheduler, sampling)
+        await RewardManager(recipes_functions(), 0.0).score([trajectories])
+        return trajectories
 
     model = Scripted(answer)
     return asyncio.run(main()), model.prompts
@@ -98,12 +98,12 @@ def a_good_team_but(said: dict[str, str]) -> Callable[[str], str]:
     return lambda prompt: said[prompt] if prompt in said else a_good_team(prompt)
 
 
-def agents_of(play: Trajectory) -> str:
-    return "".join(step.agent[0] for step in play.steps)
+def agents_of(trajectory: Trajectory) -> str:
+    return "".join(step.agent[0] for step in trajectory.steps)
 
 
-def scores_of(play: Trajectory) -> list[float]:
-    return [score.value for step in play.steps for score in step.scores.values()]
+def scores_of(trajectory: Trajectory) -> list[float]:
+    return [score.value for step in trajectory.steps for score in step.scores.values()]
 
 
 # The arithmetic and the tasks
@@ -134,18 +134,18 @@ def read_story(story: str) -> tuple[int, str]:
     """The final value of a story, in whole numbers until the end, and its plan."""
     head, *sentences = [sentence.split() for sentence in story.removesuffix(" .").split(" . ")]
     assert head[1] == "has"
-    value, parts = int("".join(head[2:])), [" ".join(head[2:])]
+    value, components = int("".join(head[2:])), [" ".join(head[2:])]
     for words in sentences:
         if words[:2] == ["makes", "it"]:
             factor = {"double": 2, "triple": 3}[words[2]]
             value *= factor
-            parts.append(f"* 0 {factor}")
+            components.append(f"* 0 {factor}")
         else:
             verb, tens, ones = words
             sign = SIGN_OF_VERB[verb]
             value += int(tens + ones) * (1 if sign == "+" else -1)
-            parts.append(f"{sign} {tens} {ones}")
-    return value % 100, " ; ".join(parts)
+            components.append(f"{sign} {tens} {ones}")
+    return value % 100, " ; ".join(components)
 
 
 def make_tasks(split: str, operations: int = 5, train: int = 4096, val: int = 512, **more: object) -> list[Task]:
@@ -219,8 +219,8 @@ def test_longest_prompts_and_plans_fit_the_limits() -> None:
 
 
 def test_rollout_computes_one_operation_at_a_time() -> None:
-    play, prompts = play_with(a_good_team)
-    assert agents_of(play) == "pevevev"
+    trajectory, prompts = run_team(a_good_team)
+    assert agents_of(trajectory) == "pevevev"
     assert prompts == [
         f"plan\n{STORY}",
         "exec\n4 7 + 0 5 =",
@@ -230,28 +230,28 @@ def test_rollout_computes_one_operation_at_a_time() -> None:
         "exec\n0 4 - 1 3 =",
         "check\n0 4 - 1 3 = 9 1 ?",
     ]
-    assert [step.parents for step in play.steps] == [(), (0,), (1,), (2,), (3,), (4,), (5,)]
-    assert [step.info for step in play.steps[:3]] == [
+    assert [step.parents for step in trajectory.steps] == [(), (0,), (1,), (2,), (3,), (4,), (5,)]
+    assert [step.info for step in trajectory.steps[:3]] == [
         {},
         {"sum": "4 7 + 0 5 ="},
         {"sum": "4 7 + 0 5 =", "candidate": "5 2"},
     ]
-    assert (play.status, play.answer, play.info) == ("ok", "9 1", {})
-    assert scores_of(play) == [1.0] * 7
-    assert play.outcome.value == 1.0
-    TrajectoryBatch.from_trajectories([play])
+    assert (trajectory.status, trajectory.answer, trajectory.info) == ("ok", "9 1", {})
+    assert scores_of(trajectory) == [1.0] * 7
+    assert trajectory.outcome.value == 1.0
+    TrajectoryBatch.from_trajectories([trajectory])
 
 
 def test_retry_prompt_contains_the_bad_candidate() -> None:
     said = {"exec\n4 7 + 0 5 =": "5 3", "exec\n4 7 + 0 5 = 5 3 bad =": "5 2"}
-    play, prompts = play_with(a_good_team_but(said))
-    assert agents_of(play) == "peveevev"
+    trajectory, prompts = run_team(a_good_team_but(said))
+    assert agents_of(trajectory) == "peveevev"
     assert prompts[2:5] == ["check\n4 7 + 0 5 = 5 3 ?", "exec\n4 7 + 0 5 = 5 3 bad =", "exec\n5 2 * 0 2 ="]
-    assert [step.parents for step in play.steps] == [(), *((i,) for i in range(7))]
-    assert [step.turn for step in play.steps if step.agent == "executor"] == [0, 1, 2, 3]
-    assert play.answer == "9 1"
-    assert scores_of(play) == [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
-    kinds = [recipe("candidate_kind")(step) for step in play.steps]
+    assert [step.parents for step in trajectory.steps] == [(), *((i,) for i in range(7))]
+    assert [step.turn for step in trajectory.steps if step.agent == "executor"] == [0, 1, 2, 3]
+    assert trajectory.answer == "9 1"
+    assert scores_of(trajectory) == [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    kinds = [recipe("candidate_kind")(step) for step in trajectory.steps]
     assert kinds == [None, None, "wrong", None, None, "right", None, "right"]
 
 
@@ -265,10 +265,10 @@ def test_steps_after_a_wrong_retry_are_judged_by_their_prompts() -> None:
         "exec\n2 4 - 1 3 =": "1 1",
         "check\n2 4 - 1 3 = 1 1 ?": "1 1 ok",
     }
-    play, _ = play_with(a_good_team_but(said))
-    assert play.answer == "1 1"
-    assert scores_of(play) == [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
-    assert play.outcome.value == 0.0
+    trajectory, _ = run_team(a_good_team_but(said))
+    assert trajectory.answer == "1 1"
+    assert scores_of(trajectory) == [1.0, 0.5, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+    assert trajectory.outcome.value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -280,15 +280,15 @@ def test_only_a_verdict_ending_in_bad_causes_a_retry(verdict: str, tries: int) -
         agent = prompt.partition("\n")[0]
         return {"plan": "4 7 ; + 0 5", "exec": "5 2", "check": verdict}[agent]
 
-    play, _ = play_with(answer)
-    assert agents_of(play).count("e") == tries
-    assert play.answer == "5 2"
+    trajectory, _ = run_team(answer)
+    assert agents_of(trajectory).count("e") == tries
+    assert trajectory.answer == "5 2"
 
 
 def test_plan_without_operations_answers_with_the_start_value() -> None:
-    play, _ = play_with(lambda prompt: "4 7")
-    assert (agents_of(play), play.answer, play.outcome.value) == ("p", "4 7", 0.0)
-    assert scores_of(play) == [0.25]
+    trajectory, _ = run_team(lambda prompt: "4 7")
+    assert (agents_of(trajectory), trajectory.answer, trajectory.outcome.value) == ("p", "4 7", 0.0)
+    assert scores_of(trajectory) == [0.25]
 
 
 @pytest.mark.parametrize(
@@ -309,19 +309,19 @@ def test_plan_without_operations_answers_with_the_start_value() -> None:
     ],
 )
 def test_invalid_plan_ends_the_rollout_with_a_reason(plan: str, reason: str) -> None:
-    play, _ = play_with(lambda prompt: plan)
-    assert agents_of(play) == "p"
-    assert play.status == "ok"
-    assert play.info == {"agent_error": reason}
-    assert play.answer is None
-    assert play.outcome.value == 0.0
-    assert play.steps[0].scores["plan_right"].status == "ok"
+    trajectory, _ = run_team(lambda prompt: plan)
+    assert agents_of(trajectory) == "p"
+    assert trajectory.status == "ok"
+    assert trajectory.info == {"agent_error": reason}
+    assert trajectory.answer is None
+    assert trajectory.outcome.value == 0.0
+    assert trajectory.steps[0].scores["plan_right"].status == "ok"
 
 
 def test_plan_is_executed_up_to_its_first_invalid_operation() -> None:
-    play, _ = play_with(a_good_team_but({f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}))
-    assert agents_of(play) == "pev"
-    assert play.info == {"agent_error": "not an operation: 'nonsense'"}
+    trajectory, _ = run_team(a_good_team_but({f"plan\n{STORY}": "4 7 ; + 0 5 ; nonsense"}))
+    assert agents_of(trajectory) == "pev"
+    assert trajectory.info == {"agent_error": "not an operation: 'nonsense'"}
 
 
 def test_plan_may_have_at_most_twice_the_operations() -> None:
@@ -329,25 +329,25 @@ def test_plan_may_have_at_most_twice_the_operations() -> None:
         return plan if prompt.startswith("plan") else "4 7"
 
     plan = "4 7" + " ; + 0 0" * 6
-    play, _ = play_with(answer)
-    assert (len(play.steps), play.answer) == (13, "4 7")
+    trajectory, _ = run_team(answer)
+    assert (len(trajectory.steps), trajectory.answer) == (13, "4 7")
     plan = "4 7" + " ; + 0 0" * 7
-    play, _ = play_with(answer)
-    assert len(play.steps) == 1
-    assert play.info == {"agent_error": "the plan has 7 operations"}
+    trajectory, _ = run_team(answer)
+    assert len(trajectory.steps) == 1
+    assert trajectory.info == {"agent_error": "the plan has 7 operations"}
 
 
 def test_nonnumeric_candidate_ends_the_rollout_unless_retried() -> None:
     said = {"exec\n4 7 + 0 5 =": "52", "check\n4 7 + 0 5 = 52 ?": "5 2 ok"}
-    play, _ = play_with(a_good_team_but(said))
-    assert agents_of(play) == "pev"
-    assert play.info == {"agent_error": "not a number: '52'"}
-    assert scores_of(play) == [1.0, 0.0, 0.0]
+    trajectory, _ = run_team(a_good_team_but(said))
+    assert agents_of(trajectory) == "pev"
+    assert trajectory.info == {"agent_error": "not a number: '52'"}
+    assert scores_of(trajectory) == [1.0, 0.0, 0.0]
 
     said = {"exec\n4 7 + 0 5 =": "52", "exec\n4 7 + 0 5 = 52 bad =": "5 2"}
-    play, _ = play_with(a_good_team_but(said))
-    assert agents_of(play) == "peveevev"
-    assert play.answer == "9 1"
+    trajectory, _ = run_team(a_good_team_but(said))
+    assert agents_of(trajectory) == "peveevev"
+    assert trajectory.answer == "9 1"
 
 
 NUMBERS = st.sampled_from(["0 0", "4 7", "9 9"])
@@ -356,7 +356,9 @@ NEARLY = st.text("0123456789 +-*;=?okbad\n", max_size=20)
 PLANS = st.one_of(
     st.text(max_size=60),
     NEARLY,
-    st.builds(lambda start, parts: " ; ".join([start, *parts]), NUMBERS, st.lists(OPERATIONS | NEARLY, max_size=8)),
+    st.builds(
+        lambda start, components: " ; ".join([start, *components]), NUMBERS, st.lists(OPERATIONS | NEARLY, max_size=8)
+    ),
 )
 RESPONSES = st.lists(st.one_of(NUMBERS, NEARLY, st.text(max_size=20)), min_size=1, max_size=4)
 VERDICTS = st.lists(
@@ -368,18 +370,18 @@ VERDICTS = st.lists(
 @given(PLANS, RESPONSES, VERDICTS)
 def test_any_responses_end_in_a_number_or_an_agent_error(plan: str, responses: list[str], verdicts: list[str]) -> None:
     said = {"plan": itertools.repeat(plan), "exec": itertools.cycle(responses), "check": itertools.cycle(verdicts)}
-    play, _ = play_with(lambda prompt: next(said[prompt.partition("\n")[0]]))
-    assert play.status == "ok"
-    assert "error" not in play.info
-    if play.answer is None:
-        assert play.info["agent_error"]
-        assert len(play.info["agent_error"]) < 500  # 40 characters, each escaped at worst
+    trajectory, _ = run_team(lambda prompt: next(said[prompt.partition("\n")[0]]))
+    assert trajectory.status == "ok"
+    assert "error" not in trajectory.info
+    if trajectory.answer is None:
+        assert trajectory.info["agent_error"]
+        assert len(trajectory.info["agent_error"]) < 500  # 40 characters, each escaped at worst
     else:
-        assert re.fullmatch("[0-9] [0-9]", play.answer)
-    assert len(play.steps) <= 1 + 3 * 6
-    assert all(0.0 <= value <= 1.0 for value in scores_of(play))
-    assert len(scores_of(play)) == len(play.steps)
-    assert {recipe("candidate_kind")(step) for step in play.steps} <= {None, "right", "wrong"}
+        assert re.fullmatch("[0-9] [0-9]", trajectory.answer)
+    assert len(trajectory.steps) <= 1 + 3 * 6
+    assert all(0.0 <= value <= 1.0 for value in scores_of(trajectory))
+    assert len(scores_of(trajectory)) == len(trajectory.steps)
+    assert {recipe("candidate_kind")(step) for step in trajectory.steps} <= {None, "right", "wrong"}
 
 
 # The sub-rewards
@@ -480,17 +482,19 @@ def test_only_verifier_steps_have_a_stratum() -> None:
 )
 def test_recipe_builds_with_its_weights(name: str, operations: int, weights: dict[str, float], outcome_to: str) -> None:
     loaded = load_recipe(RECIPES / f"{name}.yaml", ["recipe.train_tasks=16", "recipe.val_tasks=4"])
-    parts = build_parts(loaded)
-    outcome, *sub_rewards = parts.rewards.functions
+    components = build_components(loaded)
+    outcome, *sub_rewards = components.rewards.functions
     assert (outcome.name, outcome.level) == ("answer_right", "outcome")
     assert {function.name: function.weight for function in sub_rewards} == weights
     assert [function.agent_match.pattern for function in sub_rewards] == ["planner", "executor", "verifier"]
     assert loaded.config.algorithm.outcome_to == outcome_to
-    assert {agent: spec.system for agent, spec in parts.agents.items()} == SYSTEM
-    assert parts.workflow is recipe("solve")
-    assert parts.stratum is recipe("candidate_kind")
-    assert (len(parts.train_tasks), len(parts.val_tasks)) == (16, 4)
-    assert {task.extra_info["plan"].count(";") for task in (*parts.train_tasks, *parts.val_tasks)} == {operations}
+    assert {agent: spec.system for agent, spec in components.agents.items()} == SYSTEM
+    assert components.workflow is recipe("solve")
+    assert components.stratum is recipe("candidate_kind")
+    assert (len(components.train_tasks), len(components.val_tasks)) == (16, 4)
+    assert {task.extra_info["plan"].count(";") for task in (*components.train_tasks, *components.val_tasks)} == {
+        operations
+    }
 
 
 # The warm-up

@@ -21,7 +21,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.errors import ConfigError, TooManyFailedScores
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 TOY = Path(__file__).parent / "recipes" / "toy.yaml"
 
@@ -53,8 +53,8 @@ def test_spearman_matches_scipy_on_repeated_rows(rows):
         assert math.isclose(spearman(a, b, times[None])[0], spearmanr(*repeated).statistic, abs_tol=1e-9)
 
 
-def a_play(id: str, task: str, good: float, outcome: float):
-    return play(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
+def a_trajectory(id: str, task: str, good: float, outcome: float):
+    return make_trajectory(id, [step("one", good, tokens=1), step("two", 1.0, tokens=1)], outcome=outcome, task=task)
 
 
 def added(good: float) -> Values:
@@ -68,8 +68,8 @@ def added(good: float) -> Values:
 def test_agreement_of_exact_and_shared_credit(seed):
     rng = np.random.default_rng(seed)
     good = rng.choice([0.0, 0.25, 0.75], size=24).tolist()
-    batch = batch_of(*(a_play(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
-    seen = Measured.of(batch, {f"p{i}": added(good[i]) for i in range(24)})
+    batch = batch_of(*(a_trajectory(f"p{i}", f"q{i // 4}", good[i], float(i % 2)) for i in range(24)))
+    seen = Measured.from_values(batch, {f"p{i}": added(good[i]) for i in range(24)})
     assert len(seen.shapley_X) == 48
     values = [value for one in good for value in (one - 0.5, 0.0)]
     assert seen.precision is not None
@@ -84,19 +84,19 @@ def test_agreement_of_exact_and_shared_credit(seed):
 
 @pytest.mark.parametrize("error", [[np.nan, np.nan], [0.1, np.nan]])
 def test_agreement_needs_known_errors_and_several_tasks(error: list[float]):
-    batch = batch_of(a_play("p", "q", 0.5, 1.0), a_play("o", "q", 0.0, 0.0))
+    batch = batch_of(a_trajectory("p", "q", 0.5, 1.0), a_trajectory("o", "q", 0.0, 0.0))
     columns = (np.array([0.5, 0.0]), np.array(error), np.array([0.5, 0.0]), np.array(error))
-    seen = Measured.of(batch, {"p": Values(*columns, 3, ("one", "two"))})
+    seen = Measured.from_values(batch, {"p": Values(*columns, 3, ("one", "two"))})
     assert seen.precision is None
     found = agreement("own", assign(batch, CreditOptions(propagation="none")), seen).credit
     assert (found.value, math.isnan(found.low), math.isnan(found.high)) == (-1.0, True, True)
 
 
 def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: Path):
-    done = audit(run, "--plays", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
+    done = audit(run, "--rollouts", 9, "--rule", "identical", "--rule", "propagation=none outcome_to=answer",
                  "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png")  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert "training step 2: 8 plays again; checkpoint 1 answers anew" in done.output
+    assert "training step 2: 8 trajectories again; checkpoint 1 answers anew" in done.output
     for words in ("in force", "identical", "propagation=none outcome_to=answer", "writer", "critic"):
         assert words in done.output
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
@@ -104,12 +104,14 @@ def test_audit_prints_a_row_per_rule_and_saves_its_values(run: Path, tmp_path: P
     assert kept == json.loads((tmp_path / "a.json").read_text())
     batch = Ledger.open(run).read(2).batch
     assert kept["values"].keys() == set(batch.trajectory_ids)
-    assert all(one["plays"] == 9 for one in kept["values"].values())  # two agents: three coalitions, three times each
+    assert all(
+        one["trajectories"] == 9 for one in kept["values"].values()
+    )  # two agents: three coalitions, three times each
     # The writer affects the outcome only through the critic, and both answer with random bytes.
     for id, outcome in zip(batch.trajectory_ids, batch.outcome.tolist(), strict=True):
         total = sum(kept["values"][id]["shapley"].values())
         assert -1e-9 <= outcome - total <= 1 + 1e-9  # the outcome of the baseline alone
-    again = audit(run, "--plays", 9, "--rule", "identical", "--json", tmp_path / "b.json")
+    again = audit(run, "--rollouts", 9, "--rule", "identical", "--json", tmp_path / "b.json")
     assert again.exit_code == 0
     assert json.loads((tmp_path / "b.json").read_text())["values"] == kept["values"]
 
@@ -136,7 +138,7 @@ def test_audit_sufficient_factor_makes_half_the_variance_real():
 
 
 def test_audit_of_noise_advises_against_comparing_rules(run: Path):
-    done = audit(run, "--plays", 9)
+    done = audit(run, "--rollouts", 9)
     words = " ".join(done.output.split())
     kept = json.loads((run / "audit/000002.json").read_text())
     values = [v for one in kept["values"].values() for v in one["shapley"].values() if v is not None]
@@ -148,13 +150,13 @@ def test_audit_of_noise_advises_against_comparing_rules(run: Path):
 
 def test_audit_with_other_models_prints_their_paths(run: Path):
     model = run / "checkpoints/global_step_2"
-    done = audit(run, "--training-step", 1, "--plays", 3, "--budget", 12, "--model", model, "--baseline", model)
+    done = audit(run, "--training-step", 1, "--rollouts", 3, "--budget", 12, "--model", model, "--baseline", model)
     assert done.exit_code == 0, done.output
-    assert "training step 1: 4 plays again" in done.output
+    assert "training step 1: 4 trajectories again" in done.output
     assert done.output.count(str(model)) == 2
     assert "measurement error" not in done.output  # with one rollout per coalition the error is unknown
     assert "noise" not in done.output
-    first = audit(run, "--training-step", 1, "--plays", 3)
+    first = audit(run, "--training-step", 1, "--rollouts", 3)
     assert "what training began with answers anew" in first.output
 
 
@@ -163,13 +165,13 @@ def test_audit_with_other_models_prints_their_paths(run: Path):
     [
         (["--rule", ""], "--rule: expected the name of a rule, or options of credit, got nothing"),
         (["--rule", "propagation=gae"], "got 'gae'"),
-        (["--plays", "2"], "expected at least 3 plays for 2 agents, got 2"),
-        (["--plays", "30", "--budget", "20"], "--budget: expected at least as many plays as --plays"),
+        (["--rollouts", "2"], "expected at least 3 trajectories for 2 agents, got 2"),
+        (["--rollouts", "30", "--budget", "20"], "--budget: expected at least as many trajectories as --rollouts"),
         (["--training-step", "7"], "expected a training step that is on record (1 to 2), got 7"),
         (["--rule", "treshold"], "shapley or identical or uniform, got 'treshold'"),
         (["--rule", "gama=1"], "did you mean 'gamma'?"),
         (["--model", "nowhere"], "nowhere"),
-        (["--rule", "shapley", "--budget", "30", "--plays", "9"], "expected Shapley values, found none"),
+        (["--rule", "shapley", "--budget", "30", "--rollouts", "9"], "expected Shapley values, found none"),
     ],
 )
 def test_audit_refuses_bad_input(run: Path, options: list[str], said: str):
@@ -193,7 +195,7 @@ def test_audit_checks_its_folder_before_rollouts(run: Path, tmp_path: Path):
     done = audit(tmp_path / "run")
     assert done.exit_code == 2
     assert "audit cannot be made: File exists" in done.output
-    assert "plays again" not in done.output
+    assert "trajectories again" not in done.output
 
 
 def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path):
@@ -204,9 +206,9 @@ def test_audit_of_a_verl_run_requires_a_model(run: Path, tmp_path: Path):
 
 
 def test_audit_of_a_shapley_run_measures_new_values(tmp_path: Path):
-    options = ("algorithm.propagation=shapley", "algorithm.counterfactual_plays=9", "algorithm.w_r=0")
+    options = ("algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=9", "algorithm.w_r=0")
     ledger = a_run(tmp_path / "run", *options, "trainer.save_freq=1")
-    done = audit(ledger.path, "--plays", 9, "--budget", 36, "--rule", "shapley")
+    done = audit(ledger.path, "--rollouts", 9, "--budget", 36, "--rule", "shapley")
     assert done.exit_code == 0, done.output
     kept = json.loads((ledger.path / "audit/000002.json").read_text())
     assert len(kept["values"]) == 4
@@ -228,16 +230,16 @@ def test_failing_counterfactual_rollouts_end_the_run(tmp_path: Path):
     (tmp_path / "toy.yaml").write_text(TOY.read_text().replace("toy.py:solve", "broken.py:solve"))
     (tmp_path / "toy.py").write_text(TOY.with_name("toy.py").read_text())
     (tmp_path / "broken.py").write_text(
-        "plays = 0\n"
+        "trajectories = 0\n"
         "async def solve(task, team):\n"
-        "    global plays\n"
-        "    plays += 1\n"
-        "    if plays > 8:\n"
+        "    global trajectories\n"
+        "    trajectories += 1\n"
+        "    if trajectories > 8:\n"
         "        raise OSError('the tool is gone')\n"
         "    return await team.critic(await team.writer(task.text))\n"
     )
-    options = ["algorithm.propagation=shapley", "algorithm.counterfactual_plays=3", "trainer.val_before_train=false"]
-    with pytest.raises(TooManyFailedScores, match=r"24 of 24 counterfactual plays failed.*the tool is gone"):
+    options = ["algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=3", "trainer.val_before_train=false"]
+    with pytest.raises(TooManyFailedScores, match=r"24 of 24 counterfactual rollouts failed.*the tool is gone"):
         train(
             load_recipe(tmp_path / "toy.yaml", [*options, f"trainer.default_local_dir={tmp_path / 'run'}"]), Reporter()
         )
@@ -245,28 +247,28 @@ def test_failing_counterfactual_rollouts_end_the_run(tmp_path: Path):
 
 
 def test_training_by_shapley_values_records_and_explains_them(tmp_path: Path):
-    ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
+    ledger = a_run(tmp_path / "one", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=6")
     metrics = ledger.metrics()
     for row in metrics:
-        assert row["rollout/counterfactual_plays"] == 8 * 6
+        assert row["rollout/counterfactual_rollouts"] == 8 * 6
         assert row["rollout/counterfactual_failed_frac"] == 0
         assert row["timing/counterfactual_s"] > 0
-    other = a_run(tmp_path / "two", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=6")
+    other = a_run(tmp_path / "two", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=6")
     for recorded, same in zip(ledger, other, strict=True):
         batch, made = recorded.batch, recorded.assignment
         assert made is not None
         assert same.assignment is not None
         np.testing.assert_array_equal(made.advantage_S, same.assignment.advantage_S)
         for n, info in enumerate(batch.trajectory_info):
-            assert info[KEY]["plays"] == 6
+            assert info[KEY]["trajectories"] == 6
             for s in np.flatnonzero(batch.trajectory_of_step == n):
                 assert made.shared_S[s] == info[KEY]["shapley"][batch.agent_names[batch.agent_of_step[s]]]
                 assert explain(made, int(s)).replay() == made.advantage_S[s]
     assert np.unique(np.concatenate([one.assignment.shared_S for one in ledger if one.assignment])).size > 2
 
 
-def test_too_few_counterfactual_plays_are_refused(tmp_path: Path):
+def test_too_few_counterfactual_rollouts_are_refused(tmp_path: Path):
     with pytest.raises(
-        ConfigError, match=r"counterfactual_plays: .*at least 3 plays for 2 agents \(writer, critic\), got 2"
+        ConfigError, match=r"counterfactual_rollouts: .*at least 3 trajectories for 2 agents \(writer, critic\), got 2"
     ):
-        a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_plays=2")
+        a_run(tmp_path / "run", "algorithm.propagation=shapley", "algorithm.counterfactual_rollouts=2")

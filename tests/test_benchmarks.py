@@ -132,7 +132,7 @@ def test_quick_runs_begin_in_an_empty_folder(tmp_path: Path) -> None:
 BODIES = {
     "return int(show([Figure('speed', 2.0, 1.0), Figure('size', 3.0)]))": (0, HOLDS),
     "return int(show([Figure('speed', 0.5, 1.0), Figure('size', 3.0)]))": (1, FALLS_SHORT),
-    "return int(show([Figure.of('speed', [], 1.0)]))": (1, FALLS_SHORT),
+    "return int(show([Figure.from_values('speed', [], 1.0)]))": (1, FALLS_SHORT),
     "return 1": (1, ERROR),
     "return int(show([Figure('speed', 2.0, 1.0)])) + 1": (1, ERROR),
     "show([Figure('speed', 0.5, 1.0)]); raise ValueError('broken')": (2, ERROR),

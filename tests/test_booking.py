@@ -9,7 +9,7 @@ import pytest
 from creditflow.config import load_recipe
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Play, Sampling, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Sampling, Scheduler, run_rollouts
 from tests.builders import Scripted
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -30,21 +30,21 @@ def wishes(prompt):
     return "hello" if not asked else "thanks" if asked[-1].startswith("book") else TRIP.get(asked[-1], "unknown")
 
 
-def played(desk, customer=wishes):
+def run_workflow(desk, customer=wishes):
     """The scored trajectory of a scripted desk and customer; each maps its prompt, one message per line, to a reply."""
     agents = {name: AgentSpec(policy=agent.policy) for name, agent in RECIPE.config.team.agents.items()}
     models = {
         policy: Scripted(lambda prompt, say=say: say(prompt).encode())
         for policy, say in (("desk", desk), ("people", customer))
     }
-    playing = play_all(
-        [Play(TASK, "u", "t", (0,))],
+    running = run_rollouts(
+        [Rollout(TASK, "u", "t", (0,))],
         of_recipe("solve"),
         agents,
         Scheduler(models),
         Sampling(max_tokens=200, max_prompt_tokens=10_000),
     )
-    (trajectory,) = asyncio.run(playing)
+    (trajectory,) = asyncio.run(running)
     functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(agents))
     asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
     return trajectory
@@ -68,7 +68,7 @@ def scores(trajectory, name):
 
 
 def test_desk_that_asks_everything_books_the_trip():
-    trajectory = played(asks(*TRIP))
+    trajectory = run_workflow(asks(*TRIP))
 
     assert trajectory.outcome.value == 1.0
     assert trajectory.answer == f"book {TASK.ground_truth}"
@@ -79,7 +79,7 @@ def test_desk_that_asks_everything_books_the_trip():
 
 
 def test_only_the_customer_reads_the_goal():
-    trajectory = played(asks(*TRIP))
+    trajectory = run_workflow(asks(*TRIP))
 
     assert [step.parents for step in trajectory.steps] == [tuple(range(k)) for k in range(23)]
     assert all(TASK.ground_truth not in step.prompt for step in trajectory.steps if step.agent == "desk")
@@ -89,20 +89,20 @@ def test_only_the_customer_reads_the_goal():
 
 @pytest.mark.parametrize(("known", "right"), [(9, 0.8), (8, 0.6), (5, 0.0), (0, 0.0)])
 def test_early_booking_scores_lower(known, right):
-    trajectory = played(asks(*list(TRIP)[:known]))
+    trajectory = run_workflow(asks(*list(TRIP)[:known]))
 
     assert scores(trajectory, "asked_or_booked") == [1.0] * known + [pytest.approx(right)]
     assert trajectory.outcome.value == 0.0
 
 
 def test_repeated_question_scores_zero():
-    trajectory = played(asks("day", "day", "hour", "day"))
+    trajectory = run_workflow(asks("day", "day", "hour", "day"))
 
     assert scores(trajectory, "asked_or_booked")[:4] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_dialogue_without_a_booking_ends():
-    trajectory = played(lambda prompt: "day")
+    trajectory = run_workflow(lambda prompt: "day")
 
     assert len(trajectory.steps) == 40
     assert scores(trajectory, "asked_or_booked") == [1.0] + [0.0] * 19
@@ -111,7 +111,7 @@ def test_dialogue_without_a_booking_ends():
 
 @pytest.mark.parametrize("said", ["", "book", "book day", "book " + "day friday " * 10, "hello", "🙂"])
 def test_other_messages_of_the_desk_score_zero(said):
-    trajectory = played(lambda prompt: said)
+    trajectory = run_workflow(lambda prompt: said)
 
     assert set(scores(trajectory, "asked_or_booked")) == {0.0}
     assert (trajectory.status, trajectory.outcome.value) == ("ok", 0.0)
@@ -121,7 +121,7 @@ def test_untruthful_customer_is_reported_without_credit():
     def fickle(prompt):
         return "sunday" if prompt.splitlines()[-1] == "day" else wishes(prompt)
 
-    trajectory = played(asks(*TRIP), fickle)
+    trajectory = run_workflow(asks(*TRIP), fickle)
 
     assert scores(trajectory, "truthful").count(0.0) == 1
     (weight,) = [one.weight for one in RECIPE.config.reward.functions if one.fn.endswith("truthful")]
@@ -134,7 +134,7 @@ def test_repeated_booking_scores_zero():
     def deaf(prompt):
         return "and then?" if prompt.splitlines()[-1].startswith("book") else wishes(prompt)
 
-    trajectory = played(asks(*TRIP), deaf)
+    trajectory = run_workflow(asks(*TRIP), deaf)
 
     assert scores(trajectory, "asked_or_booked") == [1.0] * 11 + [0.0] * 9
 
@@ -154,7 +154,7 @@ def test_warm_up_messages_match_the_dialogue():
     agents = {"desk": AgentSpec(policy="desk"), "customer": AgentSpec(policy="people")}
     models = {"desk": Hears("desk", asks("day", "hour", "seat")), "people": Hears("customer", wishes)}
     sampling = Sampling(max_tokens=200, max_prompt_tokens=10_000)
-    asyncio.run(play_all([Play(TASK, "u", "t", (0,))], of_recipe("solve"), agents, Scheduler(models), sampling))
+    asyncio.run(run_rollouts([Rollout(TASK, "u", "t", (0,))], of_recipe("solve"), agents, Scheduler(models), sampling))
 
     said, questions = of_recipe("_said"), ["day", "hour", "seat"]
     briefed = {"role": "user", "content": TASK.ground_truth}

@@ -16,7 +16,7 @@ from creditflow.cli import app
 from creditflow.credit import CreditOptions, assign
 from creditflow.ledger import RunFolder
 from creditflow.trajectory import Score, TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def observations(rows: list[tuple[float, bool, int]]) -> Observations:
@@ -82,10 +82,12 @@ def test_interval_is_over_tasks_and_not_over_steps() -> None:
 
 def a_batch() -> TrajectoryBatch:
     return batch_of(
-        play("a", [step("plan", {"f": 1.0, "g": 0.5}), step("do", 1.0)], outcome=1.0),
-        play("b", [step("plan", {"f": 0.0, "g": 0.5}), step("do", "failed")], outcome=0.0),
-        play("c", [step("plan", {"f": 0.0, "g": Score(0.5, weight=0.0)}), step("do", 0.0)], outcome=None),
-        play("d", [step("plan", {"f": 0.5, "g": Score(1.0, weight=0.0)}), step("do", 0.5)], outcome=0.0, task="q1"),
+        make_trajectory("a", [step("plan", {"f": 1.0, "g": 0.5}), step("do", 1.0)], outcome=1.0),
+        make_trajectory("b", [step("plan", {"f": 0.0, "g": 0.5}), step("do", "failed")], outcome=0.0),
+        make_trajectory("c", [step("plan", {"f": 0.0, "g": Score(0.5, weight=0.0)}), step("do", 0.0)], outcome=None),
+        make_trajectory(
+            "d", [step("plan", {"f": 0.5, "g": Score(1.0, weight=0.0)}), step("do", 0.5)], outcome=0.0, task="q1"
+        ),
     )
 
 
@@ -115,7 +117,7 @@ def test_calibrate_prints_a_row_per_agent_and_function(tmp_path: Path) -> None:
 
 def test_calibrate_refuses_a_run_without_scores(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
-    folder.write_steps(1, batch_of(play("a", [step("plan")], outcome=1.0)))
+    folder.write_steps(1, batch_of(make_trajectory("a", [step("plan")], outcome=1.0)))
     result = CliRunner().invoke(app, ["calibrate", str(tmp_path / "run")])
     assert result.exit_code == 2
-    assert "no scored step of a play with a scored outcome is on record" in result.stderr
+    assert "no scored step of a trajectory with a scored outcome is on record" in result.stderr

@@ -112,7 +112,7 @@ def test_null_model_and_folder_without_model_are_refused(here):
 def test_groups_of_one_are_refused_with_grpo(here):
     said = refused("train", TOY, "actor_rollout_ref.rollout.n=1")
 
-    assert said.startswith("actor_rollout_ref.rollout.n: 1 play of each task; grpo")
+    assert said.startswith("actor_rollout_ref.rollout.n: 1 rollout of each task; grpo")
     assert list(here.iterdir()) == []
 
 
@@ -209,7 +209,7 @@ def test_train_writes_a_run_and_prints_its_evaluation(here):
     result = creditflow("train", TOY, "trainer.default_local_dir=run")
 
     assert result.exit_code == 0, result.output
-    assert "pass@1 (mean over plays)" in result.stdout
+    assert "pass@1 (mean over trajectories)" in result.stdout
     assert "run folder: run" in result.stdout
     names = {str(path.relative_to(here / "run")) for path in (here / "run").rglob("*") if path.is_file()}
     assert {"run.json", "config.yaml", "metrics.jsonl", "evaluation.json"} <= names
@@ -322,7 +322,7 @@ def test_eval_prints_and_writes_metrics_of_a_checkpoint(here):
     )
 
     assert result.exit_code == 0, result.output
-    for words in ("pass@1 (mean over plays)", "pass@2", "pass@4", "pass@1, greedy", "mean sub-reward, writer"):
+    for words in ("pass@1 (mean over trajectories)", "pass@2", "pass@4", "pass@1, greedy", "mean sub-reward, writer"):
         assert words in result.stdout
     written = json.loads((here / "out" / "evaluation.json").read_text())
     trained = json.loads((here / "run" / "evaluation.json").read_text())
@@ -336,7 +336,8 @@ def test_eval_reports_one_greedy_rollout_per_task(here):
 
     assert result.exit_code == 0, result.output
     assert (
-        "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 play of each" in result.stdout
+        "toy, 6 tasks of data.train_files with split=val (data.val_files is not set), 1 rollout of each"
+        in result.stdout
     )
 
 
@@ -345,7 +346,7 @@ def test_check_prints_findings_first(here):
 
     assert (brief.exit_code, verbose.exit_code) == (0, 0), brief.output
     lines = [line.strip() for line in brief.stdout.splitlines()]
-    assert lines[1] == "agents, in 2 tasks x 4 plays"
+    assert lines[1] == "agents, in 2 tasks x 4 trajectories"
     assert any(line.startswith("writer") for line in lines)
     assert any(line.startswith("compute_decomposed_reward") for line in lines)
     assert "validation uses 6 tasks of data.train_files with split=val (data.val_files is not set)" in lines
@@ -400,7 +401,7 @@ def test_check_reports_failed_scores_and_exits_with_code_1(here):
 def test_check_warns_of_truncated_rollouts(here):
     result = creditflow("check", TOY)
 
-    assert "plays truncated; the first: writer was cut off at 4 tokens" in result.stdout
+    assert "trajectories truncated; the first: writer was cut off at 4 tokens" in result.stdout
 
 
 def test_gsm8k_becomes_verl_schema_parquet(here):

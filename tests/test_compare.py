@@ -28,7 +28,7 @@ from creditflow.config import load_recipe
 from creditflow.errors import ConfigError, DataError
 from creditflow.monitor import Evaluation
 from creditflow.progress import Reporter
-from creditflow.report.bootstrap import Counts, paired_difference
+from creditflow.report.bootstrap import PassCounts, paired_difference
 from creditflow.report.comparison import ArmResult, RunResult, differences, spread, summary
 from creditflow.report.comparison_plot import draw_comparison
 from creditflow.report.tables import (
@@ -39,7 +39,7 @@ from creditflow.report.tables import (
     results_console,
     show,
 )
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 TOY = Path(__file__).parent / "recipes" / "toy.yaml"
 
@@ -176,7 +176,7 @@ def simulated(rng, runs, tasks, right):
 
 def counts(arm):
     array = np.array(arm, dtype=np.float64)
-    return Counts(array[..., 0], array[..., 1])
+    return PassCounts(array[..., 0], array[..., 1])
 
 
 @pytest.mark.parametrize("runs", [1, 3])
@@ -228,7 +228,7 @@ def test_arm_does_not_differ_from_itself():
 
 
 def test_difference_is_nan_without_counts():
-    nothing = Counts(np.zeros((2, 3)), np.zeros((2, 3)))
+    nothing = PassCounts(np.zeros((2, 3)), np.zeros((2, 3)))
 
     found = paired_difference(nothing, nothing)
 
@@ -237,22 +237,25 @@ def test_difference_is_nan_without_counts():
 
 def test_arms_of_different_shape_do_not_pair():
     with pytest.raises(ValueError, match="expected as many runs and tasks in both"):
-        paired_difference(Counts(np.ones((2, 3)), np.ones((2, 3))), Counts(np.ones((1, 3)), np.ones((1, 3))))
+        paired_difference(PassCounts(np.ones((2, 3)), np.ones((2, 3))), PassCounts(np.ones((1, 3)), np.ones((1, 3))))
 
 
 # Results of a comparison
 
 
 def test_evaluation_keeps_results_by_task():
-    plays = [
-        play("a0", [step("x", 1.0), step("y", 0.5)], outcome=1.0, task="a"),
-        play("a1", [step("x", 1.0), step("y", 1.0)], outcome=0.0, task="a"),
-        play("b0", [step("x", 0.0)], outcome=1.0, task="b"),
-        play("b1", [step("x", "failed")], outcome=1.0, task="b"),
+    trajectories = [
+        make_trajectory("a0", [step("x", 1.0), step("y", 0.5)], outcome=1.0, task="a"),
+        make_trajectory("a1", [step("x", 1.0), step("y", 1.0)], outcome=0.0, task="a"),
+        make_trajectory("b0", [step("x", 0.0)], outcome=1.0, task="b"),
+        make_trajectory("b1", [step("x", "failed")], outcome=1.0, task="b"),
     ]
-    greedy = [play("a", [step("x", 1.0)], outcome=1.0, task="a"), play("b", [step("x")], outcome=0.0, task="b")]
+    greedy = [
+        make_trajectory("a", [step("x", 1.0)], outcome=1.0, task="a"),
+        make_trajectory("b", [step("x")], outcome=0.0, task="b"),
+    ]
 
-    found = Evaluation.of(batch_of(*plays), batch_of(*greedy), n=2)
+    found = Evaluation.from_batches(batch_of(*trajectories), batch_of(*greedy), n=2)
 
     assert found.sampled == [0.5, 1.0]
     assert found.greedy == [1.0, 0.0]
@@ -367,7 +370,7 @@ def test_evaluation_table_starts_with_pass_rates(capsys):
 
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [row for row in rows if " 0." in row] == [
-        "pass@1 (mean over plays) 0.500",
+        "pass@1 (mean over trajectories) 0.500",
         "pass@2 0.750",
         "pass@1, greedy 0.125",
         "step error rate 0.250",

@@ -6,12 +6,12 @@ import pytest
 
 from creditflow.config import load_recipe, with_effect
 from creditflow.errors import ConfigError
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 MINIMAL = """
 data: {train_files: tasks.jsonl}
-team: {workflow: "play.py:solve", agents: {solver: {}}}
+team: {workflow: "team.py:solve", agents: {solver: {}}}
 """
 
 
@@ -167,7 +167,7 @@ def test_unknown_section_names_the_nearest(recipe):
         ("trainer.critic_warmup=3", "trainer.critic_warmup: 3, but algorithm.adv_estimator: grpo has no critic"),
         ("policies={default: {optim: {rl: 1}}}", "unknown key 'policies.default.optim.rl'"),
         ("policies={default: {optim: {lr: fast}}}", "policies.default.optim: "),
-        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 play of each task; grpo"),
+        ("actor_rollout_ref.rollout.n=1", "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=64", "ppo_mini_batch_size: expected at most .*16 tasks, got 64"),
         ("algorithm.propagation=thresh", "algorithm.propagation: expected .*threshold.*, got 'thresh'"),
         ("algorithm.gamma=1.5", "algorithm.gamma"),
@@ -216,9 +216,9 @@ def test_every_shipped_recipe_loads():
 
 
 def test_sparse_recipe_rewards_the_executor_alone():
-    parts = build_parts(load_recipe(RECIPES / "arithmetic_chain_sparse.yaml", ["recipe.train_tasks=16"]))
+    components = build_components(load_recipe(RECIPES / "arithmetic_chain_sparse.yaml", ["recipe.train_tasks=16"]))
 
-    paid = {f.name: f.weight for f in parts.rewards.functions if f.level == "step"}
+    paid = {f.name: f.weight for f in components.rewards.functions if f.level == "step"}
     assert paid == {"plan_right": 0, "digits_right": 1, "verdict_right": 0}
 
 
@@ -352,7 +352,7 @@ def test_comparison_drops_options_that_an_arm_ignores(recipe):
         ("actor_rollout_ref.actor.optim.lr_scheduler_type=cosin", "cosine"),
         ("actor_rollout_ref.rollout.multi_turn.format=hermse", "hermes"),
         ("actor_rollout_ref.model.target_modules=all_linear", "all-linear"),
-        ("critic.sees=plays", "play"),
+        ("critic.context=trajectories", "trajectory"),
         ("reward.backend=proces", "process"),
         ("reward.decomp_granularity=token-level", "token_level"),
         ("trainer.device=cude", "cuda"),

@@ -19,7 +19,7 @@ from creditflow.loading import load_object
 from creditflow.monitor.evaluation import Evaluation
 from creditflow.progress import Reporter
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, TrajectoryBatch
 from tests.builders import Scripted
@@ -60,10 +60,10 @@ def test_dapo_32b_has_dapo_credit_and_grpo_advantages():
     counter = iter(said.values())
     model = Scripted(lambda prompt: b"".join(next(counter)))
     functions = load_reward_functions(recipe.config.reward.functions, RECIPES, ["solver"])
-    plays = [Play(QUESTION, "u", f"u-{n}", (n,)) for n in range(4)]
+    rollouts = [Rollout(QUESTION, "u", f"u-{n}", (n,)) for n in range(4)]
     sampling = Sampling(max_tokens=20480, max_prompt_tokens=2048)
     trajectories = asyncio.run(
-        play_all(plays, of_recipe("solve"), {"solver": AgentSpec()}, Scheduler({"default": model}, 1), sampling)
+        run_rollouts(rollouts, of_recipe("solve"), {"solver": AgentSpec()}, Scheduler({"default": model}, 1), sampling)
     )
     asyncio.run(RewardManager(functions, 0.0).score(trajectories))
     assignment = assign(TrajectoryBatch.from_trajectories(trajectories), recipe.config.algorithm)

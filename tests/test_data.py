@@ -18,7 +18,7 @@ ROW = {
 }
 
 
-def of(message: dict) -> dict:
+def row_of(message: dict) -> dict:
     """A row with another prompt."""
     return {**ROW, "prompt": [message]}
 
@@ -146,11 +146,11 @@ def test_task_function_gets_split_and_recipe(tmp_path):
         ({**ROW, "prompt": "How many?"}, r"t.jsonl:2: prompt: expected a list of messages"),
         ({**ROW, "prompt": []}, r"t.jsonl:2: prompt: expected"),
         ({**ROW, "prompt": [{"role": "user"}]}, r"t.jsonl:2: prompt\[0\]: expected a message"),
-        (of({"role": "human", "content": "x"}), r"t.jsonl:2: prompt\[0\].role: expected 'user', got 'human'"),
-        (of({"role": "user", "content": None}), r"t.jsonl:2: prompt\[0\].content: expected a text .* got 'None'"),
-        (of({"role": "user", "content": "\ud83d"}), r"t.jsonl:2: prompt\[0\].content: expected what JSON can say"),
+        (row_of({"role": "human", "content": "x"}), r"t.jsonl:2: prompt\[0\].role: expected 'user', got 'human'"),
+        (row_of({"role": "user", "content": None}), r"t.jsonl:2: prompt\[0\].content: expected a text .* got 'None'"),
+        (row_of({"role": "user", "content": "\ud83d"}), r"t.jsonl:2: prompt\[0\].content: expected what JSON can say"),
         (
-            of({"role": "user", "content": [{"type": "image", "image": "x"}]}),
+            row_of({"role": "user", "content": [{"type": "image", "image": "x"}]}),
             r"t.jsonl:2: prompt\[0\].content: expected parts {type: text, text}, got .*image",
         ),
         ({**ROW, "reward_model": {"style": "rule"}}, r"t.jsonl:2: reward_model: expected an object with ground_truth"),

@@ -17,13 +17,13 @@ from creditflow import environments
 from creditflow.cli import app
 from creditflow.environments import Returns, StepReward
 from creditflow.errors import AgentError, ConfigError
-from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task
 from tests.builders import Letters
 
 
-class Plays(Letters):
+class RolloutRecords(Letters):
     """Answers by a function of the prompt; a token is a character."""
 
     version, max_positions = 0, 100_000
@@ -37,21 +37,21 @@ class Plays(Letters):
         return [Generation(i, (-1.0,) * len(i), "stop") for i in ids]
 
 
-def scripted(*answers: str) -> Plays:
+def scripted(*answers: str) -> RolloutRecords:
     left = list(answers)
-    return Plays(lambda prompt: left.pop(0))
+    return RolloutRecords(lambda prompt: left.pop(0))
 
 
 def first_legal(prompt: str) -> str:
     return "I take " + re.findall(r"Legal actions: (\d+)", prompt)[0]
 
 
-def played(workflow, client, seats=("player_1", "player_2"), n=1, **extra):
+def run_workflow(workflow, client, seats=("player_1", "player_2"), n=1, **extra):
     agents = {seat: AgentSpec() for seat in seats}
-    task = Task("game", ({"role": "user", "content": "play"},), None, extra)
-    plays = [Play(task, "u", f"0-1-0-{k}", (k,)) for k in range(n)]
+    task = Task("game", ({"role": "user", "content": "trajectory"},), None, extra)
+    rollouts = [Rollout(task, "u", f"0-1-0-{k}", (k,)) for k in range(n)]
     sampling = Sampling(max_tokens=100, max_prompt_tokens=50_000)
-    made = asyncio.run(play_all(plays, workflow, agents, Scheduler({"default": client}), sampling))
+    made = asyncio.run(run_rollouts(rollouts, workflow, agents, Scheduler({"default": client}), sampling))
     return made[0] if n == 1 else made
 
 
@@ -61,7 +61,7 @@ def tictactoe(task):
 
 def test_turn_based_game_rewards_the_last_actions():
     # The first player takes the cells 0, 1, 2, one column.
-    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     assert [(s.agent, s.info["action"], s.parents) for s in made.steps] == [
         ("player_1", 0, ()),
         ("player_2", 3, ()),
@@ -77,13 +77,13 @@ def test_turn_based_game_rewards_the_last_actions():
     assert [score(step, made) for step in made.steps] == [0, 0, 0, -1, 1]
     assert Returns(-1, 1)(made) == 0
     assert Returns(-1, 1, "player_1")(made) == 1
-    with pytest.raises(ValueError, match="no seat 'player_3' in this play; there is player_1, player_2"):
+    with pytest.raises(ValueError, match="no seat 'player_3' in this trajectory; there is player_1, player_2"):
         Returns(-1, 1, "player_3")(made)
 
 
 def test_prompt_has_observation_and_legal_actions():
-    client = Plays(first_legal)
-    played(environments.aec(tictactoe), client)
+    client = RolloutRecords(first_legal)
+    run_workflow(environments.aec(tictactoe), client)
     assert "Legal actions: 0, 1, 2, 3, 4, 5, 6, 7, 8. Answer with one of them." in client.prompts[0]
     assert "Legal actions: 1, 2, 3, 4, 5, 6, 7, 8." in client.prompts[1]
     assert "action_mask" not in client.prompts[1]
@@ -97,8 +97,8 @@ def test_seats_may_share_an_agent_and_a_custom_prompt():
     workflow = environments.aec(
         lambda task: connect_four_v3.env(), agents={"player_0": "a", "player_1": "a"}, show=show, max_turns=4
     )
-    client = Plays(lambda prompt: "3")
-    made = played(workflow, client, seats=["a"])
+    client = RolloutRecords(lambda prompt: "3")
+    made = run_workflow(workflow, client, seats=["a"])
     assert client.prompts == ["player_0 0 7", "player_1 0 7", "player_0 1 7", "player_1 1 7"]
     assert [s.agent for s in made.steps] == ["a"] * 4
 
@@ -106,7 +106,7 @@ def test_seats_may_share_an_agent_and_a_custom_prompt():
 @pytest.mark.parametrize(("said", "why"), [("no idea", "no number"), ("9", "not legal"), ("0", "not legal")])
 def test_illegal_action_ends_the_rollout_with_an_agent_error(said, why):
     seats = {"player_1": "cross", "player_2": "nought"}
-    made = played(environments.aec(tictactoe, agents=seats), scripted("0", said), seats=seats.values())
+    made = run_workflow(environments.aec(tictactoe, agents=seats), scripted("0", said), seats=seats.values())
     assert made.status == "ok"
     assert made.info["agent_error"].startswith("seat player_2, agent nought, turn 0: ")
     assert why in made.info["agent_error"]
@@ -116,7 +116,7 @@ def test_illegal_action_ends_the_rollout_with_an_agent_error(said, why):
 
 def test_illegal_random_draws_the_same_legal_actions_each_run():
     workflow = environments.aec(tictactoe, illegal="random")
-    games = [played(workflow, Plays(lambda prompt: "none")) for _ in range(2)]
+    games = [run_workflow(workflow, RolloutRecords(lambda prompt: "none")) for _ in range(2)]
     for made in games:
         assert sum(json.loads(made.answer).values()) == 0
         assert all("illegal" in step.info for step in made.steps)
@@ -127,7 +127,7 @@ def test_illegal_random_draws_the_same_legal_actions_each_run():
 
 @pytest.mark.parametrize("illegal", ["error", "random"])
 def test_mistake_in_read_fails_the_trajectory(illegal):
-    made = played(environments.aec(tictactoe, read=lambda text, view: {}[text], illegal=illegal), scripted("up"))
+    made = run_workflow(environments.aec(tictactoe, read=lambda text, view: {}[text], illegal=illegal), scripted("up"))
     assert made.status == "failed"
     assert made.info["error"].startswith("RuntimeError: read raised KeyError: 'up'; expected an action, or ValueError")
     assert "illegal" not in made.steps[0].info
@@ -138,17 +138,19 @@ def no_action(text, view):
 
 
 def test_read_may_raise_agent_error_for_an_illegal_action():
-    ended = played(environments.aec(tictactoe, read=no_action), scripted("up"))
+    ended = run_workflow(environments.aec(tictactoe, read=no_action), scripted("up"))
     assert ended.info["agent_error"] == "seat player_1, agent player_1, turn 0: no action in it"
-    made = played(environments.aec(tictactoe, read=no_action, illegal="random", max_turns=2), scripted("up", "up"))
+    made = run_workflow(
+        environments.aec(tictactoe, read=no_action, illegal="random", max_turns=2), scripted("up", "up")
+    )
     assert [step.info["illegal"] for step in made.steps] == ["no action in it"] * 2
 
 
 def test_show_returns_a_text_or_messages():
     shown = environments.aec(tictactoe, show=lambda view: [{"role": "user", "content": "hello"}], max_turns=1)
-    assert played(shown, scripted("0")).steps[0].prompt == "hello"
+    assert run_workflow(shown, scripted("0")).steps[0].prompt == "hello"
     with pytest.raises(ConfigError, match=r"show: expected a text or a list of chat messages, got 5 \(int\)"):
-        played(environments.aec(tictactoe, show=lambda view: 5), scripted())
+        run_workflow(environments.aec(tictactoe, show=lambda view: 5), scripted())
 
 
 @pytest.mark.parametrize(
@@ -156,19 +158,19 @@ def test_show_returns_a_text_or_messages():
     [(StepReward(0, 0.5), r"in \[0, 0.5\], got 1; the arguments low and high"), (StepReward(0, 0.5), "got -1; ")],
 )
 def test_reward_outside_its_range_raises(score, message):
-    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     with pytest.raises(ValueError, match=message):
         score(made.steps[3 if "-1" in message else 4], made)
 
 
 def test_return_outside_its_range_raises():
-    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     with pytest.raises(ValueError, match=r"expected a value in \[0, 1\], got -1; the arguments low and high"):
         Returns(seat="player_2")(made)
 
 
 def test_rounding_beyond_the_range_is_clipped():
-    made = played(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "3", "1", "4", "2"))
     made.steps[0].info["reward"] = float(np.float32(0.1))
     made.answer = json.dumps({"a": 0.1 + 0.2})
     assert StepReward(0, 0.1)(made.steps[0], made) == 0.1
@@ -176,7 +178,7 @@ def test_rounding_beyond_the_range_is_clipped():
 
 
 def test_step_without_reward_scores_zero_clipped_to_the_range():
-    made = played(environments.aec(tictactoe), scripted("0", "9"))
+    made = run_workflow(environments.aec(tictactoe), scripted("0", "9"))
     assert "reward" not in made.steps[1].info
     assert [StepReward(*allowed)(made.steps[1], made) for allowed in [(-1, 1), (1, 2), (-2, -1)]] == [0, 1, -1]
 
@@ -296,7 +298,7 @@ def pays(action, k):
 @pytest.mark.parametrize("seats", [1, 2, 3])
 def test_cut_short_rollout_pays_each_seat_once(seats, max_turns):
     workflow = environments.aec(lambda task: OrderEnforcingWrapper(Paying(seats)), max_turns=max_turns)
-    made = played(workflow, Plays(first_legal), seats=[f"seat_{k}" for k in range(seats)])
+    made = run_workflow(workflow, RolloutRecords(first_legal), seats=[f"seat_{k}" for k in range(seats)])
     assert len(made.steps) == max_turns
     earned = {f"seat_{k}": sum(pays(action, k) for action in range(max_turns)) for k in range(seats)}
     assert json.loads(made.answer) == earned
@@ -307,8 +309,8 @@ def test_cut_short_rollout_pays_each_seat_once(seats, max_turns):
 
 @pytest.mark.parametrize(("length", "status"), [(4, "ok"), (5, "ok"), (6, "truncated")])
 def test_game_that_ends_on_its_last_turn_is_not_truncated(length, status):
-    made = played(
-        environments.aec(lambda task: Paying(2, length), max_turns=5), Plays(first_legal), ("seat_0", "seat_1")
+    made = run_workflow(
+        environments.aec(lambda task: Paying(2, length), max_turns=5), RolloutRecords(first_legal), ("seat_0", "seat_1")
     )
     assert made.status == status
     assert json.loads(made.answer) == {f"seat_{k}": sum(pays(a, k) for a in range(min(length, 5))) for k in range(2)}
@@ -322,7 +324,9 @@ class NeverOver(Paying):
 
 
 def test_environment_that_keeps_ended_seats_fails():
-    made = played(environments.aec(lambda task: NeverOver(2, 3)), Plays(first_legal), ("seat_0", "seat_1"))
+    made = run_workflow(
+        environments.aec(lambda task: NeverOver(2, 3)), RolloutRecords(first_legal), ("seat_0", "seat_1")
+    )
     assert made.status == "failed"
     assert "seat_0 has ended, and is not taken from the environment's agents" in made.info["error"]
 
@@ -334,8 +338,8 @@ def test_parallel_seats_act_together_and_are_paid_each_round():
         tables.append(Together())
         return tables[-1]
 
-    client = Plays(lambda prompt: "4" if "7" in prompt else "1" if "left" in prompt.split()[0] else "0")
-    made = played(environments.parallel(make), client, seats=["left", "right"], seed=7)
+    client = RolloutRecords(lambda prompt: "4" if "7" in prompt else "1" if "left" in prompt.split()[0] else "0")
+    made = run_workflow(environments.parallel(make), client, seats=["left", "right"], seed=7)
     assert [(s.agent, s.turn, s.parents, s.info["reward"]) for s in made.steps] == [
         ("left", 0, (), 1.0),
         ("right", 0, (), 1.0),
@@ -352,7 +356,7 @@ def test_parallel_seats_act_together_and_are_paid_each_round():
 def test_cut_short_round_does_not_repeat_rewards():
     # The converted environment keeps the rewards of a round until the next round is over.
     workflow = environments.aec(lambda task: parallel_to_aec(Together()), max_turns=3)
-    made = played(workflow, Plays(lambda prompt: "1"), seats=["left", "right"], seed=7)
+    made = run_workflow(workflow, RolloutRecords(lambda prompt: "1"), seats=["left", "right"], seed=7)
     assert json.loads(made.answer) == {"left": 1.0, "right": 1.0}
     assert [(s.agent, s.info.get("reward")) for s in made.steps] == [("left", 1.0), ("right", 1.0), ("left", 0.0)]
 
@@ -381,14 +385,16 @@ THROWN, TOLD = {"player_0": "player", "player_1": "player"}, "cut short after ma
     ],
 )
 def test_cut_short_rollout_is_truncated_and_answered(workflow, seats, answer, status, why):
-    made = played(workflow, Plays(lambda prompt: answer), seats=seats, seed=0)
+    made = run_workflow(workflow, RolloutRecords(lambda prompt: answer), seats=seats, seed=0)
     assert made.status == status
     assert json.loads(made.answer)
     assert why in made.info["truncated"] if why else "truncated" not in made.info
 
 
 def test_termination_at_the_limit_is_not_truncation():
-    made = played(environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0)  # drowns on its last turn
+    made = run_workflow(
+        environments.gymnasium(lake), scripted("1", "2"), seats=["agent"], seed=0
+    )  # drowns on its last turn
     assert made.status == "ok"
 
 
@@ -406,8 +412,8 @@ class Numbered(gymnasium.Env):
 
 @pytest.mark.parametrize(("said", "earned"), [("1", 1.0), ("3", 3.0), ("2", None), ("0", None)])
 def test_mask_follows_the_action_spaces_start(said, earned):
-    client = Plays(lambda prompt: said)
-    made = played(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
+    client = RolloutRecords(lambda prompt: said)
+    made = run_workflow(environments.gymnasium(lambda task: Numbered()), client, seats=["agent"])
     assert "Legal actions: 1, 3. Answer" in client.prompts[0]
     assert made.answer == (None if earned is None else json.dumps({"agent": earned}))
 
@@ -417,11 +423,11 @@ def test_gymnasium_agent_crosses_the_frozen_lake():
         return gymnasium.make("FrozenLake-v1", is_slippery=False)
 
     right_way = scripted("1", "1", "2", "2", "1", "2")
-    made = played(environments.gymnasium(make), right_way, seats=["agent"], seed=0)
+    made = run_workflow(environments.gymnasium(make), right_way, seats=["agent"], seed=0)
     assert json.loads(made.answer) == {"agent": 1.0}
     assert [s.info["reward"] for s in made.steps] == [0, 0, 0, 0, 0, 1]
     assert [s.parents for s in made.steps] == [(), (0,), (1,), (2,), (3,), (4,)]
-    drowned = played(environments.gymnasium(make, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
+    drowned = run_workflow(environments.gymnasium(make, "walker"), scripted("1", "2"), seats=["walker"], seed=0)
     assert json.loads(drowned.answer) == {"walker": 0.0}
 
 
@@ -430,7 +436,7 @@ def test_parallel_seats_of_one_agent_act_together():
         return rps_v2.parallel_env(num_actions=3, max_cycles=2)
 
     seats = {"player_0": "player", "player_1": "player"}
-    made = played(environments.parallel(make, agents=seats), scripted("0", "1", "2", "2"), seats=["player"])
+    made = run_workflow(environments.parallel(make, agents=seats), scripted("0", "1", "2", "2"), seats=["player"])
     assert json.loads(made.answer) == {"player_0": -1.0, "player_1": 1.0}  # paper beats rock; then a draw
     assert [(s.agent, s.turn, s.parents) for s in made.steps] == [
         ("player", 0, ()),
@@ -441,8 +447,8 @@ def test_parallel_seats_of_one_agent_act_together():
 
 
 def test_concurrent_games_are_independent():
-    client = Plays(first_legal)
-    games = played(environments.aec(tictactoe), client, n=20)
+    client = RolloutRecords(first_legal)
+    games = run_workflow(environments.aec(tictactoe), client, n=20)
     assert {made.answer for made in games} == {games[0].answer}
     assert len({len(made.steps) for made in games}) == 1
 
@@ -453,7 +459,7 @@ def test_invalid_arguments_are_refused():
     with pytest.raises(ConfigError, match="max_turns: expected a whole number, 1 or more"):
         environments.parallel(tictactoe, max_turns=0)
     with pytest.raises(ConfigError, match="the environment has no seat 'x'; there is player_1, player_2"):
-        played(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
+        run_workflow(environments.aec(tictactoe, agents={"x": "player_1"}), scripted())
     with pytest.raises(ValueError, match="expected low < high"):
         StepReward(1, 1)
 
@@ -469,7 +475,7 @@ def test_max_turns_must_be_a_whole_number(max_turns):
     [
         (
             lambda: environments.gymnasium(lake(None)),
-            "make: expected a function, got .*anew for each play: `lambda task",
+            "make: expected a function, got .*created for each rollout: `lambda task",
         ),
         (lambda: environments.gymnasium("FrozenLake-v1"), r"make: expected a function, got 'FrozenLake-v1' \(str\)"),
         (lambda: environments.gymnasium(lake, 5), r"gymnasium: agent: expected an agent's name, got 5 \(int\)"),
@@ -505,10 +511,10 @@ def test_invalid_arguments_are_refused_when_the_workflow_is_made(make, message):
 )
 def test_wrong_kind_of_environment_names_the_right_function(workflow, message):
     with pytest.raises(ConfigError, match=message):
-        played(workflow, scripted())
+        run_workflow(workflow, scripted())
 
 
 def test_gymnasium_works_without_pettingzoo(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo.utils.env", None)  # importing it raises ModuleNotFoundError
-    made = played(environments.gymnasium(lake, max_turns=1), scripted("1"), seats=["agent"])
+    made = run_workflow(environments.gymnasium(lake, max_turns=1), scripted("1"), seats=["agent"])
     assert made.status == "truncated"

@@ -12,7 +12,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger
 from creditflow.loading import load_object
 from creditflow.progress import Reporter
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from tests.rollout.test_server import Answers, Templated, task_of
 
@@ -21,9 +21,9 @@ FRAMEWORKS = ("openai", "langgraph", "openai_agents", "autogen", "subprocess")
 AGENTS = {"writer": AgentSpec(), "editor": AgentSpec()}
 
 
-def played(workflow, model, agents=AGENTS, n=1):
-    plays = [Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(n)]
-    return asyncio.run(play_all(plays, workflow, agents, Scheduler({"default": model}), Sampling()))
+def run_workflow(workflow, model, agents=AGENTS, n=1):
+    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(n)]
+    return asyncio.run(run_rollouts(rollouts, workflow, agents, Scheduler({"default": model}), Sampling()))
 
 
 def reversed_last_line(prompt: str) -> str:
@@ -33,24 +33,24 @@ def reversed_last_line(prompt: str) -> str:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_framework_call_becomes_a_step_of_its_agent(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
-    made = played(solve, Answers(reversed_last_line), n=3)
-    for k, play in enumerate(made):
-        assert play.status == "ok", play.info
-        assert [step.agent for step in play.steps] == ["writer", "editor"]
-        assert [step.parents for step in play.steps] == [(), (0,)]
-        assert [step.response for step in play.steps] == [f"{k} ksat!", f"!task {k}!"]
-        assert f"task {k}" in play.steps[0].prompt
-        assert f"{k} ksat!" in play.steps[1].prompt
-        assert play.answer == f"!task {k}!"
-        assert all(step.response_mask == (1,) * len(step.response_ids) for step in play.steps)
+    made = run_workflow(solve, Answers(reversed_last_line), n=3)
+    for k, rollout in enumerate(made):
+        assert rollout.status == "ok", rollout.info
+        assert [step.agent for step in rollout.steps] == ["writer", "editor"]
+        assert [step.parents for step in rollout.steps] == [(), (0,)]
+        assert [step.response for step in rollout.steps] == [f"{k} ksat!", f"!task {k}!"]
+        assert f"task {k}" in rollout.steps[0].prompt
+        assert f"{k} ksat!" in rollout.steps[1].prompt
+        assert rollout.answer == f"!task {k}!"
+        assert all(step.response_mask == (1,) * len(step.response_ids) for step in rollout.steps)
 
 
 @pytest.mark.parametrize("framework", ["openai", "langgraph", "openai_agents", "autogen"])
 def test_framework_sends_its_own_system_prompts(framework):
     solve = load_object(f"with_{framework}.py:solve", FOLDER, "workflow")
-    (play,) = played(solve, Answers(reversed_last_line))
-    assert play.steps[0].prompt == "You write one line.\ntask 0"
-    assert play.steps[1].prompt.startswith("You make a line better.\n")
+    (rollout,) = run_workflow(solve, Answers(reversed_last_line))
+    assert rollout.steps[0].prompt == "You write one line.\ntask 0"
+    assert rollout.steps[1].prompt.startswith("You make a line better.\n")
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -58,21 +58,21 @@ def test_recipe_trains_a_framework_team(framework, tmp_path):
     settings = [f"team.workflow=with_{framework}.py:solve", f"trainer.default_local_dir={tmp_path}/run"]
     settings += ["trainer.total_training_steps=1", "data.val_max_samples=2", "actor_rollout_ref.rollout.n=2"]
     done = train(load_recipe(FOLDER / "recipe.yaml", settings), Reporter())
-    plays = Ledger.open(done.path).read(1).batch.to_trajectories()
-    assert len(plays) == 8
-    assert {step.agent for play in plays for step in play.steps} == {"writer", "editor"}
-    assert all(step.policy_version == 0 and step.response_ids for play in plays for step in play.steps)
+    rollouts = Ledger.open(done.path).read(1).batch.to_trajectories()
+    assert len(rollouts) == 8
+    assert {step.agent for rollout in rollouts for step in rollout.steps} == {"writer", "editor"}
+    assert all(step.policy_version == 0 and step.response_ids for rollout in rollouts for step in rollout.steps)
 
 
 def test_own_server_records_the_steps_of_each_rollout():
     main = load_object("own_server.py:main", FOLDER.parent, "example")
-    plays = asyncio.run(main(tiny_byte_model()))
-    assert [play.id for play in plays] == [f"play {k}" for k in range(4)]
-    for play in plays:
-        assert [(step.agent, step.turn) for step in play.steps] == [("writer", 0), ("editor", 0)]
-        assert play.steps[1].parents == (0,)
-        assert play.uid in play.steps[0].prompt
-        assert all(0 < len(step.response_ids) <= 16 for step in play.steps)
+    rollouts = asyncio.run(main(tiny_byte_model()))
+    assert [rollout.id for rollout in rollouts] == [f"trajectory {k}" for k in range(4)]
+    for rollout in rollouts:
+        assert [(step.agent, step.turn) for step in rollout.steps] == [("writer", 0), ("editor", 0)]
+        assert rollout.steps[1].parents == (0,)
+        assert rollout.uid in rollout.steps[0].prompt
+        assert all(0 < len(step.response_ids) <= 16 for step in rollout.steps)
 
 
 CALL = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
@@ -148,9 +148,9 @@ def double(number: int) -> str:
 
 @pytest.mark.parametrize("workflow", [with_langgraph, with_openai_agents, with_streaming_openai_agents, with_autogen])
 def test_framework_tools_run_between_steps(workflow):
-    (play,) = played(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
-    assert play.status == "ok", play.info
-    assert [step.response for step in play.steps] == [CALL, play.answer]
-    assert '"name": "double"' in play.steps[0].prompt
-    assert "it was 42" in play.steps[1].prompt
-    assert "it was 42" not in play.steps[0].prompt
+    (rollout,) = run_workflow(workflow, Templated(calls_then_answers), {"solver": AgentSpec()})
+    assert rollout.status == "ok", rollout.info
+    assert [step.response for step in rollout.steps] == [CALL, rollout.answer]
+    assert '"name": "double"' in rollout.steps[0].prompt
+    assert "it was 42" in rollout.steps[1].prompt
+    assert "it was 42" not in rollout.steps[0].prompt

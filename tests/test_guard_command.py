@@ -27,7 +27,7 @@ def test_each_scenario_is_replayed_with_its_events(scenario, rule) -> None:
 
 def test_metrics_file_is_replayed(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
-    rows = [{"reward/error_rate": 0.3, "reward/judged_plays": 1000}] * 5
+    rows = [{"reward/error_rate": 0.3, "reward/judged_trajectories": 1000}] * 5
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = call("--scenario", str(file))
     assert "credit is the shared global reward" in result.output
@@ -36,7 +36,7 @@ def test_metrics_file_is_replayed(tmp_path) -> None:
 
 def test_overrides_change_the_rules(tmp_path) -> None:
     file = tmp_path / "series.jsonl"
-    file.write_text('{"reward/error_rate": 0.3, "reward/judged_plays": 1000}\n' * 5)
+    file.write_text('{"reward/error_rate": 0.3, "reward/judged_trajectories": 1000}\n' * 5)
     result = call("guard.rules.error_rate.above=0.5", "--scenario", str(file))
     assert "nothing is changed" in result.output
 

@@ -27,7 +27,7 @@ def test_recipe_builds_its_model_and_updates_trainable_policies(recipe, tmp_path
 
     config = load_recipe(RECIPES / f"{recipe}.yaml").config
     learns = {name: policy.trainable for name, policy in config.policies.items()} or {"default": True}
-    steps = [step for play in Ledger.open(done.path).read(2).batch.to_trajectories() for step in play.steps]
+    steps = [step for trajectory in Ledger.open(done.path).read(2).batch.to_trajectories() for step in trajectory.steps]
     assert {step.policy: step.policy_version for step in steps} == {
         name: int(is_ is not False) for name, is_ in learns.items()
     }

@@ -15,7 +15,7 @@ from creditflow.cli import app
 from creditflow.commands.recredit import reassigned
 from creditflow.config import credit_overrides, load_recipe
 from creditflow.credit import CreditOptions, assign
-from creditflow.credit.difference import Moved, moved
+from creditflow.credit.difference import CreditChange, moved
 from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import read_metrics
@@ -109,7 +109,7 @@ def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
     settings = rows(diff.stdout, "settings")
     assert settings["algorithm.w_o"] == ["1.0", "0.5"]
     assert sum(key.count(".") for key in settings) == 1
-    assert "the same plays in 2 training steps: what moved" in diff.stdout
+    assert "the same trajectories in 2 training steps: what moved" in diff.stdout
     again = refused("recredit", ledger.path, "algorithm.w_o=0.5")
     assert again == f"{made} holds an assignment already; name another folder with -o"
     (made.parent / "full").mkdir()
@@ -122,7 +122,7 @@ def test_recredited_run_is_read_by_why_and_diff(ledger: Ledger) -> None:
 def test_diff_compares_runs_with_different_trajectories(ledger: Ledger, tmp_path: Path) -> None:
     other = a_run(tmp_path / "other", "data.seed=1")
     said = creditflow("diff", ledger.path, other.path).stdout
-    assert "2 training steps of other plays, by agent" in said
+    assert "2 training steps of other trajectories, by agent" in said
     assert {"writer", "critic"} <= rows(said, "by agent").keys()
     last = read_metrics(other.path)[-1]["val/pass_at_1"]
     assert rows(said, "last of each run")["val/pass_at_1"][1] == f"{last:.3f}"
@@ -196,7 +196,7 @@ def test_diff_compares_mappings_key_by_key(ledger: Ledger, tmp_path: Path) -> No
 @given(st.lists(st.tuples(st.floats(-3, 3), st.floats(-3, 3)), min_size=1, max_size=8))
 def test_share_moved_is_a_share(pairs: list[tuple[float, float]]) -> None:
     old, new = np.array(pairs).T
-    found = Moved(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
+    found = CreditChange(credit_moved=float(np.abs(new - old).sum()), credit=float((np.abs(new) + np.abs(old)).sum()))
     assert math.isnan(found.share_moved) or 0.0 <= found.share_moved <= 1.0 + 1e-12
 
 

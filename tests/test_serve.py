@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 from creditflow import TrajectoryBatch
 from creditflow.cli import app
-from creditflow.commands.serve import Written, _serve
+from creditflow.commands.serve import TrajectoryWriter, _serve
 from creditflow.config import load_recipe
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger
 from creditflow.loopback import bound
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.progress import Reporter
 from creditflow.trajectory import Score, Task, Trajectory
 from tests.builders import Letters
@@ -56,16 +56,16 @@ class Serving:
     def post_end(self, name: str, **body) -> httpx.Response:
         return httpx.post(f"{self.url}/t/{name}/end", headers={"Authorization": "Bearer a key"}, timeout=60, **body)
 
-    def plays(self, name: str = "") -> list[Trajectory]:
+    def trajectories(self, name: str = "") -> list[Trajectory]:
         """The trajectories in the files, or those of the rollouts of one name."""
         files = [file for file in sorted(self.folder.glob("*.parquet")) if file.stat().st_size]
-        read = [play for file in files for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
-        return [play for play in read if not name or play.id.split("#")[0] == name]
+        read = [trajectory for file in files for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()]
+        return [trajectory for trajectory in read if not name or trajectory.id.split("#")[0] == name]
 
     def wait_for(self, name: str, count: int = 1) -> list[Trajectory]:
         """The trajectories of the rollouts of one name, as soon as the files have `count` of them."""
-        until(lambda: len(self.plays(name)) >= count, every=0.1)
-        return self.plays(name)
+        until(lambda: len(self.trajectories(name)) >= count, every=0.1)
+        return self.trajectories(name)
 
     def stop(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
@@ -75,7 +75,7 @@ class Serving:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory):
     """A server that writes each trajectory into a file of its own; each test uses its own rollout names."""
-    server = Serving(tmp_path_factory.mktemp("shared") / "plays", "--per-file", "1")
+    server = Serving(tmp_path_factory.mktemp("shared") / "trajectories", "--per-file", "1")
     yield server
     server.process.kill()
     server.process.wait()
@@ -87,7 +87,7 @@ def serving(tmp_path: Path):
     made = []
 
     def start(*options: str) -> Serving:
-        made.append(Serving(tmp_path / "plays", *options))
+        made.append(Serving(tmp_path / "trajectories", *options))
         return made[-1]
 
     yield start
@@ -112,7 +112,7 @@ def test_rollouts_start_end_and_are_written(serving):
     )
     assert (answer.json()["id"].split("#")[0], answer.json()["steps"]) == ("one", 2)
     assert server.stop() == 0
-    one, two = server.plays()
+    one, two = server.trajectories()
     assert ([step.agent for step in one.steps], [step.parents for step in one.steps]) == (
         ["writer", "editor"],
         [(), (0,)],
@@ -135,7 +135,7 @@ def test_served_rollouts_become_a_run_with_credit(serving, tmp_path):
     assert len(files) == 2
     done = command("convert", *files, "-o", f"{tmp_path}/all.parquet", "--credit", f"{tmp_path}/run")
     assert done.exit_code == 0, done.stderr
-    assert "4 plays of 1 task, 4 steps" in done.stdout
+    assert "4 trajectories of 1 task, 4 steps" in done.stdout
     assert Ledger.open(tmp_path / "run").read(1).batch.outcome.tolist() == [0.0, 1.0, 0.0, 1.0]
 
 
@@ -155,7 +155,7 @@ def test_each_start_has_its_own_random_numbers(serving):
         server = serving()
         say(server.client("one"))
         server.stop()
-    one, other = server.plays()
+    one, other = server.trajectories()
     assert one.steps[0].prompt == other.steps[0].prompt
     assert one.steps[0].response_ids != other.steps[0].response_ids
 
@@ -187,10 +187,10 @@ def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     async def main():
-        parts = build_parts(load_recipe(RECIPE, []), training=False, tasks=False)
-        crew = SimpleNamespace(policies={"default": Breaks()})
+        components = build_components(load_recipe(RECIPE, []), training=False, tasks=False)
+        policy_set = SimpleNamespace(policies={"default": Breaks()})
         calling = asyncio.create_task(asyncio.to_thread(call))
-        await _serve(parts, crew, Written(tmp_path, 1, Heard()), "127.0.0.1", 0, 600.0, Heard())
+        await _serve(components, policy_set, TrajectoryWriter(tmp_path, 1, Heard()), "127.0.0.1", 0, 600.0, Heard())
         return await calling
 
     answers, told = asyncio.run(main())
@@ -201,21 +201,21 @@ def test_model_error_is_reported_and_not_retried(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_full_files_are_written_and_old_ones_stay(serving, tmp_path):
-    (tmp_path / "plays").mkdir()
-    (tmp_path / "plays" / "plays-000002.parquet").write_text("another's")
+    (tmp_path / "trajectories").mkdir()
+    (tmp_path / "trajectories" / "trajectories-000002.parquet").write_text("another's")
     server = serving("--per-file", "2")
     for name in "abc":
         say(server.client(name))
         server.end(name)
     said = server.process.stderr
-    while "plays-000001.parquet: 2 plays, 2 steps" not in said.readline():
+    while "trajectories-000001.parquet: 2 trajectories, 2 steps" not in said.readline():
         pass
     server.stop()
     names = sorted(file.name for file in server.folder.iterdir())
-    assert names == ["plays-000001.parquet", "plays-000002.parquet", "plays-000003.parquet"]
-    assert (server.folder / "plays-000002.parquet").read_text() == "another's"
-    (server.folder / "plays-000002.parquet").unlink()
-    assert len(server.plays()) == 3
+    assert names == ["trajectories-000001.parquet", "trajectories-000002.parquet", "trajectories-000003.parquet"]
+    assert (server.folder / "trajectories-000002.parquet").read_text() == "another's"
+    (server.folder / "trajectories-000002.parquet").unlink()
+    assert len(server.trajectories()) == 3
 
 
 def test_listing_models_starts_no_rollout(shared):
@@ -237,8 +237,8 @@ def test_listing_models_starts_no_rollout(shared):
         ({"outcome": 2}, "outcome"),
         ({"outcom": 1}, "outcom: Extra"),
         ({"scores": {"x": {"good": 5}}}, "less than or equal to 1"),
-        ({"scores": {"x": {"good": 1}}}, "scores: no answer of this play has the id 'x'"),
-        ({"answer_steps": ["x"]}, "answer_steps: no answer of this play has the id 'x'"),
+        ({"scores": {"x": {"good": 1}}}, "scores: no answer of this trajectory has the id 'x'"),
+        ({"answer_steps": ["x"]}, "answer_steps: no answer of this trajectory has the id 'x'"),
     ],
 )
 def test_invalid_end_is_refused_and_the_rollout_goes_on(shared, said, why):
@@ -264,15 +264,15 @@ def test_end_of_a_reused_name_ends_the_right_rollout(shared):
             f"POST /t/late/end HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer a key\r\nConnection: close\r\n"
         )
         late.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
-        assert b"100 Continue" in late.recv(4096)  # it waits for the body: it has found its play
+        assert b"100 Continue" in late.recv(4096)  # it waits for the body: it has found its trajectory
         shared.end("late", outcome=0.25)
         other = say(shared.client("late")).id
         late.sendall(body)
         assert b" 410 " in late.makefile("rb").read()
     assert say(shared.client("late")).id.split("/")[0] == other.split("/")[0] != first.split("/")[0]
     shared.end("late", outcome=0.5)
-    plays = shared.wait_for("late", 2)
-    assert [(len(play.steps), play.outcome.value) for play in plays] == [(1, 0.25), (2, 0.5)]
+    trajectories = shared.wait_for("late", 2)
+    assert [(len(trajectory.steps), trajectory.outcome.value) for trajectory in trajectories] == [(1, 0.25), (2, 0.5)]
 
 
 def test_refused_first_call_starts_no_rollout(shared):
@@ -284,14 +284,14 @@ def test_refused_first_call_starts_no_rollout(shared):
         say(shared.client("%FF"))
 
 
-def play_of(name: str) -> Trajectory:
+def trajectory_of(name: str) -> Trajectory:
     return Trajectory(id=name, uid=name, task=Task("served", (), None))
 
 
 def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
-    written = Written(tmp_path, 2, Reporter())
+    written = TrajectoryWriter(tmp_path, 2, Reporter())
     for name in "abc":
-        written.add(play_of(name))
+        written.add(trajectory_of(name))
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -302,26 +302,29 @@ def test_failed_writes_are_retried_later(tmp_path, monkeypatch, capsys):
             written.write(all_of_them=False)
         with pytest.raises(OSError, match="No space"):
             written.write(all_of_them=True)
-    assert (list(tmp_path.iterdir()), capsys.readouterr().err.count("3 plays wait to be written")) == ([], 1)
+    assert (list(tmp_path.iterdir()), capsys.readouterr().err.count("3 trajectories wait to be written")) == ([], 1)
     written.write(all_of_them=True)
     ids = [
-        [play.id for play in TrajectoryBatch.read_parquet(file).to_trajectories()]
+        [trajectory.id for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()]
         for file in sorted(tmp_path.iterdir())
     ]
     assert ids == [["a", "b"], ["c"]]
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["plays-000001.parquet", "plays-000002.parquet"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "trajectories-000001.parquet",
+        "trajectories-000002.parquet",
+    ]
 
 
 def test_unwritable_rollout_blocks_no_other(tmp_path, capsys):
-    written = Written(tmp_path, 2, Reporter())
-    broken = play_of("b")
+    written = TrajectoryWriter(tmp_path, 2, Reporter())
+    broken = trajectory_of("b")
     broken.outcome = Score(float("nan"), status="ok", range=(2.0, 1.0))
-    written.add(play_of("a"))
+    written.add(trajectory_of("a"))
     with pytest.raises(BatchError):
         written.add(broken)
     written.write(all_of_them=True)
     (file,) = tmp_path.iterdir()
-    assert [play.id for play in TrajectoryBatch.read_parquet(file).to_trajectories()] == ["a"]
+    assert [trajectory.id for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories()] == ["a"]
     assert "b cannot be written: " in capsys.readouterr().err
 
 

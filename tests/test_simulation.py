@@ -11,10 +11,10 @@ from creditflow.errors import ConfigError, CycleError
 from creditflow.simulation import SimulatedTeam, best_threshold, break_even_noise, credited, draw, moved_outputs
 
 BATCHWIDE = CreditOptions(group_by="agent")
-MANY = {"tasks": 2000, "plays": 8, "agents": ("a",)}
+MANY = {"tasks": 2000, "trajectories": 8, "agents": ("a",)}
 
 
-def of(propagation: str, **more) -> CreditOptions:
+def options_with(propagation: str, **more) -> CreditOptions:
     return replace(BATCHWIDE, propagation=propagation, **more)
 
 
@@ -22,21 +22,21 @@ def of(propagation: str, **more) -> CreditOptions:
 def test_shared_reward_blames_right_steps_of_lost_trajectories(n, p) -> None:
     """With independent errors, a step is right in a lost trajectory with probability p - p^n."""
     drawn = draw(SimulatedTeam(steps=n, error=1 - p, **MANY))
-    share = credited("identical", drawn, of("identical")).wrong_way
+    share = credited("identical", drawn, options_with("identical")).wrong_way
     assert share == pytest.approx(p - p**n, abs=4 * math.sqrt(0.25 / 16_000))
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2, 0.35])
 def test_own_reward_sign_errors_equal_the_noise(noise) -> None:
     team = SimulatedTeam(steps=10, error=0.3, noise=noise, votes=1, **MANY)
-    share = credited("none", draw(team), of("none", outcome_to="answer", w_o=0.0)).wrong_way
+    share = credited("none", draw(team), options_with("none", outcome_to="answer", w_o=0.0)).wrong_way
     assert share == pytest.approx(noise, abs=4 * math.sqrt(0.25 / 160_000))
 
 
 def test_verdicts_without_noise_give_no_wrong_sign() -> None:
     drawn = draw(SimulatedTeam(steps=10, error=0.2, **MANY))
-    assert credited("none", drawn, of("none", w_o=0.0)).wrong_way == 0.0
-    assert credited("none", drawn, of("none", w_o=0.0)).signal == pytest.approx(1.0)
+    assert credited("none", drawn, options_with("none", w_o=0.0)).wrong_way == 0.0
+    assert credited("none", drawn, options_with("none", w_o=0.0)).signal == pytest.approx(1.0)
 
 
 def test_error_without_recovery_spoils_all_later_outputs() -> None:
@@ -63,22 +63,22 @@ def test_self_conditioning_makes_errors_follow_errors() -> None:
 
 def test_shared_reward_spreads_blame_evenly() -> None:
     drawn = draw(SimulatedTeam(steps=13, error=0.02, **MANY))
-    assert credited("identical", drawn, of("identical")).amplification_K == pytest.approx(np.full(13, 13.0))
+    assert credited("identical", drawn, options_with("identical")).amplification_K == pytest.approx(np.full(13, 13.0))
 
 
 def test_threshold_blames_right_steps_less_than_open_gates() -> None:
     team = SimulatedTeam(steps=20, error=0.05, **MANY)
     drawn = draw(team)
-    by_rule = {rule: credited(rule, drawn, of(rule)) for rule in ("identical", "discounted", "threshold")}
+    by_rule = {rule: credited(rule, drawn, options_with(rule)) for rule in ("identical", "discounted", "threshold")}
     assert by_rule["threshold"].blamed_right < by_rule["discounted"].blamed_right
     assert by_rule["threshold"].signal > by_rule["discounted"].signal > by_rule["identical"].signal
 
 
 def test_best_threshold_and_break_even_noise() -> None:
     team = SimulatedTeam(steps=13, error=0.1, noise=0.2, tasks=64)
-    best, signals = best_threshold(draw(team), of("threshold"), [0.1, 0.3, 0.5, 0.7])
+    best, signals = best_threshold(draw(team), options_with("threshold"), [0.1, 0.3, 0.5, 0.7])
     assert dict(signals)[best] == max(signal for _, signal in signals)
-    even, rows = break_even_noise(replace(team, votes=1), of("none"), [0.0, 0.2, 0.4, 0.5, 0.6])
+    even, rows = break_even_noise(replace(team, votes=1), options_with("none"), [0.0, 0.2, 0.4, 0.5, 0.6])
     assert even in (0.5, 0.6)
     assert [noise for noise, _, _ in rows] == [0.0, 0.2, 0.4, 0.5, 0.6]
 

@@ -18,16 +18,16 @@ from creditflow.credit import Assignment, assign
 from creditflow.errors import BatchError, CreditflowError, ScoreRangeError
 from creditflow.table import Column, batch_of, pack, schema, table_of, unpack
 from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 from tests.credit.strategies import situations
-from tests.strategies import assert_same, plays
+from tests.strategies import assert_same, trajectories
 
 TOKENS = {"tokens": 2, "prompt_ids": (1, 2, 3)}
 
 
 def team(id: str = "t", task: str = "q0") -> Trajectory:
     """Three steps of two agents: the first step has two scores, the second a failed one."""
-    return play(
+    return make_trajectory(
         id,
         [
             step("a", {"f": 0.5, "g": Score((1.0, 0.0), weight=0.0)}, **TOKENS),
@@ -48,25 +48,25 @@ def sent(trajectories: list[Trajectory]) -> TrajectoryBatch:
 
 
 @settings(max_examples=40)
-@given(plays())
-def test_batch_from_table_or_messages_is_the_same(played):
-    batch = TrajectoryBatch.from_trajectories(played)
+@given(trajectories())
+def test_batch_from_table_or_messages_is_the_same(trajectories):
+    batch = TrajectoryBatch.from_trajectories(trajectories)
     for other in (
-        batch_of(table_of(played)),
+        batch_of(table_of(trajectories)),
         batch_of(table_of(batch)),
-        sent(played),
-        batch_of(unpack([pack(played)])),
+        sent(trajectories),
+        batch_of(unpack([pack(trajectories)])),
     ):
         assert_same(other, batch)
-        assert other.to_trajectories() == played
+        assert other.to_trajectories() == trajectories
 
 
 @settings(max_examples=40)
-@given(plays())
-def test_messages_and_table_hold_the_same_rows(played):
-    whole = table_of(played).to_pylist()
-    assert unpack([memoryview(pack(played))]).to_pylist() == whole
-    apart = unpack(map(pack, played)).to_pylist()
+@given(trajectories())
+def test_messages_and_table_hold_the_same_rows(trajectories):
+    whole = table_of(trajectories).to_pylist()
+    assert unpack([memoryview(pack(trajectories))]).to_pylist() == whole
+    apart = unpack(map(pack, trajectories)).to_pylist()
     for row in (*whole, *apart):  # the order of a step's scores depends on the message
         lists = [row.pop(f"score_{name}") or [] for name in ("names", "values", "status", "weights")]
         row["scores as numbers"] = sorted(zip(*lists, strict=True), key=str)
@@ -113,14 +113,14 @@ def test_empty_batch_round_trips():
 
 @pytest.mark.parametrize("places", [(0,), (2,), (0, 1, 2, 3), (1, 3)])
 def test_trajectories_without_steps_round_trip(places):
-    played = [team("0"), team("1"), team("2"), team("3")]
+    trajectories = [team("0"), team("1"), team("2"), team("3")]
     for n in places:
-        played[n] = replace(played[n], steps=[], answer_steps=())
-    assert sent(played).to_trajectories() == played
+        trajectories[n] = replace(trajectories[n], steps=[], answer_steps=())
+    assert sent(trajectories).to_trajectories() == trajectories
 
 
 def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
-    parts = [[team("a"), play("b", [])], [], [team("c", "q1")], [play("d", [], task="q0")]]
+    parts = [[team("a"), make_trajectory("b", [])], [], [team("c", "q1")], [make_trajectory("d", [], task="q0")]]
     joined = batch_of(pa.concat_tables([unpack(map(pack, part)) for part in parts]))
     assert_same(joined, TrajectoryBatch.from_trajectories([trajectory for part in parts for trajectory in part]))
     joined.write_parquet(tmp_path / "b.parquet")
@@ -128,20 +128,22 @@ def test_joined_tables_form_one_batch(tmp_path: Path) -> None:
 
 
 def test_pickled_batch_drops_its_table():
-    batch = sent([team(), play("u", [])])
+    batch = sent([team(), make_trajectory("u", [])])
     again = pickle.loads(pickle.dumps(batch))
     assert_same(again, batch)
     assert again.table is None
 
 
 def test_messages_become_few_chunks_and_tokens_one():
-    played = [team(str(n)) for n in range(200)]
-    long = replace(played[0], steps=[replace(played[0].steps[0], prompt="x" * 10_000_000)], answer_steps=(0,))
-    played[0] = replace(long)
-    table = unpack(map(pack, played))
+    trajectories = [team(str(n)) for n in range(200)]
+    long = replace(
+        trajectories[0], steps=[replace(trajectories[0].steps[0], prompt="x" * 10_000_000)], answer_steps=(0,)
+    )
+    trajectories[0] = replace(long)
+    table = unpack(map(pack, trajectories))
     assert table.column("prompt").num_chunks == 2
     assert table.column("prompt_ids").num_chunks == 1
-    assert batch_of(table).to_trajectories() == played
+    assert batch_of(table).to_trajectories() == trajectories
 
 
 def test_trajectory_columns_are_stored_once():
@@ -206,7 +208,7 @@ PARTS: list[tuple[str, list[object], str]] = [
 
 @pytest.mark.parametrize(("name", "values", "message"), PARTS)
 def test_inconsistent_columns_are_refused_by_name(name: str, values: list[object], message: str) -> None:
-    table = plain(table_of([team(), play("u", [])]))
+    table = plain(table_of([team(), make_trajectory("u", [])]))
     assert batch_of(table).n_steps == 3
     with pytest.raises(BatchError) as raised:
         batch_of(column(table, name, values))
@@ -214,7 +216,7 @@ def test_inconsistent_columns_are_refused_by_name(name: str, values: list[object
 
 
 def test_row_without_a_step_is_not_a_step():
-    table = plain(table_of([team(), play("u", [])]))
+    table = plain(table_of([team(), make_trajectory("u", [])]))
     for name, value in {
         "prompt_ids": [1],
         "ref_logprobs": [0.5],
@@ -297,7 +299,7 @@ def test_column_decodes_each_value_once_on_access():
 
 
 def test_batch_from_a_table_is_written_as_that_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = sent([team(), play("u", []), team("v")])
+    batch = sent([team(), make_trajectory("u", []), team("v")])
     monkeypatch.setattr(TrajectoryBatch, "to_trajectories", None)
     monkeypatch.setattr(Column, "_at", None)
     batch.write_parquet(tmp_path / "b.parquet", {"advantage": np.arange(6.0)})
@@ -314,9 +316,9 @@ def test_replaced_columns_are_written(tmp_path: Path) -> None:
 
 
 def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
-    played = [team(), play("u", []), team("v", "q1")]
-    TrajectoryBatch.from_trajectories(played).write_parquet(tmp_path / "here.parquet")
-    sent(played).write_parquet(tmp_path / "there.parquet")
+    trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
+    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "here.parquet")
+    sent(trajectories).write_parquet(tmp_path / "there.parquet")
     here, there = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "there"))
     assert here.schema == there.schema
     assert here.to_pylist() == there.to_pylist()
@@ -324,14 +326,14 @@ def test_file_is_independent_of_the_batch_origin(tmp_path: Path) -> None:
 
 
 def test_long_task_is_stored_once_per_file(tmp_path: Path) -> None:
-    played = [team(str(n)) for n in range(30)]
-    for n, trajectory in enumerate(played):
+    trajectories = [team(str(n)) for n in range(30)]
+    for n, trajectory in enumerate(trajectories):
         trajectory.task = replace(trajectory.task, extra_info={"tests": str(n) * 100_000})
-    TrajectoryBatch.from_trajectories(played).write_parquet(tmp_path / "b.parquet")
+    TrajectoryBatch.from_trajectories(trajectories).write_parquet(tmp_path / "b.parquet")
     columns = pq.read_metadata(tmp_path / "b.parquet").row_group(0)
     (task,) = (c for c in map(columns.column, range(columns.num_columns)) if c.path_in_schema == "task")
     assert task.total_uncompressed_size < 1.1 * 100_000 * len("".join(map(str, range(30))))
-    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == played
+    assert TrajectoryBatch.read_parquet(tmp_path / "b.parquet").to_trajectories() == trajectories
 
 
 def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
@@ -344,12 +346,12 @@ def test_file_has_scores_as_numbers(tmp_path: Path) -> None:
 
 
 def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
-    played = [team(), play("u", []), team("v", "q1")]
-    for trajectory in played:
+    trajectories = [team(), make_trajectory("u", []), team("v", "q1")]
+    for trajectory in trajectories:
         for made in trajectory.steps:
             made.ref_logprobs = ()
-    played[0].steps[0].response_mask = (1, 0)
-    table = plain(table_of(played)).drop_columns(
+    trajectories[0].steps[0].response_mask = (1, 0)
+    table = plain(table_of(trajectories)).drop_columns(
         ["ref_logprobs", "score_names", "score_values", "score_status", "score_weights"]
     )
     for name in ("prompt_ids", "response_ids"):
@@ -357,7 +359,7 @@ def test_older_file_without_score_columns_loads(tmp_path: Path) -> None:
         table = table.set_column(place, name, table.column(name).cast(pa.list_(pa.int64())))
     pq.write_table(table, tmp_path / "old.parquet")
     batch = TrajectoryBatch.read_parquet(tmp_path / "old.parquet")
-    assert_same(batch, TrajectoryBatch.from_trajectories(played))
+    assert_same(batch, TrajectoryBatch.from_trajectories(trajectories))
     batch.write_parquet(tmp_path / "new.parquet")
     assert pq.read_schema(tmp_path / "new.parquet").names == schema().names
 

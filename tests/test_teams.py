@@ -7,7 +7,7 @@ import pytest
 
 from creditflow import teams
 from creditflow.errors import ConfigError
-from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Play, Scheduler, Workflow, play_one
+from creditflow.rollout import AgentSpec, Generation, GenerationRequest, Rollout, Scheduler, Workflow, run_rollout
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters
@@ -33,13 +33,13 @@ class Scripted(Letters):
 NAMES = ("ann", "bob", "carl", "judge", "lead", "planner", "executor", "verifier")
 
 
-def played(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
+def run_workflow(workflow: Workflow, *rules: tuple[str, str]) -> Trajectory:
     agents = {name: AgentSpec(system=f"I am {name}.") for name in NAMES}
     task = Task("test", ({"role": "user", "content": "What is it?"},), None)
     own = tuple((f"I am {name}.", f"{name} says") for name in NAMES)
     generator = Scheduler({"default": Scripted(*rules, *own)})
     return asyncio.run(
-        play_one(Play(task, "u", "t", (0,)), workflow, agents, generator, Sampling(max_prompt_tokens=3000))
+        run_rollout(Rollout(task, "u", "t", (0,)), workflow, agents, generator, Sampling(max_prompt_tokens=3000))
     )
 
 
@@ -51,33 +51,37 @@ def graph(trajectory: Trajectory) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def test_chain_passes_each_reply_to_the_next() -> None:
-    trajectory = played(teams.chain("ann", "bob", "carl"))
+    trajectory = run_workflow(teams.chain("ann", "bob", "carl"))
     assert graph(trajectory) == [("ann", ()), ("bob", (0,)), ("carl", (1,))]
     assert trajectory.answer == "carl says"
     assert trajectory.steps[1].prompt.endswith("What is it?\n\nann:\nann says")
 
 
 def test_debate_judge_reads_the_last_round() -> None:
-    trajectory = played(teams.debate("ann", "bob", rounds=1, judge="judge"))
+    trajectory = run_workflow(teams.debate("ann", "bob", rounds=1, judge="judge"))
     assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
     assert trajectory.answer_steps == (4,)
 
 
 def test_debate_without_judge_answers_by_majority() -> None:
-    trajectory = played(teams.debate("ann", "bob", "carl", rounds=0), ("I am ann", "3"), ("I am", " 4"))
+    trajectory = run_workflow(teams.debate("ann", "bob", "carl", rounds=0), ("I am ann", "3"), ("I am", " 4"))
     assert (trajectory.answer, trajectory.answer_steps) == (" 4", (1, 2))
-    tied = played(teams.debate("ann", "bob", rounds=0), ("I am ann", "3"), ("I am", "4"))
+    tied = run_workflow(teams.debate("ann", "bob", rounds=0), ("I am ann", "3"), ("I am", "4"))
     assert (tied.answer, tied.answer_steps) == ("3", (0,))
 
 
 def test_mixture_has_layers_and_a_judge() -> None:
-    trajectory = played(teams.mixture("ann", "bob", judge="judge", layers=2))
+    trajectory = run_workflow(teams.mixture("ann", "bob", judge="judge", layers=2))
     assert graph(trajectory) == [("ann", ()), ("bob", ()), ("ann", (0, 1)), ("bob", (0, 1)), ("judge", (2, 3))]
-    assert graph(played(teams.mixture("ann", "bob", judge="judge"))) == [("ann", ()), ("bob", ()), ("judge", (0, 1))]
+    assert graph(run_workflow(teams.mixture("ann", "bob", judge="judge"))) == [
+        ("ann", ()),
+        ("bob", ()),
+        ("judge", (0, 1)),
+    ]
 
 
 def test_tree_bosses_read_their_workers() -> None:
-    trajectory = played(teams.tree(teams.boss("judge", teams.boss("lead", "ann", "bob"), "carl")))
+    trajectory = run_workflow(teams.tree(teams.boss("judge", teams.boss("lead", "ann", "bob"), "carl")))
     found = graph(trajectory)
     assert sorted(agent for agent, parents in found if not parents) == ["ann", "bob", "carl"]
     by_agent = {step.agent: {trajectory.steps[parent].agent for parent in step.parents} for step in trajectory.steps}
@@ -94,7 +98,7 @@ def test_plan_parts_are_retried_after_a_rejection() -> None:
         ("Written:\n7", "no, it is 8"),
         ("I am verifier", "Yes."),
     )
-    trajectory = played(teams.planner_executor_verifier(), *rules)
+    trajectory = run_workflow(teams.planner_executor_verifier(), *rules)
     assert graph(trajectory) == [
         ("planner", ()),
         ("executor", (0,)),
@@ -108,7 +112,9 @@ def test_plan_parts_are_retried_after_a_rejection() -> None:
 
 
 def test_plan_without_verifier_tries_each_part_once() -> None:
-    trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round"))
+    trajectory = run_workflow(
+        teams.planner_executor_verifier(verifier=None), ("I am planner", "- add\n- halve\n- round")
+    )
     assert graph(trajectory) == [("planner", ()), ("executor", (0,)), ("executor", (0, 1)), ("executor", (0, 2))]
 
 
@@ -126,7 +132,7 @@ def test_numbered_lines_finds_the_items_of_a_plan(plan: str, items: list[str]) -
 
 
 def test_empty_plan_executes_the_task() -> None:
-    trajectory = played(teams.planner_executor_verifier(verifier=None), ("I am planner", " "))
+    trajectory = run_workflow(teams.planner_executor_verifier(verifier=None), ("I am planner", " "))
     assert len(trajectory.steps) == 2
 
 
@@ -181,19 +187,19 @@ def test_invalid_arguments_are_refused_when_the_team_is_made(make, message) -> N
 
 
 def test_functions_with_compatible_signatures_are_accepted() -> None:
-    assert played(teams.debate("ann", "bob", rounds=0, key=int), ("I am", "4")).answer == "4"
-    assert played(teams.chain("ann", prompt=lambda *told: told[1])).steps[0].prompt == "I am ann.\nann"
+    assert run_workflow(teams.debate("ann", "bob", rounds=0, key=int), ("I am", "4")).answer == "4"
+    assert run_workflow(teams.chain("ann", prompt=lambda *told: told[1])).steps[0].prompt == "I am ann.\nann"
 
 
 def test_prompt_is_a_text_or_messages() -> None:
-    made = played(teams.chain("ann", prompt=lambda task, agent, read: [{"role": "user", "content": "hello"}]))
+    made = run_workflow(teams.chain("ann", prompt=lambda task, agent, read: [{"role": "user", "content": "hello"}]))
     assert made.steps[0].prompt == "I am ann.\nhello"
     with pytest.raises(ConfigError, match=f"{PLAIN}, which gives a text or messages, got None from it"):
-        played(teams.chain("ann", prompt=lambda task, agent, read: None))
+        run_workflow(teams.chain("ann", prompt=lambda task, agent, read: None))
 
 
 def test_dialogue_agents_read_it_from_their_sides() -> None:
-    made = played(teams.dialogue("ann", "bob", turns=2))
+    made = run_workflow(teams.dialogue("ann", "bob", turns=2))
     assert graph(made) == [("bob", ()), ("ann", (0,)), ("bob", (0, 1)), ("ann", (0, 1, 2))]
     assert (made.answer, made.answer_steps) == ("ann says", (3,))
     goal = "You are a user. Ask for this, and answer what you are asked: What is it?"
@@ -203,7 +209,7 @@ def test_dialogue_agents_read_it_from_their_sides() -> None:
 
 
 def test_dialogue_ends_at_the_until_text() -> None:
-    made = played(teams.dialogue("ann", "bob", until="THANKS"), ("ann says", "THANKS"))
+    made = run_workflow(teams.dialogue("ann", "bob", until="THANKS"), ("ann says", "THANKS"))
     assert [step.agent for step in made.steps] == ["bob", "ann", "bob"]
     assert (made.answer, made.answer_steps) == ("ann says", (1,))
 
@@ -215,7 +221,7 @@ def test_dialogue_roles_depend_on_the_reader() -> None:
             return text, tuple(map(ord, text))
 
     agents = {"ann": AgentSpec(), "bob": AgentSpec()}
-    play = Play(Task("test", ({"role": "user", "content": "x"},), None), "u", "t", (0,))
+    rollout = Rollout(Task("test", ({"role": "user", "content": "x"},), None), "u", "t", (0,))
     workflow = teams.dialogue("ann", "bob", turns=2)
-    made = asyncio.run(play_one(play, workflow, agents, Scheduler({"default": Roles()}), Sampling()))
+    made = asyncio.run(run_rollout(rollout, workflow, agents, Scheduler({"default": Roles()}), Sampling()))
     assert [step.prompt for step in made.steps] == ["user", "user", "user|assistant|user", "user|assistant|user"]

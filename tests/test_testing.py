@@ -29,7 +29,7 @@ from creditflow.testing import (
     thresholds,
 )
 from creditflow.testing.report import name_of, sentence_of
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 DOCS = Path(__file__).parents[1] / "docs" / "conformance.md"
 TABLES = {module: (*module.BASICS, *module.CHECKS) for module in (rewards, rules, thresholds)}
@@ -214,7 +214,7 @@ BROKEN_FUNCTIONS = {
     "has_the_right_shape": [counts_three_steps, a_word, one_token_too_few, forgets_to_return],
     "is_finite": [believes_nan, believes_infinity],
     "stays_in_its_range": [grows_with_length, beyond_its_range],
-    "leaves_the_play_alone": [leaves_a_note, drops_a_step],
+    "leaves_the_trajectory_alone": [leaves_a_note, drops_a_step],
     "is_deterministic": [tosses_a_coin, tires],
 }
 
@@ -240,7 +240,7 @@ def test_sampling_function_is_called_once_per_trajectory():
 
 
 def test_hostile_trajectories_leave_the_given_ones_unchanged():
-    given = [play("mine", [step("writer", 0.5, tokens=3, info={"page": 7}), step("critic", "failed")], 1.0)]
+    given = [make_trajectory("mine", [step("writer", 0.5, tokens=3, info={"page": 7}), step("critic", "failed")], 1.0)]
     before, seen = repr(given), []
 
     @reward(agent_match="writer|critic")
@@ -303,7 +303,7 @@ def with_noise(flow):
     return paid(flow, shared_S=np.random.default_rng().random(flow.batch.n_steps))
 
 
-def favours_the_first_play(flow):
+def favours_the_first_trajectory(flow):
     return paid(flow, received_S=0.1 * (flow.batch.trajectory_of_step == 0))
 
 
@@ -324,7 +324,7 @@ def less_the_mean_of_kept(flow):
 
 def open_gates_unused(flow):
     one = np.ones_like(flow.own_S)
-    return paid(flow, out_S=one, in_S=one)
+    return paid(flow, gate_out_S=one, gate_in_S=one)
 
 
 BROKEN_RULES = {
@@ -334,19 +334,19 @@ BROKEN_RULES = {
         lambda flow: paid(flow, own_S=flow.own_S.astype(np.float32)),
         lambda flow: paid(flow, shared_S=flow.outcome_N[:1]),
         lambda flow: paid(flow, reached_S=flow.scored_S),
-        lambda flow: paid(flow, stopped_S=None),
+        lambda flow: paid(flow, withheld_S=None),
     ],
     "is_finite": [
         lambda flow: paid(flow, own_S=np.where(flow.failed_S, np.nan, flow.own_S)),
-        lambda flow: paid(flow, out_S=2 * flow.gate_S),
+        lambda flow: paid(flow, gate_out_S=2 * flow.gate_S),
         lambda flow: paid(flow, reached_S=everywhere(flow) + np.uint8(1)),
         lambda flow: paid(flow, stand_in_S=np.full_like(flow.own_S, np.inf)),
     ],
     "leaves_its_input_alone": [adds_in_place, numbers_the_scores],
     "is_deterministic": [with_noise],
-    "ignores_the_order_of_plays": [favours_the_first_play],
+    "ignores_trajectory_order": [favours_the_first_trajectory],
     "ignores_the_names_of_agents": [favours_a_name],
-    "ignores_masked_plays": [less_the_mean_of_all],
+    "ignores_masked_trajectories": [less_the_mean_of_all],
     "says_what_reached_a_step": [
         lambda flow: paid(flow, reached_S=everywhere(flow) & np.uint8(1)),
         lambda flow: paid(
@@ -355,7 +355,7 @@ BROKEN_RULES = {
     ],
     "pays_own_as_declared": [(paid, {"pays_own": False})],
     "can_be_assigned_and_explained": [open_gates_unused],
-    "plays_are_independent": [(less_the_mean_of_kept, {"independent": True})],
+    "trajectories_are_independent": [(less_the_mean_of_kept, {"independent": True})],
 }
 
 
@@ -366,7 +366,7 @@ def test_broken_rule_fails_exactly_one_check(check, broken):
 
 
 def test_rule_independence_is_checked_only_on_request():
-    assert check_propagation_rule(less_the_mean_of_kept).not_run == ("plays_are_independent",)
+    assert check_propagation_rule(less_the_mean_of_kept).not_run == ("trajectories_are_independent",)
 
 
 def test_checking_a_rule_leaves_the_registry_unchanged():

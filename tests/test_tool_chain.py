@@ -9,7 +9,7 @@ import pytest
 from creditflow.config import load_recipe
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from tests.builders import Scripted
 
@@ -25,7 +25,7 @@ def a_task(facts=3, operations=6, seed=0):
     return of_recipe("make_task")(random.Random(seed), facts, operations, 0, "test")
 
 
-def played(answer, task):
+def run_workflow(answer, task):
     """The scored trajectory of agents that respond with `answer(agent, prompt)`."""
     functions = load_reward_functions(RECIPE.config.reward.functions, RECIPES, list(RECIPE.config.team.agents))
     agents = {name: AgentSpec(agent.system) for name, agent in RECIPE.config.team.agents.items()}
@@ -35,10 +35,10 @@ def played(answer, task):
         system, _, asked = prompt.partition("\n")
         return answer(names[system], asked).encode()
 
-    plays = [Play(task, "u", "t", (0,))]
+    rollouts = [Rollout(task, "u", "t", (0,))]
     scheduler = Scheduler({"default": Scripted(say)}, 1)
     sampling = Sampling(max_tokens=100, max_prompt_tokens=1000)
-    (trajectory,) = asyncio.run(play_all(plays, of_recipe("solve"), agents, scheduler, sampling))
+    (trajectory,) = asyncio.run(run_rollouts(rollouts, of_recipe("solve"), agents, scheduler, sampling))
     asyncio.run(RewardManager(functions, 0.0).score([trajectory]))
     return trajectory
 
@@ -54,7 +54,7 @@ def right(agent, prompt):
 @pytest.mark.parametrize(("facts", "operations", "steps"), [(3, 6, 30), (2, 24, 100), (1, 1, 6)])
 @pytest.mark.parametrize("seed", range(5))
 def test_right_steps_lead_to_a_right_outcome(facts, operations, steps, seed):
-    trajectory = played(right, a_task(facts, operations, seed))
+    trajectory = run_workflow(right, a_task(facts, operations, seed))
 
     assert len(trajectory.steps) == steps
     assert trajectory.outcome.value == 1.0
@@ -62,7 +62,7 @@ def test_right_steps_lead_to_a_right_outcome(facts, operations, steps, seed):
 
 
 def test_parents_are_the_steps_that_wrote_the_values_read():
-    trajectory = played(right, a_task())
+    trajectory = run_workflow(right, a_task())
     writers = {}
     for step in trajectory.steps:
         if step.agent == "reader":
@@ -82,7 +82,7 @@ def test_wrong_call_lowers_its_own_score_and_the_outcome():
     def once(agent, prompt):
         return "calc 0 0 + 0 1" if agent == "calculator" and next(slips, False) else right(agent, prompt)
 
-    trajectory = played(once, a_task())
+    trajectory = run_workflow(once, a_task())
 
     wrong = [step.index for step in trajectory.steps if step.scores["call_right"].value < 1]
     assert wrong == [next(step.index for step in trajectory.steps if step.agent == "calculator")]
@@ -91,7 +91,7 @@ def test_wrong_call_lowers_its_own_score_and_the_outcome():
 
 @pytest.mark.parametrize("said", ["", "calc", "put", "put zz 1 2", "get", "search", "search void", "🙂 " * 30])
 def test_invalid_call_returns_zero_and_the_rollout_continues(said):
-    trajectory = played(lambda agent, prompt: said, a_task())
+    trajectory = run_workflow(lambda agent, prompt: said, a_task())
 
     assert (len(trajectory.steps), trajectory.status) == (30, "ok")
     assert trajectory.answer == "0 0"

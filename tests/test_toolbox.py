@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from creditflow.config import load_recipe
 from creditflow.errors import ConfigError
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.toolbox import calculator, load_tools
 
 ROOT = Path(__file__).parents[1]
@@ -151,13 +151,13 @@ def test_recipe_sets_tools_per_agent_and_their_turns(tmp_path):
     ]
     recipe = load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options)
     with pytest.raises(ConfigError, match=r"team.agents.verifier.tools\[1\].fn: no file 'mine.py'"):
-        build_parts(recipe, tasks=False)
+        build_components(recipe, tasks=False)
     options[0] = options[0].replace("mine.py", str(tmp_path / "mine.py"))
-    parts = build_parts(load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options), tasks=False)
-    assert [one.name for one in parts.agents["verifier"].tools] == ["calculator", "shout"]
-    assert parts.agents["verifier"].tools[1].timeout == 2
-    assert parts.agents["planner"].tools == ()
-    assert parts.sampling.max_assistant_turns == 3
+    components = build_components(load_recipe(ROOT / "recipes/arithmetic_chain.yaml", options), tasks=False)
+    assert [one.name for one in components.agents["verifier"].tools] == ["calculator", "shout"]
+    assert components.agents["verifier"].tools[1].timeout == 2
+    assert components.agents["planner"].tools == ()
+    assert components.sampling.max_assistant_turns == 3
 
 
 def test_tools_of_endpoint_agents_and_other_formats_are_refused():
@@ -169,4 +169,4 @@ def test_tools_of_endpoint_agents_and_other_formats_are_refused():
         "team.agents.verifier={policy: judge, tools: [calculator]}",
     ]
     with pytest.raises(ConfigError, match="tools: are for policies of the run, and judge is behind an endpoint"):
-        build_parts(load_recipe(recipe, options), tasks=False)
+        build_components(load_recipe(recipe, options), tasks=False)

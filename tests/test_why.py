@@ -112,7 +112,9 @@ def test_why_ends_with_the_recorded_advantage(ledger: Ledger) -> None:
 def test_tree_contains_each_functions_raw_score(ledger: Ledger) -> None:
     batch = ledger.read(2).batch
     lines = said(ledger.path, batch.step_ids[1])
-    assert lines[0].startswith(f"step {batch.step_ids[1]}: critic, turn 0, step 1 of play {batch.trajectory_ids[0]}")
+    assert lines[0].startswith(
+        f"step {batch.step_ids[1]}: critic, turn 0, step 1 of trajectory {batch.trajectory_ids[0]}"
+    )
     assert any(line.startswith("advantage = weight * scaled = ") for line in lines)
     for name in batch.raw_scores[1]:
         assert any(f"raw {name} = " in line for line in lines), name

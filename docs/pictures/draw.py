@@ -46,8 +46,8 @@ def _assigned(steps: list[Spec], options: CreditOptions) -> Assignment:
         Step(f"t.{i}", "t", i, agent, 0, parents, "", "", scores={} if r is None else {"f": Score(r)})
         for i, (agent, r, parents, _) in enumerate(steps)
     ]
-    played = Trajectory("t", "q", Task("picture", (), None), made, outcome=Score(1.0))
-    return assign(TrajectoryBatch.from_trajectories([played]), options)
+    trajectories = Trajectory("t", "q", Task("picture", (), None), made, outcome=Score(1.0))
+    return assign(TrajectoryBatch.from_trajectories([trajectories]), options)
 
 
 def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[float, float]) -> None:
@@ -57,7 +57,7 @@ def _draw(steps: list[Spec], options: CreditOptions, name: str, size: tuple[floa
         colour = OPEN if a.gate_open_S[k] else CLOSED
         for parent in parents:
             to = steps[parent][3]
-            passed = a.out_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
+            passed = a.gate_out_S[k] * (a.own_S[k] + a.received_S[k]) / len(parents)
             axes.annotate(
                 "",
                 xy=(to[0] + HALF, to[1]),

@@ -66,7 +66,7 @@ class Precision:
 class Measured:
     """X rows of a batch with their measured values."""
 
-    play_X: Ints
+    trajectory_X: Ints
     agent_X: Ints
     task_X: Ints
     shapley_X: Floats
@@ -75,7 +75,7 @@ class Measured:
     agents: tuple[str, ...]
 
     @classmethod
-    def of(cls, batch: TrajectoryBatch, measured: Mapping[str, Values]) -> Measured:
+    def from_values(cls, batch: TrajectoryBatch, measured: Mapping[str, Values]) -> Measured:
         """The rows of `batch` with known Shapley values. `measured`: values by trajectory id."""
         rows = []
         codes = {name: code for code, name in enumerate(batch.agent_names)}
@@ -87,9 +87,9 @@ class Measured:
                 rows.append((n, codes[name], int(batch.group_of_trajectory[n]), *numbers))
         table = np.array(rows, dtype=np.float64).reshape(-1, 6)
         table = table[np.isfinite(table[:, 3])]
-        play_X, agent_X, task_X = table[:, :3].T.astype(np.int64)
+        trajectory_X, agent_X, task_X = table[:, :3].T.astype(np.int64)
         shapley_X, left_out_X, shapley_se_X = table[:, 3:].T
-        return cls(play_X, agent_X, task_X, shapley_X, left_out_X, shapley_se_X, batch.agent_names)
+        return cls(trajectory_X, agent_X, task_X, shapley_X, left_out_X, shapley_se_X, batch.agent_names)
 
     @property
     def precision(self) -> Precision | None:
@@ -162,7 +162,7 @@ def _mean_over_steps(batch: TrajectoryBatch, value_S: Floats, seen: Measured) ->
     agents = len(batch.agent_names)
     cell_S = batch.trajectory_of_step * agents + batch.agent_of_step
     count_C, sum_C = (np.bincount(cell_S, w, batch.n_trajectories * agents) for w in (np.ones(len(value_S)), value_S))
-    cell_X = seen.play_X * agents + seen.agent_X
+    cell_X = seen.trajectory_X * agents + seen.agent_X
     return np.asarray(sum_C[cell_X] / count_C[cell_X])
 
 
@@ -193,7 +193,7 @@ def _ranks(value_X: Floats, weight_RX: Floats) -> Floats:
 def _within(credit_X: Floats, seen: Measured, drawn_RV: Floats) -> Share:
     pairs = [
         (seen.task_X[i], (np.sign(round(credit_X[i] - credit_X[j], 9)) * np.sign(difference) + 1) / 2)
-        for rows in _rows_of_plays(seen.play_X)
+        for rows in _rows_by_trajectory(seen.trajectory_X)
         for place, i in enumerate(rows)
         for j in rows[place + 1 :]
         if (difference := round(seen.shapley_X[i] - seen.shapley_X[j], 9)) != 0
@@ -206,10 +206,10 @@ def _within(credit_X: Floats, seen: Measured, drawn_RV: Floats) -> Share:
         return _share((weight_RP @ right_P) / weight_RP.sum(axis=1))
 
 
-def _rows_of_plays(play_X: Ints) -> Sequence[Sequence[int]]:
+def _rows_by_trajectory(trajectory_X: Ints) -> Sequence[Sequence[int]]:
     found: dict[int, list[int]] = {}
-    for row, play in enumerate(play_X.tolist()):
-        found.setdefault(play, []).append(row)
+    for row, trajectory in enumerate(trajectory_X.tolist()):
+        found.setdefault(trajectory, []).append(row)
     return list(found.values())
 
 

@@ -150,7 +150,7 @@ def evaluate(
 def check(
     recipe: Recipe,
     overrides: Overrides = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks to play.")] = 4,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks.")] = 4,
     verbose: Annotated[bool, typer.Option("--verbose", help="Print the resolved configuration, too.")] = False,
 ) -> None:
     """Validate recipe, data, rewards and groups on a few tasks, without training."""
@@ -166,7 +166,7 @@ def simulate(
         typer.Argument(metavar="KEY=VALUE", help="Options of credit (algorithm.*) to set.", show_default=False),
     ] = None,
     *,
-    steps: Annotated[int, typer.Option(min=1, help="Of a play.")] = 13,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a trajectory.")] = 13,
     graph: Annotated[
         str, typer.Option(help="chain, tree, full; or a JSON file: for each step the list of those it uses.")
     ] = "chain",
@@ -188,7 +188,7 @@ def simulate(
 ) -> None:
     """How errors, and blame for them, travel through a chain or graph of agents, under each rule of credit.
 
-    Plays are drawn, not played; credit is computed by the code that training uses.
+    Trajectories are drawn at random; credit is computed by the code that training uses.
     """
     from creditflow.commands.simulate import shares_of, simulate, team_of
 
@@ -218,7 +218,7 @@ def why(
         int | None, typer.Option(metavar="J", help="A token of its response, from 0.", show_default=False)
     ] = None,
     trajectory: Annotated[
-        str | None, typer.Option(metavar="T", help="Show this play instead, one line a step.", show_default=False)
+        str | None, typer.Option(metavar="T", help="Show this trajectory instead, one line a step.", show_default=False)
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The operations and terms of a step as JSON.")] = False,
 ) -> None:
@@ -253,7 +253,7 @@ def recredit(
         typer.Option("--out", "-o", metavar="FOLDER", help="Default: RUN/recredited/KEY=VALUE.", show_default=False),
     ] = None,
 ) -> None:
-    """Assign the credit of a run's plays again under other settings, and say how much of it moved.
+    """Assign the credit of a run's trajectories again under other settings, and say how much of it moved.
 
     Writes the new assignment as a run of its own, for why, diff, report and view.
     """
@@ -295,10 +295,12 @@ def audit(
     *,
     training_step: Annotated[
         int | None,
-        typer.Option(min=1, help="Whose plays; default: the last that a checkpoint is near.", show_default=False),
+        typer.Option(
+            min=1, help="Whose trajectories; default: the last that a checkpoint is near.", show_default=False
+        ),
     ] = None,
-    plays: Annotated[int, typer.Option(min=1, help="Plays for each trajectory, at most.")] = 28,
-    budget: Annotated[int, typer.Option(min=1, help="Plays in all, at most.")] = 4000,
+    rollouts: Annotated[int, typer.Option(min=1, help="Rollouts for each trajectory, at most.")] = 28,
+    budget: Annotated[int, typer.Option(min=1, help="Rollouts in all, at most.")] = 4000,
     rule: Annotated[
         list[str] | None,
         typer.Option(metavar="RULE", help="Its name, or options of credit in quotes; repeat it.", show_default=False),
@@ -313,10 +315,10 @@ def audit(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the correlations (PNG).")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the numbers here.")] = None,
 ) -> None:
-    """Whether credit goes to the agents that make the difference: plays the run's plays again without each of them."""
-    from creditflow.commands.audit import Asked, audit
+    """Measure whether credit goes to the agents that make the difference, by rollouts without each of them."""
+    from creditflow.commands.audit import AuditOptions, audit
 
-    asked = Asked(training_step, plays, budget, model, baseline, tuple(rule or ()))
+    asked = AuditOptions(training_step, rollouts, budget, model, baseline, tuple(rule or ()))
     audit(run, asked, plot, json, _reporter())
 
 
@@ -325,12 +327,12 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run, and up to three to compare it with.")],
     *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file.")] = Path("report.html"),
-    plays: Annotated[int, typer.Option(min=0, max=10_000, help="Sample plays.")] = 10,
+    samples: Annotated[int, typer.Option(min=0, max=10_000, help="Number of sample trajectories.")] = 10,
 ) -> None:
     """A run as one HTML file that needs no network: curves, agents, credit as it flowed, why of each sampled step."""
     from creditflow.commands.report import report
 
-    report(runs, out, plays, _reporter())
+    report(runs, out, samples, _reporter())
 
 
 @app.command()
@@ -343,7 +345,7 @@ def view(
         bool, typer.Option("--allow-remote", help="Let --host be one that other machines can reach.")
     ] = False,
 ) -> None:
-    """The report, live, in a browser: follows a running training, and shows all plays. Writes nothing."""
+    """The report, live, in a browser: follows a running training, and shows all trajectories. Writes nothing."""
     from creditflow.commands.view import view
 
     view(run, host, port, remote=allow_remote, reporter=_reporter())
@@ -374,7 +376,7 @@ def convert(
     trajectory_by: Annotated[
         str,
         typer.Option(
-            metavar="KEY", help="The attribute that tells plays apart; default: the trace.", show_default=False
+            metavar="KEY", help="The attribute that tells trajectories apart; default: the trace.", show_default=False
         ),
     ] = "",
     uid_by: Annotated[
@@ -395,7 +397,7 @@ def convert(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Also assign the plays' credit, as a run: for why, recredit, report and view.",
+            help="Also assign the trajectories' credit, as a run: for why, recredit, report and view.",
             show_default=False,
         ),
     ] = None,
@@ -413,18 +415,20 @@ def serve(
     recipe: Recipe,
     overrides: Overrides = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where plays are written.")] = Path(
-        "plays"
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where trajectories are written.")] = Path(
+        "trajectories"
     ),
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8322,
-    idle: Annotated[float, typer.Option(min=1, help="Seconds without a call after which a play has ended.")] = 3600,
-    per_file: Annotated[int, typer.Option(min=1, help="Plays in a file.")] = 256,
+    idle: Annotated[
+        float, typer.Option(min=1, help="Seconds without a call after which a trajectory has ended.")
+    ] = 3600,
+    per_file: Annotated[int, typer.Option(min=1, help="Trajectories in a file.")] = 256,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Let --host be one that other machines can reach.")
     ] = False,
 ) -> None:
-    """A recipe's policies as an OpenAI-compatible server: each play has a URL, and is written as a trajectory.
+    """A recipe's policies as an OpenAI-compatible server: each trajectory has a URL, and is written as a trajectory.
 
     To train agents that call over HTTP, give them team.base_url in a workflow (docs/serving.md).
     """

@@ -137,8 +137,8 @@ class CriticConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """Default: the policy's model, with a new head that predicts 0."""
-    sees: str = "step"
-    """Input of the value model. `step`: the agent's own prompt; `play`: all prompts and responses of the policy's
+    context: str = "step"
+    """Input of the value model. `step`: the agent's own prompt; `trajectory`: all prompts and responses of the policy's
     agents in the trajectory so far (a centralised critic; Yu et al. 2022, arXiv 2103.01955). Acting needs no critic, so
     the agents' inputs stay the same."""
     optim: OptimConfig = field(default_factory=_critics_optim)
@@ -231,7 +231,7 @@ class AlgorithmConfig(CreditOptions):
     strata: str | None = None
     """`file.py:function` that takes a step and returns a label (from the prompt alone) or None."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
-    counterfactual_plays: int = 16
+    counterfactual_rollouts: int = 16
     """With `propagation: shapley`: the maximum number of rollouts to measure the agents' contributions to the
     outcome of one trajectory. At least 2^A - 1 for A agents, up to four; A^2 beyond."""
 
@@ -383,7 +383,7 @@ def default_rules() -> dict[str, Any]:
         "accuracy": {
             "kind": "drop",
             "metric": "val/pass_at_1",
-            "over": "val/plays",
+            "over": "val/trajectories",
             "by": 0.05,
             "window": 5,
             "action": "set_threshold",
@@ -391,7 +391,7 @@ def default_rules() -> dict[str, Any]:
         },
         "error_rate": {
             "metric": "reward/error_rate",
-            "over": "reward/judged_plays",
+            "over": "reward/judged_trajectories",
             "above": 0.1,
             "window": 5,
             "p_value": 1e-3,
@@ -942,7 +942,7 @@ def _validate_critic(critic: CriticConfig) -> None:
         "grad_clip": critic.grad_clip,
     }.items():
         _positive(f"critic.{key}", value)
-    _one_of("critic.sees", critic.sees, ("step", "play"))
+    _one_of("critic.context", critic.context, ("step", "trajectory"))
     _validate_averaging("critic", critic)
 
 
@@ -1003,7 +1003,7 @@ def _validate(config: Config) -> None:
         "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": rollout.multi_turn.max_parallel_calls,
         "actor_rollout_ref.rollout.multi_turn.max_tool_response_length": rollout.multi_turn.max_tool_response_length,
         "algorithm.filter_groups.max_num_gen_batches": config.algorithm.filter_groups.max_num_gen_batches,
-        "algorithm.counterfactual_plays": config.algorithm.counterfactual_plays,
+        "algorithm.counterfactual_rollouts": config.algorithm.counterfactual_rollouts,
         "trainer.total_epochs": config.trainer.total_epochs,
         "reward.timeout": config.reward.timeout,
         "reward.max_in_flight": config.reward.max_in_flight,
@@ -1039,8 +1039,8 @@ def _validate(config: Config) -> None:
     _one_of("trainer.device", config.trainer.device, ("auto", "cpu", "cuda"))
     if rollout.n == 1 and config.algorithm.adv_estimator == "grpo":
         raise ConfigError(
-            "actor_rollout_ref.rollout.n: 1 play of each task; grpo compares plays of the same task, so a group of one "
-            "would train on nothing: use 2 or more"
+            "actor_rollout_ref.rollout.n: 1 rollout of each task; grpo compares trajectories of the same task, so a "
+            "group of one would train on nothing: use 2 or more"
         )
     if actor.ppo_mini_batch_size > data.train_batch_size:
         raise ConfigError(

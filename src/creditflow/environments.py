@@ -100,7 +100,7 @@ def aec(
 
     async def solve(task: Task, team: Team) -> str:
         env = _made(make, task, "aec")
-        table = _Table(env, team, agents or {}, show, read, illegal)
+        table = _Seats(env, team, agents or {}, show, read, illegal)
         try:
             env.reset(seed=_seed(task))
             table.sit(env.possible_agents)
@@ -153,7 +153,7 @@ def parallel(
 
     async def solve(task: Task, team: Team) -> str:
         env = _made(make, task, "parallel")
-        table = _Table(env, team, agents or {}, show, read, illegal)
+        table = _Seats(env, team, agents or {}, show, read, illegal)
         try:
             seen, infos = env.reset(seed=_seed(task))
             table.sit(env.possible_agents)
@@ -199,7 +199,7 @@ def gymnasium(
 
     async def solve(task: Task, team: Team) -> str:
         env = _made(make, task, "gymnasium")
-        table = _Table(env, team, {}, show, read, illegal)
+        table = _Seats(env, team, {}, show, read, illegal)
         try:
             observation, info = env.reset(seed=_seed(task))
             table.sit([agent])
@@ -248,12 +248,12 @@ class Returns:
         """Compute the outcome, in [low, high]. Raises ValueError if it is outside."""
         earned: dict[str, float] = json.loads(trajectory.answer or "{}")
         if self.seat is not None and self.seat not in earned:
-            raise ValueError(f"no seat {self.seat!r} in this play; there is {', '.join(earned)}")
+            raise ValueError(f"no seat {self.seat!r} in this trajectory; there is {', '.join(earned)}")
         value = float(np.mean(list(earned.values()))) if self.seat is None else earned[self.seat]
         return _within(value, self.range)
 
 
-class _Table:
+class _Seats:
     """The state of one rollout: its seats, their last replies, and their returns."""
 
     def __init__(
@@ -403,7 +403,7 @@ def _expect(
     """Raise ConfigError for invalid arguments when the workflow is made."""
     for name, function in (("make", make), ("show", show), ("read", read)):
         if not callable(function):
-            hint = "; an environment is made anew for each play: `lambda task: ...`" if name == "make" else ""
+            hint = "; an environment is created for each rollout: `lambda task: ...`" if name == "make" else ""
             raise ConfigError(f"{called}: {name}: expected a function, got {_told(function)}{hint}")
     if not isinstance(agents, Mapping | None) or not all(isinstance(name, str) for name in (agents or {}).values()):
         raise ConfigError(f"{called}: agents: expected {{seat: agent}}, agents by their names, got {_told(agents)}")

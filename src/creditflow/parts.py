@@ -28,7 +28,7 @@ StratumFunction = Callable[[Step], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Components:
     """Everything that a recipe names, except the engine's models."""
 
     recipe: Recipe
@@ -84,7 +84,7 @@ class Parts:
                 step.stratum = label
 
 
-def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) -> Parts:
+def build_components(recipe: Recipe, *, training: bool = True, tasks: bool = True) -> Components:
     """Load and check everything that the recipe names; raises an InputError before anything is written.
 
     `training`: require training tasks and something to learn from. `tasks`: load tasks; a process that only runs the
@@ -105,7 +105,7 @@ def build_parts(recipe: Recipe, *, training: bool = True, tasks: bool = True) ->
         raise RewardError(
             "reward.functions: no outcome and no sub-reward of positive weight, so nothing can be learned"
         )
-    return Parts(
+    return Components(
         recipe=recipe,
         train_tasks=train_tasks,
         val_tasks=val_tasks,

@@ -59,7 +59,7 @@ class SimulatedTeam:
     scored: Sequence[str] | None = None
     """The scored agents; default: all."""
     tasks: int = 256
-    plays: int = 8
+    trajectories: int = 8
     """Trajectories per task."""
     seed: int = 0
 
@@ -68,7 +68,7 @@ class SimulatedTeam:
             _expect_share(name, getattr(self, name))
         for name, value in self.errors.items():
             _expect_share(f"errors.{name}", value)
-        for name in ("steps", "votes", "tasks", "plays"):
+        for name in ("steps", "votes", "tasks", "trajectories"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a whole number of at least 1, got {getattr(self, name)}")
         if self.graph not in GRAPHS:
@@ -113,7 +113,7 @@ class SimulatedTeam:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SimulatedTrajectories:
     """N simulated trajectories of K steps."""
 
     own_NK: Bools
@@ -132,7 +132,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class SimulatedCredit:
     """Credit statistics of one rule on simulated trajectories."""
 
     rule: str
@@ -148,26 +148,26 @@ class Credited:
     """[K] blame on a whole trajectory due to an error at this place, in units of the blame on the step itself."""
 
 
-def draw(team: SimulatedTeam) -> Drawn:
+def draw(team: SimulatedTeam) -> SimulatedTrajectories:
     """Draw trajectories of the team, as a batch with scores and outcomes."""
     rng = np.random.default_rng(team.seed)
-    n, k = team.tasks * team.plays, team.n_steps
+    n, k = team.tasks * team.trajectories, team.n_steps
     chance_NK, recovers_NK = rng.random((n, k)), rng.random((n, k)) < team.recovery
-    own_NK, output_NK = _play(team, chance_NK, recovers_NK)
+    own_NK, output_NK = _trajectory(team, chance_NK, recovers_NK)
     seen_NK = output_NK if team.inherits else own_NK
     mistaken_NKV = rng.random((n, k, team.votes)) < team.noise
     score_NK = np.where(mistaken_NKV, ~seen_NK[:, :, None], seen_NK[:, :, None]).mean(axis=2)
-    return Drawn(own_NK, output_NK, chance_NK, recovers_NK, _batch(team, score_NK, output_NK[:, -1]))
+    return SimulatedTrajectories(own_NK, output_NK, chance_NK, recovers_NK, _batch(team, score_NK, output_NK[:, -1]))
 
 
-def credited(rule: str, drawn: Drawn, options: CreditOptions) -> Credited:
+def credited(rule: str, drawn: SimulatedTrajectories, options: CreditOptions) -> SimulatedCredit:
     """Compute the credit of simulated trajectories under `options`; `rule`: its name in the result."""
     n, k = drawn.own_NK.shape
     advantage_NK = assign(drawn.batch, options).advantage_S.reshape(n, k)
     right_NK = drawn.own_NK
     wrong_way = np.where(right_NK, advantage_NK < 0, advantage_NK > 0)
     blame_NK = np.maximum(-advantage_NK, 0.0)
-    return Credited(
+    return SimulatedCredit(
         rule,
         float(wrong_way.mean()),
         _mean(blame_NK[right_NK]),
@@ -177,7 +177,7 @@ def credited(rule: str, drawn: Drawn, options: CreditOptions) -> Credited:
     )
 
 
-def moved_outputs(team: SimulatedTeam, drawn: Drawn) -> Floats:
+def moved_outputs(team: SimulatedTeam, drawn: SimulatedTrajectories) -> Floats:
     """[K] the mean number of additional wrong outputs in a trajectory due to an error of the step at this place.
 
     An intervention: the same trajectories with the same random numbers, once with an error there and once without.
@@ -188,13 +188,13 @@ def moved_outputs(team: SimulatedTeam, drawn: Drawn) -> Floats:
         for chance in (-1.0, 2.0):  # below every error rate, and above
             chance_NK = drawn.chance_NK.copy()
             chance_NK[:, place] = chance
-            wrong.append((~_play(team, chance_NK, drawn.recovers_NK)[1]).sum(axis=1).mean())
+            wrong.append((~_trajectory(team, chance_NK, drawn.recovers_NK)[1]).sum(axis=1).mean())
         moved.append(wrong[0] - wrong[1])
     return np.array(moved)
 
 
 def best_threshold(
-    drawn: Drawn, options: CreditOptions, thetas: Sequence[float]
+    drawn: SimulatedTrajectories, options: CreditOptions, thetas: Sequence[float]
 ) -> tuple[float, list[tuple[float, float]]]:
     """The threshold with the highest `signal`, and (threshold, signal) of all thresholds."""
     signals = [
@@ -218,7 +218,7 @@ def break_even_noise(
     return next((noise for noise, rule, shared in rows if rule <= shared), None), rows
 
 
-def _play(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[Bools, Bools]:
+def _trajectory(team: SimulatedTeam, chance_NK: Floats, recovers_NK: Bools) -> tuple[Bools, Bools]:
     """([N, K] whether each step itself is right, [N, K] whether its output is right)."""
     own_NK, output_NK = np.zeros(chance_NK.shape, dtype=np.bool_), np.zeros(chance_NK.shape, dtype=np.bool_)
     rate_A = np.array([team.errors.get(agent, team.error) for agent in team.agents])
@@ -257,7 +257,7 @@ def _batch(team: SimulatedTeam, score_NK: Floats, outcome_N: Bools) -> Trajector
         trajectory_ids=tuple(map(str, range(n))),
         tasks=(task,) * n,
         group_names=tuple(map(str, range(team.tasks))),
-        group_of_trajectory=np.repeat(np.arange(team.tasks), team.plays),
+        group_of_trajectory=np.repeat(np.arange(team.tasks), team.trajectories),
         outcome=outcome_N.astype(np.float64),
         outcome_scores=tuple(Score(float(right)) for right in outcome_N),
         status_of_trajectory=np.full(n, TRAJECTORY_STATUSES.index("ok")),

@@ -153,23 +153,23 @@ class Column(Sequence[T]):
 # ---- to a table ----------------------------------------------------------------------------------------------------
 
 
-def table_of(played: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
+def table_of(given: TrajectoryBatch | Sequence[Trajectory]) -> pa.Table:
     """The table of a batch or of trajectories; a batch built from a table returns that table.
 
     Raises BatchError if the trajectories do not form a batch or hold a value that cannot be written: a task or `info`
     that JSON cannot represent, or text that UTF-8 cannot encode.
     """
-    batch = played if isinstance(played, TrajectoryBatch) else TrajectoryBatch.from_trajectories(played)
+    batch = given if isinstance(given, TrajectoryBatch) else TrajectoryBatch.from_trajectories(given)
     return batch.table if batch.table is not None else _spread(pa.Table.from_batches([_compact(batch)]))
 
 
-def pack(played: Trajectory | Sequence[Trajectory]) -> bytes:
+def pack(given: Trajectory | Sequence[Trajectory]) -> bytes:
     """Pack finished, scored trajectories into a message for `unpack` in another process of the same run.
 
     The message is a checksum, the uncompressed size, and a compressed record batch without its schema. Raises
     BatchError like `table_of`.
     """
-    trajectories = [played] if isinstance(played, Trajectory) else list(played)
+    trajectories = [given] if isinstance(given, Trajectory) else list(given)
     message = _compact(TrajectoryBatch.from_trajectories(trajectories)).serialize()
     rest = message.size.to_bytes(_SIZE, "little") + _CODEC.compress(message, asbytes=True)
     return bytes(_checksum(rest) + rest)
@@ -378,11 +378,11 @@ def batch_of(table: pa.Table) -> TrajectoryBatch:
     """
     known = _known(table)
     first_R, has_step_R = _starts(known)
-    plays = known.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
+    trajectories = known.select(_OF_TRAJECTORY.names).filter(pa.array(first_R))
     steps = _Steps(known, has_step_R, (np.cumsum(first_R) - 1)[has_step_R])
     batch = TrajectoryBatch(
-        **_trajectory_columns(plays),
-        **_step_columns(steps, plays),
+        **_trajectory_columns(trajectories),
+        **_step_columns(steps, trajectories),
         **_score_columns(steps),
         **_token_columns(steps),
     )
@@ -506,33 +506,33 @@ class _Steps:
             raise BatchError(f"step {step} of trajectory {trajectory}: {why(s)}")
 
 
-def _trajectory_columns(plays: pa.Table) -> dict[str, Any]:
+def _trajectory_columns(trajectories: pa.Table) -> dict[str, Any]:
     for name in ("uid", "task", "status", "trajectory_info", "answer_steps"):
-        if plays.column(name).null_count:
-            wrong = _first(plays.column(name).is_null().to_numpy())
-            raise BatchError(f"trajectory {plays.column('trajectory_id')[wrong]}: expected a {name}, got none")
-    group_of_trajectory, group_names = _codes(plays.column("uid"))
-    status_of_trajectory, statuses = _codes(plays.column("status"))
-    _expect_outcomes_ok(plays)
+        if trajectories.column(name).null_count:
+            wrong = _first(trajectories.column(name).is_null().to_numpy())
+            raise BatchError(f"trajectory {trajectories.column('trajectory_id')[wrong]}: expected a {name}, got none")
+    group_of_trajectory, group_names = _codes(trajectories.column("uid"))
+    status_of_trajectory, statuses = _codes(trajectories.column("status"))
+    _expect_outcomes_ok(trajectories)
     if unknown := set(statuses) - set(TRAJECTORY_STATUSES):
         raise BatchError(f"column status: expected one of {', '.join(TRAJECTORY_STATUSES)}, got {unknown.pop()}")
     known = [TRAJECTORY_STATUSES.index(status) for status in statuses if status in TRAJECTORY_STATUSES]
     return {
-        "trajectory_ids": Column(plays.column("trajectory_id")),
-        "tasks": Column(plays.column("task"), _task_of_json, "task"),
+        "trajectory_ids": Column(trajectories.column("trajectory_id")),
+        "tasks": Column(trajectories.column("task"), _task_of_json, "task"),
         "group_names": group_names,
         "group_of_trajectory": group_of_trajectory,
-        "outcome": np.array(plays.column("outcome").to_numpy(), dtype=np.float64),  # NaN for null
-        "outcome_scores": Column(plays.column("outcome_score"), _outcome_of_json, "outcome_score"),
+        "outcome": np.array(trajectories.column("outcome").to_numpy(), dtype=np.float64),  # NaN for null
+        "outcome_scores": Column(trajectories.column("outcome_score"), _outcome_of_json, "outcome_score"),
         "status_of_trajectory": np.array(known, dtype=np.int64)[status_of_trajectory],
-        "answers": Column(plays.column("answer")),
-        "trajectory_info": Column(plays.column("trajectory_info"), json.loads, "trajectory_info"),
+        "answers": Column(trajectories.column("answer")),
+        "trajectory_info": Column(trajectories.column("trajectory_info"), json.loads, "trajectory_info"),
     }
 
 
-def _step_columns(steps: _Steps, plays: pa.Table) -> dict[str, Any]:
+def _step_columns(steps: _Steps, trajectories: pa.Table) -> dict[str, Any]:
     trajectory_S = steps.trajectory_S
-    steps_N = np.bincount(trajectory_S, minlength=plays.num_rows)
+    steps_N = np.bincount(trajectory_S, minlength=trajectories.num_rows)
     first_N = np.cumsum(steps_N) - steps_N
     index_S, expected_S = steps.integers("index"), np.arange(steps.n) - first_N[trajectory_S]
     steps.refuse(
@@ -554,7 +554,7 @@ def _step_columns(steps: _Steps, plays: pa.Table) -> dict[str, Any]:
         "policy_of_step": policy_of_step,
         "policy_version": steps.integers("policy_version"),
         "temperature_of_step": np.array(steps.column("temperature").to_numpy(), dtype=np.float64),
-        "is_answer": _answers(plays, first_N, steps_N),
+        "is_answer": _answers(trajectories, first_N, steps_N),
         "stratum_names": stratum_names,
         "stratum_of_step": stratum_of_step,
         "prompts": Column(steps.column("prompt")),
@@ -582,10 +582,10 @@ def _edges(steps: _Steps, index_S: Ints) -> tuple[Ints, Ints]:
     return child_E, parent_E
 
 
-def _answers(plays: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
+def _answers(trajectories: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
     """[S] whether the trajectory's answer came from this step."""
-    given = _whole(plays.column("answer_steps"))
-    trajectory_A = np.repeat(np.arange(plays.num_rows), np.diff(given.offsets.to_numpy()))
+    given = _whole(trajectories.column("answer_steps"))
+    trajectory_A = np.repeat(np.arange(trajectories.num_rows), np.diff(given.offsets.to_numpy()))
     index_A = given.flatten().to_numpy(zero_copy_only=False)
     rises_A = np.ones(len(index_A), dtype=np.bool_)
     rises_A[1:] = (np.diff(index_A) > 0) | (np.diff(trajectory_A) > 0)
@@ -593,29 +593,29 @@ def _answers(plays: pa.Table, first_N: Ints, steps_N: Ints) -> Bools:
     if wrong_A.any():
         n = int(trajectory_A[_first(wrong_A)])
         raise BatchError(
-            f"trajectory {plays.column('trajectory_id')[n]}: answer steps must rise and be of its {steps_N[n]}, got "
-            f"{tuple(index_A[trajectory_A == n].tolist())}"
+            f"trajectory {trajectories.column('trajectory_id')[n]}: answer steps must rise and be of its "
+            f"{steps_N[n]}, got {tuple(index_A[trajectory_A == n].tolist())}"
         )
     is_answer = np.zeros(int(steps_N.sum()), dtype=np.bool_)
     is_answer[first_N[trajectory_A] + index_A] = True
     return is_answer
 
 
-def _expect_outcomes_ok(plays: pa.Table) -> None:
+def _expect_outcomes_ok(trajectories: pa.Table) -> None:
     """Raise BatchError if an outcome has a number although its scoring failed.
 
     Texts that contain `"status": "ok"` as this module writes it are not decoded: quotes inside a JSON string would be
     escaped, so the match is safe.
     """
-    scores = plays.column("outcome_score")
+    scores = trajectories.column("outcome_score")
     says_ok = pc.match_substring(_plain(scores), '"status": "ok"').fill_null(True)
-    odd_N = plays.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
+    odd_N = trajectories.column("outcome").is_valid().to_numpy() & ~says_ok.to_numpy(zero_copy_only=False)
     decoded = Column(scores, _outcome_of_json, "outcome_score")
     for n in np.flatnonzero(odd_N).tolist():
         if (score := decoded[n]) is not None and score.status != "ok":
             raise BatchError(
-                f"trajectory {plays.column('trajectory_id')[n]}: an outcome of {plays.column('outcome')[n]}, but its "
-                f"scoring has status {score.status}"
+                f"trajectory {trajectories.column('trajectory_id')[n]}: an outcome of "
+                f"{trajectories.column('outcome')[n]}, but its scoring has status {score.status}"
             )
 
 
@@ -811,7 +811,7 @@ def read(path: Path | str) -> TrajectoryBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class ExtraContents:
     """The further contents of a file beside the batch."""
 
     facts: dict[str, Any]
@@ -845,7 +845,7 @@ def read_beside(
     *,
     trajectory_columns: Iterable[str] = (),
     token_columns: Iterable[str] = (),
-) -> tuple[TrajectoryBatch, Beside]:
+) -> tuple[TrajectoryBatch, ExtraContents]:
     """Read the batch in a file, and the named further columns that the file has.
 
     Raises BatchError for a file of another kind or with inconsistent columns.
@@ -875,7 +875,7 @@ def _beside(
     of_steps: tuple[str, ...],
     of_trajectories: tuple[str, ...],
     of_tokens: tuple[str, ...],
-) -> Beside:
+) -> ExtraContents:
     first_R, has_step_R = _starts(table)
     present = set(table.column_names)
 
@@ -886,7 +886,7 @@ def _beside(
     for name, lists in token.items():
         if lists.null_count or (np.diff(lists.offsets.to_numpy()) != np.diff(batch.token_offsets)).any():
             raise BatchError(f"column {name}: expected a value for each response token of each step")
-    return Beside(
+    return ExtraContents(
         facts,
         {name: rows(name, has_step_R).to_numpy(zero_copy_only=False) for name in of_steps if name in present},
         {name: rows(name, first_R).to_numpy(zero_copy_only=False) for name in of_trajectories if name in present},

@@ -87,24 +87,24 @@ def mixture(*proposers: str, judge: str, layers: int = 1, prompt: Prompt = plain
 
 
 @dataclass(frozen=True)
-class Boss:
+class Manager:
     """An agent of a tree, and its workers."""
 
     agent: str
-    workers: tuple[str | Boss, ...]
+    workers: tuple[str | Manager, ...]
 
 
-def boss(agent: str, *workers: str | Boss) -> Boss:
+def boss(agent: str, *workers: str | Manager) -> Manager:
     """Return an agent of a tree with its workers; a worker may be a boss, too."""
     _expect("boss", agent=(agent, _NAME), workers=(workers, _WORKERS))
-    return Boss(agent, workers)
+    return Manager(agent, workers)
 
 
-def tree(root: Boss, prompt: Prompt = plain) -> Workflow:
+def tree(root: Manager, prompt: Prompt = plain) -> Workflow:
     """Make a workflow in which leaves work on the task alone, each boss reads its workers, and the root answers."""
     _expect("tree", root=(root, ("a boss(...) or an agent's name", _works)), prompt=(prompt, _PROMPT))
 
-    async def work(task: Task, team: Team, node: str | Boss) -> Reply:
+    async def work(task: Task, team: Team, node: str | Manager) -> Reply:
         if isinstance(node, str):
             return await _ask(team, node, task, [], prompt)
         read = await asyncio.gather(*(work(task, team, worker) for worker in node.workers))
@@ -242,7 +242,7 @@ def _named(given: object) -> bool:
 
 
 def _works(given: object) -> bool:
-    return isinstance(given, Boss) or _named(given)
+    return isinstance(given, Manager) or _named(given)
 
 
 def _at_least(least: int) -> _Kind:

@@ -68,7 +68,7 @@ def _load(entry: Any, base: Path, key: str, offered: Mapping[str, Any]) -> Tool:
             raise ConfigError(f"{key} ({fn}): {error}") from error
     if not callable(found):
         raise ConfigError(f"{key}: expected a function, {fn} is a {type(found).__name__}")
-    return Tool.of(found, name=options.get("name"), args=args, timeout=timeout)
+    return Tool.from_function(found, name=options.get("name"), args=args, timeout=timeout)
 
 
 def inline(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ def store(key: str, value: str, state: dict[str, Any]) -> str:
     Args:
         key: What it can be recalled by.
         value: The text.
-        state: The play's own.
+        state: The trajectory's own.
     """
     kept: dict[str, str] = state.setdefault("store", {})
     if len(kept) >= _ENTRIES and key not in kept:
@@ -165,7 +165,7 @@ def recall(key: str, state: dict[str, Any]) -> str:
 
     Args:
         key: As it was stored.
-        state: The play's own.
+        state: The trajectory's own.
     """
     kept: dict[str, str] = state.get("store", {})
     if key not in kept:

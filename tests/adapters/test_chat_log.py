@@ -11,7 +11,7 @@ from creditflow.errors import DataError
 from creditflow.trajectory import Trajectory
 
 
-def plays(*lines: Any) -> list[Trajectory]:
+def trajectories(*lines: Any) -> list[Trajectory]:
     made = convert(from_chat_log(lines))
     assert made.left_out == []
     return made.trajectories
@@ -24,15 +24,17 @@ def test_assistant_message_is_a_step_reading_all_before() -> None:
         {"role": "user", "content": "Go on."},
         {"role": "assistant", "content": "7", "name": "solver"},
     ]
-    (play,) = plays({"messages": messages, "reward": 1.0})
-    assert [(step.agent, step.parents, step.response) for step in play.steps] == [
+    (trajectory,) = trajectories({"messages": messages, "reward": 1.0})
+    assert [(step.agent, step.parents, step.response) for step in trajectory.steps] == [
         ("planner", (), "I shall add them up."),
         ("solver", (0,), "7"),
     ]
-    assert play.steps[1].prompt == ("[user]\nWhat is 3 + 4?\n\n[assistant]\nI shall add them up.\n\n[user]\nGo on.")
-    assert {name: score.value for name, score in play.steps[0].scores.items()} == {"reward": 0.5}
-    assert play.outcome is not None
-    assert play.outcome.value == 1.0
+    assert trajectory.steps[1].prompt == (
+        "[user]\nWhat is 3 + 4?\n\n[assistant]\nI shall add them up.\n\n[user]\nGo on."
+    )
+    assert {name: score.value for name, score in trajectory.steps[0].scores.items()} == {"reward": 0.5}
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 1.0
 
 
 def completion(text: str, *more: str, **attributes: Any) -> dict[str, Any]:
@@ -49,24 +51,24 @@ def test_calls_with_one_id_form_one_trajectory() -> None:
     second = {"trajectory_id": "p", "agent": "b", "request": asked("first, second"), "response": completion("done"),
               "reward": {"right": 1.0, "short": 0.25}}  # fmt: skip
     other = {"request": asked("Hello"), "response": completion("Hi")}
-    play, alone = plays(first, other, second)
-    assert (play.id, [(step.agent, step.parents) for step in play.steps]) == ("p", [("a", ()), ("b", (0,))])
-    assert {name: score.value for name, score in play.steps[1].scores.items()} == {"right": 1.0, "short": 0.25}
-    assert (play.steps[0].temperature, play.steps[0].policy) == (0.5, "m")
-    assert play.steps[0].info["prompt_tokens"] == 3
+    trajectory, alone = trajectories(first, other, second)
+    assert (trajectory.id, [(step.agent, step.parents) for step in trajectory.steps]) == ("p", [("a", ()), ("b", (0,))])
+    assert {name: score.value for name, score in trajectory.steps[1].scores.items()} == {"right": 1.0, "short": 0.25}
+    assert (trajectory.steps[0].temperature, trajectory.steps[0].policy) == (0.5, "m")
+    assert trajectory.steps[0].info["prompt_tokens"] == 3
     assert alone.steps[0].response == "Hi"
 
 
 def test_each_choice_is_a_step() -> None:
-    (play,) = plays({"request": asked("Choose"), "response": completion("one", "two")})
-    assert [(step.response, step.parents) for step in play.steps] == [("one", ()), ("two", ())]
+    (trajectory,) = trajectories({"request": asked("Choose"), "response": completion("one", "two")})
+    assert [(step.response, step.parents) for step in trajectory.steps] == [("one", ()), ("two", ())]
 
 
 def test_vllm_token_ids_and_logprobs_are_kept() -> None:
     response = completion("ab", prompt_token_ids=[1, 2])
     response["choices"][0] |= {"token_ids": [3, 4], "logprobs": {"content": [{"logprob": -1.0}, {"logprob": -2.0}]}}
-    (play,) = plays({"request": asked("x"), "response": response})
-    step = play.steps[0]
+    (trajectory,) = trajectories({"request": asked("x"), "response": response})
+    step = trajectory.steps[0]
     assert (step.prompt_ids, step.response_ids, step.logprobs) == ((1, 2), (3, 4), (-1.0, -2.0))
     assert step.info["tokens"] == "of the trace"
 
@@ -82,7 +84,7 @@ def test_lines_of_several_files_join_only_by_id(tmp_path: Path) -> None:
         lines = [{"messages": said}, {"messages": said, "trajectory_id": "both"}]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
     made = convert(read_spans([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])).trajectories
-    assert [[step.response for step in play.steps] for play in made] == [
+    assert [[step.response for step in trajectory.steps] for trajectory in made] == [
         ["Hello from a."],
         ["Hello from a.", "Hello from b."],
         ["Hello from b."],
@@ -99,20 +101,21 @@ def test_conversation_reward_belongs_to_the_trajectory() -> None:
     }
     second = {"session_id": "s", "messages": [{"role": "user", "content": "Do"}, {"role": "assistant", "content": "B"}],
               "reward": {"right": 0.75, "short": 0.5}}  # fmt: skip
-    (play,) = plays(first, second)
-    assert (play.outcome and play.outcome.value, play.info["outcome"], play.info["rewards"]) == (
-        0.75, "right", {"short": 0.5})  # fmt: skip
-    assert all(step.scores == {} for step in play.steps)
+    (trajectory,) = trajectories(first, second)
+    assert trajectory.outcome is not None
+    assert trajectory.outcome.value == 0.75
+    assert (trajectory.info["outcome"], trajectory.info["rewards"]) == ("right", {"short": 0.5})
+    assert all(step.scores == {} for step in trajectory.steps)
 
 
 def test_repeated_messages_count_once() -> None:
     said = ("Plan it.", "First add.", "And then?", "Then halve.")
     talk = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(said)]
     made = convert(from_chat_log([{"session_id": "s", "messages": talk[:2]}, {"session_id": "s", "messages": talk}]))
-    (play,) = made.trajectories
-    assert [step.response for step in play.steps] == ["First add.", "Then halve."]
+    (trajectory,) = made.trajectories
+    assert [step.response for step in trajectory.steps] == ["First add.", "Then halve."]
     assert [left.reason for left in made.left_out] == ["the same call as span 1.1"]
-    assert play.steps[1].parents == (0,)
+    assert trajectory.steps[1].parents == (0,)
 
 
 @pytest.mark.parametrize("name", ["outcome", "final_reward"])
@@ -122,9 +125,9 @@ def test_call_outcome_is_the_trajectory_outcome(name: str) -> None:
         {"trajectory_id": "p", "request": asked("Do it."), "response": completion("done"),
          "reward": {name: 1.0, "style": 0.5}},
     ]  # fmt: skip
-    (play,) = plays(*calls)
-    assert (play.outcome and play.outcome.value, play.info["outcome"]) == (1.0, name)
-    assert [list(step.scores) for step in play.steps] == [[], ["style"]]
+    (trajectory,) = trajectories(*calls)
+    assert (trajectory.outcome and trajectory.outcome.value, trajectory.info["outcome"]) == (1.0, name)
+    assert [list(step.scores) for step in trajectory.steps] == [[], ["style"]]
 
 
 def test_lines_without_a_response_are_listed() -> None:

@@ -32,7 +32,7 @@ def test_files_of_several_forms_become_one_batch(tmp_path: Path) -> None:
     assert (batch.n_trajectories, batch.n_steps) == (3, 9)
     assert batch.agent_names == ("planner", "executor", "executor_again", "verifier", "assistant")
     assert "32 spans" not in result.stdout
-    assert "3 plays of 2 tasks, 9 steps" in result.stdout
+    assert "3 trajectories of 2 tasks, 9 steps" in result.stdout
     assert "model call: the same call as another span" in result.stdout
     rows = [json.loads(line) for line in left_out.read_text().splitlines()]
     assert [row["what"] for row in rows] == ["model call"] * 4
@@ -103,7 +103,7 @@ def test_duplicate_trajectory_is_refused(tmp_path: Path) -> None:
     assert convert(SOURCE, "-o", one).exit_code == 0
     for sources in ([one, one], [one, SOURCE]):
         result = convert(*sources, "-o", tmp_path / "two.parquet")
-        assert (result.exit_code, "stands in it twice; give each play once" in result.output) == (2, True)
+        assert (result.exit_code, "stands in it twice; give each trajectory once" in result.output) == (2, True)
 
 
 def test_why_accepts_an_id_like_an_option(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_converted_trajectories_are_credited(tmp_path: Path) -> None:
     why = CliRunner().invoke(app, ["why", str(run), step])
     assert (why.exit_code, "executor, turn 0" in why.stdout) == (0, True)
     audit = CliRunner().invoke(app, ["audit", str(run)])
-    assert (audit.exit_code, "there is no workflow by which its plays" in audit.output) == (2, True)
+    assert (audit.exit_code, "there is no workflow by which its trajectories" in audit.output) == (2, True)
     again = CliRunner().invoke(app, ["recredit", str(run), "algorithm.propagation=discounted"])
     assert again.exit_code == 0, again.output
 

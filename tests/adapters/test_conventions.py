@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 
 from creditflow.adapters import Converted, Span, convert
-from creditflow.adapters.spans import Event
+from creditflow.adapters.spans import SpanEvent
 from creditflow.trajectory import Step
 
 
-def made(attributes: dict[str, Any], *events: Event) -> Converted:
+def made(attributes: dict[str, Any], *events: SpanEvent) -> Converted:
     return convert([Span("t", "a", None, "a call", 1, 2, attributes, list(events))])
 
 
-def step(attributes: dict[str, Any], *events: Event) -> Step:
+def step(attributes: dict[str, Any], *events: SpanEvent) -> Step:
     (trajectory,) = made(attributes, *events).trajectories
     (only,) = trajectory.steps
     return only
@@ -94,7 +94,9 @@ def test_parents_by_text_ignore_reasoning() -> None:
 def test_duplicate_conventions_are_read_once() -> None:
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": '[{"role": "user", "content": "Hello"}]'}
     found = step(
-        attributes, Event("gen_ai.user.message", {"content": "Hello"}), Event("gen_ai.choice", {"content": "Hi"})
+        attributes,
+        SpanEvent("gen_ai.user.message", {"content": "Hello"}),
+        SpanEvent("gen_ai.choice", {"content": "Hi"}),
     )
     assert (found.prompt, found.response) == ("[user]\nHello", "Hi")
     twice = {"gen_ai.prompt.0.content": "Hello", "gen_ai.completion.0.content": "Hi",
@@ -104,13 +106,13 @@ def test_duplicate_conventions_are_read_once() -> None:
 
 def test_event_body_may_be_a_json_text() -> None:
     body = json.dumps({"message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"})
-    assert step({"gen_ai.operation.name": "chat"}, Event("gen_ai.choice", {}, body)).response == "Hi"
+    assert step({"gen_ai.operation.name": "chat"}, SpanEvent("gen_ai.choice", {}, body)).response == "Hi"
 
 
 def test_semantic_kernel_calls_are_steps() -> None:
     events = [
-        Event("gen_ai.content.prompt", {"gen_ai.prompt": '[{"role": "user", "content": "Hello"}]'}),
-        Event("gen_ai.content.completion", {"gen_ai.completion": '[{"role": "assistant", "content": "Hi"}]'}),
+        SpanEvent("gen_ai.content.prompt", {"gen_ai.prompt": '[{"role": "user", "content": "Hello"}]'}),
+        SpanEvent("gen_ai.content.completion", {"gen_ai.completion": '[{"role": "assistant", "content": "Hi"}]'}),
     ]
     assert step({"gen_ai.operation.name": "chat.completions"}, *events).response == "Hi"
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.adapters import ConvertOptions, Span, convert
-from creditflow.adapters.spans import Event, Link
+from creditflow.adapters.spans import Link, SpanEvent
 from creditflow.errors import ConfigError
 from creditflow.trajectory import Trajectory
 
@@ -53,12 +53,12 @@ def scores(trajectory: Trajectory) -> list[dict[str, float]]:
     return [{name: score.rescaled for name, score in step.scores.items()} for step in trajectory.steps]
 
 
-PLAY = [agent("plan", 0, 10), call("a", 1, 5, "plan"), agent("write", 10, 40), call("b", 11, 15, "write"),
+TRAJECTORY = [agent("plan", 0, 10), call("a", 1, 5, "plan"), agent("write", 10, 40), call("b", 11, 15, "write"),
         call("c", 20, 25, "write"), call("d", 50, 60)]  # fmt: skip
 
 
 def test_steps_are_in_order_of_time() -> None:
-    trajectory = one(PLAY[::-1])
+    trajectory = one(TRAJECTORY[::-1])
     assert [(step.agent, step.turn) for step in trajectory.steps] == [
         ("plan", 0), ("write", 0), ("write", 1), ("agent", 0)]  # fmt: skip
     assert [step.info["span_id"] for step in trajectory.steps] == ["a", "b", "c", "d"]
@@ -72,33 +72,33 @@ def test_steps_are_in_order_of_time() -> None:
 def test_link_precedes_agent_and_agent_precedes_time() -> None:
     linked = reward(30, 0.25, "linked", "write")
     linked.links = [Link("t", "a")]
-    found = scores(one([*PLAY, linked, reward(31, 0.5, "mine", "write"), reward(70, 0.75, "mine", "plan")]))
+    found = scores(one([*TRAJECTORY, linked, reward(31, 0.5, "mine", "write"), reward(70, 0.75, "mine", "plan")]))
     assert found == [{"linked": 0.25, "mine": 0.75}, {}, {"mine": 0.5}, {}]
 
 
 def test_reward_by_time_belongs_to_the_last_ended_step() -> None:
-    assert scores(one([*PLAY, reward(18), reward(30, 0.5)])) == [{}, {"right": 1.0}, {"right": 0.5}, {}]
+    assert scores(one([*TRAJECTORY, reward(18), reward(30, 0.5)])) == [{}, {"right": 1.0}, {"right": 0.5}, {}]
 
 
 def test_reward_before_all_steps_is_unassigned() -> None:
-    made = convert([*PLAY, reward(2)])
+    made = convert([*TRAJECTORY, reward(2)])
     assert [(left.what, left.reason) for left in made.left_out] == [("reward", "no step had ended by then")]
 
 
 def test_reward_after_all_steps_is_the_outcome() -> None:
-    trajectory = one([*PLAY, reward(61, 0.5)])
+    trajectory = one([*TRAJECTORY, reward(61, 0.5)])
     assert trajectory.outcome is not None
     assert (trajectory.outcome.value, trajectory.info["outcome"], scores(trajectory)) == (0.5, "right", [{}] * 4)
 
 
 def test_last_reward_of_a_series_is_not_the_outcome() -> None:
-    trajectory = one([*PLAY, reward(18), reward(61, 0.5)])
+    trajectory = one([*TRAJECTORY, reward(18), reward(61, 0.5)])
     assert trajectory.outcome is None
     assert scores(trajectory) == [{}, {"right": 1.0}, {}, {"right": 0.5}]
 
 
 def test_outcome_option_names_the_reward() -> None:
-    trajectory = one([*PLAY, reward(18, 0.25, "total"), reward(61, 0.5)], outcome="total")
+    trajectory = one([*TRAJECTORY, reward(18, 0.25, "total"), reward(61, 0.5)], outcome="total")
     assert trajectory.outcome is not None
     assert trajectory.outcome.value == 0.25
     assert trajectory.info["rewards"] == {"right": 0.5}
@@ -187,7 +187,7 @@ def test_link_pairs_resolve_in_any_order() -> None:
 def test_label_without_a_number_is_unassigned() -> None:
     labelled = {"gen_ai.evaluation.name": "safe", "gen_ai.evaluation.score.label": "pass"}
     rated = call("a", 1, 2, evaluations__0__evaluation__name="kind", evaluations__0__evaluation__label="yes")
-    rated.events = [Event("gen_ai.evaluation.result", labelled)]
+    rated.events = [SpanEvent("gen_ai.evaluation.result", labelled)]
     made = convert([rated])
     assert sorted((left.name, left.reason) for left in made.left_out) == [
         ("kind", "it is no number, but a label: 'yes'"),
@@ -205,8 +205,8 @@ def test_agent_around_all_steps_is_ignored() -> None:
 
 def test_all_reward_dimensions_are_kept() -> None:
     more = {"agentlightning__reward__1__name": "style", "agentlightning__reward__1__value": 0.5}
-    trajectory = one([*PLAY, reward(18, **more), reward(70, 0.0, "speed", agentlightning__reward__1__name="outcome",
-                                                        agentlightning__reward__1__value=1.0)])  # fmt: skip
+    last = {"agentlightning__reward__1__name": "outcome", "agentlightning__reward__1__value": 1.0}
+    trajectory = one([*TRAJECTORY, reward(18, **more), reward(70, 0.0, "speed", **last)])
     assert scores(trajectory)[1] == {"right": 1.0, "style": 0.5}
     assert trajectory.outcome is not None
     assert (trajectory.outcome.value, trajectory.info["rewards"]) == (1.0, {"speed": 0.0})
@@ -214,25 +214,25 @@ def test_all_reward_dimensions_are_kept() -> None:
 
 @pytest.mark.parametrize("value", [None, "much", math.nan, math.inf, 10**400, [1]])
 def test_non_numeric_reward_has_failed(value: Any) -> None:
-    (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
+    (score,) = one([*TRAJECTORY, reward(18, value)]).steps[1].scores.values()
     assert (score.status, math.isnan(score.rescaled)) == ("failed", True)
     assert "expected a number" in score.reason
 
 
 def test_reward_outside_its_range_has_failed() -> None:
-    (score,) = one([*PLAY, reward(18, -1.0)]).steps[1].scores.values()
+    (score,) = one([*TRAJECTORY, reward(18, -1.0)]).steps[1].scores.values()
     assert (score.status, score.reason) == ("failed", "expected a value in [0, 1], got -1; give the reward's range")
-    assert scores(one([*PLAY, reward(18, -0.5)], ranges={"right": (-1.0, 1.0)}))[1] == {"right": 0.25}
+    assert scores(one([*TRAJECTORY, reward(18, -0.5)], ranges={"right": (-1.0, 1.0)}))[1] == {"right": 0.25}
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.1 * 0.1 * 100, 1.0), (-1e-17, 0.0)])
 def test_reward_beyond_by_rounding_is_clipped(value: float, expected: float) -> None:
-    (score,) = one([*PLAY, reward(18, value)]).steps[1].scores.values()
+    (score,) = one([*TRAJECTORY, reward(18, value)]).steps[1].scores.values()
     assert (score.status, score.value) == ("ok", expected)
 
 
 def test_repeated_reward_counts_the_second_time() -> None:
-    made = convert([*PLAY, reward(26, 0.0), reward(27, 1.0)])
+    made = convert([*TRAJECTORY, reward(26, 0.0), reward(27, 1.0)])
     assert scores(made.trajectories[0])[2] == {"right": 1.0}
     assert [(left.span, left.reason) for left in made.left_out] == [("reward at 26", "given again later")]
 
@@ -240,7 +240,7 @@ def test_repeated_reward_counts_the_second_time() -> None:
 def test_calls_inside_a_reward_span_are_left_out() -> None:
     judge = reward(27, parent="write")
     judge.end = 40
-    made = convert([*PLAY, judge, call("judge", 28, 30, "reward at 27")])
+    made = convert([*TRAJECTORY, judge, call("judge", 28, 30, "reward at 27")])
     assert len(made.trajectories[0].steps) == 4
     assert [(left.span, left.reason) for left in made.left_out] == [("judge", "made by a reward")]
 
@@ -259,9 +259,9 @@ def test_reward_attributes_belong_to_their_span() -> None:
 def test_otel_and_openinference_evaluations_are_rewards() -> None:
     spans = [call("a", 1, 5, gen_ai__response__id="r1"), call("b", 6, 9)]
     score = {"gen_ai.evaluation.name": "right", "gen_ai.evaluation.score.value": 0.5}
-    spans[0].events = [Event("gen_ai.evaluation.result", score)]
+    spans[0].events = [SpanEvent("gen_ai.evaluation.result", score)]
     of_a = {**score, "gen_ai.evaluation.name": "of a", "gen_ai.response.id": "r1"}
-    spans[1].events = [Event("gen_ai.evaluation.result", of_a)]
+    spans[1].events = [SpanEvent("gen_ai.evaluation.result", of_a)]
     style = {"evaluations.0.evaluation.name": "style", "evaluations.0.evaluation.score": 1.0}
     liked = {"trace.annotations.0.annotation.name": "liked", "trace.annotations.0.annotation.score": 0.0}
     spans[1].attributes = {**spans[1].attributes, **style, **liked}
@@ -275,7 +275,9 @@ def test_otel_and_openinference_evaluations_are_rewards() -> None:
 
 
 def test_unmatched_agents_lose_calls_and_rewards() -> None:
-    made = convert([*PLAY, reward(30, parent="write"), reward(8, 0.5, "good", "plan")], ConvertOptions("plan|agent"))
+    made = convert(
+        [*TRAJECTORY, reward(30, parent="write"), reward(8, 0.5, "good", "plan")], ConvertOptions("plan|agent")
+    )
     assert [step.agent for step in made.trajectories[0].steps] == ["plan", "agent"]
     assert [(left.what, left.reason) for left in made.left_out] == [
         ("model call", "agent 'write' is not asked for"),
@@ -331,11 +333,11 @@ def test_calls_that_share_a_response_id_are_two() -> None:
     made = convert([call("a", 1, 2, **same), call("b", 3, 4, **same), call("c", 5, 6, wrote="response of b", **same),
                     reward(8, response_id="x", agentlightning__link__0__key_match="gen_ai.response.id",
                            agentlightning__link__0__value_match="chatcmpl-1")])  # fmt: skip
-    (play,) = made.trajectories
-    assert [step.info["span_id"] for step in play.steps] == ["a", "b"]
+    (trajectory,) = made.trajectories
+    assert [step.info["span_id"] for step in trajectory.steps] == ["a", "b"]
     assert [left.reason for left in made.left_out] == ["the same call as span b"]
     assert made.mended["a response id of another call"] == 1
-    assert scores(play) == [{}, {"right": 1.0}]  # the last call with that id
+    assert scores(trajectory) == [{}, {"right": 1.0}]  # the last call with that id
 
 
 def test_logprobs_of_other_tokens_are_ignored() -> None:
@@ -377,14 +379,14 @@ def test_trajectories_split_by_trace_or_attribute() -> None:
     spans.append(call("c", 5, 6))
     assert len(one(spans).steps) == 3
     made = convert(spans, ConvertOptions(trajectory_by="session"))
-    assert {play.id: [step.info["span_id"] for step in play.steps] for play in made.trajectories} == {
+    assert {trajectory.id: [step.info["span_id"] for step in trajectory.steps] for trajectory in made.trajectories} == {
         "one": ["a"], "two": ["b"], "t": ["c"]}  # fmt: skip
 
 
 def test_trajectories_with_one_first_prompt_share_a_task() -> None:
     spans = [call("a", 1, 2, read="Add 3 and 4."), call("b", 1, 2, read="Add 3 and 4."), call("c", 1, 2)]
-    for number, play in enumerate(spans):
-        play.trace = str(number)
+    for number, trajectory in enumerate(spans):
+        trajectory.trace = str(number)
     first, second, third = convert(spans).trajectories
     assert first.uid == second.uid != third.uid
     spans[2].attributes = {**spans[2].attributes, "task": "T"}
@@ -397,9 +399,9 @@ def test_task_is_independent_of_agent_match() -> None:
         plan = call("p", 1, 2, read="Add 3 and 4.", wrote=f"plan {number} is long", gen_ai__agent__name="planner")
         work = call("w", 3, 4, read=f"plan {number} is long", gen_ai__agent__name="writer")
         spans += [replace(one, trace=str(number)) for one in (plan, work)]
-    plays = convert(spans, ConvertOptions("writer")).trajectories
-    assert len({play.uid for play in plays}) == 1
-    assert plays[0].task.text == "Add 3 and 4."
+    trajectories = convert(spans, ConvertOptions("writer")).trajectories
+    assert len({trajectory.uid for trajectory in trajectories}) == 1
+    assert trajectories[0].task.text == "Add 3 and 4."
 
 
 @pytest.mark.parametrize("options", [{"agent_match": "("}, {"ranges": {"right": (1.0, 0.0)}}])
@@ -423,13 +425,13 @@ def test_linked_traces_form_one_trajectory() -> None:
     ]
     for order in (spans, spans[::-1]):
         made = convert(order).trajectories
-        assert {tuple(step.response for step in play.steps) for play in made} == {
+        assert {tuple(step.response for step in trajectory.steps) for trajectory in made} == {
             ("response of a", "response of b", "response of c"),
             ("response of d",),
             ("response of e",),
         }
-        (play,) = (play for play in made if len(play.steps) == 3)
-        assert [step.parents for step in play.steps] == [(), (0,), (1,)]
-        assert scores(play) == [{}, {}, {"right": 0.5}]
+        (trajectory,) = (trajectory for trajectory in made if len(trajectory.steps) == 3)
+        assert [step.parents for step in trajectory.steps] == [(), (0,), (1,)]
+        assert scores(trajectory) == [{}, {}, {"right": 0.5}]
     by_name = convert([replace(one, resource={"run": one.trace}) for one in spans], ConvertOptions(trajectory_by="run"))
     assert len(by_name.trajectories) == 5

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from creditflow.adapters import Converted, convert, from_json
-from creditflow.adapters.spans import Event, Span
+from creditflow.adapters.spans import Span, SpanEvent
 from creditflow.trajectory import Step
 
 DETAILS = "gen_ai.client.inference.operation.details"
@@ -134,9 +134,9 @@ def test_failed_call_with_only_a_prompt_is_listed() -> None:
 
 
 def test_span_with_several_calls_keeps_its_rewards() -> None:
-    events = [Event(DETAILS, {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in range(2)]
+    events = [SpanEvent(DETAILS, {"gen_ai.output.messages": [message("assistant", f"answer {k}")]}) for k in range(2)]
     score = {"gen_ai.evaluation.name": "good", "gen_ai.evaluation.score.value": 0.5}
-    events.insert(1, Event("gen_ai.evaluation.result", score))
+    events.insert(1, SpanEvent("gen_ai.evaluation.result", score))
     (trajectory,) = convert([Span("t", "s", None, "handler", 1, 9, {}, events)]).trajectories
     assert [step.response for step in trajectory.steps] == ["answer 0", "answer 1"]
     assert trajectory.outcome is not None
@@ -153,4 +153,7 @@ def test_records_attach_to_agent_lightning_spans_by_id() -> None:
 
 def test_record_of_another_trace_with_one_id_is_separate() -> None:
     made = read([*whole(0, CHAT), *whole(1, CHAT, "b" * 32)])
-    assert sorted((play.id[0], play.answer) for play in made.trajectories) == [("a", "answer 0"), ("b", "answer 1")]
+    assert sorted((trajectory.id[0], trajectory.answer) for trajectory in made.trajectories) == [
+        ("a", "answer 0"),
+        ("b", "answer 1"),
+    ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from creditflow.adapters import Converted, Span, convert, from_chat_log, from_json
-from creditflow.adapters.spans import Event
+from creditflow.adapters.spans import SpanEvent
 from creditflow.errors import DataError
 from tests.adapters.test_fuzz import all_of, logs_of
 
@@ -31,10 +31,12 @@ def is_call(span: dict[str, Any]) -> bool:
 
 def counts(made: Converted) -> tuple[set[str], int]:
     """Ids of the spans with an imported or listed call, and the number of imported or listed rewards."""
-    steps = [step for play in made.trajectories for step in play.steps]
+    steps = [step for trajectory in made.trajectories for step in trajectory.steps]
     calls = {step.info["span_id"] for step in steps} | {one.span for one in made.left_out if one.what == "model call"}
     rewards = sum(len(step.scores) for step in steps) + sum(one.what == "reward" for one in made.left_out)
-    rewards += sum((play.outcome is not None) + len(play.info.get("rewards", ())) for play in made.trajectories)
+    rewards += sum(
+        (trajectory.outcome is not None) + len(trajectory.info.get("rewards", ())) for trajectory in made.trajectories
+    )
     return calls, rewards
 
 
@@ -71,7 +73,7 @@ def test_renamed_attribute_keeps_calls_and_rewards(name: str) -> None:
         calls, rewards = counts(made)
         assert called <= calls, old
         assert rewards >= n_rewards, old
-        lost = any(step.prompt == "" for play in made.trajectories for step in play.steps)
+        lost = any(step.prompt == "" for trajectory in made.trajectories for step in trajectory.steps)
         assert not lost or made.mended["a call without its prompt"], old
 
 
@@ -202,8 +204,8 @@ def test_messages_without_span_ids_attach_to_empty_calls() -> None:
 
 
 def test_unknown_event_is_listed() -> None:
-    event = Event("gen_ai.choice.delta", {"content": "Hi"})
-    made = convert([Span("t", "a", None, "chat", 1, 2, CALL, [event, Event("exception", {})])])
+    event = SpanEvent("gen_ai.choice.delta", {"content": "Hi"})
+    made = convert([Span("t", "a", None, "chat", 1, 2, CALL, [event, SpanEvent("exception", {})])])
     assert [(one.what, one.name, one.reason) for one in made.left_out] == [
         ("record", "gen_ai.choice.delta", "an event of this name is not read")
     ]
@@ -240,12 +242,12 @@ def test_renamed_chat_log_key_keeps_texts_and_rewards() -> None:
                 made = convert(from_chat_log(lines))
             except DataError:
                 continue  # the whole file is refused
-            steps = [step for play in made.trajectories for step in play.steps]
+            steps = [step for trajectory in made.trajectories for step in trajectory.steps]
             listed = [one for one in made.left_out if one.what in ("model call", "record")]
             for text in ("First add, then halve.", "Done it all.", "I did it."):
                 assert any(text in (step.response, *step.prompt.split("\n")) for step in steps) or listed, (key, text)
             given = [score.value for step in steps for score in step.scores.values()]
-            given += [play.outcome.value for play in made.trajectories if play.outcome is not None]
+            given += [trajectory.outcome.value for trajectory in made.trajectories if trajectory.outcome is not None]
             rewards = [one for one in made.left_out if one.what == "reward" or "reward" in one.name]
             assert len(given) + len(rewards) >= len(NUMBERS), key
     assert n > 20

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from creditflow.adapters import Converted, Span, convert, from_chat_log
-from creditflow.adapters.spans import Event
+from creditflow.adapters.spans import SpanEvent
 from creditflow.trajectory import Step, TrajectoryBatch
 
 PNG = base64.b64encode(bytes(range(256)) * 879).decode()  # 225,024 bytes: 225 kB
@@ -67,7 +67,7 @@ def test_image_part_becomes_a_marker(form: str, reader: str) -> None:
     user = {"role": "user", "content": content}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": content}]}
     chat = {"gen_ai.operation.name": "chat"}
-    events = [Event("gen_ai.user.message", {"content": json.dumps(content)}), Event("gen_ai.choice", ANSWER)]
+    events = [SpanEvent("gen_ai.user.message", {"content": json.dumps(content)}), SpanEvent("gen_ai.choice", ANSWER)]
     vercel = {"ai.operationId": "ai.generateText.doGenerate", "ai.response.text": ANSWER["content"]}
     found = step(
         {
@@ -215,10 +215,10 @@ def test_tool_calls_and_results_are_read_in_each_form(form: str) -> None:
     looked, result = ROUNDS[form]
     user = {"role": "user", "content": "Weather?"}
     events = [
-        Event("gen_ai.user.message", {"content": "Weather?"}),
-        Event("gen_ai.assistant.message", {"content": json.dumps(looked)}),
-        Event("gen_ai.tool.message", {"content": json.dumps(result)}),
-        Event("gen_ai.choice", {"message": json.dumps(looked), "finish_reason": "tool_use"}),
+        SpanEvent("gen_ai.user.message", {"content": "Weather?"}),
+        SpanEvent("gen_ai.assistant.message", {"content": json.dumps(looked)}),
+        SpanEvent("gen_ai.tool.message", {"content": json.dumps(result)}),
+        SpanEvent("gen_ai.choice", {"message": json.dumps(looked), "finish_reason": "tool_use"}),
     ]
     messages = [user, {"role": "assistant", "content": looked}, {"role": "tool", "content": result}]
     for made in (

@@ -119,4 +119,4 @@ def test_score_with_an_unknown_response_id_is_listed() -> None:
     assert [step[:4] for step in steps_of(trajectory)] == [step[:4] for step in SEA]
     (left,) = made.left_out
     assert (left.what, left.name) == ("reward", "helpful")
-    assert left.reason == "what it is linked to (gen_ai.response.id chatcmpl-2) is not in the play"
+    assert left.reason == "what it is linked to (gen_ai.response.id chatcmpl-2) is not in the trajectory"

@@ -64,16 +64,16 @@ def test_readable_spans_are_converted() -> None:
     provider, exporter = TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     tracer = provider.get_tracer("test")
-    with tracer.start_as_current_span("play"):
+    with tracer.start_as_current_span("trajectory"):
         with tracer.start_as_current_span("chat", attributes={"gen_ai.operation.name": "chat"}) as call:
             call.add_event("gen_ai.user.message", {"content": "What is 3 + 4?"})
             call.add_event("gen_ai.choice", {"message": json.dumps({"content": "7"}), "finish_reason": "length"})
         with tracer.start_as_current_span("later", links=[trace.Link(call.get_span_context())]) as later:
             later.set_status(StatusCode.ERROR, "broken")
-    chat, broken, play = from_readable(exporter.get_finished_spans())
-    assert (chat.parent, play.parent, broken.error, chat.error) == (play.id, None, "broken", "")
+    chat, broken, root = from_readable(exporter.get_finished_spans())
+    assert (chat.parent, root.parent, broken.error, chat.error) == (root.id, None, "broken", "")
     assert broken.links == [Link(chat.trace, chat.id)]
-    (trajectory,) = convert([chat, broken, play]).trajectories
+    (trajectory,) = convert([chat, broken, root]).trajectories
     assert (trajectory.steps[0].prompt, trajectory.steps[0].response) == ("[user]\nWhat is 3 + 4?", "7")
     assert trajectory.status == "truncated"
 

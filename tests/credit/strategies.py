@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions
 from creditflow.trajectory import Score
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 eighths = st.integers(0, 8).map(lambda k: k / 8)
 
@@ -70,14 +70,14 @@ class Draw:
     def __init__(self, made):
         self.bytes = iter(made)
 
-    def of(self, *choices):
+    def one_of(self, *choices):
         return choices[next(self.bytes, 0) % len(choices)]
 
     def eighth(self):
-        return self.of(*range(9)) / 8
+        return self.one_of(*range(9)) / 8
 
     def one_in(self, n):
-        return self.of(*range(n)) == n - 1
+        return self.one_of(*range(n)) == n - 1
 
     def part(self, n):
         """A Draw from the next `n` bytes; later choices do not depend on the number of bytes that it uses."""
@@ -94,7 +94,7 @@ def make_options(choose, demanding=False, **fixed_values):
     for key, choices in CHOICES.items():
         if key not in fixed_values:
             suiting = [c for c in choices if demanding or c != DEMANDING.get(key)]
-            chosen[key] = choose.of(*(c for c in suiting if not refused({**chosen, key: c})))
+            chosen[key] = choose.one_of(*(c for c in suiting if not refused({**chosen, key: c})))
     return CreditOptions(**chosen)
 
 
@@ -106,13 +106,13 @@ def options(demanding=False, **fixed_values):
 def scores(choose, failures=True, tokens=0):
     """Scores by name; a score of a step with `tokens` may have one value for each token."""
     named = {}
-    for name in choose.of(("f",), ("f",), ("f",), (), ("f", "g"), ("m",), ("f", "m")):
-        weight = 0.0 if name == "m" else choose.of(1.0, 0.5, 3.0)
-        low, high = choose.of((0.0, 1.0), (0.0, 1.0), (-1.0, 3.0))
-        by_token = tokens > 0 and choose.of(False, True)
+    for name in choose.one_of(("f",), ("f",), ("f",), (), ("f", "g"), ("m",), ("f", "m")):
+        weight = 0.0 if name == "m" else choose.one_of(1.0, 0.5, 3.0)
+        low, high = choose.one_of((0.0, 1.0), (0.0, 1.0), (-1.0, 3.0))
+        by_token = tokens > 0 and choose.one_of(False, True)
         values = tuple(low + (high - low) * choose.eighth() for _ in range(tokens if by_token else 1))
         went_wrong = failures and choose.one_in(5)
-        status = choose.of("failed", "timeout") if went_wrong else "ok"
+        status = choose.one_of("failed", "timeout") if went_wrong else "ok"
         named[name] = Score(values if by_token else values[0], (low, high), weight, status)
     return named
 
@@ -133,11 +133,11 @@ def one_path_only(parents_of):
 
 def graph(choose, n, one_path=False):
     """The parents of each of `n` steps."""
-    shape = choose.of("any", "chain", "any", "fan_out", "any", "fan_in", "diamond", "roots", "linked")
+    shape = choose.one_of("any", "chain", "any", "fan_out", "any", "fan_in", "diamond", "roots", "linked")
     if shape == "any":
         parents_of = []
         for index in range(n):
-            some = {choose.of(*range(index)) for _ in range(choose.of(0, 1, 1, 2, 3))} if index else ()
+            some = {choose.one_of(*range(index)) for _ in range(choose.one_of(0, 1, 1, 2, 3))} if index else ()
             parents_of.append(tuple(sorted(some)))
     else:
         parents_of = {
@@ -155,20 +155,20 @@ def graph(choose, n, one_path=False):
 BYTES_OF_A_STEP = 36
 
 
-def make_plays(choose, mishaps=True, max_plays=5, max_steps=6, scores=scores, one_path=False):
+def make_trajectories(choose, mishaps=True, max_trajectories=5, max_steps=6, scores=scores, one_path=False):
     with_tokens = not choose.one_in(4)
-    agents = choose.of("a", "ab", "abc")
-    policies = choose.of(["p"], ["p"], ["p", "p", "p", "q"])
-    versions = choose.of([0], [0], [0, 0, 0, 1])
-    strata = choose.of([None], ["good", "bad", None])
-    tasks = choose.of(["q0"], ["q0", "q0", "q1"])
-    alike = choose.of(True, False)
-    n_plays = choose.of(*range(1, max_plays + 1), *range(2, max_plays + 1))
+    agents = choose.one_of("a", "ab", "abc")
+    policies = choose.one_of(["p"], ["p"], ["p", "p", "p", "q"])
+    versions = choose.one_of([0], [0], [0, 0, 0, 1])
+    strata = choose.one_of([None], ["good", "bad", None])
+    tasks = choose.one_of(["q0"], ["q0", "q0", "q1"])
+    alike = choose.one_of(True, False)
+    n_trajectories = choose.one_of(*range(1, max_trajectories + 1), *range(2, max_trajectories + 1))
 
     made, first = [], None
-    for n in range(n_plays):
-        n_steps = choose.of(*range(1, max_steps + 1), *range(2, max_steps + 1))
-        cast = [choose.of(*agents) for _ in range(max_steps)]
+    for n in range(n_trajectories):
+        n_steps = choose.one_of(*range(1, max_steps + 1), *range(2, max_steps + 1))
+        cast = [choose.one_of(*agents) for _ in range(max_steps)]
         parents_of = graph(choose.part(5 * max_steps), max_steps, one_path)
         first = first or (cast, parents_of)
         if alike:
@@ -179,50 +179,53 @@ def make_plays(choose, mishaps=True, max_plays=5, max_steps=6, scores=scores, on
         ]
         for made_step in steps:
             made_step.more |= {
-                "policy": choose.of(*policies),
-                "policy_version": choose.of(*versions),
-                "stratum": choose.of(*strata),
+                "policy": choose.one_of(*policies),
+                "policy_version": choose.one_of(*versions),
+                "stratum": choose.one_of(*strata),
             }
-        status = choose.of("ok", "ok", "ok", "ok", "ok", "failed", "truncated") if mishaps else "ok"
+        status = choose.one_of("ok", "ok", "ok", "ok", "ok", "failed", "truncated") if mishaps else "ok"
         outcome = choose.eighth()
         if mishaps:
-            outcome = choose.of(outcome, outcome, outcome, outcome, None, outcome, "failed", outcome)
-        answers = choose.of((), (), (0,), tuple(range(n_steps)))
-        made.append(play(f"t{n}", steps, outcome, choose.of(*tasks), status=status, answer_steps=answers))
+            outcome = choose.one_of(outcome, outcome, outcome, outcome, None, outcome, "failed", outcome)
+        answers = choose.one_of((), (), (0,), tuple(range(n_steps)))
+        made.append(
+            make_trajectory(f"t{n}", steps, outcome, choose.one_of(*tasks), status=status, answer_steps=answers)
+        )
     return made
 
 
 def make_step(choose, agent, parents, with_tokens, mishaps, scores):
-    mask = [choose.of(1, 1, 1, 0) for _ in range(choose.of(1, 2, 3, 4, 0))] if with_tokens else []
+    mask = [choose.one_of(1, 1, 1, 0) for _ in range(choose.one_of(1, 2, 3, 4, 0))] if with_tokens else []
     more = {"tokens": len(mask), "response_mask": tuple(mask)}
-    return step(agent, scores(choose, mishaps, len(mask)), parents, prompt=choose.of("x", "y"), **more)
+    return step(agent, scores(choose, mishaps, len(mask)), parents, prompt=choose.one_of("x", "y"), **more)
 
 
-def bytes_of_plays(max_plays, max_steps):
-    return 8 + max_plays * (8 + max_steps * (10 + BYTES_OF_A_STEP))
+def bytes_of_trajectories(max_trajectories, max_steps):
+    return 8 + max_trajectories * (8 + max_steps * (10 + BYTES_OF_A_STEP))
 
 
-def plays(mishaps=True, max_plays=5, max_steps=6, scores=scores, one_path=False):
-    """One to `max_plays` trajectories. `mishaps`: with failed scores and trajectories. `one_path`: see `one_path_only`.
+def trajectories(mishaps=True, max_trajectories=5, max_steps=6, scores=scores, one_path=False):
+    """One to `max_trajectories` trajectories. `mishaps`: with failed scores and trajectories. `one_path`: see
+    `one_path_only`.
 
     In most batches the trajectories are similar, like those of one team; otherwise few steps would share a group.
     """
     return drawn_from(
-        bytes_of_plays(max_plays, max_steps),
-        lambda choose: make_plays(choose, mishaps, max_plays, max_steps, scores, one_path),
+        bytes_of_trajectories(max_trajectories, max_steps),
+        lambda choose: make_trajectories(choose, mishaps, max_trajectories, max_steps, scores, one_path),
     )
 
 
 def make_situation(choose, **fixed_values):
     chosen = make_options(choose.part(len(CHOICES)), demanding=True, **fixed_values)
-    trajectories = make_plays(choose.part(bytes_of_plays(5, 6)), one_path=chosen.share == "copy")
+    trajectories = make_trajectories(choose.part(bytes_of_trajectories(5, 6)), one_path=chosen.share == "copy")
     if chosen.adv_estimator != "gae":
         return trajectories, chosen, None
     n = sum(len(s.response_ids) for t in trajectories for s in t.steps)
-    return trajectories, chosen, [choose.of(*range(17)) / 8 - 1 for _ in range(n)]
+    return trajectories, chosen, [choose.one_of(*range(17)) / 8 - 1 for _ in range(n)]
 
 
 def situations(**fixed_values):
     """Any (trajectories, options, a critic's values or None)."""
-    n = len(CHOICES) + bytes_of_plays(5, 6) + 5 * 6 * 4
+    n = len(CHOICES) + bytes_of_trajectories(5, 6) + 5 * 6 * 4
     return drawn_from(n, lambda choose: make_situation(choose, **fixed_values))

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from creditflow.credit import Credited, CreditOptions, Estimate, advantage_estimator, assign
+from creditflow.credit import CreditOptions, Estimate, EstimatorInput, advantage_estimator, assign
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.errors import ConfigError
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def test_advantage_divides_by_spread_plus_epsilon():
-    batch = batch_of(play("t0", [step()], 1.0), play("t1", [step()], 0.0))
+    batch = batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0))
     sd = np.sqrt(0.5)
     assert assign(batch, CreditOptions()).advantage_S.tolist() == pytest.approx([0.5 / (sd + 1e-6), -0.5 / (sd + 1e-6)])
     assert assign(batch, CreditOptions(norm_adv_by_std_in_grpo=False)).advantage_S.tolist() == [0.5, -0.5]
@@ -20,7 +20,7 @@ def labelled(labels, **more):
     scores = more.pop("scores", [0.5] * len(labels))
     return batch_of(
         *(
-            play(f"t{n}", [step("v", r, stratum=s, **more)], 1.0)
+            make_trajectory(f"t{n}", [step("v", r, stratum=s, **more)], 1.0)
             for n, (s, r) in enumerate(zip(labels, scores, strict=True))
         )
     )
@@ -42,11 +42,11 @@ def test_stratum_weight_has_a_cap():
 
 
 def test_strata_balance_within_an_agent_and_policy():
-    plays = [
-        play(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
+    trajectories = [
+        make_trajectory(f"t{n}", [step("v", 0.5, stratum=label, policy=policy), step("w", 0.5, stratum="good")], 1.0)
         for n, (label, policy) in enumerate([("good", "p"), ("good", "p"), ("bad", "p"), ("good", "q")])
     ]
-    weight = assign(batch_of(*plays), CreditOptions()).weight_S
+    weight = assign(batch_of(*trajectories), CreditOptions()).weight_S
     assert weight.tolist() == pytest.approx([0.75, 1, 0.75, 1, 1.5, 1, 1, 1])
 
 
@@ -57,11 +57,11 @@ def test_stratum_weights_ignore_unlabelled_and_masked_steps():
 
 
 def test_stratum_weights_ignore_masked_trajectories():
-    plays = [
-        play(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
+    trajectories = [
+        make_trajectory(f"t{n}", [step("v", 0.5, stratum=label)], 1.0, status=status)
         for n, (label, status) in enumerate([("good", "ok"), ("bad", "ok"), ("bad", "failed"), ("odd", "failed")])
     ]
-    assert assign(batch_of(*plays), CreditOptions()).weight_S.tolist() == [1.0] * 4
+    assert assign(batch_of(*trajectories), CreditOptions()).weight_S.tolist() == [1.0] * 4
 
 
 @pytest.mark.parametrize("scores", [None, "failed"])
@@ -93,12 +93,14 @@ def test_strata_are_equal_under_every_rule():
 
 def test_custom_estimator_masks_like_built_in_ones():
     @advantage_estimator("plain_credit")
-    def plain_credit(given: Credited):
+    def plain_credit(given: EstimatorInput):
         return Estimate(np.zeros_like(given.credit_S))
 
     try:
         batch = batch_of(
-            play("t0", [step()], 1.0), play("t1", [step()], 0.25), play("t2", [step()], 1.0, status="failed")
+            make_trajectory("t0", [step()], 1.0),
+            make_trajectory("t1", [step()], 0.25),
+            make_trajectory("t2", [step()], 1.0, status="failed"),
         )
         assert assign(batch, CreditOptions(adv_estimator="plain_credit")).advantage_S.tolist() == [1.0, 0.25, 0.0]
     finally:
@@ -108,13 +110,14 @@ def test_custom_estimator_masks_like_built_in_ones():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_custom_token_values_are_whitened_over_tokens(grouped):
     @advantage_estimator("by_position", grouped=grouped, whitened=True)
-    def by_position(given: Credited):
+    def by_position(given: EstimatorInput):
         baseline_S = given.groups.mean_S if grouped else np.zeros_like(given.credit_S)
         return Estimate(baseline_S, unscaled_T=np.arange(given.batch.response_mask.size) ** 2.0)
 
     try:
         batch = batch_of(
-            play("t0", [step(tokens=3)], 1.0), play("t1", [step(tokens=4, response_mask=(1, 0, 1, 1))], 0.5)
+            make_trajectory("t0", [step(tokens=3)], 1.0),
+            make_trajectory("t1", [step(tokens=4, response_mask=(1, 0, 1, 1))], 0.5),
         )
         a = assign(batch, CreditOptions(adv_estimator="by_position", propagation="identical")).token_advantages()
         sampled = a[batch.response_mask]
@@ -127,11 +130,14 @@ def test_custom_token_values_are_whitened_over_tokens(grouped):
 
 def test_whitened_estimator_rejects_its_own_divisor():
     @advantage_estimator("twice", whitened=True)
-    def twice(given: Credited):
+    def twice(given: EstimatorInput):
         return Estimate(given.groups.mean_S, given.groups.spread_S)
 
     try:
         with pytest.raises(ConfigError, match=r"adv_estimator: twice is whitened, .*expected divisor_S None"):
-            assign(batch_of(play("t0", [step()], 1.0), play("t1", [step()], 0.0)), CreditOptions(adv_estimator="twice"))
+            assign(
+                batch_of(make_trajectory("t0", [step()], 1.0), make_trajectory("t1", [step()], 0.0)),
+                CreditOptions(adv_estimator="twice"),
+            )
     finally:
         ADVANTAGE_ESTIMATORS.remove("twice")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.oracle.credit_oracle import credit_rows
 from tests.oracle.shrunk import shrunk_baselines
@@ -18,11 +18,11 @@ PRECISION = 1e-12
 COLUMNS = (
     "sub_reward",
     "gate",
-    "out",
+    "gate_out",
     "own",
     "received",
     "shared",
-    "stopped",
+    "withheld",
     "credit",
     "baseline",
     "spread",
@@ -72,7 +72,7 @@ def assert_equals_oracle(situation):
 
     for name in COLUMNS:
         assert_near(getattr(got, f"{name}_S"), [getattr(row, name) for row in rows], PRECISION * added, name)
-    assert_near(got.in_S, [row.into for row in rows], PRECISION, "in")
+    assert_near(got.gate_in_S, [row.gate_in for row in rows], PRECISION, "gate_in")
     stood_in = [s for s, row in enumerate(rows) if row.stand_in is not None]
     assert_near(got.stand_in_S[stood_in], [rows[s].stand_in for s in stood_in], PRECISION * added, "stand_in")
 
@@ -148,18 +148,20 @@ def test_shrunk_baseline_equals_the_oracle(group_by, estimator):
 
 
 def team(parents_of, rewards, **more):
-    return play("t", [step("a", r, parents) for parents, r in zip(parents_of, rewards, strict=True)], 0.0, **more)
+    return make_trajectory(
+        "t", [step("a", r, parents) for parents, r in zip(parents_of, rewards, strict=True)], 0.0, **more
+    )
 
 
-def assert_credit(trajectory, expected, stopped=None, **chosen):
+def assert_credit(trajectory, expected, withheld=None, **chosen):
     """Check that oracle and core return `expected`, for gamma 1/2, origin 0 and a threshold of 0.1."""
     chosen = CreditOptions(**{"gamma": 0.5, "sub_reward_origin": 0.0, "propagation_threshold": 0.1, **chosen})
     rows, got = credit_rows([trajectory], chosen), assign(batch_of(trajectory), chosen)
     assert [row.credit for row in rows] == expected
     assert got.credit_S.tolist() == expected
-    if stopped is not None:
-        assert [row.stopped for row in rows] == stopped
-        assert got.stopped_S.tolist() == stopped
+    if withheld is not None:
+        assert [row.withheld for row in rows] == withheld
+        assert got.withheld_S.tolist() == withheld
 
 
 DIAMOND = [(), (0,), (0,), (1, 2)]
@@ -200,13 +202,13 @@ def test_fan_out_collects_all_credit_of_both_children(share):
 
 
 @pytest.mark.parametrize(
-    ("gate_at", "credit", "stopped"),
+    ("gate_at", "credit", "withheld"),
     [
         ("pass", [0.25, 0.5, 1.0], [0.0, 0.5, 0.0]),
         ("receive", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
         ("both", [0.25, 0.0, 1.0], [0.0, 1.0, 0.0]),
     ],
 )
-def test_closed_step_of_a_chain_withholds_at_its_gate(gate_at, credit, stopped):
+def test_closed_step_of_a_chain_withholds_at_its_gate(gate_at, credit, withheld):
     chain = team([(), (0,), (1,)], [0.25, 0.0, 1.0])
-    assert_credit(chain, credit, stopped, gate_at=gate_at)
+    assert_credit(chain, credit, withheld, gate_at=gate_at)

@@ -11,7 +11,7 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Score, TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 CLOSE = 1e-6
 SEEDS = (0, 1, 2, 3)
@@ -60,16 +60,16 @@ class Rows:
         return rewards
 
 
-def rows(seed, *, tasks=5, plays=4, longest=7, tools=False, rewards=None):
+def rows(seed, *, tasks=5, trajectories=4, longest=7, tools=False, rewards=None):
     """Random responses of 1 to `longest` tokens. `tools`: include tool tokens before the last token."""
     rng = np.random.default_rng(seed)
-    n = tasks * plays if rewards is None else len(rewards)
+    n = tasks * trajectories if rewards is None else len(rewards)
     reward = rng.normal(0.4, 1.0, n) if rewards is None else np.asarray(rewards, dtype=np.float64)
     lengths = rng.integers(1, longest + 1, n)
     mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
     if tools:
         mask &= (rng.random(mask.shape) < 0.6) | (np.arange(longest) == lengths[:, None] - 1)
-    return rows_of(reward, [f"q{i // plays}" for i in range(n)], mask, lengths, rng.normal(0.0, 1.0, mask.shape))
+    return rows_of(reward, [f"q{i // trajectories}" for i in range(n)], mask, lengths, rng.normal(0.0, 1.0, mask.shape))
 
 
 def rows_of(reward, uid, mask, lengths=None, values=None):
@@ -77,7 +77,7 @@ def rows_of(reward, uid, mask, lengths=None, values=None):
     lengths = mask.sum(axis=1) if lengths is None else np.asarray(lengths)
     batch = batch_of(
         *(
-            play(
+            make_trajectory(
                 f"t{i}", [step(tokens=int(k), response_mask=tuple(int(m) for m in row[:k]))], float(outcome), task=task
             )
             for i, (outcome, task, row, k) in enumerate(zip(reward, uid, mask, lengths, strict=True))
@@ -178,15 +178,17 @@ def test_gae_with_one_reward_per_token_equals_verl(verl, torch, seed):
     rng = np.random.default_rng(seed)
     given = rows(seed)
     rho = rng.random(given.mask.shape) * given.mask
-    plays = []
+    trajectories = []
     for i, (outcome, task, k) in enumerate(zip(given.reward, given.uid, given.lengths, strict=True)):
         per_token = Score(tuple(rho[i, :k].tolist()))
-        plays.append(play(f"t{i}", [step("solver", per_token, tokens=int(k))], float(outcome), task=task))
+        trajectories.append(
+            make_trajectory(f"t{i}", [step("solver", per_token, tokens=int(k))], float(outcome), task=task)
+        )
     # A step's own reward is the mean over its tokens, so that long responses earn no more than short ones.
     rewards = given.reward_at_last + rho / given.lengths[:, None]
     expected = theirs(torch, verl.compute_gae_advantage_return, given, rewards=rewards,
                       values=torch.tensor(given.values), gamma=0.95, lam=0.9)  # fmt: skip
-    given.batch = batch_of(*plays)
+    given.batch = batch_of(*trajectories)
     got = ours(given, values=True, adv_estimator="gae", outcome_to="answer", decomp_granularity="token_level",
                sub_reward_origin=0.0, gamma_token=0.95, lam_token=0.9)  # fmt: skip
     np.testing.assert_allclose(got, expected, rtol=0, atol=CLOSE)
@@ -298,17 +300,19 @@ class StepRows:
     batch: TrajectoryBatch
 
 
-def step_rows(seed, *, steps=lambda i: 3, tasks=4, plays=4):
+def step_rows(seed, *, steps=lambda i: 3, tasks=4, trajectories=4):
     """`identical` credit: every step has its trajectory's reward. One token per step."""
     rng = np.random.default_rng(seed)
-    n = tasks * plays
+    n = tasks * trajectories
     reward = rng.normal(0.4, 1.0, n)
     counts = [steps(i) for i in range(n)]
     made = [
-        play(f"t{i}", [step(tokens=1) for _ in range(counts[i])], float(reward[i]), task=f"q{i // plays}")
+        make_trajectory(
+            f"t{i}", [step(tokens=1) for _ in range(counts[i])], float(reward[i]), task=f"q{i // trajectories}"
+        )
         for i in range(n)
     ]
-    names = np.array([f"q{i // plays}" for i in range(n)], dtype=object)
+    names = np.array([f"q{i // trajectories}" for i in range(n)], dtype=object)
     return StepRows(
         np.repeat(reward, counts), np.repeat(names, counts), np.repeat(np.arange(n), counts), batch_of(*made)
     )
@@ -346,8 +350,8 @@ def test_baseline_over_trajectories_differs_from_verl(verl, torch, seed):
     rows_weigh = of_steps(torch, verl.compute_grpo_outcome_advantage, given, norm_adv_by_std_in_grpo=False)
     first = np.unique(given.trajectory, return_index=True)[1]
     reward, uid = given.reward[first], given.uid[first]
-    plays_weigh = np.array([r - reward[uid == u].mean() for r, u in zip(given.reward, given.uid, strict=True)])
-    np.testing.assert_allclose(got, plays_weigh, rtol=0, atol=CLOSE)
+    trajectories_weigh = np.array([r - reward[uid == u].mean() for r, u in zip(given.reward, given.uid, strict=True)])
+    np.testing.assert_allclose(got, trajectories_weigh, rtol=0, atol=CLOSE)
     assert np.abs(got - rows_weigh).max() > 0.1
 
 

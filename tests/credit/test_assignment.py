@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.groups import LEVELS
-from tests.builders import batch_of, play, step
-from tests.credit.strategies import eighths, options, plays, scores
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import eighths, options, scores, trajectories
 
 RULES = ("identical", "uniform", "none", "discounted", "threshold")
 
@@ -28,7 +28,7 @@ def test_neutral_settings_equal_textbook_grpo(rewards, by_std):
     neutral = CreditOptions(propagation="none", group_by="task", norm_adv_by_std_in_grpo=by_std)
     batch = batch_of(
         *(
-            play(f"t{q}.{n}", [step()], reward, task=f"q{q}")
+            make_trajectory(f"t{q}.{n}", [step()], reward, task=f"q{q}")
             for q, group in enumerate(rewards)
             for n, reward in enumerate(group)
         )
@@ -43,7 +43,7 @@ def test_neutral_settings_equal_textbook_grpo(rewards, by_std):
 
 
 def test_group_of_one_has_advantage_zero():
-    assigned = assign(batch_of(play("t", [step()], 0.7)), CreditOptions(group_by="task"))
+    assigned = assign(batch_of(make_trajectory("t", [step()], 0.7)), CreditOptions(group_by="task"))
     assert assigned.advantage_S.tolist() == [0.0]
     assert math.isnan(assigned.baseline_S[0])
     assert assigned.group_name(0) is None
@@ -53,14 +53,16 @@ def test_group_of_one_has_advantage_zero():
 def test_group_tied_up_to_rounding_has_advantage_zero(by_std):
     third = {"f": 0.1, "g": 0.2, "h": 0.3}
     batch = batch_of(
-        play("t0", [step("a", third)], 0.1), play("t1", [step("a", 0.2)], 0.1), play("t2", [step("a", 0.2)], 0.1)
+        make_trajectory("t0", [step("a", third)], 0.1),
+        make_trajectory("t1", [step("a", 0.2)], 0.1),
+        make_trajectory("t2", [step("a", 0.2)], 0.1),
     )
     assigned = assign(batch, CreditOptions(norm_adv_by_std_in_grpo=by_std))
     assert assigned.tied_S.all()
     assert assigned.advantage_S.tolist() == [0.0, 0.0, 0.0]
 
 
-@given(plays(), options(decomp_granularity="step", gamma_token=1.0))
+@given(trajectories(), options(decomp_granularity="step", gamma_token=1.0))
 def test_advantage_equals_the_formula_of_its_terms(trajectories, chosen):
     a = assign(batch_of(*trajectories), chosen)
     assert np.array_equal(a.credit_S, a.own_S + a.received_S + a.shared_S)
@@ -71,7 +73,7 @@ def test_advantage_equals_the_formula_of_its_terms(trajectories, chosen):
     assert (a.advantage_S[~learns] == 0.0).all()
 
 
-@given(plays(), options())
+@given(trajectories(), options())
 def test_masked_steps_have_advantage_zero_and_no_group(trajectories, chosen):
     assigned = assign(batch_of(*trajectories), chosen)
     assert (assigned.advantage_S[~assigned.trained_S] == 0.0).all()
@@ -79,7 +81,7 @@ def test_masked_steps_have_advantage_zero_and_no_group(trajectories, chosen):
     assert np.isfinite(assigned.advantage_S).all()
 
 
-@given(plays(), options())
+@given(trajectories(), options())
 def test_masked_trajectories_do_not_affect_the_others(trajectories, chosen):
     def masked(t):
         failed = t.status == "failed" or (t.outcome is not None and t.outcome.status != "ok")
@@ -94,7 +96,7 @@ def test_masked_trajectories_do_not_affect_the_others(trajectories, chosen):
     assert (with_all.advantage_S[~of_kept] == 0.0).all()
 
 
-@given(plays(), options(), st.randoms(use_true_random=False))
+@given(trajectories(), options(), st.randoms(use_true_random=False))
 def test_permuted_trajectories_give_permuted_results(trajectories, chosen, random):
     shuffled = list(trajectories)
     random.shuffle(shuffled)
@@ -106,16 +108,16 @@ def test_permuted_trajectories_give_permuted_results(trajectories, chosen, rando
 
 
 def test_all_right_trajectories_have_advantage_zero():
-    plays_of_lengths = [play(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
+    trajectories_of_lengths = [make_trajectory(f"t{n}", [step("a", 1.0) for _ in range(n)], 1.0) for n in (1, 3, 7)]
     for outcome_to in ("all", "answer"):
         for group_by in LEVELS:
             chosen = CreditOptions(gamma=1.0, sub_reward_origin=1.0, outcome_to=outcome_to, group_by=group_by)
-            assert (assign(batch_of(*plays_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
+            assert (assign(batch_of(*trajectories_of_lengths), chosen).advantage_S == 0.0).all(), (outcome_to, group_by)
 
 
 def test_needless_retry_pays_at_origin_0_only():
-    short = play("short", [step("plan", 1.0), step("write", 1.0)], 1.0)
-    longer = play("long", [step("plan", 1.0), step("write", 1.0), step("write", 1.0)], 1.0)
+    short = make_trajectory("short", [step("plan", 1.0), step("write", 1.0)], 1.0)
+    longer = make_trajectory("long", [step("plan", 1.0), step("write", 1.0), step("write", 1.0)], 1.0)
     first_of_each = [0, 2]
     charging = assign(batch_of(short, longer), CreditOptions(gamma=1.0, sub_reward_origin=1.0))
     assert charging.credit_S[first_of_each].tolist() == [1.0, 1.0]
@@ -125,7 +127,7 @@ def test_needless_retry_pays_at_origin_0_only():
     assert paying.advantage_S[2] > 0 > paying.advantage_S[0]
 
 
-@given(plays(mishaps=False), options())
+@given(trajectories(mishaps=False), options())
 def test_assign_does_not_change_its_arguments(trajectories, chosen):
     batch = batch_of(*trajectories)
     before = {
@@ -141,8 +143,8 @@ def test_assign_does_not_change_its_arguments(trajectories, chosen):
 
 def test_threshold_without_sub_rewards_equals_the_outcome():
     trajectories = [
-        play("t0", [step("a", 0.2), step("a", "failed")], 1.0),
-        play("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
+        make_trajectory("t0", [step("a", 0.2), step("a", "failed")], 1.0),
+        make_trajectory("t1", [step("a", 1.0), step("a", 0.9)], 0.0),
     ]
     off = assign(batch_of(*trajectories), CreditOptions(reward_decomp=False))
     shared = assign(batch_of(*trajectories), CreditOptions(propagation="identical"))
@@ -154,8 +156,8 @@ def test_threshold_without_sub_rewards_equals_the_outcome():
 
 def test_token_advantages_repeat_the_step_at_sampled_tokens():
     batch = batch_of(
-        play("t0", [step("a", tokens=2), step("b")], 1.0),
-        play("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
+        make_trajectory("t0", [step("a", tokens=2), step("b")], 1.0),
+        make_trajectory("t1", [step("a", tokens=3, response_mask=(1, 0, 1))], 0.0),
     )
     assigned = assign(batch, CreditOptions())
     first, second = assigned.advantage_S[0], assigned.advantage_S[2]
@@ -164,13 +166,15 @@ def test_token_advantages_repeat_the_step_at_sampled_tokens():
 
 
 def test_token_advantages_are_written_to_a_given_array():
-    batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=1)], 0.0))
+    batch = batch_of(
+        make_trajectory("t0", [step("a", tokens=2)], 1.0), make_trajectory("t1", [step("a", tokens=1)], 0.0)
+    )
     assigned, out = assign(batch, CreditOptions()), np.full(3, 9.0, dtype=np.float32)
     assert assigned.token_advantages(out=out) is out
     assert out.tolist() == assigned.token_advantages(dtype=np.float32).tolist()
 
 
-@given(plays(scores=scores), options(propagation="threshold"))
+@given(trajectories(scores=scores), options(propagation="threshold"))
 def test_strata_of_unscored_steps_have_no_effect(trajectories, chosen):
     before = assign(batch_of(*trajectories), chosen)
     for trajectory in trajectories:

@@ -18,14 +18,14 @@ from creditflow.errors import (
     UnknownAgentError,
 )
 from creditflow.trajectory import Score, TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 @pytest.fixture
 def batch():
     return batch_of(
-        play("t0", [step("a", 0.5), step("b", 0.25), step("c", 1.0, (0, 1))], 1.0),
-        play("t1", [step("a", 0.5), step("b", 0.25)], 0.0),
+        make_trajectory("t0", [step("a", 0.5), step("b", 0.25), step("c", 1.0, (0, 1))], 1.0),
+        make_trajectory("t1", [step("a", 0.5), step("b", 0.25)], 0.0),
     )
 
 
@@ -45,9 +45,9 @@ def test_unchanged_batch_passes_the_checks(batch):
     assign(batch, CreditOptions())
 
 
-@pytest.mark.parametrize("plays", [[], [play("t0", [])]])
-def test_empty_batch_raises(plays):
-    assert "expected at least one step, got none" in refusal(batch_of(*plays))
+@pytest.mark.parametrize("trajectories", [[], [make_trajectory("t0", [])]])
+def test_empty_batch_raises(trajectories):
+    assert "expected at least one step, got none" in refusal(batch_of(*trajectories))
 
 
 def test_parent_after_its_child_raises(batch):
@@ -78,7 +78,7 @@ def test_ok_score_outside_0_to_1_raises(batch, value):
 
 
 def test_score_outside_its_declared_range_raises():
-    outside = batch_of(play("t", [step("a", {"f": Score(3.0, (-1.0, 1.0))})], 1.0))
+    outside = batch_of(make_trajectory("t", [step("a", {"f": Score(3.0, (-1.0, 1.0))})], 1.0))
     assert "step t.0, score f: expected a value from 0 to 1" in refusal(outside)
 
 
@@ -112,8 +112,8 @@ def test_column_of_the_wrong_length_raises(batch):
 @pytest.mark.parametrize("column", [f.name for f in fields(TrajectoryBatch) if not f.name.endswith("_names")])
 def test_every_column_checks_its_length(column):
     given = batch_of(
-        play("t0", [step("a", 0.5, tokens=2, prompt_ids=(1, 2)), step("b", 0.5, tokens=1)], 1.0),
-        play("t1", [step("a", 0.5, tokens=1)], 0.0),
+        make_trajectory("t0", [step("a", 0.5, tokens=2, prompt_ids=(1, 2)), step("b", 0.5, tokens=1)], 1.0),
+        make_trajectory("t1", [step("a", 0.5, tokens=1)], 0.0),
     )
     values = getattr(given, column)
     twice = np.concatenate([values, values]) if isinstance(values, np.ndarray) else values + values
@@ -184,18 +184,18 @@ def test_narrow_types_give_the_same_result(batch):
     ],
 )
 def test_invalid_token_offsets_raise(offsets, message):
-    given = batch_of(play("t0", [step("a", 0.5, tokens=2), step("b", 0.5, tokens=2)], 1.0))
+    given = batch_of(make_trajectory("t0", [step("a", 0.5, tokens=2), step("b", 0.5, tokens=2)], 1.0))
     assert refusal(replace(given, token_offsets=np.array(offsets))) == message
 
 
 @pytest.mark.parametrize("limits", [(1.0, 1.0), (1.0, 0.0), (0.0, float("inf")), (float("nan"), 1.0)])
 def test_ok_score_with_an_empty_range_raises(limits):
-    at_step = play("t0", [step("a", Score(1.0, limits))], 1.0)
+    at_step = make_trajectory("t0", [step("a", Score(1.0, limits))], 1.0)
     with pytest.raises(ScoreRangeError, match=r"step t0\.0 of trajectory t0, score f: expected a range .* got \("):
         batch_of(at_step)
     with pytest.raises(ScoreRangeError, match=r"trajectory t0, outcome: expected a range of finite numbers, low < hi"):
-        batch_of(play("t0", [step("a")], Score(1.0, limits)))
-    batch_of(play("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
+        batch_of(make_trajectory("t0", [step("a")], Score(1.0, limits)))
+    batch_of(make_trajectory("t0", [step("a", Score(1.0, limits, status="failed"))], 1.0))
 
 
 def test_agent_index_out_of_range_raises(batch):
@@ -217,14 +217,14 @@ def test_agent_index_out_of_range_raises(batch):
     ],
 )
 def test_each_kind_of_bad_input_has_its_error_class(kind, change):
-    good = batch_of(play("t0", [step("a", 0.5), step("b", 0.5), step("a", 0.5)], 1.0))
+    good = batch_of(make_trajectory("t0", [step("a", 0.5), step("b", 0.5), step("a", 0.5)], 1.0))
     with pytest.raises(BatchError, match=r"expected .*got ") as error:
         assign(replace(good, **change), CreditOptions())
     assert type(error.value) is kind
 
 
 def test_cycle_error_lists_the_steps():
-    good = batch_of(play("t0", [step("a"), step("b"), step("c")], 1.0))
+    good = batch_of(make_trajectory("t0", [step("a"), step("b"), step("c")], 1.0))
     circle = replace(good, edge_child=np.array([0, 1, 2]), edge_parent=np.array([2, 0, 1]))
     with pytest.raises(CycleError, match=r"t0\.\d <- t0\.\d <- t0\.\d <- t0\.\d"):
         assign(circle, CreditOptions())
@@ -234,13 +234,13 @@ def test_threshold_for_an_unknown_agent_is_reported():
     spec = {"kind": "fixed", "agents": {"verifer": 0.7}}
     with pytest.raises(UnknownAgentError, match=r"expected verifier, got 'verifer' \(did you mean 'verifier'\?\)"):
         make_threshold(spec, agents=["verifier"])
-    batch = batch_of(play("t0", [step("verifier")], 1.0))  # a batch does not contain the team's other agents
+    batch = batch_of(make_trajectory("t0", [step("verifier")], 1.0))  # a batch does not contain the team's other agents
     said = check_groups(batch, CreditOptions(propagation_threshold=spec))
     assert "names verifer, who makes no step here (did you mean 'verifier'?)" in " ".join(map(str, said))
 
 
 def test_gae_needs_finite_values_at_sampled_tokens():
-    batch = batch_of(play("t0", [step("a", tokens=2), step("b", tokens=2, response_mask=(1, 0))], 1.0))
+    batch = batch_of(make_trajectory("t0", [step("a", tokens=2), step("b", tokens=2, response_mask=(1, 0))], 1.0))
     chosen = CreditOptions(adv_estimator="gae", outcome_to="answer")
     assign(batch, chosen, values_T=np.array([0.0, 0.0, 0.0, np.nan]))  # the last entry is not read
     with pytest.raises(ConfigError, match="gae expects a critic's values for each token, got none"):

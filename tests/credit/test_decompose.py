@@ -7,26 +7,26 @@ import pytest
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
-def sub_rewards(*plays, **chosen):
-    return assign(batch_of(*plays), CreditOptions(**chosen)).sub_reward_S.tolist()
+def sub_rewards(*trajectories, **chosen):
+    return assign(batch_of(*trajectories), CreditOptions(**chosen)).sub_reward_S.tolist()
 
 
 def test_sub_reward_is_the_weighted_mean_of_rescaled_scores():
     scores = {"f": Score(0.5, weight=3.0), "g": Score(1.0, (-1.0, 3.0), weight=1.0), "h": Score(0.0, weight=4.0)}
-    assert sub_rewards(play("t", [step("a", scores)])) == [(3 * 0.5 + 1 * 0.5 + 4 * 0.0) / 8]
+    assert sub_rewards(make_trajectory("t", [step("a", scores)])) == [(3 * 0.5 + 1 * 0.5 + 4 * 0.0) / 8]
 
 
 def test_score_of_weight_0_never_enters_credit():
-    with_it = play("t", [step("a", {"f": 0.5, "m": Score(1.0, weight=0.0)})])
+    with_it = make_trajectory("t", [step("a", {"f": 0.5, "m": Score(1.0, weight=0.0)})])
     assert sub_rewards(with_it) == [0.5]
 
 
 def test_failed_score_of_weight_0_does_not_mask_the_step():
     measured = {"f": 0.5, "m": Score(0.0, weight=0.0, status="failed")}
-    assigned = assign(batch_of(play("t", [step("a", measured)])), CreditOptions())
+    assigned = assign(batch_of(make_trajectory("t", [step("a", measured)])), CreditOptions())
     assert assigned.sub_reward_S.tolist() == [0.5]
     assert assigned.trained_S.tolist() == [True]
 
@@ -34,7 +34,7 @@ def test_failed_score_of_weight_0_does_not_mask_the_step():
 @pytest.mark.parametrize("scores", [None, {"m": Score(0.0, weight=0.0)}])
 def test_unmatched_step_has_an_open_gate_and_learns(scores):
     batch = batch_of(
-        *(play(f"t{n}", [step("a", 0.8), step("b", scores), step("c", r)]) for n, r in enumerate((1.0, 0.6)))
+        *(make_trajectory(f"t{n}", [step("a", 0.8), step("b", scores), step("c", r)]) for n, r in enumerate((1.0, 0.6)))
     )
     a = assign(batch, CreditOptions(gamma=1.0))
     assert math.isnan(a.sub_reward_S[1])
@@ -47,9 +47,9 @@ def test_unmatched_step_has_an_open_gate_and_learns(scores):
 
 def test_one_failed_score_masks_the_step():
     batch = batch_of(
-        play("t0", [step("a", {"easy": 1.0, "hard": "timeout"})], 1.0),
-        play("t1", [step("a", {"easy": 1.0, "hard": 0.0})], 1.0),
-        play("t2", [step("a", {"easy": 0.0, "hard": 0.0})], 0.0),
+        make_trajectory("t0", [step("a", {"easy": 1.0, "hard": "timeout"})], 1.0),
+        make_trajectory("t1", [step("a", {"easy": 1.0, "hard": 0.0})], 1.0),
+        make_trajectory("t2", [step("a", {"easy": 0.0, "hard": 0.0})], 0.0),
     )
     a = assign(batch, CreditOptions())
     assert a.trained_S.tolist() == [False, True, True]
@@ -59,31 +59,33 @@ def test_one_failed_score_masks_the_step():
 
 
 def test_substitute_averages_the_other_trajectories_equally():
-    plays = [
-        play("t0", [step("a", "failed"), step("a", 0.0)]),
-        play("t1", [step("a", 1.0), step("a", 0.5)]),
-        play("t2", [step("a", 0.25)]),
+    trajectories = [
+        make_trajectory("t0", [step("a", "failed"), step("a", 0.0)]),
+        make_trajectory("t1", [step("a", 1.0), step("a", 0.5)]),
+        make_trajectory("t2", [step("a", 0.25)]),
     ]
-    assert sub_rewards(*plays, group_by="task")[0] == (0.75 + 0.25) / 2
+    assert sub_rewards(*trajectories, group_by="task")[0] == (0.75 + 0.25) / 2
 
 
 def test_substitute_falls_back_from_group_to_agent_to_nan():
     failing = [step("a", "failed", turn=0)]
-    same_turn = play("t1", [step("a", 1.0, turn=0)])
-    other_turn = play("t2", [step("a", 0.5, turn=3)])
-    other_agent = play("t3", [step("b", 0.25, turn=0)])
-    assert sub_rewards(play("t0", failing), same_turn, other_turn, other_agent)[0] == 1.0
-    assert sub_rewards(play("t0", failing), other_turn, other_agent)[0] == 0.5
-    assert math.isnan(sub_rewards(play("t0", failing), other_agent)[0])
+    same_turn = make_trajectory("t1", [step("a", 1.0, turn=0)])
+    other_turn = make_trajectory("t2", [step("a", 0.5, turn=3)])
+    other_agent = make_trajectory("t3", [step("b", 0.25, turn=0)])
+    assert sub_rewards(make_trajectory("t0", failing), same_turn, other_turn, other_agent)[0] == 1.0
+    assert sub_rewards(make_trajectory("t0", failing), other_turn, other_agent)[0] == 0.5
+    assert math.isnan(sub_rewards(make_trajectory("t0", failing), other_agent)[0])
 
 
 def test_substitute_ignores_masked_trajectories():
-    failing, good = play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])
-    assert sub_rewards(failing, good, play("t2", [step("a", 1.0)], status="failed"))[0] == 0.5
+    failing, good = make_trajectory("t0", [step("a", "failed")]), make_trajectory("t1", [step("a", 0.5)])
+    assert sub_rewards(failing, good, make_trajectory("t2", [step("a", 1.0)], status="failed"))[0] == 0.5
 
 
 def test_substitute_flows_upstream_like_a_score():
-    batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", 0.75)]))
+    batch = batch_of(
+        make_trajectory("t0", [step("a"), step("b", "failed")]), make_trajectory("t1", [step("a"), step("b", 0.75)])
+    )
     a = assign(batch, CreditOptions(gamma=1.0))
     assert a.received_S[[0, 2]].tolist() == [-0.25, -0.25]
 
@@ -91,24 +93,26 @@ def test_substitute_flows_upstream_like_a_score():
 @pytest.mark.parametrize(("where", "is_open"), [("open", True), ("closed", False)])
 def test_gate_unscored_sets_the_gate_of_a_failed_step(where, is_open):
     for r in (0.0, 1.0):
-        batch = batch_of(play("t0", [step("a"), step("b", "failed")]), play("t1", [step("a"), step("b", r)]))
+        batch = batch_of(
+            make_trajectory("t0", [step("a"), step("b", "failed")]), make_trajectory("t1", [step("a"), step("b", r)])
+        )
         assert bool(assign(batch, CreditOptions(gate_unscored=where)).gate_open_S[1]) is is_open
 
 
 @pytest.mark.parametrize("rule", ["identical", "uniform"])
 def test_sharing_rules_train_steps_with_failed_scores(rule):
-    plays = [play(f"t{n}", [step("a", s)], float(n)) for n, s in enumerate(["failed", 0.0, 1.0])]
-    assert assign(batch_of(*plays), CreditOptions(propagation=rule)).trained_S.all()
+    trajectories = [make_trajectory(f"t{n}", [step("a", s)], float(n)) for n, s in enumerate(["failed", 0.0, 1.0])]
+    assert assign(batch_of(*trajectories), CreditOptions(propagation=rule)).trained_S.all()
 
 
 def test_failed_status_or_outcome_masks_the_trajectory():
     a = assign(
         batch_of(
-            play("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
-            play("t1", [step("a", 1.0), step("b", 1.0)], "timeout"),
-            play("t2", [step("a", 1.0), step("b", 1.0)], "failed", status="truncated"),
-            play("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
-            play("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
+            make_trajectory("t0", [step("a", 1.0), step("b", 1.0)], 1.0, status="failed"),
+            make_trajectory("t1", [step("a", 1.0), step("b", 1.0)], "timeout"),
+            make_trajectory("t2", [step("a", 1.0), step("b", 1.0)], "failed", status="truncated"),
+            make_trajectory("t3", [step("a", 1.0), step("b", 0.0)], 1.0),
+            make_trajectory("t4", [step("a", 1.0), step("b", 1.0)], 0.0),
         ),
         CreditOptions(),
     )
@@ -120,9 +124,9 @@ def test_failed_status_or_outcome_masks_the_trajectory():
 
 def test_truncated_trajectory_outcome_and_masking():
     batch = batch_of(
-        play("t0", [step()], 0.75, status="truncated"),
-        play("t1", [step()], None, status="truncated"),
-        play("t2", [step()], 1.0),
+        make_trajectory("t0", [step()], 0.75, status="truncated"),
+        make_trajectory("t1", [step()], None, status="truncated"),
+        make_trajectory("t2", [step()], 1.0),
     )
     kept = assign(batch, CreditOptions(propagation="identical"))
     assert kept.credit_S.tolist() == [0.75, 0.0, 1.0]
@@ -132,7 +136,7 @@ def test_truncated_trajectory_outcome_and_masking():
 
 
 def test_missing_outcome_contributes_nothing():
-    batch = batch_of(play("t0", [step("a", 1.0)]), play("t1", [step("a", 0.5)]))
+    batch = batch_of(make_trajectory("t0", [step("a", 1.0)]), make_trajectory("t1", [step("a", 0.5)]))
     a = assign(batch, CreditOptions())
     assert a.trained_S.all()
     assert a.credit_S.tolist() == [0.0, -0.5]
@@ -140,16 +144,16 @@ def test_missing_outcome_contributes_nothing():
 
 
 def test_outcome_keeps_its_units():
-    batch = batch_of(play("t0", [step()], Score(7.0, (-10.0, 10.0))), play("t1", [step()], -2.0))
+    batch = batch_of(make_trajectory("t0", [step()], Score(7.0, (-10.0, 10.0))), make_trajectory("t1", [step()], -2.0))
     assert assign(batch, CreditOptions()).credit_S.tolist() == [7.0, -2.0]
 
 
 def test_token_scores_and_plain_scores_can_be_combined():
-    plays = [
-        play("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
-        play("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),
+    trajectories = [
+        make_trajectory("t0", [step("a", {"f": Score((1.0, 0.0)), "g": Score(0.5, weight=3.0)}, tokens=2)]),
+        make_trajectory("t1", [step("a", {"f": 0.0, "g": Score(0.5, weight=3.0)}, tokens=2)]),
     ]
-    a = assign(batch_of(*plays), CreditOptions(decomp_granularity="token_level", norm_adv_by_std_in_grpo=False))
+    a = assign(batch_of(*trajectories), CreditOptions(decomp_granularity="token_level", norm_adv_by_std_in_grpo=False))
     assert a.sub_reward_S.tolist() == [0.5, 0.375]
     # rho is 0.625 and 0.375, and 0.375 twice; the others' mean is 0.375, and 0.5
     assert a.token_term_T.tolist() == [0.125, 0.0, -0.125, -0.0625]

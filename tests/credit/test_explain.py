@@ -13,7 +13,7 @@ from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS, CriticTerms, Estim
 from creditflow.credit.propagate import PROPAGATION_RULES, propagation_rule
 from creditflow.errors import BatchError
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_against_oracle import CORNERS
 
@@ -50,8 +50,10 @@ def assert_explained(assigned):
 
 
 def test_explain_shows_a_clipped_score():
-    plays = [play(f"t{i}", [step("a", Score(value)), step("b")], 1.0) for i, value in enumerate((0.25, 1.0000009))]
-    assigned = assign(batch_of(*plays), CreditOptions())
+    trajectories = [
+        make_trajectory(f"t{i}", [step("a", Score(value)), step("b")], 1.0) for i, value in enumerate((0.25, 1.0000009))
+    ]
+    assigned = assign(batch_of(*trajectories), CreditOptions())
     assert_explained(assigned)
     raw = next(one for one in explain(assigned, 2).operations if one.name == "raw f")
     assert (raw.value, raw.note) == (1.0, "1.0000009, clipped to its range")
@@ -72,8 +74,8 @@ def test_replay_gives_the_trained_advantage_bit_for_bit(corner):
 def chain(**chosen):
     return assign(
         batch_of(
-            play("t0", [step("plan", 0.75), step("write", {"f": 0.25, "g": 1.0}), step("verify", 1.0)], 1.0),
-            play("t1", [step("plan", 0.25), step("write", {"f": 1.0, "g": 0.5}), step("verify", 0.0)], 0.0),
+            make_trajectory("t0", [step("plan", 0.75), step("write", {"f": 0.25, "g": 1.0}), step("verify", 1.0)], 1.0),
+            make_trajectory("t1", [step("plan", 0.25), step("write", {"f": 1.0, "g": 0.5}), step("verify", 0.0)], 0.0),
         ),
         CreditOptions(**chosen),
     )
@@ -105,7 +107,9 @@ def test_terms_add_up_to_the_advantage():
 
 def test_masked_step_has_advantage_zero_and_a_reason():
     batch = batch_of(
-        play("t0", [step("a", "failed")], 1.0), play("t1", [step("a", 0.5)], 0.0), play("t2", [step("a", 1.0)], 0.0)
+        make_trajectory("t0", [step("a", "failed")], 1.0),
+        make_trajectory("t1", [step("a", 0.5)], 0.0),
+        make_trajectory("t2", [step("a", 1.0)], 0.0),
     )
     story = explain(assign(batch, CreditOptions()), 0)
     assert story.advantage == 0.0
@@ -113,8 +117,8 @@ def test_masked_step_has_advantage_zero_and_a_reason():
 
 
 def test_explanation_lists_the_stand_in():
-    worse = play("t0", [step("plan", 1.0), step("write", 0.0)], 0.0)
-    better = play("t1", [step("plan", 1.0), step("write", 0.75)], 1.0)
+    worse = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0)], 0.0)
+    better = make_trajectory("t1", [step("plan", 1.0), step("write", 0.75)], 1.0)
     story = explain(assign(batch_of(worse, better), CreditOptions(on_closed_gate="neutral", gamma=1.0)), "t0.0")
     (stand_in,) = [o for o in story.operations if o.name == "stand-in for t0.1"]
     assert stand_in.value == -0.25
@@ -127,7 +131,9 @@ def test_explain_rejects_an_unknown_step(unknown):
 
 
 def test_explain_rejects_a_token_outside_the_sampled_ones():
-    batch = batch_of(play("t0", [step("a", tokens=2)], 1.0), play("t1", [step("a", tokens=2)], 0.0))
+    batch = batch_of(
+        make_trajectory("t0", [step("a", tokens=2)], 1.0), make_trajectory("t1", [step("a", tokens=2)], 0.0)
+    )
     with pytest.raises(BatchError, match=r"step t0\.0: expected one of its sampled tokens, got token 2"):
         explain(assign(batch, CreditOptions()), 0, 2)
 
@@ -140,21 +146,22 @@ AWKWARD = ("outcome", "weight", "weights", "baseline", "origin", "zero", "one", 
 @pytest.mark.parametrize("name", [*AWKWARD, "part of the outcome", "discounted credit", "from x", "own"])
 @pytest.mark.parametrize("keys", [{}, {"outcome_to": "answer"}, {"on_closed_gate": "neutral"}])
 def test_explain_works_with_any_score_name(name, keys):
-    plays = [
-        play(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
+    trajectories = [
+        make_trajectory(f"t{n}", [step("plan", {name: first, "f": 0.5}), step("write", {name: 1 - first})], n / 2)
         for n, first in enumerate((0.25, 1.0, 0.5))
     ]
-    assigned = assign(batch_of(*plays), CreditOptions(**keys))
+    assigned = assign(batch_of(*trajectories), CreditOptions(**keys))
     assert_explained(assigned)
     assert [words for words, _ in explain(assigned, 0).terms if words.startswith("from ")] == ["from t0.1"]
 
 
 def test_explanation_lists_each_child_once():
     children = 500
-    plays = [
-        play(f"t{n}", [step("plan"), *(step("write", n, parents=[0]) for _ in range(children))], n) for n in (0.0, 1.0)
+    trajectories = [
+        make_trajectory(f"t{n}", [step("plan"), *(step("write", n, parents=[0]) for _ in range(children))], n)
+        for n in (0.0, 1.0)
     ]
-    story = explain(assign(batch_of(*plays), CreditOptions(propagation="discounted")), 0)
+    story = explain(assign(batch_of(*trajectories), CreditOptions(propagation="discounted")), 0)
     assert len([words for words, _ in story.terms if words.startswith("from ")]) == children
     assert len([o for o in story.operations if o.name == "zero"]) == 1
     assert story.replay() == story.advantage
@@ -179,7 +186,7 @@ def nothing_like_the_formula(flow):
 
 def with_gates_of_its_own(flow):
     made, half_S = nothing_like_the_formula(flow), np.full_like(flow.own_S, 0.5)
-    return replace(made, out_S=half_S, in_S=half_S)
+    return replace(made, gate_out_S=half_S, gate_in_S=half_S)
 
 
 def varied(n=4):
@@ -187,7 +194,7 @@ def varied(n=4):
     by_token = [Score((k / 4, 0.75, 0.125), (0.0, 1.0)) for k in range(n)]
     return batch_of(
         *(
-            play(
+            make_trajectory(
                 f"t{k}",
                 [
                     step("plan", {"f": by_token[k]}, tokens=3),
@@ -276,7 +283,7 @@ def gates_of(assigned, s):
 def halves(**chosen):
     """Sub-rewards equal to the threshold, so that hard gates are closed."""
     return assign(
-        batch_of(*(play(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
+        batch_of(*(make_trajectory(f"t{n}", [step("plan", 0.5), step("write", 0.5)], float(n)) for n in range(2))),
         CreditOptions(**chosen),
     )
 
@@ -301,8 +308,8 @@ def halves(**chosen):
         ),
         (
             {"reward_decomp": False, "gate_at": "both"},
-            (1.0, "no gate stands here: sub-rewards play no part"),
-            (1.0, "no gate stands here: sub-rewards play no part"),
+            (1.0, "the rule has no gates and ignores sub-rewards"),
+            (1.0, "the rule has no gates and ignores sub-rewards"),
         ),
         (
             {"gate_at": "both", "gate": "soft", "tau": 0.25},
@@ -318,13 +325,13 @@ def test_explanation_describes_each_gate(keys, gate_in, gate_out):
 @pytest.mark.parametrize("gate_unscored", ["open", "closed"])
 def test_explanation_describes_the_gate_of_a_failed_step(gate_unscored):
     batch = batch_of(
-        *(play(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
+        *(make_trajectory(f"t{n}", [step("plan", n / 2), step("write", 0.5 if n else "failed")], 1.0) for n in range(3))
     )
     assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored))
     factor = 1.0 if gate_unscored == "open" else 0.0
     assert gates_of(assigned, 0)["gate out of t0.1"] == (factor, f"its scoring failed: gate_unscored {gate_unscored}")
     assigned = assign(batch, CreditOptions(gate_unscored=gate_unscored, reward_decomp=False))
-    assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "no gate stands here: sub-rewards play no part")
+    assert gates_of(assigned, 0)["gate out of t0.1"] == (1.0, "the rule has no gates and ignores sub-rewards")
 
 
 def test_explanation_describes_a_gate_opened_by_the_floor():
@@ -340,8 +347,8 @@ def test_explanation_describes_a_gate_opened_by_the_floor():
 
 
 def test_learning_step_with_advantage_zero_has_terms():
-    plays = [play(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
-    story = explain(assign(batch_of(*plays), CreditOptions(gamma=1.0)), 1)
+    trajectories = [make_trajectory(f"t{n}", [step("plan", r)], 0.0) for n, r in enumerate((0.0, 0.5, 1.0))]
+    story = explain(assign(batch_of(*trajectories), CreditOptions(gamma=1.0)), 1)
     assert story.advantage == 0.0
     assert [words for words, _ in story.terms] == ["own", "received", "shared", "baseline"]
     assert story.terms[0][1] < 0 < story.terms[-1][1]

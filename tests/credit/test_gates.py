@@ -6,13 +6,15 @@ from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
-from tests.credit.strategies import options, plays
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import options, trajectories
 
 
 def is_open(scores, theta):
     return bool(
-        assign(batch_of(play("t", [step("a", scores)])), CreditOptions(propagation_threshold=theta)).gate_open_S
+        assign(
+            batch_of(make_trajectory("t", [step("a", scores)])), CreditOptions(propagation_threshold=theta)
+        ).gate_open_S
     )
 
 
@@ -29,7 +31,7 @@ def test_gate_stays_closed_within_rounding_of_the_threshold():
     assert not is_open(tenths, 0.2)
 
 
-@given(plays(), options(propagation="threshold"))
+@given(trajectories(), options(propagation="threshold"))
 def test_higher_threshold_never_opens_a_gate(trajectories, chosen):
     batch = batch_of(*trajectories)
     before = None
@@ -40,7 +42,7 @@ def test_higher_threshold_never_opens_a_gate(trajectories, chosen):
         before = gate_open_S
 
 
-@given(plays(), options(gate_unscored="open", gate="hard"))
+@given(trajectories(), options(gate_unscored="open", gate="hard"))
 def test_threshold_below_0_equals_discounted(trajectories, chosen):
     batch = batch_of(*trajectories)
     chosen.propagation, chosen.propagation_threshold = "threshold", -0.5
@@ -49,11 +51,11 @@ def test_threshold_below_0_equals_discounted(trajectories, chosen):
     free = assign(batch, chosen)
     assert np.array_equal(gated.credit_S, free.credit_S)
     assert np.array_equal(gated.advantage_S, free.advantage_S)
-    assert (gated.stopped_S == 0.0).all()
+    assert (gated.withheld_S == 0.0).all()
 
 
 @given(
-    plays(mishaps=False),
+    trajectories(mishaps=False),
     options(reward_decomp=True, decomp_granularity="step", gate="hard", gate_at="pass", on_closed_gate="cut"),
 )
 def test_threshold_of_1_with_all_steps_scored_equals_none(trajectories, chosen):

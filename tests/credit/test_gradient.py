@@ -15,7 +15,7 @@ import pytest
 
 from creditflow.credit import Assignment, CreditOptions, assign
 from creditflow.trajectory import Floats, TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 # ---- the task --------------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ def batch(groups: Sequence[Group]) -> TrajectoryBatch:
     """
     return batch_of(
         *(
-            play(
+            make_trajectory(
                 f"{g}-{i}",
                 [step(f"solver{g}", REWARD[choice], prompt=choice[0], tokens=1) for choice in path],
                 outcome(path),
@@ -254,9 +254,9 @@ def per_turn(normalised: Normalisation) -> Advantages:
     def advantages(groups: Sequence[Group]) -> list[float]:
         flat: list[float] = []
         for group in groups:
-            of_play = normalised([outcome(path) for path in group])
+            of_trajectory = normalised([outcome(path) for path in group])
             of_turn = [iter(normalised([REWARD[path[turn]] for path in group if turn < len(path)])) for turn in (0, 1)]
-            for path, shared in zip(group, of_play, strict=True):
+            for path, shared in zip(group, of_trajectory, strict=True):
                 own = [next(of_turn[turn]) for turn in range(len(path))]
                 flat += [sum(own[turn:]) + shared for turn in range(len(path))]
         return flat
@@ -321,7 +321,7 @@ DEFAULTS = {
 }
 GROUP = 3
 MOVED: dict[str, tuple[dict[str, object], float, float]] = {
-    "own play in the mean": ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, 0.9983, 0.6215),
+    "own trajectory in the mean": ({"adv_estimator": "grpo", "norm_adv_by_std_in_grpo": False}, 0.9983, 0.6215),
     "std scaling": ({"adv_estimator": "grpo"}, 0.9885, 0.7408),
     "closed gates, cut": (GATED, 0.9091, 1.1458),
     "closed gates, cut, outcome to all": ({**GATED, "outcome_to": "all"}, 0.9894, 0.9906),

@@ -8,11 +8,11 @@ import pytest
 from creditflow.credit import CreditOptions, assign
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, compact
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
-def groups(*plays, **chosen):
-    return assign(batch_of(*plays), CreditOptions(**chosen))
+def groups(*trajectories, **chosen):
+    return assign(batch_of(*trajectories), CreditOptions(**chosen))
 
 
 def own(r, **more):
@@ -36,7 +36,7 @@ PLAIN = {"propagation": "none", "sub_reward_origin": 0.0}
 )
 def test_group_by_sets_the_key_and_lone_trajectories_back_off(group_by, sizes):
     def three(id, task):
-        return play(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
+        return make_trajectory(id, [own(0.5, agent=agent) for agent in "aba"], task=task)
 
     a = groups(three("t0", "q0"), three("t1", "q0"), three("t2", "q1"), group_by=group_by, **PLAIN)
     assert a.group_size_S.tolist() == sizes
@@ -46,25 +46,28 @@ def test_group_by_sets_the_key_and_lone_trajectories_back_off(group_by, sizes):
 
 
 def test_task_groups_mix_agents_and_agent_groups_mix_tasks():
-    plays = [play("t0", [own(0.0, agent="a"), own(1.0, agent="b")]), play("t1", [own(0.5, agent="a")])]
-    assert groups(*plays, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
-    assert groups(*plays, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
+    trajectories = [
+        make_trajectory("t0", [own(0.0, agent="a"), own(1.0, agent="b")]),
+        make_trajectory("t1", [own(0.5, agent="a")]),
+    ]
+    assert groups(*trajectories, group_by="task", **PLAIN).baseline_S.tolist() == [0.5, 0.5, 0.5]
+    assert groups(*trajectories, group_by="agent", **PLAIN).baseline_S.tolist()[0] == 0.25
 
 
 def test_task_agent_state_groups_by_prompt():
-    plays = [play(f"t{n}", [own(n / 4, prompt=prompt)]) for n, prompt in enumerate("xyxy")]
-    assert groups(*plays, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+    trajectories = [make_trajectory(f"t{n}", [own(n / 4, prompt=prompt)]) for n, prompt in enumerate("xyxy")]
+    assert groups(*trajectories, group_by="task_agent_state", **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("differs", [{"policy": "other"}, {"policy_version": 1}, {"stratum": "s"}])
 @pytest.mark.parametrize("group_by", LEVELS)
 def test_policy_version_and_stratum_separate_groups(group_by, differs):
-    plays = [play(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
-    assert groups(*plays, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
+    trajectories = [make_trajectory(f"t{n}", [own(n / 4, prompt="x", **(differs if n % 2 else {}))]) for n in range(4)]
+    assert groups(*trajectories, group_by=group_by, **PLAIN).baseline_S.tolist() == [0.25, 0.5, 0.25, 0.5]
 
 
 def test_trajectories_weigh_equally_in_the_baseline():
-    many, one = play("t0", [own(1.0) for _ in range(9)]), play("t1", [own(0.0)])
+    many, one = make_trajectory("t0", [own(1.0) for _ in range(9)]), make_trajectory("t1", [own(0.0)])
     a = groups(many, one, group_by="agent", **PLAIN)
     assert set(a.baseline_S.tolist()) == {0.5}
     # variance: 2/1 times the mean over two trajectories of their mean square deviation of 1/4
@@ -73,12 +76,12 @@ def test_trajectories_weigh_equally_in_the_baseline():
 
 def test_spread_of_single_steps_is_the_unbiased_deviation():
     values = [0.0, 0.25, 0.75, 1.0]
-    a = groups(*(play(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
+    a = groups(*(make_trajectory(f"t{n}", [own(v)]) for n, v in enumerate(values)), **PLAIN)
     assert a.spread_S[0] == pytest.approx(np.std(values, ddof=1), rel=1e-15)
 
 
 def test_group_of_one_trajectory_with_many_steps_is_alone():
-    a = groups(play("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
+    a = groups(make_trajectory("t0", [own(0.0), own(1.0)]), group_by="agent", **PLAIN)
     assert a.group_S.tolist() == [-1, -1]
     assert a.advantage_S.tolist() == [0.0, 0.0]
     assert a.singletons == 1
@@ -86,12 +89,12 @@ def test_group_of_one_trajectory_with_many_steps_is_alone():
 
 def test_back_off_follows_its_order_of_levels():
     late = own(1.0, turn=5)
-    to_task_agent = groups(play("t0", [late]), play("t1", [own(0.0, turn=1)]), **PLAIN)
+    to_task_agent = groups(make_trajectory("t0", [late]), make_trajectory("t1", [own(0.0, turn=1)]), **PLAIN)
     assert LEVEL_NAMES[to_task_agent.level_S[0]] == "task_agent"
     same_turn = [
-        play("t0", [late]),
-        play("t1", [own(0.0, turn=5)], task="q1"),
-        play("t2", [own(0.0, turn=1)], task="q2"),
+        make_trajectory("t0", [late]),
+        make_trajectory("t1", [own(0.0, turn=5)], task="q1"),
+        make_trajectory("t2", [own(0.0, turn=1)], task="q2"),
     ]
     to_agent_turn = groups(*same_turn, group_by="task_agent", **PLAIN)
     assert LEVEL_NAMES[to_agent_turn.level_S[0]] == "agent_turn"
@@ -101,28 +104,34 @@ def test_back_off_follows_its_order_of_levels():
 
 
 def test_back_off_group_includes_all_steps_of_its_key():
-    plays = [play("t0", [own(1.0, turn=5)]), *(play(f"t{n}", [own(0.0)]) for n in (1, 2, 3))]
-    a = groups(*plays, **PLAIN)
+    trajectories = [
+        make_trajectory("t0", [own(1.0, turn=5)]),
+        *(make_trajectory(f"t{n}", [own(0.0)]) for n in (1, 2, 3)),
+    ]
+    a = groups(*trajectories, **PLAIN)
     assert a.group_size_S.tolist() == [4, 3, 3, 3]
     assert a.baseline_S.tolist() == [0.25, 0.0, 0.0, 0.0]
 
 
 def test_group_name_lists_the_parts_of_the_key():
     a = groups(
-        *(play(f"t{n}", [own(n / 4, agent="write", stratum="hard", policy="p", policy_version=3)]) for n in range(2)),
+        *(
+            make_trajectory(f"t{n}", [own(n / 4, agent="write", stratum="hard", policy="p", policy_version=3)])
+            for n in range(2)
+        ),
         **PLAIN,
     )
     assert a.group_name(0) == "agent=write turn=0 policy=p version=3 stratum=hard"
 
 
 def test_masked_steps_are_excluded_from_baselines():
-    plays = [
-        play("t0", [own(Score(0.0, status="failed"))]),
-        play("t1", [own(1.0)]),
-        play("t2", [own(0.5)]),
-        play("t3", [own(0.0)], status="failed"),
+    trajectories = [
+        make_trajectory("t0", [own(Score(0.0, status="failed"))]),
+        make_trajectory("t1", [own(1.0)]),
+        make_trajectory("t2", [own(0.5)]),
+        make_trajectory("t3", [own(0.0)], status="failed"),
     ]
-    a = groups(*plays, **PLAIN)
+    a = groups(*trajectories, **PLAIN)
     assert a.baseline_S[[1, 2]].tolist() == [0.75, 0.75]
     assert np.isnan(a.baseline_S[[0, 3]]).all()
 

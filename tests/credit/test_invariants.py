@@ -12,8 +12,8 @@ from creditflow.credit.groups import LEVELS, describe
 from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import OK, Score
-from tests.builders import batch_of, play, step
-from tests.credit.strategies import options, plays
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import options, trajectories
 
 
 def same(got, expected):
@@ -21,7 +21,7 @@ def same(got, expected):
 
 
 @given(
-    plays(mishaps=False),
+    trajectories(mishaps=False),
     options(outcome_to="all", sub_reward_origin=1.0, gate="hard", decomp_granularity="step"),
     st.integers(0, 2**30 - 1),
 )
@@ -37,7 +37,7 @@ def test_threshold_with_binary_scores_at_origin_1_equals_none(trajectories, chos
     assert np.array_equal(gated.advantage_S, alone.advantage_S)
 
 
-@given(plays(), options(), st.permutations("abc"))
+@given(trajectories(), options(), st.permutations("abc"))
 def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
     before = assign(batch_of(*trajectories), chosen)
     renamed = dict(zip("abc", names, strict=True))
@@ -49,7 +49,7 @@ def test_renamed_agents_give_the_same_numbers(trajectories, chosen, names):
     same(after.advantage_S, before.advantage_S)
 
 
-@given(plays(), options(), st.integers(1, 3))
+@given(trajectories(), options(), st.integers(1, 3))
 def test_padding_does_not_change_advantages(trajectories, chosen, n):
     before = assign(batch_of(*trajectories), chosen)
     for trajectory in trajectories:
@@ -76,7 +76,7 @@ def test_padding_does_not_change_advantages(trajectories, chosen, n):
 
 
 @given(
-    plays(mishaps=False),
+    trajectories(mishaps=False),
     options(on_closed_gate="cut", decomp_granularity="step", baseline="group", adv_estimator="grpo"),
     st.data(),
 )
@@ -118,17 +118,19 @@ def test_failed_score_only_affects_related_baselines(trajectories, chosen, data)
 
 def test_failed_score_is_excluded_from_its_baseline():
     def batch(score):
-        return batch_of(*(play(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
+        return batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75, score])))
 
     failed = assign(batch("failed"), CreditOptions())
-    two = assign(batch_of(*(play(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))), CreditOptions())
+    two = assign(
+        batch_of(*(make_trajectory(f"t{n}", [step("a", r)], 0.0) for n, r in enumerate([0.25, 0.75]))), CreditOptions()
+    )
     assert failed.baseline_S[:2].tolist() == two.baseline_S.tolist()
     assert failed.advantage_S.tolist() == [*two.advantage_S.tolist(), 0.0]
 
 
 def test_trajectories_of_a_group_may_have_different_agents():
     """A plan with five executors and a judge over five answers, and trajectories without these agents."""
-    wide = play(
+    wide = make_trajectory(
         "t0",
         [
             step("plan", 0.75),
@@ -137,8 +139,8 @@ def test_trajectories_of_a_group_may_have_different_agents():
         ],
         1.0,
     )
-    short = play("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
-    bare = play("t2", [step("write", 1.0, ())], 1.0)
+    short = make_trajectory("t1", [step("plan", 0.25), step("write", 0.5)], 0.0)
+    bare = make_trajectory("t2", [step("write", 1.0, ())], 1.0)
     a = assign(batch_of(wide, short, bare), CreditOptions(gamma=1.0, outcome_to="answer", sub_reward_origin=0.0))
     # The judge passes 1 + 1 to five parents, 0.4 each; only the writers with 0.75 and 1 are above the threshold.
     assert a.credit_S[:7] == pytest.approx([0.75 + (0.75 + 0.4) + (1.0 + 0.4), 0.4, 0.65, 0.9, 1.15, 1.4, 2.0])
@@ -147,8 +149,8 @@ def test_trajectories_of_a_group_may_have_different_agents():
 
 
 def test_freeze_trains_only_steps_at_and_after_the_failure():
-    wrong = play("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
-    right = play("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
+    wrong = make_trajectory("t0", [step("plan", 1.0), step("write", 0.0), step("verify", 1.0)], 0.0)
+    right = make_trajectory("t1", [step("plan", 0.75), step("write", 1.0), step("verify", 0.75)], 1.0)
     a = assign(batch_of(wrong, right), CreditOptions(on_closed_gate="freeze"))
     assert a.frozen_S.tolist() == [True, False, False, False, False, False]
     assert a.advantage_S[0] == 0.0
@@ -157,8 +159,8 @@ def test_freeze_trains_only_steps_at_and_after_the_failure():
 
 def test_shadow_reports_another_rule_without_training_on_it():
     batch = batch_of(
-        play("t0", [step("plan", 1.0), step("write", 0.0)], 1.0),
-        play("t1", [step("plan", 0.5), step("write", 1.0)], 0.0),
+        make_trajectory("t0", [step("plan", 1.0), step("write", 0.0)], 1.0),
+        make_trajectory("t1", [step("plan", 0.5), step("write", 1.0)], 0.0),
     )
     alone = assign(batch, CreditOptions(propagation="identical"))
     watched = assign(
@@ -172,7 +174,7 @@ def test_shadow_reports_another_rule_without_training_on_it():
 
 
 def test_assignment_records_the_threshold_of_each_step():
-    batch = batch_of(play("t0", [step("plan", 0.6), step("write", 0.6)], 1.0))
+    batch = batch_of(make_trajectory("t0", [step("plan", 0.6), step("write", 0.6)], 1.0))
     chosen = CreditOptions(propagation_threshold={"kind": "fixed", "value": 0.5, "agents": {"write": 0.7}})
     a = assign(batch, chosen)
     assert a.threshold_S.tolist() == [0.5, 0.7]
@@ -180,16 +182,16 @@ def test_assignment_records_the_threshold_of_each_step():
 
 
 def test_floor_opens_the_best_closed_steps_and_counts_them():
-    batch = batch_of(play("t0", [step("a", r) for r in (0.1, 0.25, 0.2, 0.0, 0.05)], 1.0))
+    batch = batch_of(make_trajectory("t0", [step("a", r) for r in (0.1, 0.25, 0.2, 0.0, 0.05)], 1.0))
     a = assign(batch, CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.4}))
     assert a.forced_open_S.tolist() == [False, True, True, False, False]
-    assert a.out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
+    assert a.gate_out_S.tolist() == [0.0, 1.0, 1.0, 0.0, 0.0]
     assert a.metrics()["propagation/forced_open/a"] == 0.4
 
 
 def test_shrunk_baseline_learns_from_small_and_tied_groups():
     def group(task, rewards):
-        return [play(f"{task}.{n}", [step("a")], r, task=task) for n, r in enumerate(rewards)]
+        return [make_trajectory(f"{task}.{n}", [step("a")], r, task=task) for n, r in enumerate(rewards)]
 
     trajectories = [*group("easy", [1.0] * 4), *group("hard", [0.0, 0.0, 0.0, 1.0]), *group("lone", [1.0])]
     trajectories += [*group("fair", [0.0, 1.0, 1.0, 0.0])]
@@ -204,7 +206,7 @@ def test_shrunk_baseline_learns_from_small_and_tied_groups():
 
 
 def test_shrunk_baseline_is_zero_if_all_groups_are_tied():
-    trajectories = [play(f"{q}.{n}", [step("a")], float(q), task=f"q{q}") for q in (0, 1) for n in range(3)]
+    trajectories = [make_trajectory(f"{q}.{n}", [step("a")], float(q), task=f"q{q}") for q in (0, 1) for n in range(3)]
     chosen = CreditOptions(propagation="identical", group_by="task_agent_turn", baseline="shrunk")
     a = assign(batch_of(*trajectories), chosen)
     assert a.baseline_S.tolist() == [0.0] * 3 + [1.0] * 3
@@ -213,19 +215,19 @@ def test_shrunk_baseline_is_zero_if_all_groups_are_tied():
 
 def test_stand_in_ignores_the_length_of_other_trajectories():
     pair = [
-        play("t0", [step("a", 0.8), step("a", 0.0)], 0.0),
-        play("t1", [step("a", 0.8), step("a", 0.1)], 1.0),
+        make_trajectory("t0", [step("a", 0.8), step("a", 0.0)], 0.0),
+        make_trajectory("t1", [step("a", 0.8), step("a", 0.1)], 1.0),
     ]
     chosen = CreditOptions(on_closed_gate="neutral", group_by="agent")
     alone = assign(batch_of(*pair), chosen).credit_S[:4]
     for k in (1, 10, 100):
-        other = play("t2", [step("z", 0.9) for _ in range(k)], 1.0, task="q1")
+        other = make_trajectory("t2", [step("z", 0.9) for _ in range(k)], 1.0, task="q1")
         assert assign(batch_of(*pair, other), chosen).credit_S[:4].tolist() == alone.tolist()
 
 
 def test_floor_ignores_masked_trajectories():
-    kept = [play(f"t{n}", [step("a", r)], float(n)) for n, r in enumerate((0.1, 0.2, 0.25, 0.05))]
-    failed = play("t9", [step("a", 0.29), step("a", 0.28)], 0.0, status="failed")
+    kept = [make_trajectory(f"t{n}", [step("a", r)], float(n)) for n, r in enumerate((0.1, 0.2, 0.25, 0.05))]
+    failed = make_trajectory("t9", [step("a", 0.29), step("a", 0.28)], 0.0, status="failed")
     chosen = CreditOptions(propagation_threshold={"kind": "quantile", "floor": 0.5})
     with_failed = assign(batch_of(*kept, failed), chosen)
     assert with_failed.forced_open_S.tolist() == [False, True, True, False, False, False]
@@ -233,7 +235,9 @@ def test_floor_ignores_masked_trajectories():
 
 @pytest.mark.parametrize("rule", ["identical", "uniform", "none"])
 def test_rules_without_flow_accept_every_share(rule):
-    diamond = play("t0", [step("a", 1.0), step("b", 1.0, (0,)), step("b", 0.5, (0,)), step("c", 1.0, (1, 2))], 1.0)
+    diamond = make_trajectory(
+        "t0", [step("a", 1.0), step("b", 1.0, (0,)), step("b", 0.5, (0,)), step("c", 1.0, (1, 2))], 1.0
+    )
     assert (
         "credit/gated_off/b" not in assign(batch_of(diamond), CreditOptions(propagation=rule, share="copy")).metrics()
     )
@@ -241,7 +245,8 @@ def test_rules_without_flow_accept_every_share(rule):
 
 def test_token_advantages_check_the_output_array():
     a = assign(
-        batch_of(play("t0", [step("a", tokens=4)], 1.0), play("t1", [step("a", tokens=4)], 0.0)), CreditOptions()
+        batch_of(make_trajectory("t0", [step("a", tokens=4)], 1.0), make_trajectory("t1", [step("a", tokens=4)], 0.0)),
+        CreditOptions(),
     )
     for out in (np.zeros(3), np.zeros((2, 4)), np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.float16)):
         with pytest.raises(ShapeError, match=r"expected float32 or float64 of shape \(8,\), got"):
@@ -258,7 +263,7 @@ def test_rule_with_nan_credit_raises():
         with pytest.raises(
             NotFiniteError, match=r"step t0\.0: expected a finite credit from propagation nowhere, got nan"
         ):
-            assign(batch_of(play("t0", [step("a")], 1.0)), CreditOptions(propagation="nowhere"))
+            assign(batch_of(make_trajectory("t0", [step("a")], 1.0)), CreditOptions(propagation="nowhere"))
     finally:
         PROPAGATION_RULES.remove("nowhere")
 

@@ -9,13 +9,13 @@ from creditflow.credit import CreditOptions, assign, check_groups
 from creditflow.credit.linter import idle_gate
 from creditflow.monitor.notices import idle_gate_summary
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def sound():
     return [
-        play("t0", [step("plan", 1.0, prompt="q"), step("write", 0.75)], 1.0),
-        play("t1", [step("plan", 0.75, prompt="q"), step("write", 1.0)], 0.0),
+        make_trajectory("t0", [step("plan", 1.0, prompt="q"), step("write", 0.75)], 1.0),
+        make_trajectory("t1", [step("plan", 0.75, prompt="q"), step("write", 1.0)], 0.0),
     ]
 
 
@@ -33,39 +33,49 @@ def test_sound_batch_has_no_findings():
 
 
 def test_single_trajectories_are_reported_with_a_remedy():
-    message = said("singletons", *sound(), play("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task")
-    assert "1 groups (group_by task) had a single play" in message
-    assert "More plays of each task" in message
-    assert "1 of 2 tasks were played once" in said(
-        "single_plays", *sound(), play("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task"
+    message = said(
+        "singletons", *sound(), make_trajectory("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"), group_by="task"
+    )
+    assert "1 groups (group_by task) had a single trajectory" in message
+    assert "More rollouts of each task" in message
+    assert "1 of 2 tasks have a single trajectory" in said(
+        "single_trajectories",
+        *sound(),
+        make_trajectory("t2", [step("plan", 0.5, prompt="r")], 1.0, task="q1"),
+        group_by="task",
     )
 
 
 def test_step_without_baseline_is_reported():
-    lone = play("t2", [step("judge", 0.5, prompt="j")], 1.0)
+    lone = make_trajectory("t2", [step("judge", 0.5, prompt="j")], 1.0)
     assert "1 steps have nobody to be compared with at any level" in said("no_baseline", *sound(), lone)
 
 
 def test_task_with_different_first_prompts_is_reported():
-    other = play("t2", [step("plan", 0.5, prompt="another question")], 1.0)
+    other = make_trajectory("t2", [step("plan", 0.5, prompt="another question")], 1.0)
     message = said("mixed_prompts", *sound(), other)
     assert "Task q0: 'q' and 'another question'" in message
 
 
 def test_groups_without_variance_are_reported():
-    tied = [play(f"t{n}", [step("plan", 1.0, prompt="q")], 1.0) for n in range(3)]
+    tied = [make_trajectory(f"t{n}", [step("plan", 1.0, prompt="q")], 1.0) for n in range(3)]
     assert "1 of 1 groups have no variance" in said("no_variance", *tied)
     assert "agent=plan turn=0" in said("no_variance", *tied)
 
 
 def test_never_scored_agent_is_reported():
-    plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n)) for n, r in enumerate((0.5, 1.0))]
-    assert said("never_scored", *plays).startswith("plan is never scored")
+    trajectories = [
+        make_trajectory(f"t{n}", [step("plan", prompt="q"), step("write", r)], float(n))
+        for n, r in enumerate((0.5, 1.0))
+    ]
+    assert said("never_scored", *trajectories).startswith("plan is never scored")
 
 
 def test_unreached_agent_is_reported():
-    plays = [play(f"t{n}", [step("plan", prompt="q"), step("write", 0.25 * n)], float(n)) for n in range(2)]
-    assert "no signal reaches plan" in said("unreached", *plays, propagation="none", outcome_to="answer")
+    trajectories = [
+        make_trajectory(f"t{n}", [step("plan", prompt="q"), step("write", 0.25 * n)], float(n)) for n in range(2)
+    ]
+    assert "no signal reaches plan" in said("unreached", *trajectories, propagation="none", outcome_to="answer")
     assert "the outcome never reaches plan" in said("no_outcome", *sound(), propagation="none", outcome_to="answer")
 
 
@@ -76,10 +86,10 @@ def test_starved_agent_is_reported_with_its_best_score():
 
 
 def test_masked_trajectories_and_failed_scores_are_reported():
-    failed = play("t2", [step("plan", "failed", prompt="q")], 1.0)
+    failed = make_trajectory("t2", [step("plan", "failed", prompt="q")], 1.0)
     assert "1 steps could not be scored" in said("failed_scores", *sound(), failed)
-    assert "1 of 3 plays are left out of training" in said(
-        "masked_plays", *sound(), play("t2", [step("plan", prompt="q")], "failed")
+    assert "1 of 3 trajectories are left out of training" in said(
+        "masked_trajectories", *sound(), make_trajectory("t2", [step("plan", prompt="q")], "failed")
     )
 
 
@@ -93,16 +103,16 @@ def test_critic_recipe_is_checked_without_a_critic():
 
 
 def test_missing_outcomes_are_reported():
-    missing = play("t2", [step("plan", 0.5, prompt="q")], None)
-    assert "1 plays have no outcome and others have" in said("missing_outcomes", *sound(), missing)
-    assert "missing_outcomes" not in codes(missing, play("t3", [step("plan", 1.0, prompt="q")], None))
+    missing = make_trajectory("t2", [step("plan", 0.5, prompt="q")], None)
+    assert "1 trajectories have no outcome and others have" in said("missing_outcomes", *sound(), missing)
+    assert "missing_outcomes" not in codes(missing, make_trajectory("t3", [step("plan", 1.0, prompt="q")], None))
 
 
 def test_starved_gates_and_failed_steps_agree():
-    plays = sound()
-    plays[0].steps[1].scores["f"] = Score(0.0, status="failed")
-    plays[1].steps[1].scores["f"] = Score(0.25)
-    message = said("starved", *plays)
+    trajectories = sound()
+    trajectories[0].steps[1].scores["f"] = Score(0.0, status="failed")
+    trajectories[1].steps[1].scores["f"] = Score(0.25)
+    message = said("starved", *trajectories)
     assert message.startswith(
         "every gate of the 1 scored steps of write is closed (its 1 steps whose scoring failed are"
     )
@@ -114,7 +124,9 @@ def test_starved_gates_and_failed_steps_agree():
 def chain(*rewards):
     """Two trajectories of outcomes 0 and 1: a chain of an unscored step and steps with these sub-rewards."""
     return [
-        play(f"t{n}", [step("a", None, prompt="q"), *(step(f"b{i}", r) for i, r in enumerate(rewards))], float(n))
+        make_trajectory(
+            f"t{n}", [step("a", None, prompt="q"), *(step(f"b{i}", r) for i, r in enumerate(rewards))], float(n)
+        )
         for n in range(2)
     ]
 
@@ -158,19 +170,21 @@ def test_idle_gate_gives_the_reason(rewards, options, code, reason):
 
 @pytest.mark.parametrize("gate_at", ["pass", "receive", "both"])
 def test_closed_gates_are_idle(gate_at):
-    plays = [play(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
+    trajectories = [make_trajectory(f"t{n}", [step("a", 0.25), step("b", 0.375)], float(n)) for n in range(2)]
     chosen = CreditOptions(gate_at=gate_at)
-    assigned = assign(batch_of(*plays), chosen)
-    none = assign(batch_of(*plays), replace(chosen, propagation="none"))
+    assigned = assign(batch_of(*trajectories), chosen)
+    none = assign(batch_of(*trajectories), replace(chosen, propagation="none"))
     assert np.array_equal(assigned.credit_S, none.credit_S)
     assert assigned.metrics()["propagation/moved"] == 0.0
     assert idle_gate(assigned).code == "nothing_flows"
-    assert {"nothing_flows", "starved"} <= codes(*plays, gate_at=gate_at)
+    assert {"nothing_flows", "starved"} <= codes(*trajectories, gate_at=gate_at)
     assert idle_gate(none) is None
 
 
 def test_single_steps_have_no_idle_gate():
-    assigned = assign(batch_of(*(play(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))), CreditOptions())
+    assigned = assign(
+        batch_of(*(make_trajectory(f"t{n}", [step("a", 0.75)], float(n)) for n in range(2))), CreditOptions()
+    )
     assert idle_gate(assigned) is None
     assert "propagation/moved" not in assigned.metrics()
 

@@ -8,8 +8,8 @@ from hypothesis import given
 
 from creditflow.credit import CreditOptions, assign, unreached_agents
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
-from tests.credit.strategies import options, plays
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import options, trajectories
 
 
 def metrics(*trajectories, **chosen):
@@ -18,9 +18,9 @@ def metrics(*trajectories, **chosen):
 
 def test_pass_rate_is_the_share_of_open_gates():
     got = metrics(
-        play("t0", [step("plan"), step("write", 0.75), step("verify", 1.0)], 1.0),
-        play("t1", [step("plan"), step("write", 0.25), step("verify", "failed")], 1.0),
-        play("t2", [step("plan"), step("write", 0.0)], 1.0, status="failed"),
+        make_trajectory("t0", [step("plan"), step("write", 0.75), step("verify", 1.0)], 1.0),
+        make_trajectory("t1", [step("plan"), step("write", 0.25), step("verify", "failed")], 1.0),
+        make_trajectory("t2", [step("plan"), step("write", 0.0)], 1.0, status="failed"),
         gate_unscored="closed",
     )
     assert got["propagation/pass_rate"] == 0.5
@@ -31,9 +31,9 @@ def test_pass_rate_is_the_share_of_open_gates():
 
 def test_gated_off_is_the_share_of_withheld_credit():
     got = metrics(
-        play("t0", [step("plan"), step("write", 1.0)]),
-        play("t1", [step("plan"), step("write", 0.25)]),
-        play("t2", [step("plan"), step("write", 0.5)]),
+        make_trajectory("t0", [step("plan"), step("write", 1.0)]),
+        make_trajectory("t1", [step("plan"), step("write", 0.25)]),
+        make_trajectory("t2", [step("plan"), step("write", 0.5)]),
         sub_reward_origin=0.0,
     )
     assert got["credit/gated_off/write"] == pytest.approx((0.25 + 0.5) / 1.75)
@@ -43,26 +43,31 @@ def test_gated_off_is_the_share_of_withheld_credit():
 
 def test_mis_credited_counts_contradictions_of_measured_scores():
     def measured(id, verdict, outcome):
-        return play(id, [step("a", {"m": Score(verdict, weight=0.0)})], outcome)
+        return make_trajectory(id, [step("a", {"m": Score(verdict, weight=0.0)})], outcome)
 
     got = metrics(
         measured("t0", 1.0, 0.0),  # right, with a negative advantage
         measured("t1", 0.5, 1.0),  # wrong, with a positive advantage
         measured("t2", 1.0, 1.0),
         measured("t3", 0.0, 0.0),
-        play("t4", [step("a")], 0.0),  # unscored
+        make_trajectory("t4", [step("a")], 0.0),  # unscored
     )
     assert got["credit/mis_credited/a"] == 0.5
 
 
 def test_mis_credited_ignores_advantages_of_0():
-    assert metrics(play("t0", [step("a", 0.5)]), play("t1", [step("a", 0.5)]))["credit/mis_credited/a"] == 0.0
+    assert (
+        metrics(make_trajectory("t0", [step("a", 0.5)]), make_trajectory("t1", [step("a", 0.5)]))[
+            "credit/mis_credited/a"
+        ]
+        == 0.0
+    )
 
 
 def test_group_metrics_count_groups_and_steps():
     got = metrics(
-        play("t0", [step("a", 0.5), step("b", 1.0), step("c", 1.0)]),
-        play("t1", [step("a", 0.5), step("b", 0.0), step("b", "failed")]),
+        make_trajectory("t0", [step("a", 0.5), step("b", 1.0), step("c", 1.0)]),
+        make_trajectory("t1", [step("a", 0.5), step("b", 0.0), step("b", "failed")]),
         propagation="none",
     )
     assert got["groups/zero_variance"] == 1.0  # a
@@ -74,7 +79,10 @@ def test_group_metrics_count_groups_and_steps():
 def test_credit_explained_var_uses_the_final_credit():
     scores = (0.0, 0.5, 1.0)
     batch = batch_of(
-        *(play(f"t{n}", [step("a", r, tokens=2), step("b", 1 - r, tokens=1)], r) for n, r in enumerate(scores))
+        *(
+            make_trajectory(f"t{n}", [step("a", r, tokens=2), step("b", 1 - r, tokens=1)], r)
+            for n, r in enumerate(scores)
+        )
     )
     chosen = {"adv_estimator": "gae", "outcome_to": "answer", "propagation": "discounted"}
     credit_T = assign(batch, CreditOptions(**chosen, lam=1.0), values_T=np.zeros(len(batch.response_ids))).returns_T
@@ -88,7 +96,7 @@ def test_credit_explained_var_uses_the_final_credit():
 
 
 def unscored_planner(n, r, outcome=1.0):
-    return play(f"t{n}", [step("plan"), step("write", r), step("verify")], outcome)
+    return make_trajectory(f"t{n}", [step("plan"), step("write", r), step("verify")], outcome)
 
 
 @pytest.mark.parametrize(
@@ -118,22 +126,22 @@ def test_reach_is_the_share_of_trajectories_with_a_signal(chosen, reach):
 
 
 def test_right_child_with_credit_0_counts_as_a_signal():
-    assigned = assign(batch_of(play("t", [step("plan"), step("write", 1.0)])), CreditOptions())
+    assigned = assign(batch_of(make_trajectory("t", [step("plan"), step("write", 1.0)])), CreditOptions())
     assert assigned.received_S[0] == 0.0
     assert unreached_agents(assigned) == ()
 
 
 def test_agents_without_any_reward_are_unreached():
-    assigned = assign(batch_of(play("t", [step("plan"), step("write")])), CreditOptions())
+    assigned = assign(batch_of(make_trajectory("t", [step("plan"), step("write")])), CreditOptions())
     assert unreached_agents(assigned) == ("plan", "write")
 
 
 def test_substitute_for_a_failed_score_gives_no_reach():
-    trajectories = [play("t0", [step("a", "failed")]), play("t1", [step("a", 0.5)])]
+    trajectories = [make_trajectory("t0", [step("a", "failed")]), make_trajectory("t1", [step("a", 0.5)])]
     assert metrics(*trajectories)["credit/reach/a"] == 0.5
 
 
-@given(plays(), options())
+@given(trajectories(), options())
 def test_metrics_are_finite_and_shares_are_in_0_to_1(trajectories, chosen):
     for name, value in metrics(*trajectories, **vars(chosen)).items():
         assert isinstance(value, float)
@@ -143,9 +151,11 @@ def test_metrics_are_finite_and_shares_are_in_0_to_1(trajectories, chosen):
 
 
 def test_alone_tied_and_frozen_are_shares_by_agent():
-    plays = [play(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))]
-    plays.append(play("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
-    got = assign(batch_of(*plays), CreditOptions(on_closed_gate="freeze")).metrics()
+    trajectories = [
+        make_trajectory(f"t{n}", [step("plan", 1.0), step("write", r)], 0.0) for n, r in enumerate((0.0, 1.0))
+    ]
+    trajectories.append(make_trajectory("t2", [step("plan", 1.0), step("write", 1.0), step("write", 0.75)], 0.0))
+    got = assign(batch_of(*trajectories), CreditOptions(on_closed_gate="freeze")).metrics()
     assert got["groups/frozen/plan"] == pytest.approx(1 / 3)
     assert got["groups/tied/plan"] == 0.0  # the third one's child has a score below 1
     assert got["groups/alone/write"] == 0.25

@@ -9,7 +9,7 @@ from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
 from creditflow.credit.options import _CHOICES
 from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import ConfigError, did_you_mean
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def test_defaults_are_valid():
@@ -65,7 +65,7 @@ def test_invalid_value_raises_with_key_expected_and_got(key, value, expected):
 
 def test_assign_validates_before_it_computes():
     with pytest.raises(ConfigError, match=r"algorithm\.gamma"):
-        assign(batch_of(play("t", [step()], 1.0)), CreditOptions(gamma=-1.0))
+        assign(batch_of(make_trajectory("t", [step()], 1.0)), CreditOptions(gamma=-1.0))
 
 
 def test_integers_are_accepted_as_numbers():

@@ -4,19 +4,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from creditflow.credit import Credit, CreditOptions, Flow, assign, propagation_rule
+from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, propagation_rule
 from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import ConfigError
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
-from tests.credit.strategies import options, plays
+from tests.builders import batch_of, make_trajectory, step
+from tests.credit.strategies import options, trajectories
 
 
 def credit(trajectory, **chosen):
     return assign(batch_of(trajectory), CreditOptions(**chosen)).credit_S.tolist()
 
 
-CHAIN = play("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)], 1.0)
+CHAIN = make_trajectory("t", [step("plan", 0.75), step("write", 0.25), step("verify", 1.0)], 1.0)
 
 
 @pytest.mark.parametrize(
@@ -42,22 +42,22 @@ def test_credit_of_a_chain_by_hand(rule, outcome_to, origin, expected):
 
 def test_closed_gate_stops_credit_and_counts_it():
     a = assign(batch_of(CHAIN), CreditOptions(outcome_to="answer", sub_reward_origin=0.0, gamma=0.5))
-    assert a.stopped_S.tolist() == [0.0, 1.25, 0.0]
+    assert a.withheld_S.tolist() == [0.0, 1.25, 0.0]
     assert a.received_S.tolist() == [0.0, 1.0, 0.0]
 
 
 def test_child_splits_its_credit_between_two_parents():
-    joined = play("t", [step("a", 0.0), step("b", 0.0, ()), step("c", 1.0, (0, 1))])
+    joined = make_trajectory("t", [step("a", 0.0), step("b", 0.0, ()), step("c", 1.0, (0, 1))])
     assert credit(joined, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.25, 0.25, 1.0]
 
 
 def test_parent_receives_credit_from_both_children():
-    forked = play("t", [step("a", 0.0), step("b", 0.5, (0,)), step("c", 1.0, (0,))])
+    forked = make_trajectory("t", [step("a", 0.0), step("b", 0.5, (0,)), step("c", 1.0, (0,))])
     assert credit(forked, propagation="discounted", sub_reward_origin=0.0, gamma=0.5) == [0.75, 0.5, 1.0]
 
 
 def test_fully_linked_trajectory_does_not_count_paths():
-    linked = play("t", [step("a", 1.0, tuple(range(i))) for i in range(40)])
+    linked = make_trajectory("t", [step("a", 1.0, tuple(range(i))) for i in range(40)])
     got = credit(linked, propagation="discounted", sub_reward_origin=0.0, gamma=1.0)
     assert got[0] == pytest.approx(40.0)  # conservation: the only root receives all credit
 
@@ -65,36 +65,39 @@ def test_fully_linked_trajectory_does_not_count_paths():
 def test_outcome_goes_to_answer_steps_or_the_last_step():
     steps = [step("a"), step("b"), step("c")]
     shares = {"propagation": "none", "outcome_to": "answer"}
-    assert credit(play("t", steps, 1.0), **shares) == [0.0, 0.0, 1.0]
-    assert credit(play("t", steps, 1.0, answer_steps=(0, 1)), **shares) == [0.5, 0.5, 0.0]
+    assert credit(make_trajectory("t", steps, 1.0), **shares) == [0.0, 0.0, 1.0]
+    assert credit(make_trajectory("t", steps, 1.0, answer_steps=(0, 1)), **shares) == [0.5, 0.5, 0.0]
 
 
 def test_weights_scale_sub_rewards_and_outcome():
-    plain = play("t", [step("a", 0.25)], 0.5)
+    plain = make_trajectory("t", [step("a", 0.25)], 0.5)
     assert credit(plain, propagation="none", w_r=2.0, w_o=3.0, sub_reward_origin=0.0) == [2.0 * 0.25 + 3.0 * 0.5]
 
 
 def test_shared_reward_can_include_sub_rewards():
     same = {"shared_reward": "outcome_plus_mean_sub_reward", "sub_reward_origin": 0.0}
-    two = play("t", [step("a", 0.5), step("b", 1.0), step("c")], 1.0)
+    two = make_trajectory("t", [step("a", 0.5), step("b", 1.0), step("c")], 1.0)
     assert credit(two, propagation="identical", **same) == [1.75, 1.75, 1.75]
     assert credit(two, propagation="uniform", **same) == pytest.approx([1.75 / 3] * 3)
     assert credit(two, propagation="identical", w_o=2.0, w_r=4.0, **same) == [5.0, 5.0, 5.0]
 
 
 def test_uniform_conserves_the_outcome():
-    assert sum(credit(play("t", [step() for _ in range(7)], 0.7), propagation="uniform")) == pytest.approx(0.7)
+    assert sum(credit(make_trajectory("t", [step() for _ in range(7)], 0.7), propagation="uniform")) == pytest.approx(
+        0.7
+    )
 
 
 @given(
-    plays(mishaps=False), options(propagation="threshold", share="split", on_closed_gate="cut", adv_estimator="grpo")
+    trajectories(mishaps=False),
+    options(propagation="threshold", share="split", on_closed_gate="cut", adv_estimator="grpo"),
 )
 def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
     batch = batch_of(*trajectories)
     a = assign(batch, chosen)
     parents_S = np.bincount(batch.edge_child, minlength=batch.n_steps)
     h_S = a.own_S + a.received_S
-    through_E = a.in_S[batch.edge_parent] * a.out_S[batch.edge_child]
+    through_E = a.gate_in_S[batch.edge_parent] * a.gate_out_S[batch.edge_child]
     offered_E = (h_S / np.maximum(parents_S, 1))[batch.edge_child]
     trajectory_E = batch.trajectory_of_step[batch.edge_child]
     for n in range(batch.n_trajectories):
@@ -103,24 +106,24 @@ def test_credit_is_conserved_in_every_trajectory(trajectories, chosen):
         roots, earned = h_S[of_n & (parents_S == 0)].sum(), a.own_S[of_n].sum()
         scale = max(1.0, np.abs(a.own_S[of_n]).sum())
         assert abs(roots + (1 - chosen.gamma) * passed + stopped - earned) <= 1e-12 * scale
-        assert abs(a.stopped_S[of_n].sum() - stopped) <= 1e-12 * scale
+        assert abs(a.withheld_S[of_n].sum() - stopped) <= 1e-12 * scale
 
 
 def test_trajectory_of_seventy_thousand_steps():
-    long = batch_of(play("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
+    long = batch_of(make_trajectory("t", [step("a", 1.0) for _ in range(70_000)], 1.0))
     a = assign(long, CreditOptions(gamma=1.0, sub_reward_origin=0.0, group_by="task"))
     assert a.credit_S[0] == 70_001.0
 
 
 def test_custom_rule_is_registered_by_name():
     @propagation_rule("last_only", pays_own=False)
-    def last_only(flow: Flow) -> Credit:
-        nothing = np.zeros_like(flow.own_S)
-        shared = np.where(flow.batch.is_answer, flow.outcome_N[flow.batch.trajectory_of_step], 0.0)
-        return Credit(nothing, nothing, shared, nothing, flow.batch.is_answer)
+    def last_only(inputs: PropagationInput) -> Credit:
+        nothing = np.zeros_like(inputs.own_S)
+        shared = np.where(inputs.batch.is_answer, inputs.outcome_N[inputs.batch.trajectory_of_step], 0.0)
+        return Credit(nothing, nothing, shared, nothing, inputs.batch.is_answer)
 
     try:
-        trajectory = play("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))
+        trajectory = make_trajectory("t", [step("a", Score(0.0, status="failed")), step("b")], 1.0, answer_steps=(1,))
         assert credit(trajectory, propagation="last_only") == [0.0, 1.0]
         with pytest.raises(ConfigError, match=r"algorithm\.propagation: expected a new name, got 'last_only'"):
             propagation_rule("last_only")(last_only)

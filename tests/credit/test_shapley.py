@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from creditflow.credit import CreditOptions, assign, explain
 from creditflow.credit.shapley import KEY, Plan, Values, plan, values
 from creditflow.errors import BatchError, ConfigError
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 OPTIONS = CreditOptions(propagation="shapley")
 
@@ -30,7 +30,7 @@ def by_definition(value_of: dict[int, float], agents: int) -> list[float]:
     return list(added / len(orders))
 
 
-def played(of: Plan, value_of: dict[int, float]) -> np.ndarray:
+def outcomes_of(of: Plan, value_of: dict[int, float]) -> np.ndarray:
     return np.array([value_of[coalition] for coalition in of.coalition_P.tolist()])
 
 
@@ -49,7 +49,7 @@ def test_exact_values_equal_the_definition(game):
     assert of.order_OA is None
     assert len(of.coalition_P) == times * (2**agents - 1)
 
-    found = values(of, value_of[2**agents - 1], played(of, value_of))
+    found = values(of, value_of[2**agents - 1], outcomes_of(of, value_of))
 
     np.testing.assert_allclose(found.shapley_A, by_definition(value_of, agents), atol=1e-12)
     assert math.isclose(found.shapley_A.sum(), listed[-1] - listed[0], abs_tol=1e-12)
@@ -71,10 +71,10 @@ def test_sampled_values_are_exact_for_additive_games(agents, seed):
     assert len(of.coalition_P) == 2 * agents**2
     assert 2**agents - 1 not in of.coalition_P
 
-    found = values(of, adds_up[2**agents - 1], played(of, adds_up))
+    found = values(of, adds_up[2**agents - 1], outcomes_of(of, adds_up))
     np.testing.assert_allclose(found.shapley_A, alone, atol=1e-9)
     np.testing.assert_allclose(found.left_out_A, alone, atol=1e-9)
-    of_any = values(of, any_game[2**agents - 1], played(of, any_game))
+    of_any = values(of, any_game[2**agents - 1], outcomes_of(of, any_game))
     assert math.isclose(of_any.shapley_A.sum(), value[-1] - value[0], abs_tol=1e-9)
 
 
@@ -85,7 +85,7 @@ def test_sampled_values_are_unbiased_with_calibrated_errors():
     offs, errors = [], []
     for _ in range(400):
         of = plan(agents, 4 * agents**2, rng)
-        noisy = played(of, value_of) + rng.normal(scale=0.3, size=len(of.coalition_P))
+        noisy = outcomes_of(of, value_of) + rng.normal(scale=0.3, size=len(of.coalition_P))
         found = values(of, value_of[2**agents - 1], noisy)
         offs.append(found.shapley_A - truth)
         errors.append(found.shapley_se_A)
@@ -120,7 +120,7 @@ def test_failed_replay_makes_dependent_values_nan():
 
 @pytest.mark.parametrize(("agents", "budget", "least"), [(3, 6, 7), (4, 14, 15), (5, 24, 25)])
 def test_too_small_budget_error_gives_the_minimum(agents, budget, least):
-    with pytest.raises(ValueError, match=f"at least {least} plays for {agents} agents, got {budget}"):
+    with pytest.raises(ValueError, match=f"at least {least} trajectories for {agents} agents, got {budget}"):
         plan(agents, budget, np.random.default_rng(0))
 
 
@@ -138,15 +138,15 @@ def test_teams_of_up_to_62_agents_are_sampled(agents):
 def test_values_survive_a_json_round_trip(game):
     agents, listed, times = game
     of = plan(agents, times * (2**agents - 1), np.random.default_rng(0))
-    made = values(of, listed[-1], played(of, dict(enumerate(listed))), tuple("abcd"[:agents]))
+    made = values(of, listed[-1], outcomes_of(of, dict(enumerate(listed))), tuple("abcd"[:agents]))
     read = Values.from_json(json.loads(json.dumps(made.to_json())))
-    assert (read.agents, read.plays) == (made.agents, made.plays)
+    assert (read.agents, read.trajectories) == (made.agents, made.trajectories)
     for name in ("shapley_A", "shapley_se_A", "left_out_A", "left_out_se_A"):
         np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
 
 
 def measured(id: str, outcome: float, shapley: dict[str, float | None], score: float = 0.5):
-    made = play(id, [step("planner", score, tokens=2), step("executor", tokens=1)], outcome=outcome)
+    made = make_trajectory(id, [step("planner", score, tokens=2), step("executor", tokens=1)], outcome=outcome)
     made.info[KEY] = noted(shapley)
     return made
 
@@ -160,7 +160,7 @@ def test_shapley_rule_adds_own_reward_and_agent_value():
     batch = batch_of(
         measured("a", 1.0, {"planner": 0.75, "executor": 0.25}),
         measured("b", 0.0, {"planner": -0.5, "executor": 0.0}, score=1.0),
-        play("c", [step("planner", 0.5, tokens=1)], outcome="failed"),  # without values, and masked
+        make_trajectory("c", [step("planner", 0.5, tokens=1)], outcome="failed"),  # without values, and masked
     )
     made = assign(batch, replace(OPTIONS, w_o=2.0, w_r=0.5))
     np.testing.assert_array_equal(made.credit_S[:4], [-0.25 + 1.5, 0.5, -1.0, 0.0])
@@ -172,7 +172,9 @@ def test_shapley_rule_adds_own_reward_and_agent_value():
 
 
 def test_trajectory_without_steps_needs_no_values():
-    batch = batch_of(*(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"), play("c", [], outcome=0.0))
+    batch = batch_of(
+        *(measured(id, 1.0, {"planner": 0.5, "executor": 0.5}) for id in "ab"), make_trajectory("c", [], outcome=0.0)
+    )
     assert assign(batch, OPTIONS).shared_S.tolist() == [0.5] * 4
 
 
@@ -194,7 +196,10 @@ def test_trajectory_without_values_raises(entry):
     [
         ({"outcome_to": "answer"}, "outcome_to: shapley .* expected all, got answer"),
         ({"adv_estimator": "gae"}, "adv_estimator: gae has values of its own"),
-        ({"propagation": "none", "shadow": {"propagation": "shapley"}}, "shadow.propagation: shapley needs plays"),
+        (
+            {"propagation": "none", "shadow": {"propagation": "shapley"}},
+            "shadow.propagation: shapley needs trajectories",
+        ),
     ],
 )
 def test_options_incompatible_with_shapley_raise(options, said):

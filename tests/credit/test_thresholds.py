@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from creditflow.credit.thresholds import (
     THRESHOLDS,
-    Observed,
+    BatchStats,
     Quantile,
     make_threshold,
     open_starved,
@@ -30,7 +30,7 @@ by_kind = pytest.mark.parametrize("spec", KINDS, ids=lambda spec: f"{spec['kind'
 
 
 def saw(sub_rewards=None, spread=None, accuracy=None):
-    return Observed({a: np.array(r, dtype=float) for a, r in (sub_rewards or {}).items()}, spread or {}, accuracy)
+    return BatchStats({a: np.array(r, dtype=float) for a, r in (sub_rewards or {}).items()}, spread or {}, accuracy)
 
 
 def after(spec, *batches):
@@ -309,7 +309,7 @@ def test_thresholds_do_not_depend_on_names_or_order(spec, before, renamed):
     swap = lambda columns: {new[a]: columns[a] for a in sorted(columns, key=new.get)}  # noqa: E731
     spec_of_new = {**spec, "agents": swap(spec["agents"])} if "agents" in spec else spec
     old = after(spec, *before)
-    now = after(spec_of_new, *(Observed(swap(o.sub_rewards), swap(o.spread), o.accuracy) for o in before))
+    now = after(spec_of_new, *(BatchStats(swap(o.sub_rewards), swap(o.spread), o.accuracy) for o in before))
     assert {new[a]: old.theta(a) for a in "abcd"} == {a: now.theta(a) for a in "abcd"}
 
 

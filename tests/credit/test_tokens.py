@@ -11,7 +11,7 @@ from creditflow.credit.decompose import sub_rewards, token_rewards
 from creditflow.credit.tokens import token_terms
 from creditflow.errors import BatchError, NotFiniteError, ScoreRangeError, ShapeError
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 BY_TOKEN = CreditOptions(decomp_granularity="token_level")
 
@@ -27,11 +27,11 @@ def refusal(kind, batch):
     return str(error.value)
 
 
-def two_plays(value, **more):
+def two_trajectories(value, **more):
     """Two steps of two tokens each; the last has the score `value`."""
     return batch_of(
-        play("t0", [step("a", Score((0.0, 1.0)), tokens=2)], 1.0),
-        play("t1", [step("a", {"f": Score(value, **more)}, tokens=2)], 0.0),
+        make_trajectory("t0", [step("a", Score((0.0, 1.0)), tokens=2)], 1.0),
+        make_trajectory("t1", [step("a", {"f": Score(value, **more)}, tokens=2)], 0.0),
     )
 
 
@@ -39,7 +39,7 @@ def two_plays(value, **more):
 def mixed():
     """Scores of all kinds: by token and plain, of several ranges and weights, failed, of weight 0, and none."""
     return batch_of(
-        play(
+        make_trajectory(
             "t0",
             [
                 step("a", {"f": Score((0.0, 3.0), (-1.0, 3.0), weight=3.0), "g": Score(0.5, weight=1.0)}, tokens=2),
@@ -69,56 +69,56 @@ def test_chunk_size_does_not_change_token_rewards(mixed, monkeypatch, at_once):
 @pytest.mark.parametrize("at_once", [1, 1 << 16])
 def test_token_value_outside_its_range_raises(monkeypatch, at_once):
     monkeypatch.setattr(decompose, "_TOKENS_AT_ONCE", at_once)
-    message = refusal(ScoreRangeError, two_plays((5.0, -4.0)))
+    message = refusal(ScoreRangeError, two_trajectories((5.0, -4.0)))
     assert message == "step t1.0, score f, token 0: expected a value from 0.0 to 1.0, got 5.0"
-    message = refusal(ScoreRangeError, two_plays((1.0, -2.0), range=(-1.0, 3.0)))
+    message = refusal(ScoreRangeError, two_trajectories((1.0, -2.0), range=(-1.0, 3.0)))
     assert message == "step t1.0, score f, token 1: expected a value from -1.0 to 3.0, got -2.0"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_non_finite_token_value_raises(value):
     scored = step("a", Score((0.5, value)), tokens=2, response_mask=(1, 0))
-    message = refusal(NotFiniteError, batch_of(play("t0", [scored], 1.0)))
+    message = refusal(NotFiniteError, batch_of(make_trajectory("t0", [scored], 1.0)))
     assert message == f"step t0.0, score f, token 1: expected a value from 0.0 to 1.0, got {value}"
 
 
 def test_token_range_check_allows_rounding_and_weight_0():
-    assign(two_plays((1.0 + 1e-12, -1e-12)), BY_TOKEN)
-    assign(two_plays((5.0, -4.0), weight=0.0), BY_TOKEN)
-    assign(two_plays((5.0, -4.0), status="failed"), BY_TOKEN)
+    assign(two_trajectories((1.0 + 1e-12, -1e-12)), BY_TOKEN)
+    assign(two_trajectories((5.0, -4.0), weight=0.0), BY_TOKEN)
+    assign(two_trajectories((5.0, -4.0), status="failed"), BY_TOKEN)
 
 
 def test_token_value_outside_by_rounding_is_clipped():
     values = (1.0000009, -0.0000009)
-    batch = batch_of(play("a", [step("a", Score(values), tokens=2)], 1.0000009))
+    batch = batch_of(make_trajectory("a", [step("a", Score(values), tokens=2)], 1.0000009))
     assert rho(batch).tolist() == [1.0, 0.0]
     assert (batch.scores[0, 0], batch.outcome[0]) == (0.5, 1.0)
     with pytest.raises(ScoreRangeError):
-        rho(batch_of(play("a", [step("a", Score((1.0000021, 0.0)), tokens=2)], 1.0)))
+        rho(batch_of(make_trajectory("a", [step("a", Score((1.0000021, 0.0)), tokens=2)], 1.0)))
 
 
 def test_wrong_number_of_token_values_raises():
-    given = two_plays((0.0, 1.0))
+    given = two_trajectories((0.0, 1.0))
     message = refusal(ShapeError, replace(given, raw_scores=(given.raw_scores[0], {"f": Score((0.0, 0.5, 1.0))})))
     assert message == "step t1.0, score f: expected one value for each of 2 response tokens, got 3"
 
 
 def test_score_missing_from_raw_scores_raises():
-    given = two_plays((0.0, 1.0))
+    given = two_trajectories((0.0, 1.0))
     message = refusal(BatchError, replace(given, raw_scores=(given.raw_scores[0], {"g": Score(1.0)})))
     assert message == "step t1.0: expected score f in raw_scores, got ['g']"
 
 
 def test_empty_score_range_raises():
-    given, empty = two_plays((1.0, 1.0)), {"f": Score((1.0, 1.0), (1.0, 1.0))}
+    given, empty = two_trajectories((1.0, 1.0)), {"f": Score((1.0, 1.0), (1.0, 1.0))}
     message = refusal(ScoreRangeError, replace(given, raw_scores=(empty, empty)))
     assert message == "step t0.0, score f, token 0: expected a value from 1.0 to 1.0, got 1.0"
 
 
 def test_token_term_is_the_return_above_the_others_mean():
     batch = batch_of(
-        play("t0", [step("a", Score((1.0, 0.0, 0.5)), tokens=3, response_mask=(1, 0, 1))], 0.0),
-        play("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
+        make_trajectory("t0", [step("a", Score((1.0, 0.0, 0.5)), tokens=3, response_mask=(1, 0, 1))], 0.0),
+        make_trajectory("t1", [step("a", Score((0.0,)), tokens=1)], 0.0),
     )
     terms = assign(batch, replace(BY_TOKEN, norm_adv_by_std_in_grpo=False, gamma_token=0.5, w_r=2.0)).token_term_T
     part = 2.0 / 1.5  # w_r by the mean length; m is 0 for the first trajectory, 0.75 for the second
@@ -127,8 +127,8 @@ def test_token_term_is_the_return_above_the_others_mean():
 
 def test_scaled_token_terms_are_divided_by_their_spread():
     batch = batch_of(
-        play("t0", [step("a", Score((1.0, 0.5)), tokens=2)], 0.0),
-        play("t1", [step("a", Score((0.0,)), tokens=1), step("a", Score((0.25,)), tokens=1)], 0.0),
+        make_trajectory("t0", [step("a", Score((1.0, 0.5)), tokens=2)], 0.0),
+        make_trajectory("t1", [step("a", Score((0.0,)), tokens=1), step("a", Score((0.25,)), tokens=1)], 0.0),
     )
     plain = replace(BY_TOKEN, group_by="agent", norm_adv_by_std_in_grpo=False)
     u = assign(batch, plain).token_term_T
@@ -139,13 +139,15 @@ def test_scaled_token_terms_are_divided_by_their_spread():
 
 
 def test_equal_token_scores_add_nothing():
-    alike = [play(f"t{n}", [step("a", Score((0.3, 0.3)), tokens=2)], float(n)) for n in range(3)]
+    alike = [make_trajectory(f"t{n}", [step("a", Score((0.3, 0.3)), tokens=2)], float(n)) for n in range(3)]
     assert assign(batch_of(*alike), BY_TOKEN).token_term_T.tolist() == [0.0] * 6
 
 
 def test_token_terms_use_little_temporary_memory():
-    plays = [play(f"t{n}", [step("a", Score((0.1 * n,) * 1000), tokens=1000)], 1.0) for n in range(10)]
-    batch = batch_of(*plays)
+    trajectories = [
+        make_trajectory(f"t{n}", [step("a", Score((0.1 * n,) * 1000), tokens=1000)], 1.0) for n in range(10)
+    ]
+    batch = batch_of(*trajectories)
     steps = np.ones(batch.n_steps, dtype=np.bool_)
     rho_T, level_S, stratum_S = rho(batch), np.zeros(batch.n_steps, dtype=np.int64), np.full(batch.n_steps, -1)
     keys = {"weight": 1.0, "gamma_token": 1.0, "scaled": True}

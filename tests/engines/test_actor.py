@@ -41,14 +41,19 @@ def sampled_batch(policy: Policy, n: int = 12, temperatures: tuple[float, ...] =
 
 def several_steps(batch: TrajectoryBatch) -> TrajectoryBatch:
     """Regroup the steps into trajectories of one to three steps."""
-    steps = [play.steps[0] for play in batch.to_trajectories()]
-    sizes, plays = (3, 1, 2), []
+    steps = [trajectory.steps[0] for trajectory in batch.to_trajectories()]
+    sizes, trajectories = (3, 1, 2), []
     while steps:
-        n = min(len(steps), sizes[len(plays) % 3])
+        n = min(len(steps), sizes[len(trajectories) % 3])
         mine, steps = steps[:n], steps[n:]
-        made = [dataclasses.replace(one, trajectory_id=str(len(plays)), index=i, turn=i) for i, one in enumerate(mine)]
-        plays.append(Trajectory(id=str(len(plays)), uid=str(len(plays) // 2), task=Task("t", (), None), steps=made))
-    return TrajectoryBatch.from_trajectories(plays)
+        made = [
+            dataclasses.replace(one, trajectory_id=str(len(trajectories)), index=i, turn=i)
+            for i, one in enumerate(mine)
+        ]
+        trajectories.append(
+            Trajectory(id=str(len(trajectories)), uid=str(len(trajectories) // 2), task=Task("t", (), None), steps=made)
+        )
+    return TrajectoryBatch.from_trajectories(trajectories)
 
 
 @pytest.fixture
@@ -94,13 +99,18 @@ def slow_losses(policy: Policy, batch: TrajectoryBatch, advantage_T: np.ndarray,
 def slow_mean(per_step: list[torch.Tensor], trajectory_of: list[int], config: ActorConfig) -> torch.Tensor:
     """Average step losses by the definition of each mode."""
     means, sums = ([step.mean() for step in per_step], [step.sum() for step in per_step])
-    plays = [[m for m, n in zip(means, trajectory_of, strict=True) if n == play] for play in sorted(set(trajectory_of))]
+    trajectories = [
+        [m for m, n in zip(means, trajectory_of, strict=True) if n == trajectory]
+        for trajectory in sorted(set(trajectory_of))
+    ]
     return {
         "token-mean": lambda: torch.cat(per_step).mean(),
         "seq-mean-token-mean": lambda: torch.stack(means).mean(),
         "seq-mean-token-sum": lambda: torch.stack(sums).mean(),
         "seq-mean-token-sum-norm": lambda: torch.stack(sums).mean() / 7.0,
-        "traj-mean-step-mean": lambda: torch.stack([torch.stack(play).mean() for play in plays]).mean(),
+        "traj-mean-step-mean": lambda: torch.stack(
+            [torch.stack(trajectory).mean() for trajectory in trajectories]
+        ).mean(),
     }[config.loss_agg_mode]()
 
 
@@ -215,11 +225,11 @@ def test_reference_logprobs_match_single_steps(policy: Policy) -> None:
     first = copy.deepcopy(policy.model)
     actor = far_from_reference(policy, ActorConfig(), keep_reference=True)
     assert actor.reference is not None
-    played = sampled_batch(policy, temperatures=(1.0, 0.0, 0.6)).to_trajectories()
-    played[1].steps[0].response_mask = (0,) * len(played[1].steps[0].response_ids)
-    played[5].status = "failed"
-    fill_reference_logprobs({"default": actor.reference}, played, max_tokens=40)
-    for k, trajectory in enumerate(played):
+    trajectories = sampled_batch(policy, temperatures=(1.0, 0.0, 0.6)).to_trajectories()
+    trajectories[1].steps[0].response_mask = (0,) * len(trajectories[1].steps[0].response_ids)
+    trajectories[5].status = "failed"
+    fill_reference_logprobs({"default": actor.reference}, trajectories, max_tokens=40)
+    for k, trajectory in enumerate(trajectories):
         [step] = trajectory.steps
         if k == 5:
             assert step.ref_logprobs == ()

@@ -8,7 +8,7 @@ import torch
 from creditflow.config import CriticConfig, OptimConfig
 from creditflow.engines.local.critic import Critic, explained
 from creditflow.engines.local.loss import value_loss
-from creditflow.engines.local.packing import Plays
+from creditflow.engines.local.packing import TrajectorySequences
 from creditflow.engines.local.policy import Policy
 from creditflow.errors import ModelError
 from creditflow.huggingface import load_folder
@@ -52,14 +52,18 @@ def test_values_of_unwanted_steps_are_nan(word_model_folder, batch) -> None:
     assert (np.isnan(values) == ~wanted[step_of_token]).all()
 
 
-def text_before(batch, s: int, sees: str) -> list[int]:
+def text_before(batch, s: int, context: str) -> list[int]:
     """The tokens that a critic reads before the prompt of step `s`."""
-    play = [k for k in range(s) if batch.trajectory_of_step[k] == batch.trajectory_of_step[s]]
-    return [token for k in play for token in (*prompt_of(batch, k), *response_of(batch, k))] if sees == "play" else []
+    trajectory = [k for k in range(s) if batch.trajectory_of_step[k] == batch.trajectory_of_step[s]]
+    return (
+        [token for k in trajectory for token in (*prompt_of(batch, k), *response_of(batch, k))]
+        if context == "trajectory"
+        else []
+    )
 
 
 def test_trajectory_critic_reads_only_preceding_tokens(word_model_folder, batch) -> None:
-    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig(sees="play"))
+    critic = Critic.load(word_model_folder, "critic.model.path", CPU, CriticConfig(context="trajectory"))
     with torch.no_grad():
         for weight in critic.model.parameters():
             weight.add_(torch.full_like(weight, 0.1).cumsum(0).sin())
@@ -70,7 +74,7 @@ def test_trajectory_critic_reads_only_preceding_tokens(word_model_folder, batch)
         if not wanted[s]:
             assert np.isnan(of_step).all()
             continue
-        before = [*text_before(batch, s, "play"), *prompt_of(batch, s)]
+        before = [*text_before(batch, s, "trajectory"), *prompt_of(batch, s)]
         said = critic.model(torch.tensor([[*before, *response_of(batch, s)]])).logits[0, len(before) - 1 : -1, 0]
         np.testing.assert_allclose(of_step, said.detach(), rtol=1e-4, atol=1e-5)
 
@@ -79,19 +83,19 @@ def test_long_trajectory_is_read_in_parts(batch) -> None:
     lengths = np.diff(batch.prompt_offsets) + np.diff(batch.token_offsets)
     steps = np.flatnonzero(np.diff(batch.token_offsets) > 0)
     longest = int(np.sort(lengths)[-1])
-    plays = Plays.of(batch, steps, longest)
-    rows = np.diff(plays.prompt_offsets) + np.diff(plays.token_offsets)
+    trajectories = TrajectorySequences.from_steps(batch, steps, longest)
+    rows = np.diff(trajectories.prompt_offsets) + np.diff(trajectories.token_offsets)
     assert len(rows) > batch.n_trajectories
     assert rows.max() <= longest
-    at = plays.token_at[plays.token_at >= 0]
+    at = trajectories.token_at[trajectories.token_at >= 0]
     assert at.tolist() == list(range(len(batch.response_ids)))
-    np.testing.assert_array_equal(plays.response_ids[plays.token_at >= 0], batch.response_ids)
+    np.testing.assert_array_equal(trajectories.response_ids[trajectories.token_at >= 0], batch.response_ids)
 
 
-@pytest.mark.parametrize("sees", ["step", "play"])
+@pytest.mark.parametrize("sees", ["step", "trajectory"])
 @pytest.mark.parametrize("budget", [20, 10_000])
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
-def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, sees) -> None:
+def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, budget, context) -> None:
     torch.manual_seed(0)
     model, _ = load_folder(word_model_folder, "token_classification", "key", new_head=True)
     for weight in model.double().parameters():
@@ -101,7 +105,7 @@ def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, bud
     batch.response_mask[rng.random(len(batch.response_mask)) < 0.2] = False
     config = CriticConfig(
         optim=OptimConfig(lr=1e-12), cliprange_value=0.2, loss_agg_mode=mode, grad_clip=1e9,
-        ppo_max_token_len_per_gpu=budget, sees=sees,
+        ppo_max_token_len_per_gpu=budget, context=context,
     )  # fmt: skip
     critic = Critic(model, config)
     trained = rng.random(batch.n_steps) < 0.8
@@ -113,7 +117,7 @@ def test_critic_gradient_matches_single_rows(word_model_folder, batch, mode, bud
     per_step = []
     for s in np.flatnonzero(trained):
         tokens = slice(batch.token_offsets[s], batch.token_offsets[s + 1])
-        before = [*text_before(batch, s, sees), *prompt_of(batch, s)]
+        before = [*text_before(batch, s, context), *prompt_of(batch, s)]
         ids = torch.tensor([[*before, *response_of(batch, s)]])
         value = slow(ids).logits[0, len(before) - 1 : -1, 0]
         losses = []

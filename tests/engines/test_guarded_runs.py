@@ -17,7 +17,7 @@ from tests.builders import mostly_slow
 from tests.engines.test_resume import EVERY_STEP, Stopped, expect_the_same
 from tests.engines.test_trainer import run
 
-PLAY = """
+TRAJECTORY = """
 import zlib
 from creditflow import Task, outcome, reward
 
@@ -63,14 +63,14 @@ def never_enough(step, trajectory):
 """
 
 RECIPE = """
-data: {train_files: "play.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
+data: {train_files: "team.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
 actor_rollout_ref:
   model: {path: MODEL}
   actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 4}
   rollout: {n: 8, val_kwargs: {n: 16}}
 algorithm: {group_by: agent, propagation_threshold: 0.5}
-team: {workflow: "play.py:solve", agents: {writer: {}, editor: {}}}
-reward: {functions: [{fn: "play.py:ends_with_a"}, {fn: "play.py:verdict", args: {sick: SICK}}]}
+team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
+reward: {functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:verdict", args: {sick: SICK}}]}
 trainer: {device: cpu, num_threads: 1, val_before_train: false}
 guard: {rules: {propagation_s: null}}
 """
@@ -81,7 +81,7 @@ def recipe(tmp_path: Path, word_model_folder: Path):
     """Write the recipe; `sick`: the failure of its verdicts."""
 
     def write(sick: str = "", name: str = "toy") -> Path:
-        (tmp_path / "play.py").write_text(PLAY)
+        (tmp_path / "team.py").write_text(TRAJECTORY)
         text = RECIPE.replace("MODEL", str(word_model_folder)).replace("SICK", json.dumps(sick))
         (tmp_path / f"{name}.yaml").write_text(text)
         return tmp_path / f"{name}.yaml"
@@ -103,10 +103,10 @@ def credit_is_the_outcome(path: Path, step: int) -> bool:
 
 
 def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
-    arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
-    plays = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
-    plays += ("reward.max_failed_frac=0.5",)  # so that the guard acts before the limit
-    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *plays)
+    arguments = "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]"
+    trajectories = ("actor_rollout_ref.rollout.n=32", "guard.rules.error_rate={window: 3, unless: null}")
+    trajectories += ("reward.max_failed_frac=0.5",)  # so that the guard acts before the limit
+    path = run(recipe(), "run", steps(26), arguments, "reward.backend=inline", *trajectories)
     (_, action, fired), (back, _, recovered) = happened(path, "error_rate")
     assert (action, back) == ("fallback_identical", "recovered")
     assert 10 < fired <= 16 < recovered
@@ -117,9 +117,9 @@ def test_failing_verdicts_trigger_the_fallback_and_recovery(recipe) -> None:
 
 
 def test_failing_verdicts_only_warn_while_the_rest_agree(recipe) -> None:
-    arguments = "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:verdict', args: {sick: fails, last: 16}}]"
-    plays = ("actor_rollout_ref.rollout.n=32", "reward.max_failed_frac=0.5")
-    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", *plays)
+    arguments = "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:verdict', args: {sick: fails, last: 16}}]"
+    trajectories = ("actor_rollout_ref.rollout.n=32", "reward.max_failed_frac=0.5")
+    path = run(recipe(), "run", steps(17), arguments, "reward.backend=inline", *trajectories)
     (first, *_) = happened(path, "error_rate")
     assert first[:2] == ("fired", "warn")
     assert not any(row["guard/fallback"] for row in read_metrics(path))
@@ -138,8 +138,8 @@ def test_contradictory_verdicts_trigger_the_fallback(recipe) -> None:
 
 def test_falling_accuracy_lowers_the_threshold(recipe) -> None:
     # From step 8 on, only the misleading verdict is rewarded, so accuracy falls regardless of a machine's rounding.
-    misleads = "{fn: 'play.py:verdict', args: {sick: misleads, first: 8}}"
-    options = [f"reward.functions=[{{fn: 'play.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
+    misleads = "{fn: 'team.py:verdict', args: {sick: misleads, first: 8}}"
+    options = [f"reward.functions=[{{fn: 'team.py:ends_with_a'}}, {misleads}]", "algorithm.w_o=0"]
     path = run(recipe(), "run", steps(16), "trainer.test_freq=1", *options)
     _, action, fired = happened(path, "accuracy")[0]
     assert action == "set_threshold"
@@ -160,7 +160,7 @@ def test_entropy_collapse_is_reported(recipe, capsys) -> None:
 def test_agent_without_credit_is_reported(recipe) -> None:
     options = [
         "algorithm.outcome_to=answer",
-        "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:never_enough'}]",
+        "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:never_enough'}]",
     ]
     path = run(recipe(), "run", steps(4), *options)
     assert happened(path, "shut_out") == [("fired", "warn", 3)]
@@ -264,8 +264,8 @@ def test_run_killed_during_a_rollback_completes_it(recipe, not_finite, monkeypat
 
 
 LORA = (
-    "reward.functions=[{fn: 'play.py:ends_with_a'}, "
-    "{fn: 'play.py:verdict', args: {sick: contradicts, first: 2, last: 6}}]",
+    "reward.functions=[{fn: 'team.py:ends_with_a'}, "
+    "{fn: 'team.py:verdict', args: {sick: contradicts, first: 2, last: 6}}]",
     "reward.backend=inline",
     "guard.fallback={trainable: lora, lora_rank: 2, layers_to_transform: [1]}",
     "guard.rules.error_rate.recover_epochs=2",

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.engines.local.attention import Layout, Seen, packed_attention
+from creditflow.engines.local.attention import Layout, VisibleKeys, packed_attention
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.packing import micro_batches
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
@@ -77,7 +77,7 @@ def test_attention_layout_is_causal_within_each_step(batch, budget) -> None:
                 row = at[inside].tolist()
                 for n, token in enumerate(row):
                     may_see[token] = set(row[: n + 1])
-        layout = Layout.of(part, torch.device("cpu"))
+        layout = Layout.from_packed(part, torch.device("cpu"))
         asked, sees = [], []
         for rows in layout.rows:
             q, k = rows.query_at.shape[1], rows.key_at.shape[1]
@@ -148,7 +148,7 @@ def test_padded_rows_fit_the_micro_batch_limit() -> None:
 def test_unpackable_attention_raises() -> None:
     states = torch.zeros(1, 2, 3, 4)
     at = torch.zeros(1, 3, dtype=torch.long)
-    layout = Layout((Seen(at, at, None),), torch.arange(3))
+    layout = Layout((VisibleKeys(at, at, None),), torch.arange(3))
     for others in ({"packed_layout": None}, {"softcap": 5.0}, {"sliding_window": 2}, {"dropout": 0.1}):
         with pytest.raises(NotImplementedError):
             packed_attention(None, states, states, states, None, **{"packed_layout": layout, **others})

@@ -13,7 +13,7 @@ from creditflow.engines.local import checkpoint, trainer
 from creditflow.errors import ConfigError, DataError, InputError
 from creditflow.ledger.run_folder import read_metrics
 from tests.builders import mostly_slow
-from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
 EVERY_STEP = ("trainer.save_freq=1", "trainer.test_freq=2", "trainer.total_training_steps=4")
 KINDS = {
@@ -35,7 +35,7 @@ KINDS = {
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return tmp_path / "toy.yaml"
 
@@ -44,7 +44,7 @@ def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> tuple[Path, Path]:
     """A recipe and a finished run of it, which tests do not modify."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "play.py").write_text(PLAY)
+    (folder / "team.py").write_text(TRAJECTORY)
     (folder / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return folder / "toy.yaml", run(folder / "toy.yaml", "run", *EVERY_STEP)
 
@@ -55,9 +55,9 @@ class Stopped(Exception):
 
 def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, after: int, *overrides: str) -> None:
     """Run until an error in the update after step `after`."""
-    from creditflow.engines.local.crew import Crew
+    from creditflow.engines.local.crew import PolicySet
 
-    update, seen = Crew.update, []
+    update, seen = PolicySet.update, []
 
     def breaks(self, *args, **kwargs):
         seen.append(1)
@@ -66,7 +66,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, recipe_file: Path, folder: str, aft
         return update(self, *args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Crew, "update", breaks)
+        patch.setattr(PolicySet, "update", breaks)
         with pytest.raises(Stopped):
             run(recipe_file, folder, *overrides)
 
@@ -117,10 +117,10 @@ def test_failed_evaluation_is_repeated_on_resume(recipe_file, monkeypatch, at) -
     whole = run(recipe_file, "whole", *settings)
     validate = trainer.validate
 
-    async def fails(parts, crew, reporter, when, run):
+    async def fails(parts, policy_set, reporter, when, run):
         if when == f"after step {at}":
             raise Stopped
-        return await validate(parts, crew, reporter, when, run)
+        return await validate(parts, policy_set, reporter, when, run)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "validate", fails)
@@ -181,7 +181,9 @@ def test_damaged_checkpoint_falls_back_to_the_one_before(recipe_file, monkeypatc
     assert file.rpartition("/")[2] in said
     assert "goes on after step 1" in said
     assert [row["step"] for row in read_metrics(path)] == [0, 1, 2, 3, 4]
-    checkpoint.load(path, 2, trainer.Crew.of(load_recipe(recipe_file), 4, keep_reference=False))  # written again
+    checkpoint.load(
+        path, 2, trainer.PolicySet.from_recipe(load_recipe(recipe_file), 4, keep_reference=False)
+    )  # written again
 
 
 def test_incomplete_checkpoints_are_kept_if_none_is_complete(recipe_file, monkeypatch) -> None:
@@ -307,8 +309,8 @@ def test_longer_run_resumes_from_a_finished_one(recipe_file, monkeypatch) -> Non
 
 
 def test_optimizer_without_gradients_resumes(recipe_file, monkeypatch) -> None:
-    nothing_to_learn = ("algorithm.propagation=identical", "reward.functions=[{fn: 'play.py:never'}]")
-    (recipe_file.parent / "play.py").write_text(PLAY + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
+    nothing_to_learn = ("algorithm.propagation=identical", "reward.functions=[{fn: 'team.py:never'}]")
+    (recipe_file.parent / "team.py").write_text(TRAJECTORY + "\n\n@outcome\ndef never(trajectory):\n    return 0.0\n")
     whole = run(recipe_file, "whole", *EVERY_STEP, *nothing_to_learn)
     stopped(monkeypatch, recipe_file, "stopped", 2, *EVERY_STEP, *nothing_to_learn)
     expect_the_same(whole, run(recipe_file, "stopped", *EVERY_STEP, *nothing_to_learn))

@@ -5,7 +5,7 @@ import asyncio
 import torch
 
 from creditflow.engines.local.policy import Policy
-from creditflow.rollout import AgentSpec, Play, Scheduler, Team, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
 
@@ -21,17 +21,17 @@ async def solve(task: Task, team: Team) -> str:
     return text
 
 
-def played(policy: Policy, temperature: float, n: int = 12) -> tuple[list[Trajectory], Scheduler]:
-    plays = [
-        Play(Task("t", ({"role": "user", "content": "abc " * (k + 1)},), None, {"k": k}), f"u{k}", f"t{k}", (5, k))
+def run_workflow(policy: Policy, temperature: float, n: int = 12) -> tuple[list[Trajectory], Scheduler]:
+    rollouts = [
+        Rollout(Task("t", ({"role": "user", "content": "abc " * (k + 1)},), None, {"k": k}), f"u{k}", f"t{k}", (5, k))
         for k in range(n)
     ]
     scheduler = Scheduler({"default": policy})
-    return asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling(temperature=temperature))), scheduler
+    return asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling(temperature=temperature))), scheduler
 
 
 def test_scheduled_greedy_steps_match_single_generation(byte_policy: Policy) -> None:
-    trajectories, scheduler = played(byte_policy, temperature=0.0)
+    trajectories, scheduler = run_workflow(byte_policy, temperature=0.0)
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     assert scheduler.batch_sizes[0] == 12
     assert len(scheduler.batch_sizes) < len(steps) / 4
@@ -47,7 +47,7 @@ def test_scheduled_greedy_steps_match_single_generation(byte_policy: Policy) -> 
 
 
 def test_scheduled_steps_record_exact_logprobs(byte_policy: Policy) -> None:
-    trajectories, _ = played(byte_policy, temperature=0.8, n=6)
+    trajectories, _ = run_workflow(byte_policy, temperature=0.8, n=6)
     for step in (step for trajectory in trajectories for step in trajectory.steps):
         ids = torch.tensor([step.prompt_ids + step.response_ids])
         with torch.no_grad():

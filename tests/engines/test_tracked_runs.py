@@ -11,7 +11,7 @@ import pytest
 from creditflow.errors import ConfigError
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor.trackers import COLUMNS, Trackers
-from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 from tests.reward.processes import alive, descendants, until
 
 KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallback", "val/pass_at_1")
@@ -19,7 +19,7 @@ KEYS = ("actor/entropy", "reward/verdicts", "credit/mean/writer", "guard/fallbac
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return tmp_path / "toy.yaml"
 

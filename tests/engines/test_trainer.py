@@ -10,18 +10,18 @@ import torch
 
 from creditflow.config import ActorConfig, load_recipe
 from creditflow.engines.local.actor import Actor
-from creditflow.engines.local.crew import Crew
-from creditflow.engines.local.plays import tasks_at, total_steps
+from creditflow.engines.local.crew import PolicySet
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.rollouts import tasks_at, total_steps
 from creditflow.engines.local.trainer import evaluation_batch, train
 from creditflow.errors import CreditflowError, InputError, ModelError, TooManyFailedScores
 from creditflow.ledger.run_folder import read_metrics
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.progress import Reporter
 from creditflow.trajectory import TrajectoryBatch
 from tests.reward.judge_server import Answer, JudgeServer, Request
 
-PLAY = """
+TRAJECTORY = """
 from creditflow import AgentError, Score, Task, outcome, reward
 
 
@@ -54,21 +54,21 @@ def candidate(step):
 """
 
 RECIPE = """
-data: {train_files: "play.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
+data: {train_files: "team.py:tasks", train_batch_size: 4, max_prompt_length: 48, max_response_length: 6}
 actor_rollout_ref:
   model: {path: MODEL}
   actor: {optim: {lr: 0.01}, ppo_mini_batch_size: 2, ppo_max_token_len_per_gpu: 256}
   rollout: {n: 8}
-algorithm: {group_by: agent, strata: "play.py:candidate"}
-team: {workflow: "play.py:solve", agents: {writer: {}, editor: {}}}
-reward: {functions: [{fn: "play.py:ends_with_a"}, {fn: "play.py:says_a"}]}
+algorithm: {group_by: agent, strata: "team.py:candidate"}
+team: {workflow: "team.py:solve", agents: {writer: {}, editor: {}}}
+reward: {functions: [{fn: "team.py:ends_with_a"}, {fn: "team.py:says_a"}]}
 trainer: {total_training_steps: 3, device: cpu}
 """
 
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path) -> Path:
-    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return tmp_path / "toy.yaml"
 
@@ -124,8 +124,8 @@ def test_same_recipe_and_seed_repeat_bit_for_bit(recipe_file: Path) -> None:
 
 
 def test_run_stops_if_every_trajectory_fails(recipe_file: Path) -> None:
-    with pytest.raises(CreditflowError, match=r"8 of 8 plays failed.* the first: ZeroDivisionError: broken"):
-        run(recipe_file, "run", "team.workflow=play.py:always_breaks")
+    with pytest.raises(CreditflowError, match=r"8 of 8 rollouts failed.* the first: ZeroDivisionError: broken"):
+        run(recipe_file, "run", "team.workflow=team.py:always_breaks")
 
 
 def test_saved_configuration_trains_from_its_own_folder(recipe_file: Path) -> None:
@@ -138,9 +138,9 @@ def test_saved_configuration_trains_from_its_own_folder(recipe_file: Path) -> No
 
 
 def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> None:
-    play = recipe_file.parent / "play.py"
-    play.write_text(
-        play.read_text().replace(
+    trajectory = recipe_file.parent / "team.py"
+    trajectory.write_text(
+        trajectory.read_text().replace(
             'return float(trajectory.answer.split()[-1:] == ["a"])',
             'assert not trajectory.id.startswith("1-")\n    return float(trajectory.answer.split()[-1:] == ["a"])',
         )
@@ -154,17 +154,21 @@ def test_failed_evaluation_keeps_the_model_and_the_step(recipe_file: Path) -> No
 
 
 def test_trajectories_are_kept_if_too_many_scores_fail(recipe_file: Path) -> None:
-    play = recipe_file.parent / "play.py"
-    play.write_text(play.read_text().replace("words = step.response.split()", "raise KeyError('no such word')"))
+    trajectory = recipe_file.parent / "team.py"
+    trajectory.write_text(
+        trajectory.read_text().replace("words = step.response.split()", "raise KeyError('no such word')")
+    )
     with pytest.raises(TooManyFailedScores, match="no such word"):
         run(recipe_file, "run", "trainer.val_before_train=false")
     batch = TrajectoryBatch.read_parquet(recipe_file.parent / "run" / "steps" / "000001.parquet")
     reasons = {score.reason for scores in batch.raw_scores for score in scores.values() if score.status == "failed"}
-    assert reasons == {"KeyError: 'no such word' (play.py:20 in says_a)"}
+    assert reasons == {"KeyError: 'no such word' (team.py:20 in says_a)"}
 
 
 def test_run_stops_if_no_prompt_fits(recipe_file: Path) -> None:
-    with pytest.raises(CreditflowError, match="none of 8 plays made a step; the first: writer's prompt has 4 tokens"):
+    with pytest.raises(
+        CreditflowError, match="none of 8 rollouts made a step; the first: writer's prompt has 4 tokens"
+    ):
         run(
             recipe_file,
             "run",
@@ -191,7 +195,7 @@ def test_model_folder_without_tokenizer_is_rejected_by_name(recipe_file: Path, w
 
 
 WITH_KL = (
-    "reward.functions=[{fn: 'play.py:ends_with_a'}, {fn: 'play.py:says_a'}, "
+    "reward.functions=[{fn: 'team.py:ends_with_a'}, {fn: 'team.py:says_a'}, "
     "{fn: 'creditflow.reward.kl:KlToReference', name: kl, weight: 0, args: {estimator: kl}}]"
 )
 
@@ -224,8 +228,8 @@ def test_reference_metric_of_weight_0_changes_no_training(recipe_file: Path) -> 
 
 def test_frozen_policy_is_its_own_reference(recipe_file: Path) -> None:
     recipe = load_recipe(recipe_file, [WITH_KL])
-    parts = build_parts(recipe)
-    batch = asyncio.run(evaluation_batch(parts, Crew.to_play(recipe), Reporter(), 2, 1.0, None))
+    components = build_components(recipe)
+    batch = asyncio.run(evaluation_batch(components, PolicySet.for_rollouts(recipe), Reporter(), 2, 1.0, None))
     scores = [step.scores["kl"] for trajectory in batch.to_trajectories() for step in trajectory.steps]
     assert len(scores) == 8 * 2 * 2
     assert all(score.status == "ok" for score in scores)
@@ -245,9 +249,9 @@ def test_each_epoch_takes_every_task_once_in_its_own_order(recipe_file: Path) ->
 
 def outcomes_of(path: Path, step: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
-    for play in TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
-        assert play.outcome is not None
-        found.setdefault(play.uid, []).append(float(play.outcome.value))
+    for trajectory in TrajectoryBatch.read_parquet(path / "steps" / f"00000{step}.parquet").to_trajectories():
+        assert trajectory.outcome is not None
+        found.setdefault(trajectory.uid, []).append(float(trajectory.outcome.value))
     return found
 
 
@@ -270,8 +274,10 @@ def test_dynamic_sampling_replaces_groups_of_equal_outcomes(recipe_file: Path) -
 
 
 def test_dynamic_sampling_stops_after_max_num_gen_batches(recipe_file: Path) -> None:
-    play = recipe_file.parent / "play.py"
-    play.write_text(play.read_text().replace('return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0"))
+    trajectory = recipe_file.parent / "team.py"
+    trajectory.write_text(
+        trajectory.read_text().replace('return float(trajectory.answer.split()[-1:] == ["a"])', "return 1.0")
+    )
     rows = read_metrics(run(recipe_file, "run", *DYNAMIC[:1], "algorithm.filter_groups.max_num_gen_batches=3"))
     assert [row["rollout/gen_batches"] for row in rows[1:]] == [3, 3, 3]
     assert [row["rollout/filtered_frac"] for row in rows[1:]] == [1, 1, 1]
@@ -283,7 +289,7 @@ def test_truncated_trajectories_are_reported_in_step_one(recipe_file: Path, caps
     said = " ".join((told.out + told.err).split())
     share = read_metrics(path)[1]["rollout/truncated_frac"]
     assert 0.1 < share < 1.0
-    assert f"warning: {share:.0%} of the first step's plays were truncated: a prompt was longer" in said
+    assert f"warning: {share:.0%} of the first step's trajectories were truncated: a prompt was longer" in said
 
 
 # ---- an agent with a frozen model
@@ -395,7 +401,7 @@ def test_endpoint_failures_are_counted_and_the_run_continues(tmp_path: Path) -> 
 def test_unreachable_endpoint_stops_the_run_with_its_error(tmp_path: Path) -> None:
     with (
         JudgeServer(Answer(hang_up=True)) as server,
-        pytest.raises(CreditflowError, match="6 of 6 plays failed") as told,
+        pytest.raises(CreditflowError, match="6 of 6 rollouts failed") as told,
     ):
         train_toy(tmp_path / "run", server)
     assert f"the first: EndpointError: {server.url}: the connection failed" in str(told.value)

@@ -9,7 +9,7 @@ from creditflow.engines.local.trainer import train
 from creditflow.ledger import Ledger
 from creditflow.progress import Reporter
 from tests.engines.test_resume import expect_the_same, without_clock
-from tests.engines.test_trainer import PLAY, RECIPE, run
+from tests.engines.test_trainer import RECIPE, TRAJECTORY, run
 
 ROOT = Path(__file__).parents[2]
 OVER_HTTP = """
@@ -53,9 +53,9 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def recipe_file(tmp_path: Path, word_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "play.py").write_text(PLAY)
+    (tmp_path / "team.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
-    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "play"))
+    (tmp_path / "over_http.py").write_text(OVER_HTTP.replace("SOLVE", "trajectory"))
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path / "toy.yaml"
 
@@ -65,7 +65,9 @@ def test_training_over_http_equals_training_in_process(recipe_file: Path) -> Non
     here = run(recipe_file, "here", *settings)
     there = run(recipe_file, "there", *settings, "team.workflow=over_http.py:solve_over_http")
     expect_the_same(here, there)
-    assert {step.turn for play in Ledger.open(there).read(4).batch.to_trajectories() for step in play.steps} == {0}
+    assert {
+        step.turn for trajectory in Ledger.open(there).read(4).batch.to_trajectories() for step in trajectory.steps
+    } == {0}
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.test_resume import EVERY_STEP, KINDS, expect_the_same
-from tests.engines.test_trainer import PLAY, RECIPE
+from tests.engines.test_trainer import RECIPE, TRAJECTORY
 from tests.faults.dies import PLACES
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ TEAMS = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, word_model_folder: Path) -> Path:
     path = tmp_path_factory.mktemp("killed")
-    (path / "play.py").write_text(PLAY)
+    (path / "team.py").write_text(TRAJECTORY)
     (path / "toy.yaml").write_text(RECIPE.replace("MODEL", str(word_model_folder)))
     return path
 

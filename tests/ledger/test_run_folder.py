@@ -12,7 +12,7 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.errors import BatchError, DataError, InputError
 from creditflow.ledger.run_folder import RunFolder, read_metrics
 from creditflow.trajectory import TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def a_folder(tmp_path: Path) -> RunFolder:
@@ -22,9 +22,9 @@ def a_folder(tmp_path: Path) -> RunFolder:
 def a_batch() -> TrajectoryBatch:
     """Three trajectories in order: one right, one without steps, one wrong."""
     return batch_of(
-        play("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
-        play("b", [], outcome=0.0),
-        play("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
+        make_trajectory("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+        make_trajectory("b", [], outcome=0.0),
+        make_trajectory("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
     )
 
 
@@ -271,7 +271,7 @@ def test_step_file_without_assignment_has_no_credit_columns(tmp_path: Path) -> N
 
 def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
-    folder.write_steps(1, batch_of(play("a", [], outcome=1.0), play("b", [], outcome=0.0)))
+    folder.write_steps(1, batch_of(make_trajectory("a", [], outcome=1.0), make_trajectory("b", [], outcome=0.0)))
     assert [(row["trajectory_id"], row["step_id"]) for row in rows_of(folder, 1)] == [("a", None), ("b", None)]
     assert TrajectoryBatch.read_parquet(folder.path / "steps/000001.parquet").n_steps == 0
 
@@ -279,7 +279,7 @@ def test_step_file_of_trajectories_without_steps_is_written(tmp_path: Path) -> N
 def test_step_file_is_replaced_atomically(tmp_path: Path) -> None:
     folder, batch = a_folder(tmp_path), a_batch()
     folder.write_steps(1, batch)
-    smaller = batch_of(play("a", [step("planner", 1.0)], outcome=1.0))
+    smaller = batch_of(make_trajectory("a", [step("planner", 1.0)], outcome=1.0))
     with pytest.raises(BatchError, match="expected 4 values, one per step, got 1"):
         folder.write_steps(1, batch, assign(smaller, CreditOptions()))
     assert len(rows_of(folder, 1)) == 5

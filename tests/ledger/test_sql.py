@@ -11,7 +11,7 @@ from creditflow.credit import CreditOptions, assign
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.sql import connect
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 DOCS = Path(__file__).parents[2] / "docs" / "ledger.md"
 QUERIES = re.findall(r"```sql\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -22,9 +22,13 @@ def ledger(tmp_path: Path) -> Ledger:
     folder = RunFolder.create(tmp_path / "it's a run", {"seed": 1}, "trainer: {}\n")
     for number in (1, 2):
         batch = batch_of(
-            play(f"{number}a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
-            play(f"{number}b", [], outcome=0.0),
-            play(f"{number}c", [step("planner", "failed", tokens=3), step("executor", 0.0, tokens=1)], outcome=0.0),
+            make_trajectory(
+                f"{number}a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0
+            ),
+            make_trajectory(f"{number}b", [], outcome=0.0),
+            make_trajectory(
+                f"{number}c", [step("planner", "failed", tokens=3), step("executor", 0.0, tokens=1)], outcome=0.0
+            ),
         )
         folder.write_steps(number, batch, assign(batch, CreditOptions()))
         folder.append_metrics(number, {"actor/entropy": 1 / number})
@@ -72,8 +76,8 @@ def test_empty_run_has_no_views(tmp_path: Path) -> None:
 def test_docs_name_exactly_the_columns_of_a_step_file(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
     batch = batch_of(
-        play("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
-        play("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
+        make_trajectory("a", [step("planner", Score((1.0, 0.5)), tokens=2)], outcome=1.0),
+        make_trajectory("b", [step("planner", Score((0.0, 0.5, 0.5)), tokens=3)], outcome=0.0),
     )
     chosen = {"decomp_granularity": "token_level", "outcome_to": "answer"}
     folder.write_steps(1, batch, assign(batch, CreditOptions(**chosen)))

@@ -14,7 +14,7 @@ from creditflow.credit.propagate import PROPAGATION_RULES
 from creditflow.errors import DataError
 from creditflow.ledger.step_files import VERSION, read_step_file, write_step_file
 from creditflow.trajectory import TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 from tests.credit.strategies import situations
 from tests.credit.test_explain import ALL_CORNERS, sampled_tokens
 
@@ -26,9 +26,9 @@ def written(tmp_path: Path, assigned: Assignment) -> Path:
 
 def a_batch() -> TrajectoryBatch:
     return batch_of(
-        play("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
-        play("b", [], outcome=0.0),
-        play("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
+        make_trajectory("a", [step("planner", 1.0, tokens=2), step("executor", 0.5, tokens=1)], outcome=1.0),
+        make_trajectory("b", [], outcome=0.0),
+        make_trajectory("c", [step("planner", 0.0, tokens=3), step("executor", tokens=1)], outcome=0.0),
     )
 
 

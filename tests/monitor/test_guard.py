@@ -26,7 +26,9 @@ def guard(**rules) -> Guard:
 def of_recipe(*options: str, functions: Sequence[str] = ("outcome",), recipe: Path = RECIPE) -> Guard:
     """The guard of a recipe with one reward function per level, named after the level."""
     loaded = load_recipe(recipe, options)
-    return Guard.of(loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions])
+    return Guard.from_config(
+        loaded.config, loaded.folder, [SimpleNamespace(name=level, level=level) for level in functions]
+    )
 
 
 def fired(of: Guard, rows):
@@ -187,7 +189,7 @@ def test_restored_guard_continues_identically(name, cut):
 
 @pytest.mark.parametrize("name", [name for name, scenario in SCENARIOS.items() if scenario.rule])
 def test_default_rules_detect_every_fault(name):
-    found = fired(Guard(specs(GuardConfig())), series(name, Setting(plays=512), 0))
+    found = fired(Guard(specs(GuardConfig())), series(name, Setting(trajectories=512), 0))
     rule = SCENARIOS[name].rule
     assert [step for step, fired_rule, what in found if fired_rule == rule and what == "fired" and step >= 10]
 
@@ -252,10 +254,10 @@ def test_default_rule_can_be_reduced_to_a_warning() -> None:
 
 def test_rules_can_be_changed_removed_and_added(tmp_path):
     (tmp_path / "own.py").write_text(
-        "from creditflow.monitor import Finding\n"
+        "from creditflow.monitor import RuleResult\n"
         "class Even:\n"
         "    def __init__(self, of=2): self.of = of\n"
-        "    def look(self, value, over): return Finding(value % self.of == 0, False, {'value': value})\n"
+        "    def look(self, value, over): return RuleResult(value % self.of == 0, False, {'value': value})\n"
         "    def state_dict(self): return {}\n"
         "    def load_state_dict(self, state): pass\n"
     )
@@ -270,7 +272,7 @@ def test_rules_can_be_changed_removed_and_added(tmp_path):
 
 def test_disabled_guard_has_no_events_and_no_metrics():
     off = of_recipe("guard.enable=false")
-    assert off.look(1, {"reward/error_rate": 1.0, "reward/judged_plays": 1e6}) == []
+    assert off.look(1, {"reward/error_rate": 1.0, "reward/judged_trajectories": 1e6}) == []
     assert off.metrics() == {}
 
 

@@ -17,14 +17,18 @@ from creditflow.monitor import (
 from creditflow.table import batch_of as batch_of_table
 from creditflow.table import pack, unpack
 from creditflow.trajectory import Score
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 from tests.oracle import plain_metrics
-from tests.strategies import plays
+from tests.strategies import trajectories
 
 
-def played(outcomes: dict[str, list[float | None]]):
+def batch_of_outcomes(outcomes: dict[str, list[float | None]]):
     return batch_of(
-        *(play(f"{uid}{n}", [], outcome, uid) for uid, given in outcomes.items() for n, outcome in enumerate(given))
+        *(
+            make_trajectory(f"{uid}{n}", [], outcome, uid)
+            for uid, given in outcomes.items()
+            for n, outcome in enumerate(given)
+        )
     )
 
 
@@ -35,7 +39,7 @@ def close(got, expected):
 
 
 @settings(max_examples=60)
-@given(plays().filter(len), plays().filter(len), st.integers(1, 5))
+@given(trajectories().filter(len), trajectories().filter(len), st.integers(1, 5))
 def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
     here = batch_of(*sampled)
     for batch in (here, batch_of_table(unpack(map(pack, sampled)))):
@@ -48,24 +52,24 @@ def test_column_metrics_equal_per_object_metrics(sampled, greedy, n):
         assert [wrong if scored else None for wrong, scored in zip(wrong_S, scored_S, strict=True)] == every
     assert [passes(trajectory.outcome) for trajectory in sampled] == list(map(plain_metrics.passes, sampled))
 
-    found, expected = Evaluation.of(here, batch_of(*greedy), n), plain_metrics.evaluation(sampled, greedy, n)
+    found, expected = Evaluation.from_batches(here, batch_of(*greedy), n), plain_metrics.evaluation(sampled, greedy, n)
     close(found.metrics, expected[0])
     assert (found.sampled, found.greedy) == (pytest.approx(expected[1]), pytest.approx(expected[2]))
     assert found.step_errors == expected[3]
 
 
 def test_pass_at_k_is_the_share_of_draws_with_a_pass() -> None:
-    plays = {"a": [1.0, 0.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.0, 1.0, 0.0, 0.0]}
-    metrics = evaluation_metrics(played(plays), n=4)
+    trajectories = {"a": [1.0, 0.0, 0.0, 1.0], "b": [0.0, 0.0, 0.0, 0.0], "c": [0.0, 1.0, 0.0, 0.0]}
+    metrics = evaluation_metrics(batch_of_outcomes(trajectories), n=4)
     assert metrics["pass_at_1"] == pytest.approx(np.mean([0.5, 0.0, 0.25]))
     for k in (2, 4):
-        draws = [np.mean([any(draw) for draw in combinations(outcomes, k)]) for outcomes in plays.values()]
+        draws = [np.mean([any(draw) for draw in combinations(outcomes, k)]) for outcomes in trajectories.values()]
         assert metrics[f"pass_at_{k}"] == pytest.approx(np.mean(draws))
 
 
 def test_unscored_outcomes_count_as_not_passed() -> None:
     failed = Score(1.0, status="failed", reason="no judge")
-    metrics = evaluation_metrics(played({"a": [1.0, failed, None, 0.5]}), n=4)
+    metrics = evaluation_metrics(batch_of_outcomes({"a": [1.0, failed, None, 0.5]}), n=4)
     assert metrics["pass_at_1"] == 0.25
     assert metrics["unscored_frac"] == 0.5
     assert metrics["outcome_mean"] == 0.75
@@ -79,7 +83,7 @@ def test_step_is_wrong_if_any_score_is_below_its_maximum() -> None:
         step("b", Score(3.0, range=(-1.0, 3.0))),
         step("b"),
     ]
-    batch = batch_of(play("t", steps, 1.0))
+    batch = batch_of(make_trajectory("t", steps, 1.0))
     wrong_S, scored_S = step_errors(batch)
     assert wrong_S.tolist() == [True, False, False, False, False]
     assert scored_S.tolist() == [True, True, False, True, False]
@@ -92,7 +96,7 @@ def test_step_is_wrong_if_any_score_is_below_its_maximum() -> None:
 
 def test_token_scores_are_averaged_over_sampled_tokens() -> None:
     made = step("a", Score((1.0, 0.0)), tokens=2, response_mask=(1, 0))
-    metrics = sub_reward_metrics(batch_of(play("t", [made], 1.0)))
+    metrics = sub_reward_metrics(batch_of(make_trajectory("t", [made], 1.0)))
     assert metrics["reward/sub_reward/a"] == 1.0
     assert metrics["reward/step_error_rate"] == 0.0
 
@@ -103,32 +107,32 @@ def test_sub_rewards_are_reported_by_stratum() -> None:
         step("v", 1.0, stratum="right"),
         step("v", 0.0, stratum="wrong"),
     ]
-    metrics = sub_reward_metrics(batch_of(play("t", steps, 1.0)))
+    metrics = sub_reward_metrics(batch_of(make_trajectory("t", steps, 1.0)))
     assert metrics["reward/sub_reward/v/right"] == 1.0
     assert metrics["reward/sub_reward/v/wrong"] == 0.0
 
 
 def test_agents_and_strata_without_scores_have_no_metrics() -> None:
     steps = [step("a", "failed", stratum="x"), step("b", 1.0, stratum="y")]
-    assert set(sub_reward_metrics(batch_of(play("t", steps)))) == {
+    assert set(sub_reward_metrics(batch_of(make_trajectory("t", steps)))) == {
         "reward/sub_reward/b",
         "reward/sub_reward/b/y",
         "reward/sub_reward_var/b",
         "reward/step_error_rate/b",
         "reward/step_error_rate",
     }
-    assert sub_reward_metrics(batch_of(play("t", steps[:1]), play("u", []))) == {}
+    assert sub_reward_metrics(batch_of(make_trajectory("t", steps[:1]), make_trajectory("u", []))) == {}
 
 
 def test_rollout_metrics_count_steps_tokens_and_failures() -> None:
     one = {"tokens": 1, "prompt_ids": (1, 2)}
-    wrong = play("d", [step("a", **one)], 0.0)
+    wrong = make_trajectory("d", [step("a", **one)], 0.0)
     wrong.info["agent_error"] = "x"
     metrics = rollout_metrics(
         batch_of(
-            play("a", [step("a", **one), step("a", **one)], 1.0),
-            play("b", [], status="failed"),
-            play("c", [step("a", **one)], 0.0, status="truncated"),
+            make_trajectory("a", [step("a", **one), step("a", **one)], 1.0),
+            make_trajectory("b", [], status="failed"),
+            make_trajectory("c", [step("a", **one)], 0.0, status="truncated"),
             wrong,
         )
     )
@@ -143,7 +147,7 @@ def test_rollout_metrics_count_steps_tokens_and_failures() -> None:
 def test_illegal_frac_counts_steps_without_a_legal_action() -> None:
     infos = ({"action": 1}, {"action": 1, "illegal": "no number"}, {"illegal": "no number"}, {})
     acted = [step("a", tokens=1, info=info) for info in infos]
-    assert rollout_metrics(batch_of(play("a", acted, 1.0)))["rollout/illegal_frac"] == pytest.approx(2 / 3)
+    assert rollout_metrics(batch_of(make_trajectory("a", acted, 1.0)))["rollout/illegal_frac"] == pytest.approx(2 / 3)
 
 
 def errors(*trajectories):
@@ -152,7 +156,11 @@ def errors(*trajectories):
 
 def test_error_rate_counts_failures_and_skips_weight_zero() -> None:
     steps = [step("a", {"f": 1.0, "g": "failed"}), step("b", {"f": 0.2, "h": Score(0.0, weight=0.0)})]
-    assert errors(play("p", steps, 0.0)) == {"reward/error_rate": 1 / 3, "reward/verdicts": 3, "reward/judged_plays": 1}
+    assert errors(make_trajectory("p", steps, 0.0)) == {
+        "reward/error_rate": 1 / 3,
+        "reward/verdicts": 3,
+        "reward/judged_trajectories": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -172,7 +180,7 @@ def test_error_rate_counts_failures_and_skips_weight_zero() -> None:
     ],
 )
 def test_error_rate_counts_contradictions_of_the_outcome(scores, outcome, contradict) -> None:
-    made = errors(play("p", [step("a", score) for score in scores], outcome))
+    made = errors(make_trajectory("p", [step("a", score) for score in scores], outcome))
     assert made["reward/error_rate"] == float(contradict)
 
 
@@ -181,15 +189,17 @@ def test_error_rate_counts_contradictions_of_the_outcome(scores, outcome, contra
     [([0.9, 0.8], [0.1, 0.2], 1.0), ([0.1], [0.2, 0.9], 0.0), ([0.5, 0.5], [0.5], 0.5), ([0.6, 0.2], [0.4], 0.5)],
 )
 def test_agreement_is_the_share_of_correctly_ordered_pairs(right, wrong, agreement) -> None:
-    plays = [play(f"r{i}", [step("a", score)], 1.0, task="t") for i, score in enumerate(right)]
-    plays += [play(f"w{i}", [step("a", score)], 0.0, task="t") for i, score in enumerate(wrong)]
-    alone = play("alone", [step("a", 0.0)], 1.0, task="another")  # no pair: the task has no wrong trajectory
-    made = errors(*plays, alone)
+    trajectories = [make_trajectory(f"r{i}", [step("a", score)], 1.0, task="t") for i, score in enumerate(right)]
+    trajectories += [make_trajectory(f"w{i}", [step("a", score)], 0.0, task="t") for i, score in enumerate(wrong)]
+    alone = make_trajectory("alone", [step("a", 0.0)], 1.0, task="another")  # no pair: the task has no wrong trajectory
+    made = errors(*trajectories, alone)
     assert made["reward/agreement"] == agreement
     n, m = len(right), len(wrong)
     assert made["reward/agreement_over"] == pytest.approx(0.25 / ((n + m + 1) / (12 * n * m)))
 
 
 def test_agreement_is_absent_without_mixed_outcomes() -> None:
-    made = errors(play("a", [step("a", 1.0)], 1.0, task="t"), play("b", [step("a", 0.0)], 0.0, task="u"))
+    made = errors(
+        make_trajectory("a", [step("a", 1.0)], 1.0, task="t"), make_trajectory("b", [step("a", 0.0)], 0.0, task="u")
+    )
     assert "reward/agreement" not in made

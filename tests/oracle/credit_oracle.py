@@ -18,16 +18,16 @@ class Row:
     scored: bool
     failed: bool
     gate: float
-    out: float
+    gate_out: float
     """The factor in force on credit passed to parents; 0 for rules without flow."""
-    into: float
+    gate_in: float
     """The factor in force on credit received from children; 0 for rules without flow."""
     stand_in: float | None
     frozen: bool
     own: float
     received: float
     shared: float
-    stopped: float
+    withheld: float
     credit: float
     trained: bool
     level: str | None
@@ -54,14 +54,14 @@ class Oracle(Estimators):
             scored=self.case(node) == "scored",
             failed=self.case(node) == "failed",
             gate=self.gate(node),
-            out=self.out(node) if self.flows else 0.0,
-            into=self.into(node) if self.flows else 0.0,
+            gate_out=self.out(node) if self.flows else 0.0,
+            gate_in=self.into(node) if self.flows else 0.0,
             stand_in=self.stand_in(node) if node.parents else None,
             frozen=self.frozen(node),
             own=own,
             received=received,
             shared=shared,
-            stopped=self.stopped(node),
+            withheld=self.withheld(node),
             credit=self.credit(node),
             trained=self.trained(node),
             level=None,
@@ -78,7 +78,7 @@ class Oracle(Estimators):
         )
         group = self.group(node)
         if group is not None:
-            row.level, row.size = group.level, len(group.plays)
+            row.level, row.size = group.level, len(group.trajectories)
             self.measure(row, node, group)
         return row
 
@@ -104,6 +104,6 @@ class Oracle(Estimators):
         return [self.row(node) for node in self.nodes]
 
 
-def credit_rows(plays, options, values_T=None):
+def credit_rows(trajectories, options, values_T=None):
     """One Row for each step, in the order of the batch. `values_T`: the critic's values, for `gae`."""
-    return Oracle(plays, options, values_T).rows()
+    return Oracle(trajectories, options, values_T).rows()

@@ -18,7 +18,7 @@ WHITENING_ONES = (*BY_POLICY, "reinforce_plus_plus_baseline")
 @dataclass(eq=False)
 class Group:
     level: str
-    plays: list
+    trajectories: list
     """The member steps of each trajectory with members."""
 
 
@@ -34,8 +34,8 @@ def is_tied(values, centre):
 
 
 class Estimators(Flow):
-    def __init__(self, plays, options, values_T=None):
-        super().__init__(plays, options)
+    def __init__(self, trajectories, options, values_T=None):
+        super().__init__(trajectories, options)
         given = None if values_T is None else list(values_T)
         self.values_of, at = {}, 0
         for node in self.nodes:
@@ -46,7 +46,7 @@ class Estimators(Flow):
     # ---- credit to compare -----------------------------------------------------------------------------------------
 
     def trained(self, node):
-        if self.masked(node.play) or self.frozen(node):
+        if self.masked(node.trajectory) or self.frozen(node):
             return False
         return not (self.pays_own and self.case(node) == "failed")
 
@@ -64,12 +64,12 @@ class Estimators(Flow):
 
     @remembered
     def group_at(self, level, key):
-        plays = []
+        trajectories = []
         for nodes in self.nodes_of:
             members = [node for node in nodes if self.trained(node) and self.key(level, node) == key]
             if members:
-                plays.append(members)
-        return Group(level, plays)
+                trajectories.append(members)
+        return Group(level, trajectories)
 
     @remembered
     def group(self, node):
@@ -80,28 +80,30 @@ class Estimators(Flow):
             return self.group_at("policy", self.key("policy", node))
         for level in (self.o.group_by, "task_agent", "agent_turn", "agent"):
             group = self.group_at(level, self.key(level, node))
-            if len(group.plays) > 1:
+            if len(group.trajectories) > 1:
                 return group
         return None
 
     @remembered
     def centre(self, group):
-        return mean(mean(self.measured(member) for member in members) for members in group.plays)
+        return mean(mean(self.measured(member) for member in members) for members in group.trajectories)
 
     @remembered
     def spread(self, group):
-        n, m = len(group.plays), self.centre(group)
+        n, m = len(group.trajectories), self.centre(group)
         return math.sqrt(
-            n / (n - 1) * mean(mean((self.measured(t) - m) ** 2 for t in members) for members in group.plays)
+            n / (n - 1) * mean(mean((self.measured(t) - m) ** 2 for t in members) for members in group.trajectories)
         )
 
     @remembered
     def tied(self, group):
-        return is_tied([self.measured(t) for members in group.plays for t in members], self.centre(group))
+        return is_tied([self.measured(t) for members in group.trajectories for t in members], self.centre(group))
 
     def centre_of_others(self, group, node):
         return mean(
-            mean(self.measured(t) for t in members) for members in group.plays if members[0].play is not node.play
+            mean(self.measured(t) for t in members)
+            for members in group.trajectories
+            if members[0].trajectory is not node.trajectory
         )
 
     # ---- whitening -------------------------------------------------------------------------------------------------
@@ -171,12 +173,14 @@ class Estimators(Flow):
     @remembered
     def token_returns(self, group, node):
         """u at each sampled token of a scored step in `group`; None if no other trajectory has a scored step."""
-        others = [self.scored_in(members) for members in group.plays if members[0].play is not node.play]
+        others = [
+            self.scored_in(members) for members in group.trajectories if members[0].trajectory is not node.trajectory
+        ]
         means = [mean(self.sub_reward(t) for t in scored) for scored in others if scored]
         if not means:
             return None
         m = mean(means)
-        scored_of_each = [scored for scored in map(self.scored_in, group.plays) if scored]
+        scored_of_each = [scored for scored in map(self.scored_in, group.trajectories) if scored]
         length = mean(mean(len(self.sampled(t)) for t in scored) for scored in scored_of_each)
         sampled, rho = self.sampled(node), self.rho(node)
         return [
@@ -190,17 +194,17 @@ class Estimators(Flow):
 
     @remembered
     def spread_of_tokens(self, group):
-        plays = []
-        for members in group.plays:
+        trajectories = []
+        for members in group.trajectories:
             returns = [self.token_returns(group, t) for t in self.scored_in(members)]
             values = [u for of_step in returns if of_step is not None for u in of_step]
             if values:
-                plays.append(values)
-        n = len(plays)
+                trajectories.append(values)
+        n = len(trajectories)
         if n < 2:
             return 0.0
-        centre = mean(mean(values) for values in plays)
-        return math.sqrt(n / (n - 1) * mean(mean((u - centre) ** 2 for u in values) for values in plays))
+        centre = mean(mean(values) for values in trajectories)
+        return math.sqrt(n / (n - 1) * mean(mean((u - centre) ** 2 for u in values) for values in trajectories))
 
     @property
     def scales(self):

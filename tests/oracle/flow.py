@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 GATE = 1e-9
 
 KEYS = {
-    "task": lambda node: (node.play.uid,),
-    "task_agent": lambda node: (node.play.uid, node.step.agent),
-    "task_agent_turn": lambda node: (node.play.uid, node.step.agent, node.step.turn),
-    "task_agent_state": lambda node: (node.play.uid, node.step.agent, node.step.prompt),
+    "task": lambda node: (node.trajectory.uid,),
+    "task_agent": lambda node: (node.trajectory.uid, node.step.agent),
+    "task_agent_turn": lambda node: (node.trajectory.uid, node.step.agent, node.step.turn),
+    "task_agent_state": lambda node: (node.trajectory.uid, node.step.agent, node.step.prompt),
     "agent": lambda node: (node.step.agent,),
     "agent_turn": lambda node: (node.step.agent, node.step.turn),
     "policy": lambda node: (),
@@ -24,7 +24,7 @@ KEYS = {
 class Node:
     """A step of a trajectory. Compared by identity, so that results can be cached by node."""
 
-    play: object
+    trajectory: object
     step: object
     parents: list["Node"] = field(default_factory=list)
     children: list["Node"] = field(default_factory=list)
@@ -46,13 +46,13 @@ def remembered(function):
 
 
 class Flow:
-    def __init__(self, plays, options):
-        self.plays = plays
+    def __init__(self, trajectories, options):
+        self.trajectories = trajectories
         self.o = options
         self.memory = {}
         self.nodes_of = []
-        for play in plays:
-            nodes = [Node(play, step) for step in play.steps]
+        for trajectory in trajectories:
+            nodes = [Node(trajectory, step) for step in trajectory.steps]
             for node in nodes:
                 node.parents = [nodes[index] for index in node.step.parents]
                 for parent in node.parents:
@@ -129,7 +129,9 @@ class Flow:
         return mean(
             self.score_of(other)
             for other in self.nodes
-            if other.play is node.play and other.step.agent == node.step.agent and self.case(other) == "scored"
+            if other.trajectory is node.trajectory
+            and other.step.agent == node.step.agent
+            and self.case(other) == "scored"
         )
 
     @remembered
@@ -153,20 +155,24 @@ class Flow:
         return None
 
     def kept_others(self, node):
-        return [nodes for nodes in self.nodes_of if nodes and nodes[0].play is not node.play and self.kept(nodes[0])]
+        return [
+            nodes
+            for nodes in self.nodes_of
+            if nodes and nodes[0].trajectory is not node.trajectory and self.kept(nodes[0])
+        ]
 
     def kept(self, node):
-        return not self.masked(node.play)
+        return not self.masked(node.trajectory)
 
-    def masked(self, play):
-        if play.status == "failed" or (play.outcome is not None and play.outcome.status != "ok"):
+    def masked(self, trajectory):
+        if trajectory.status == "failed" or (trajectory.outcome is not None and trajectory.outcome.status != "ok"):
             return True
-        return play.status == "truncated" and self.o.mask_truncated
+        return trajectory.status == "truncated" and self.o.mask_truncated
 
-    def outcome(self, play):
-        if self.masked(play) or play.outcome is None:
+    def outcome(self, trajectory):
+        if self.masked(trajectory) or trajectory.outcome is None:
             return 0.0
-        return play.outcome.value
+        return trajectory.outcome.value
 
     @remembered
     def own(self, node):
@@ -174,9 +180,9 @@ class Flow:
         r = self.sub_reward(node)
         e = 0.0 if r is None else self.o.w_r * (r - self.o.sub_reward_origin)
         if self.o.outcome_to == "answer":
-            answers = node.play.answer_steps or (len(node.play.steps) - 1,)
+            answers = node.trajectory.answer_steps or (len(node.trajectory.steps) - 1,)
             if node.step.index in answers:
-                e += self.o.w_o * self.outcome(node.play) / len(answers)
+                e += self.o.w_o * self.outcome(node.trajectory) / len(answers)
         return e
 
     # ---- gates -----------------------------------------------------------------------------------------------------
@@ -222,7 +228,7 @@ class Flow:
         """The number of steps on the longest path of the node's trajectory; 0 without `neutral`."""
         if not self.flows or self.o.on_closed_gate != "neutral":
             return 0
-        return max(self.depth(other) for other in self.nodes if other.play is node.play)
+        return max(self.depth(other) for other in self.nodes if other.trajectory is node.trajectory)
 
     def h(self, node):
         return self.h_in_sweep(node, self.sweeps(node))
@@ -288,7 +294,7 @@ class Flow:
             for weight, end in self.paths(child):
                 yield factor * weight, end
 
-    def stopped(self, node):
+    def withheld(self, node):
         """The credit that the step's gate withheld from its parents, and from the step itself."""
         if not self.flows:
             return 0.0
@@ -318,21 +324,21 @@ class Flow:
 
     # ---- credit ----------------------------------------------------------------------------------------------------
 
-    def shared_reward(self, play):
+    def shared_reward(self, trajectory):
         if self.o.shared_reward == "outcome":
-            return self.outcome(play)
-        rs = [self.sub_reward(node) for node in self.nodes if node.play is play]
+            return self.outcome(trajectory)
+        rs = [self.sub_reward(node) for node in self.nodes if node.trajectory is trajectory]
         own = [self.o.w_r * (r - self.o.sub_reward_origin) for r in rs if r is not None]
-        return self.o.w_o * self.outcome(play) + (mean(own) if own else 0.0)
+        return self.o.w_o * self.outcome(trajectory) + (mean(own) if own else 0.0)
 
     @remembered
     def terms(self, node):
         """(own, received, shared)"""
         if self.o.propagation == "identical":
-            return 0.0, 0.0, self.shared_reward(node.play)
+            return 0.0, 0.0, self.shared_reward(node.trajectory)
         if self.o.propagation == "uniform":
-            return 0.0, 0.0, self.shared_reward(node.play) / len(node.play.steps)
-        to_all = self.o.w_o * self.outcome(node.play) if self.o.outcome_to == "all" else 0.0
+            return 0.0, 0.0, self.shared_reward(node.trajectory) / len(node.trajectory.steps)
+        to_all = self.o.w_o * self.outcome(node.trajectory) if self.o.outcome_to == "all" else 0.0
         return self.own(node), self.received(node), to_all
 
     def credit(self, node):

@@ -94,21 +94,25 @@ def error_metrics(trajectories):
             wrong += len(given)
     if not verdicts:
         return {}
-    metrics = {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_plays": judged}
+    metrics = {"reward/error_rate": wrong / verdicts, "reward/verdicts": verdicts, "reward/judged_trajectories": judged}
     return metrics | agreement(trajectories)
 
 
 def agreement(trajectories):
     wins, pairs, variance = 0.0, 0, 0.0
-    for plays in plays_by_task(trajectories):
+    for group in trajectories_by_task(trajectories):
         right, wrong = [], []
-        for play in plays:
-            scored = [m for step in play.steps if (m := paid_mean(step)) is not None] if play.status != "failed" else []
-            if not scored or play.outcome is None or play.outcome.status != "ok":
+        for trajectory in group:
+            scored = (
+                [m for step in trajectory.steps if (m := paid_mean(step)) is not None]
+                if trajectory.status != "failed"
+                else []
+            )
+            if not scored or trajectory.outcome is None or trajectory.outcome.status != "ok":
                 continue
-            if rescaled(play.outcome) >= RIGHT:
+            if rescaled(trajectory.outcome) >= RIGHT:
                 right.append(mean(scored))
-            elif rescaled(play.outcome) < 0.5:
+            elif rescaled(trajectory.outcome) < 0.5:
                 wrong.append(mean(scored))
         for one in right:
             for other in wrong:
@@ -131,18 +135,18 @@ def passes(trajectory):
     return outcome is not None and outcome.status == "ok" and rescaled(outcome) >= RIGHT
 
 
-def plays_by_task(trajectories):
-    plays = defaultdict(list)
+def trajectories_by_task(trajectories):
+    group = defaultdict(list)
     for trajectory in trajectories:
-        plays[trajectory.uid].append(trajectory)
-    return list(plays.values())
+        group[trajectory.uid].append(trajectory)
+    return list(group.values())
 
 
 def evaluation_metrics(trajectories, n):
-    passed = [[passes(play) for play in plays] for plays in plays_by_task(trajectories)]
-    metrics = {"pass_at_1": mean([mean(plays) for plays in passed]), "plays": len(trajectories)}
+    passed = [[passes(trajectory) for trajectory in group] for group in trajectories_by_task(trajectories)]
+    metrics = {"pass_at_1": mean([mean(group) for group in passed]), "trajectories": len(trajectories)}
     for k in sorted({2**i for i in range(1, 11) if 2**i < n} | {n}) if n > 1 else []:
-        metrics[f"pass_at_{k}"] = mean([share_of_draws(plays, k) for plays in passed])
+        metrics[f"pass_at_{k}"] = mean([share_of_draws(group, k) for group in passed])
     ok = [rescaled(t.outcome) for t in trajectories if t.outcome is not None and t.outcome.status == "ok"]
     if ok:
         metrics["outcome_mean"] = mean(ok)
@@ -150,11 +154,11 @@ def evaluation_metrics(trajectories, n):
     return metrics | {key.removeprefix("reward/"): v for key, v in sub_reward_metrics(trajectories).items()}
 
 
-def share_of_draws(plays, k):
+def share_of_draws(group, k):
     """The share of draws of k trajectories with a pass; 1 if fewer than k trajectories did not pass."""
-    if len(plays) - sum(plays) < k:
+    if len(group) - sum(group) < k:
         return 1.0
-    return mean([any(draw) for draw in combinations(plays, k)])
+    return mean([any(draw) for draw in combinations(group, k)])
 
 
 def evaluation(sampled, greedy, n):
@@ -164,8 +168,11 @@ def evaluation(sampled, greedy, n):
         if key in of_greedy:
             metrics[f"{key}_greedy"] = of_greedy[key]
     errors = []
-    for plays in plays_by_task(sampled):
-        wrong = [is_wrong(step) for play in plays for step in play.steps if ok_scores(step)]
+    for group in trajectories_by_task(sampled):
+        wrong = [is_wrong(step) for trajectory in group for step in trajectory.steps if ok_scores(step)]
         errors.append((sum(wrong), len(wrong)))
-    shares = [[mean([passes(play) for play in plays]) for plays in plays_by_task(all)] for all in (sampled, greedy)]
+    shares = [
+        [mean([passes(trajectory) for trajectory in group]) for group in trajectories_by_task(all)]
+        for all in (sampled, greedy)
+    ]
     return metrics, *shares, errors

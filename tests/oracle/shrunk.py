@@ -16,15 +16,15 @@ CHAINS = {
 """For each `group_by`, its level and the levels that contain it. The same prompt may occur at several turns."""
 
 
-def shrunk_baselines(plays, options):
+def shrunk_baselines(trajectories, options):
     """The baseline of each step; None for a step without one. `rloo` leaves the own trajectory out."""
-    flow, cells, found = Estimators(plays, options), defaultdict(list), {}
+    flow, cells, found = Estimators(trajectories, options), defaultdict(list), {}
     for node in flow.nodes:
         if flow.trained(node):
             cells[flow.key("agent", node)].append(node)
     for nodes in cells.values():
         keys_of = [[flow.key(level, node) for level in CHAINS[options.group_by]] for node in nodes]
-        cell = Cell([(node.play.id, keys, flow.credit(node)) for node, keys in zip(nodes, keys_of, strict=True)])
+        cell = Cell([(node.trajectory.id, keys, flow.credit(node)) for node, keys in zip(nodes, keys_of, strict=True)])
         found.update(zip(nodes, cell.baselines(options.adv_estimator == "rloo"), strict=True))
     return [found.get(node) for node in flow.nodes]
 
@@ -40,13 +40,13 @@ class Cell:
         self.members = members
         self.levels = len(members[0][1])
 
-    def means_of_plays(self, level, key, without=None):
+    def means_of_trajectories(self, level, key, without=None):
         """x: the mean of each trajectory's values in the group; `without`: a trajectory to leave out."""
         values = {}
-        for play, keys, value in self.members:
-            if keys[level] == key and play != without:
-                values.setdefault(play, []).append(value)
-        return [mean(of_play) for of_play in values.values()]
+        for trajectory, keys, value in self.members:
+            if keys[level] == key and trajectory != without:
+                values.setdefault(trajectory, []).append(value)
+        return [mean(of_trajectory) for of_trajectory in values.values()]
 
     def groups(self, level):
         """The parent of each group."""
@@ -66,7 +66,7 @@ class Cell:
     def variances(self, level):
         """(sigma^2, tau^2) by the moments of one-way random effects; sigma^2 None: every group has one trajectory."""
         parent_of = self.groups(level)
-        x = {key: self.means_of_plays(level, key) for key in parent_of}
+        x = {key: self.means_of_trajectories(level, key) for key in parent_of}
         freedom = sum(len(xs) - 1 for xs in x.values())
         if freedom == 0:
             return None, 0.0
@@ -84,7 +84,7 @@ class Cell:
 
     def mean(self, keys, level=0, without=None):
         """mu of the step's group at `level`. The variances include a trajectory that is left out."""
-        x = self.means_of_plays(level, keys[level], without)
+        x = self.means_of_trajectories(level, keys[level], without)
         if level == self.levels - 1:
             return mean(x)
         above = self.mean(keys, level + 1, without)
@@ -93,6 +93,6 @@ class Cell:
 
     def baselines(self, leave_own_out=False):
         """The baseline of each member, in order; all None if the cell has only one trajectory."""
-        if len({play for play, _, _ in self.members}) < 2:
+        if len({trajectory for trajectory, _, _ in self.members}) < 2:
             return [None] * len(self.members)
-        return [self.mean(keys, without=play if leave_own_out else None) for play, keys, _ in self.members]
+        return [self.mean(keys, without=trajectory if leave_own_out else None) for trajectory, keys, _ in self.members]

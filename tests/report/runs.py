@@ -15,7 +15,7 @@ HOSTILE = (
 AGENTS = ("planner", "executor", "verifier")
 
 
-def a_play(training_step: int, task: int, n: int, rng: np.random.Generator, steps: int = 6) -> Trajectory:
+def a_trajectory(training_step: int, task: int, n: int, rng: np.random.Generator, steps: int = 6) -> Trajectory:
     id = f"0-{training_step}-{task}-{n}"
     made, turns = [], dict.fromkeys(AGENTS, 0)
     for index in range(steps):
@@ -45,10 +45,10 @@ def a_play(training_step: int, task: int, n: int, rng: np.random.Generator, step
     return Trajectory(id=id, uid=f"0-{training_step}-{task}", task=task_of, steps=made, answer="42", outcome=ended)
 
 
-def a_batch(training_step: int, tasks: int = 4, plays: int = 4, steps: int = 6) -> TrajectoryBatch:
+def a_batch(training_step: int, tasks: int = 4, trajectories: int = 4, steps: int = 6) -> TrajectoryBatch:
     rng = np.random.default_rng(training_step)
     return TrajectoryBatch.from_trajectories(
-        [a_play(training_step, task, n, rng, steps) for task in range(tasks) for n in range(plays)]
+        [a_trajectory(training_step, task, n, rng, steps) for task in range(tasks) for n in range(trajectories)]
     )
 
 

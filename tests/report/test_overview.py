@@ -18,7 +18,7 @@ from creditflow.report.index import Filter, Index
 from creditflow.report.overview import POINTS, hardest, named, of_agents, overview, thinned
 from creditflow.report.samples import samples
 from creditflow.trajectory import RIGHT, Trajectory, TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 from tests.report.runs import a_batch, a_run, write_step
 
 
@@ -28,9 +28,9 @@ def indexed(ledger: Ledger) -> Index:
     return index
 
 
-def written(path: Path, plays: list[Trajectory], **options: object) -> Index:
+def written(path: Path, trajectories: list[Trajectory], **options: object) -> Index:
     folder = RunFolder.create(path, {}, "")
-    batch = batch_of(*plays)
+    batch = batch_of(*trajectories)
     folder.write_steps(1, batch, assign(batch, CreditOptions(**options)))  # type: ignore[arg-type]
     return indexed(Ledger.open(folder.path))
 
@@ -81,10 +81,10 @@ def test_file_with_a_damaged_footer_is_set_aside(tmp_path: Path) -> None:
 def test_tasks_with_equal_beginnings_are_distinct(tmp_path: Path) -> None:
     made = []
     for k in range(4):
-        one = play(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
+        one = make_trajectory(str(k), [step("write", 1.0)], outcome=float(k % 2), task=f"q{k}")
         one.task = replace(one.task, prompt=({"role": "user", "content": "preamble " * 60 + str(k)},))
         made.append(one)
-    assert [row["plays"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
+    assert [row["trajectories"] for row in hardest(written(tmp_path / "run", made))] == [1, 1, 1, 1]
 
 
 def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
@@ -107,26 +107,26 @@ def test_pages_contain_the_filtered_trajectories(tmp_path: Path) -> None:
                 if wanted.training_step in (None, recorded.step) and fits(a, at, a.batch.outcome[n] == 1.0):
                     expected.append(id)
         pages = [index.page(wanted, offset, 7) for offset in range(0, len(expected) + 7, 7)]
-        assert [play["trajectory_id"] for page in pages for play in page["plays"]] == expected
+        assert [trajectory["trajectory_id"] for page in pages for trajectory in page["trajectories"]] == expected
         assert {page["total"] for page in pages} == {len(expected)}
 
 
 def test_saboteur_is_named_and_healthy_team_is_not(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
 
-    def plays(sabotage: float) -> list[Trajectory]:
+    def trajectories(sabotage: float) -> list[Trajectory]:
         found = []
         for k in range(120):
             scores = [float(rng.uniform() > rate) for rate in (0.1, sabotage, 0.1)]
             steps = [step(agent, score) for agent, score in zip(("plan", "write", "check"), scores, strict=True)]
-            found.append(play(str(k), steps, outcome=float(min(scores)), task=f"q{k % 12}"))
+            found.append(make_trajectory(str(k), steps, outcome=float(min(scores)), task=f"q{k % 12}"))
         return found
 
-    bad = written(tmp_path / "bad", plays(0.5))
+    bad = written(tmp_path / "bad", trajectories(0.5))
     (said,) = named(of_agents(bad), bad)
     assert (said["agent"], said["as"]) == ("write", "saboteur")
-    assert "plays in which it errs end right 0% of the time" in said["why"]
-    good = written(tmp_path / "good", plays(0.1))
+    assert "trajectories in which it errs end right 0% of the time" in said["why"]
+    good = written(tmp_path / "good", trajectories(0.1))
     assert named(of_agents(good), good) == []
 
 
@@ -136,7 +136,9 @@ def test_unscored_saboteur_is_named_by_participation(tmp_path: Path) -> None:
     for k in range(160):
         spoilt = k % 2 == 0
         steps = [step("write", 1.0), *([step("saboteur")] if spoilt else [])]
-        made.append(play(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}"))
+        made.append(
+            make_trajectory(str(k), steps, outcome=float(rng.uniform() < (0.2 if spoilt else 0.8)), task=f"q{k % 8}")
+        )
     index = written(tmp_path / "run", made)
     (said,) = named(of_agents(index), index)
     assert (said["agent"], said["as"]) == ("saboteur", "saboteur")
@@ -148,7 +150,9 @@ def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
     for k in range(160):
         solved = k % 2
         made.append(
-            play(str(k), [step("write", float(solved)), step("check", 1.0 - solved)], outcome=float(solved), task="q")
+            make_trajectory(
+                str(k), [step("write", float(solved)), step("check", 1.0 - solved)], outcome=float(solved), task="q"
+            )
         )
     shared = written(tmp_path / "shared", made, propagation="identical")
     assert [(one["agent"], one["as"]) for one in named(of_agents(shared), shared)] == [("check", "free rider")]
@@ -157,7 +161,9 @@ def test_free_rider_is_named_only_under_shared_credit(tmp_path: Path) -> None:
 
 
 def test_only_scored_agent_is_not_named_a_saboteur(tmp_path: Path) -> None:
-    made = [play(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)]
+    made = [
+        make_trajectory(str(k), [step("plan"), step("write", float(k % 2))], outcome=float(k % 2)) for k in range(120)
+    ]
     index = written(tmp_path / "run", made)
     assert named(of_agents(index), index) == []
 
@@ -189,10 +195,10 @@ def test_file_of_a_later_version_is_set_aside(tmp_path: Path) -> None:
 
 def test_index_accepts_half_a_surrogate_pair(tmp_path: Path) -> None:
     batch = a_batch(1)
-    plays = batch.to_trajectories()
-    plays[0].task = replace(plays[0].task, ground_truth={"said": "half \ud83d of \U0001f600"})
+    trajectories = batch.to_trajectories()
+    trajectories[0].task = replace(trajectories[0].task, ground_truth={"said": "half \ud83d of \U0001f600"})
     folder = RunFolder.create(tmp_path / "run", {}, "")
-    write_step(folder, 1, TrajectoryBatch.from_trajectories(plays))
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(trajectories))
     ledger = Ledger.open(folder.path)
     index = Index(ledger)
     index.refresh(ledger)
@@ -250,7 +256,7 @@ def test_unreadable_files_with_one_reason_share_a_notice(tmp_path: Path) -> None
     assert "got 'of_another_package'" in many
     assert old.startswith("the trajectories in 000005.parquet cannot be shown")
     assert "older creditflow" in old
-    assert samples(ledger, index, 10) == {"plays": [], "graphs": {}, "steps": {}, "left_out": []}
+    assert samples(ledger, index, 10) == {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
 
 
 def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,5 +266,5 @@ def test_samples_report_long_texts_and_unspelled_tokens(tmp_path: Path, monkeypa
     assert "tokens of policy 'default' are shown as ids" in unspelled
     monkeypatch.setattr("creditflow.report.samples._STEPS", 20)  # three samples of six steps fit
     found = samples(ledger, index, 10)
-    assert len(found["plays"]) == 3
+    assert len(found["trajectories"]) == 3
     assert "7 of 10 sample trajectories are left out: they are long; creditflow view shows all" in found["left_out"]

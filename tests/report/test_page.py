@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from creditflow.cli import app
 from creditflow.credit import explain
-from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, propagation_rule
+from creditflow.credit.propagate import PROPAGATION_RULES, Credit, PropagationInput, propagation_rule
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.loopback import LOOPBACK
 from creditflow.report import view
@@ -30,7 +30,7 @@ from creditflow.report.index import Filter
 from creditflow.report.view import Watched, application
 from creditflow.trajectory import TrajectoryBatch
 from tests.report.browser import opened
-from tests.report.runs import HOSTILE, a_batch, a_play, a_run, write_step
+from tests.report.runs import HOSTILE, a_batch, a_run, a_trajectory, write_step
 
 
 def reported(out: Path, *runs: Path) -> str:
@@ -84,9 +84,9 @@ def test_report_charts_have_data_and_console_stays_empty(ledger: Ledger, tmp_pat
 
 def test_click_on_a_node_shows_the_step_and_its_advantage(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
-        play = page.locator("#list [data-play]").first
-        trajectory = play.get_attribute("data-play")
-        play.click()
+        row = page.locator("#list [data-trajectory]").first
+        trajectory = row.get_attribute("data-trajectory")
+        row.click()
         recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
         for index in (0, 3):
             id = f"{trajectory}/{index}"
@@ -104,19 +104,19 @@ def test_click_on_a_node_shows_the_step_and_its_advantage(ledger: Ledger, tmp_pa
 
 def test_graph_shows_gates_and_flow_and_accepts_keys(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
-        wrong = page.locator("#list tr:has-text('wrong') [data-play]").first
-        trajectory = wrong.get_attribute("data-play")
+        wrong = page.locator("#list tr:has-text('wrong') [data-trajectory]").first
+        trajectory = wrong.get_attribute("data-trajectory")
         wrong.focus()
         page.keyboard.press("Enter")
-        page.wait_for_selector("svg.play")
+        page.wait_for_selector("svg.trajectory")
         recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
         made = recorded.assignment
         first = recorded.batch.step_ids.index(f"{trajectory}/0")
         shut = sum(not made.gate_open_S[s] for s in range(first + 1, first + 6))
-        assert page.locator("svg.play line.gate").count() == shut > 0
-        flows = [float(p.get_attribute("data-flow")) for p in page.locator("svg.play path[data-flow]").all()]
+        assert page.locator("svg.trajectory line.gate").count() == shut > 0
+        flows = [float(p.get_attribute("data-flow")) for p in page.locator("svg.trajectory path[data-flow]").all()]
         assert sum(flows) == pytest.approx(made.received_S[first : first + 6].sum())
-        page.locator("svg.play g[role=button]").first.focus()
+        page.locator("svg.trajectory g[role=button]").first.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("Enter")
         page.wait_for_selector(f"text=Step {trajectory}/1")
@@ -125,7 +125,7 @@ def test_graph_shows_gates_and_flow_and_accepts_keys(ledger: Ledger, tmp_path: P
 
 def test_filter_selects_samples(ledger: Ledger, tmp_path: Path) -> None:
     with opened(reported(tmp_path / "report.html", ledger.path)) as page:
-        before = page.locator("#list [data-play]").count()
+        before = page.locator("#list [data-trajectory]").count()
         page.select_option("#filter [name=outcome]", "right")
         page.click("#filter button")
         rows = page.locator("#list tbody tr").all_inner_texts()
@@ -143,11 +143,11 @@ def test_hostile_text_of_a_model_stays_text(tmp_path: Path) -> None:
     with served(folder.path) as (live, _):
         for address in (url, live):
             with opened(address) as page:
-                page.wait_for_selector("#list [data-play]")
+                page.wait_for_selector("#list [data-trajectory]")
                 title = page.title()
-                for play in page.locator("#list [data-play]").all():
-                    if play.get_attribute("data-play") == "0-1-0-0":
-                        play.click()
+                for row in page.locator("#list [data-trajectory]").all():
+                    if row.get_attribute("data-trajectory") == "0-1-0-0":
+                        row.click()
                         page.click('[data-step="0-1-0-0/0"]')
                         shown = page.inner_text('[data-part="response"]')
                         assert shown.startswith("</script><script>")
@@ -176,11 +176,11 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
     folder = RunFolder.open(ledger.path)
     with served(ledger.path) as (url, watched), opened(url) as page:
         page.wait_for_selector("text=3 of 3 training steps indexed")
-        assert page.inner_text("#found").startswith("48 plays;")
+        assert page.inner_text("#found").startswith("48 trajectories;")
         write_step(folder, 4)
         page.wait_for_selector("text=4 of 4 training steps indexed", timeout=60_000)
-        expect(page.locator("#found")).to_have_text(re.compile("^64 plays;"))
-        assert page.locator("#list [data-play]").first.get_attribute("data-play").startswith("0-4-")
+        expect(page.locator("#found")).to_have_text(re.compile("^64 trajectories;"))
+        assert page.locator("#list [data-trajectory]").first.get_attribute("data-trajectory").startswith("0-4-")
         page.select_option("#filter [name=agent]", "verifier")
         page.select_option("#filter [name=gate]", "closed")
         page.fill("#filter [name=training_step]", "2")
@@ -189,9 +189,9 @@ def test_view_follows_a_run_and_filters_all_trajectories(tmp_path: Path) -> None
         verifier = batch.agent_names.index("verifier")
         such = {int(batch.trajectory_of_step[s]) for s in range(batch.n_steps)
                 if batch.agent_of_step[s] == verifier and not made.gate_open_S[s]}  # fmt: skip
-        expect(page.locator("#found")).to_have_text(re.compile(f"^{len(such)} plays;"))
-        page.locator("#list [data-play]").first.click()
-        page.locator("svg.play g[role=button]").first.click()
+        expect(page.locator("#found")).to_have_text(re.compile(f"^{len(such)} trajectories;"))
+        page.locator("#list [data-trajectory]").first.click()
+        page.locator("svg.trajectory g[role=button]").first.click()
         page.wait_for_selector("[data-part=why]")
         page.locator("span.token").last.click()
         page.wait_for_selector("text=Why this advantage of token")
@@ -239,20 +239,20 @@ def test_tokens_use_the_tokenizer_of_their_policy(tmp_path: Path) -> None:
     agents = {"x": {"policy": "red"}, "y": {"policy": "blue"}, "z": {"policy": "green"}}
     (tmp_path / "run.json").write_text(json.dumps({"config": {"team": {"agents": agents}}}))
     spelling = Spelling(Ledger.open(tmp_path))
-    assert "".join(spelling.of("red")([1, 0])).split() == ["b", "a"]
-    assert "".join(spelling.of("blue")([1, 0])).split() == ["d", "c"]
-    assert spelling.of("green") is None
+    assert "".join(spelling.for_policy("red")([1, 0])).split() == ["b", "a"]
+    assert "".join(spelling.for_policy("blue")([1, 0])).split() == ["d", "c"]
+    assert spelling.for_policy("green") is None
 
 
 def test_view_splits_trajectories_into_pages(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
-    write_step(folder, 1, a_batch(1, tasks=10, plays=6))
+    write_step(folder, 1, a_batch(1, tasks=10, trajectories=6))
     with served(folder.path) as (url, _), opened(url) as page:
-        page.wait_for_selector("text=60 plays; 1 to 25 shown")
+        page.wait_for_selector("text=60 trajectories; 1 to 25 shown")
         page.click("#later")
-        page.wait_for_selector("text=60 plays; 26 to 50 shown")
+        page.wait_for_selector("text=60 trajectories; 26 to 50 shown")
         page.click("#later")
-        page.wait_for_selector("text=60 plays; 51 to 60 shown")
+        page.wait_for_selector("text=60 trajectories; 51 to 60 shown")
         assert page.is_disabled("#later")
 
 
@@ -260,19 +260,19 @@ def test_view_refuses_other_hosts_and_bad_queries(ledger: Ledger) -> None:
     with served(ledger.path) as (url, _), httpx.Client(base_url=url) as client:
         assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 421
         assert client.get("/").headers["x-frame-options"] == "DENY"
-        assert client.get("/api/plays", params={"gate": "ajar"}).json() == {
+        assert client.get("/api/trajectories", params={"gate": "ajar"}).json() == {
             "detail": "gate: expected open or closed, got 'ajar'"
         }
-        assert client.get("/api/plays", params={"limit": 10_000}).status_code == 422
-        assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 1}).status_code == 404
-        assert client.get("/api/play", params={"trajectory_id": "x", "training_step": 99}).status_code == 400
+        assert client.get("/api/trajectories", params={"limit": 10_000}).status_code == 422
+        assert client.get("/api/trajectory", params={"trajectory_id": "x", "training_step": 1}).status_code == 404
+        assert client.get("/api/trajectory", params={"trajectory_id": "x", "training_step": 99}).status_code == 400
         assert client.get("/api/step", params={"step_id": "x", "training_step": 1}).status_code == 404
         for host, status in (("[", 421), ("[::1]:80", 200), ("localhost.example", 421), ("", 421)):
-            assert client.get("/api/plays", headers={"Host": host}).status_code == status
+            assert client.get("/api/trajectories", headers={"Host": host}).status_code == status
         for far in ({"offset": 10**20}, {"training_step": 10**20}, {"training_step": -1}):
-            assert client.get("/api/plays", params=far).status_code == 422
+            assert client.get("/api/trajectories", params=far).status_code == 422
         for method in ("post", "put", "delete", "patch"):
-            assert getattr(client, method)("/api/plays").status_code == 405
+            assert getattr(client, method)("/api/trajectories").status_code == 405
 
 
 def test_view_refuses_a_remote_host_and_a_taken_port(ledger: Ledger) -> None:
@@ -292,7 +292,7 @@ def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> Non
     empty = RunFolder.create(tmp_path / "empty", {}, "")
     with opened(reported(tmp_path / "empty.html", empty.path)) as page:
         assert page.locator("#tiles .tile").first.inner_text().split()[0] == "0"
-        assert page.inner_text("#found") == "no sample plays: none is on record yet"
+        assert page.inner_text("#found") == "no sample trajectories: none is on record yet"
     ledger = a_run(tmp_path / "run")
     whole = ledger.file(2).read_bytes()
     ledger.file(2).write_bytes(whole[: len(whole) // 2])
@@ -301,16 +301,16 @@ def test_pages_of_empty_and_damaged_runs_state_the_reason(tmp_path: Path) -> Non
         text = page.inner_text("#left-out")
         assert "000002.parquet is left out: it is incomplete, a crash cut it off" in text
         assert "000003.parquet is left out: it is incomplete, a crash cut it off" in text
-        assert page.locator("#list [data-play]").count() == 10
+        assert page.locator("#list [data-trajectory]").count() == 10
 
 
 def test_trajectory_of_a_thousand_steps_is_drawn(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", {}, "")
-    plays = [a_play(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]
-    write_step(folder, 1, TrajectoryBatch.from_trajectories(plays))
+    trajectories = [a_trajectory(1, 0, n, np.random.default_rng(n), steps=1000) for n in range(2)]
+    write_step(folder, 1, TrajectoryBatch.from_trajectories(trajectories))
     with opened(reported(tmp_path / "report.html", folder.path)) as page:
-        page.locator("#list [data-play]").first.click()
-        assert page.locator("svg.play g[role=button]").count() == 1000
+        page.locator("#list [data-trajectory]").first.click()
+        assert page.locator("svg.trajectory g[role=button]").count() == 1000
     assert (tmp_path / "report.html").stat().st_size < 8_000_000
 
 
@@ -326,9 +326,9 @@ def own_rule() -> Iterator[str]:
     """A registered rule without a declared flow, removed after the test."""
 
     @propagation_rule("halves")
-    def halves(flow: Flow) -> Credit:
-        none_S = np.zeros_like(flow.own_S)
-        return Credit(flow.own_S, flow.own_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
+    def halves(inputs: PropagationInput) -> Credit:
+        none_S = np.zeros_like(inputs.own_S)
+        return Credit(inputs.own_S, inputs.own_S / 2, none_S, none_S, np.ones(len(none_S), np.uint8))
 
     yield "halves"
     PROPAGATION_RULES.remove("halves")
@@ -338,12 +338,12 @@ def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule
     ledger = a_run(tmp_path / "run", propagation=own_rule)
     with opened(reported(tmp_path / "known.html", ledger.path)) as page:
         assert "the rule 'halves' records no flow along edges" in page.inner_text("#left-out")
-        page.locator("#list [data-play]").first.click()
-        lines = page.locator("svg.play path[data-flow]")
+        page.locator("#list [data-trajectory]").first.click()
+        lines = page.locator("svg.trajectory path[data-flow]")
         assert lines.count() == 5
         assert {line.get_attribute("data-flow") for line in lines.all()} == {"unknown"}
         assert {line.get_attribute("stroke-width") for line in lines.all()} == {"1"}
-        assert page.locator("svg.play line.gate").count() == 0
+        assert page.locator("svg.trajectory line.gate").count() == 0
     PROPAGATION_RULES.remove(own_rule)
     result = CliRunner().invoke(app, ["report", str(ledger.path), "-o", str(tmp_path / "unknown.html")])
     assert result.exit_code == 0, result.output
@@ -358,7 +358,7 @@ def test_report_of_an_unknown_rule_states_missing_parts(tmp_path: Path, own_rule
                 page.wait_for_selector(f"#left-out >> text={said}")
     with opened((tmp_path / "unknown.html").as_uri()) as page:
         assert page.inner_text("#found") == (
-            "no sample plays can be shown: the notices at the top of the Summary say why"
+            "no sample trajectories can be shown: the notices at the top of the Summary say why"
         )
         assert page.locator("#of-agents tbody tr").count() == 3  # sums need no rule
 
@@ -367,5 +367,5 @@ def test_graph_of_a_rule_without_flow_has_no_closed_gates(tmp_path: Path) -> Non
     ledger = a_run(tmp_path / "run", propagation="none")
     recorded = ledger.read(3)
     for id in recorded.batch.trajectory_ids:
-        edges = view.play_graph(recorded, id)["edges"]
+        edges = view.trajectory_graph(recorded, id)["edges"]
         assert {(edge["flow"], edge["open"]) for edge in edges} == {(0.0, 1.0)}

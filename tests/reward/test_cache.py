@@ -6,10 +6,10 @@ import pytest
 
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.reward.cache import Cache, Keys
-from creditflow.reward.calls import Call, Returned
+from creditflow.reward.calls import Returned, RewardCall
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score
-from tests.reward.plays import a_play
+from tests.reward.trajectories import a_trajectory
 
 
 def counting(value=0.5, **kwargs):
@@ -22,64 +22,70 @@ def counting(value=0.5, **kwargs):
     return asked, RewardFunction("f", **{"level": "step", "call": call, "version": "v1", "identity": "f", **kwargs})
 
 
-def score(manager, *plays):
-    return asyncio.run(manager.score(plays))
+def score(manager, *trajectories):
+    return asyncio.run(manager.score(trajectories))
 
 
 def test_repeated_inputs_are_called_once():
     asked, function = counting()
     manager = RewardManager([function])
-    report = score(manager, a_play("a"), a_play("b"))
+    report = score(manager, a_trajectory("a"), a_trajectory("b"))
     assert asked == ["a"] * 3
     assert (report.functions[0].calls, report.functions[0].cached, report.functions[0].matched) == (3, 3, 6)
-    play = a_play("c")
-    report = score(manager, play)
+    trajectory = a_trajectory("c")
+    report = score(manager, trajectory)
     assert len(asked) == 3
-    assert [step.scores["f"] for step in play.steps] == [Score(0.5, version="v1")] * 3
+    assert [step.scores["f"] for step in trajectory.steps] == [Score(0.5, version="v1")] * 3
     assert report.metrics()["reward/f/cached"] == 3
 
 
 CHANGES = {
-    "answer": lambda play: setattr(play, "answer", "73"),
-    "info": lambda play: play.info.update(seen=1),
-    "a step's info": lambda play: play.steps[0].info.update(seen=1),
-    "response": lambda play: setattr(play.steps[2], "response", "other"),
-    "prompt": lambda play: setattr(play.steps[0], "prompt", "other"),
-    "a token": lambda play: setattr(play.steps[1], "response_ids", (5, 7)),
-    "a log-prob": lambda play: setattr(play.steps[1], "logprobs", (-1.0, -1.5)),
-    "agent": lambda play: setattr(play.steps[1], "agent", "q"),
-    "truth": lambda play: setattr(play, "task", replace(play.task, ground_truth="73")),
-    "one step less": lambda play: play.steps.pop(),
+    "answer": lambda trajectory: setattr(trajectory, "answer", "73"),
+    "info": lambda trajectory: trajectory.info.update(seen=1),
+    "a step's info": lambda trajectory: trajectory.steps[0].info.update(seen=1),
+    "response": lambda trajectory: setattr(trajectory.steps[2], "response", "other"),
+    "prompt": lambda trajectory: setattr(trajectory.steps[0], "prompt", "other"),
+    "a token": lambda trajectory: setattr(trajectory.steps[1], "response_ids", (5, 7)),
+    "a log-prob": lambda trajectory: setattr(trajectory.steps[1], "logprobs", (-1.0, -1.5)),
+    "agent": lambda trajectory: setattr(trajectory.steps[1], "agent", "q"),
+    "truth": lambda trajectory: setattr(trajectory, "task", replace(trajectory.task, ground_truth="73")),
+    "one step less": lambda trajectory: trajectory.steps.pop(),
 }
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_readable_inputs_change_the_key(what):
     _, function = counting()
-    changed = a_play()
+    changed = a_trajectory()
     CHANGES[what](changed)
     keys = Keys()
-    play = a_play()
-    assert keys.of(Call(function, changed, changed.steps[0])) != keys.of(Call(function, play, play.steps[0]))
+    trajectory = a_trajectory()
+    assert keys.key_for(RewardCall(function, changed, changed.steps[0])) != keys.key_for(
+        RewardCall(function, trajectory, trajectory.steps[0])
+    )
 
 
 def test_key_ignores_ids_but_not_step_version_or_level():
     _, function = counting()
-    play, other = a_play("a"), a_play("b")
+    trajectory, other = a_trajectory("a"), a_trajectory("b")
     other.steps[0].scores["g"] = Score(1.0)
     keys = Keys()
-    key = keys.of(Call(function, play, play.steps[0]))
-    assert key == keys.of(Call(function, other, other.steps[0]))
-    assert key != keys.of(Call(function, play, play.steps[1]))
-    assert key != keys.of(Call(replace(function, version="v2"), play, play.steps[0]))
-    assert key != keys.of(Call(replace(function, level="outcome"), play))
+    key = keys.key_for(RewardCall(function, trajectory, trajectory.steps[0]))
+    assert key == keys.key_for(RewardCall(function, other, other.steps[0]))
+    assert key != keys.key_for(RewardCall(function, trajectory, trajectory.steps[1]))
+    assert key != keys.key_for(RewardCall(replace(function, version="v2"), trajectory, trajectory.steps[0]))
+    assert key != keys.key_for(RewardCall(replace(function, level="outcome"), trajectory))
 
 
 def test_own_cache_key_merges_equal_inputs(tmp_path):
     functions = load_reward_functions([RewardFunctionConfig(fn="numeric_match")], tmp_path, ())
-    plays = [a_play("a", answer="72"), a_play("b", "pp", answer="72"), a_play("c", answer="73")]
-    report = score(RewardManager(functions), *plays)
-    assert [play.outcome.value for play in plays] == [1.0, 1.0, 0.0]
+    trajectories = [
+        a_trajectory("a", answer="72"),
+        a_trajectory("b", "pp", answer="72"),
+        a_trajectory("c", answer="73"),
+    ]
+    report = score(RewardManager(functions), *trajectories)
+    assert [trajectory.outcome.value for trajectory in trajectories] == [1.0, 1.0, 0.0]
     assert (report.functions[0].calls, report.functions[0].cached) == (2, 1)
 
 
@@ -87,26 +93,26 @@ def test_failure_is_tried_again():
     values = iter([None, Score(0.0, status="failed"), 0.5])
     asked, function = counting(lambda: next(values))
     manager = RewardManager([function], 1.0)
-    play = a_play(agents="p")
+    trajectory = a_trajectory(agents="p")
     for status in ("failed", "failed", "ok", "ok"):
-        score(manager, play)
-        assert play.steps[0].scores["f"].status == status
+        score(manager, trajectory)
+        assert trajectory.steps[0].scores["f"].status == status
     assert len(asked) == 3
 
 
 @pytest.mark.parametrize("kwargs", [{"cache": False}, {"identity": ""}])
 def test_uncacheable_functions_are_called_every_time(kwargs):
     asked, function = counting(**kwargs)
-    score(RewardManager([function]), a_play("a"), a_play("b"))
+    score(RewardManager([function]), a_trajectory("a"), a_trajectory("b"))
     assert len(asked) == 6
 
 
 def test_inputs_without_a_key_are_called_every_time():
     asked, function = counting()
-    play = a_play(agents="p", info={"object": object()})
+    trajectory = a_trajectory(agents="p", info={"object": object()})
     manager = RewardManager([function])
-    score(manager, play)
-    score(manager, play)
+    score(manager, trajectory)
+    score(manager, trajectory)
     assert len(asked) == 2
 
 
@@ -124,7 +130,7 @@ def test_cache_of_size_zero_stores_nothing():
     asked, function = counting()
     manager = RewardManager([function], cache_size=0)
     for name in "ab":
-        score(manager, a_play(name))
+        score(manager, a_trajectory(name))
     assert len(asked) == 6
 
 
@@ -161,14 +167,14 @@ def test_functions_with_equal_source_are_distinct(tmp_path):
         "mine.py:none": 0.0, "mine.py:other": 0.5, "a/same.py:f": 1.0, "b/same.py:f": 0.0,
     }  # fmt: skip
     functions = load_reward_functions([RewardFunctionConfig(fn=fn, name=fn) for fn in wanted], tmp_path, ())
-    play = a_play()
-    score(RewardManager(functions), play)
-    assert {name: one.value for name, one in play.steps[0].scores.items()} == wanted
+    trajectory = a_trajectory()
+    score(RewardManager(functions), trajectory)
+    assert {name: one.value for name, one in trajectory.steps[0].scores.items()} == wanted
 
 
 def test_failing_cache_key_disables_caching():
     asked, function = counting(cache_key=lambda step, trajectory: {}["key"])
-    score(RewardManager([function]), a_play("a"), a_play("b"))
+    score(RewardManager([function]), a_trajectory("a"), a_trajectory("b"))
     assert len(asked) == 6
 
 
@@ -184,11 +190,13 @@ def test_arrays_that_look_alike_are_distinct(one, other, tmp_path):
     asked, function = counting()
     manager = RewardManager([function])
     for thing in (one, other):
-        score(manager, a_play(agents="p", info={"thing": thing}))
+        score(manager, a_trajectory(agents="p", info={"thing": thing}))
     assert len(asked) == 2
     (compared,) = load_reward_functions([RewardFunctionConfig(fn="exact_match")], tmp_path, ())
-    plays = [replace(a_play(), task=replace(a_play().task, ground_truth=thing)) for thing in (one, other)]
-    assert {None} == {Keys().of(Call(compared, play)) for play in plays}
+    trajectories = [
+        replace(a_trajectory(), task=replace(a_trajectory().task, ground_truth=thing)) for thing in (one, other)
+    ]
+    assert {None} == {Keys().key_for(RewardCall(compared, trajectory)) for trajectory in trajectories}
 
 
 def test_cache_capacity_counts_numbers():
@@ -209,6 +217,6 @@ def test_shared_trajectory_call_is_made_once(tmp_path):
     )
     entry = RewardFunctionConfig(fn="sum", args={"parts": [{"fn": "once.py:each", "cache": False}]})
     functions = load_reward_functions([entry], tmp_path, ())
-    play = a_play("t", "p" * 50)
-    score(RewardManager(functions), play)
-    assert {step.scores["sum"].value for step in play.steps} == {0.1}
+    trajectory = a_trajectory("t", "p" * 50)
+    score(RewardManager(functions), trajectory)
+    assert {step.scores["sum"].value for step in trajectory.steps} == {0.1}

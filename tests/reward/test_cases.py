@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from creditflow.reward.cases import Call, InBox, InputOutput, not_loaded, read_tests
-from creditflow.reward.in_box import MAX_DEPTH, Other, told, untold
+from creditflow.reward.cases import InBox, InputOutput, TestCall, not_loaded, read_tests
+from creditflow.reward.in_box import MAX_DEPTH, OtherValue, told, untold
 
 
 def says(value: object) -> bytes:
@@ -19,7 +19,7 @@ def says(value: object) -> bytes:
 
 def passes(test: object, value: object) -> bool:
     (case,) = read_tests([test])
-    assert isinstance(case, Call)
+    assert isinstance(case, TestCall)
     return not case.fault(says(value), "nonce")
 
 
@@ -113,7 +113,7 @@ def test_calls_in_apps_and_verl_formats_are_read():
 
 def test_each_assertion_of_a_text_is_a_test():
     tests = read_tests("import math\n\ndef twice(x):\n    return 2 * x\n\nassert f(1) == 2\nassert f(twice(1)) == 3\n")
-    assert [type(test) for test in tests] == [Call, Call]
+    assert [type(test) for test in tests] == [TestCall, TestCall]
     asked = json.loads(tests[1].stdin(""))
     assert asked["call"] == "f(twice(1))"
     assert "def twice" in asked["setup"]
@@ -206,7 +206,7 @@ def test_subclasses_become_plain_and_objects_equal_nothing():
         __hash__ = None
 
     assert (untold(told(Five(5))) == 4, untold(told(Five(5))) == 5) == (False, True)
-    assert isinstance(untold(told([Any()]))[0], Other)
+    assert isinstance(untold(told([Any()]))[0], OtherValue)
     assert not passes("assert f(2) == 5", Any())
     assert not passes({"call": "f(2)", "expect": 5}, Any())
 

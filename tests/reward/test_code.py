@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from creditflow.errors import ConfigError, RewardError
 from creditflow.reward import RewardManager, in_box, load_reward_functions
 from creditflow.reward.cases import read_tests
-from creditflow.reward.code import MAX_CODE_CHARACTERS, CodeTests, Verdict, code_in, run_tests, summary
+from creditflow.reward.code import MAX_CODE_CHARACTERS, CodeTests, TestVerdict, code_in, run_tests, summary
 from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.sandbox import SandboxUnavailable, UnsafeSandboxWarning
 from creditflow.testing import check_reward_function
@@ -248,7 +248,7 @@ def test_tests_beyond_the_total_time_fail(bubblewrap):
 def test_reasons_are_bounded_and_printable(bubblewrap):
     _, reason = score("def f(x):\n    raise ValueError('\\ud800\\n\\x00')", TESTS)
     assert reason == "passed 0/3 [0 0 0]; test 0: raised: ValueError:    "
-    verdicts = [Verdict(i % 2 == 0, "x" * 1000) for i in range(500)]
+    verdicts = [TestVerdict(i % 2 == 0, "x" * 1000) for i in range(500)]
     assert len(summary(verdicts)) <= 300
     assert summary(verdicts).startswith("passed 250/500 [1 0 1")
 
@@ -266,18 +266,18 @@ def test_sandbox_fault_is_a_failed_score(monkeypatch):
     with boxes.fusion_service(answer) as url:
         sandbox = {"backend": "sandbox_fusion", "url": url, "retries": 0}
         entry = RewardFunctionConfig("creditflow.reward.code:CodeTests", args={"sandbox": sandbox})
-        play = a_play(block(SQUARE), TESTS)
-        asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
-    assert play.outcome.status == "failed"
-    assert "SandboxError" in play.outcome.reason
-    assert "500" in play.outcome.reason
+        trajectory = a_trajectory(block(SQUARE), TESTS)
+        asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert trajectory.outcome.status == "failed"
+    assert "SandboxError" in trajectory.outcome.reason
+    assert "500" in trajectory.outcome.reason
 
 
 def test_truth_without_tests_is_a_failed_score(bubblewrap):
-    play = a_play(block(SQUARE), "72")
+    trajectory = a_trajectory(block(SQUARE), "72")
     entry = RewardFunctionConfig("creditflow.reward.code:CodeTests")
-    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
-    assert (play.outcome.status, play.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert (trajectory.outcome.status, trajectory.outcome.reason) == ("failed", "ValueError: expected tests, got 72")
 
 
 @pytest.mark.parametrize("backend", ["sandbox_fusion", "unsafe_subprocess"])
@@ -372,7 +372,7 @@ def test_usual_names_exist_in_their_modules():
 # In a recipe
 
 
-def a_play(text: str, truth: object) -> Trajectory:
+def a_trajectory(text: str, truth: object) -> Trajectory:
     task = Task("test", ({"role": "user", "content": "Write f."},), truth)
     steps = [
         Step("t/0", "t", 0, "coder", 0, (), "prompt", text, response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
@@ -386,9 +386,9 @@ def test_code_tests_scores_steps_and_outcomes(bubblewrap, level):
     (function,) = load_reward_functions([entry], ".", [], {"sandbox": {"memory_mb": 300}})
     assert function.name == "code_tests"
     assert function.instance.sandbox == {"backend": "auto", "memory_mb": 300, "wall_s": 5.0, "cpu_s": 5.0}
-    play = a_play(block("def f(x):\n    return x + x"), TESTS)
-    asyncio.run(RewardManager([function], 0.0).score([play]))
-    scored = play.outcome if level == "outcome" else play.steps[0].scores["code_tests"]
+    trajectory = a_trajectory(block("def f(x):\n    return x + x"), TESTS)
+    asyncio.run(RewardManager([function], 0.0).score([trajectory]))
+    scored = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["code_tests"]
     assert scored.value == pytest.approx(2 / 3)
 
 
@@ -426,4 +426,6 @@ def test_missing_sandbox_is_reported_at_load(tmp_path, monkeypatch):
 
 
 def test_code_tests_conforms(bubblewrap):
-    check_reward_function("creditflow.reward.code:CodeTests", [a_play(block(SQUARE), TESTS)], args={"max_tests": 1})
+    check_reward_function(
+        "creditflow.reward.code:CodeTests", [a_trajectory(block(SQUARE), TESTS)], args={"max_tests": 1}
+    )

@@ -14,9 +14,9 @@ from creditflow.config import load_recipe
 from creditflow.data import load_tasks
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.reward.cases import Call, alike, read_tests
+from creditflow.reward.cases import TestCall, alike, read_tests
 from creditflow.reward.code import run_tests
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.testing import check_reward_function
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
@@ -44,7 +44,7 @@ def box():
     return boxes.bubblewrap(wall_s=8.0)
 
 
-def a_play(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
+def a_trajectory(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
     """A trajectory with one step for each (initial of the agent, response)."""
     steps = [
         Step(
@@ -57,8 +57,8 @@ def a_play(*said: tuple[str, str], task: Task = CLAMP) -> Trajectory:
 
 
 def last_score(function: str, *said: tuple[str, str]) -> tuple[float, str]:
-    play = a_play(*said)
-    score = recipe(function)(play.steps[-1], play)
+    trajectory = a_trajectory(*said)
+    score = recipe(function)(trajectory.steps[-1], trajectory)
     return pytest.approx(score.value), score.reason
 
 
@@ -114,7 +114,7 @@ def test_references_pass_and_mutants_fail(box, task):
 
     # All four programs in one run, which is quick; the slow test below makes a run for each call.
     ask = {"call": f"[values(program, {[one['call'] for one in calls]!r}) for program in {programs!r}]"}
-    assert run_tests(box, EVERY_VALUE, [Call(ask, holds, "")])[0].reason == ""
+    assert run_tests(box, EVERY_VALUE, [TestCall(ask, holds, "")])[0].reason == ""
     assert right == [True, *[False] * len(task.extra_info["mutants"])]
 
 
@@ -157,13 +157,13 @@ def test_references_pass_and_mutants_fail_one_by_one(box, task):
 def test_check_is_a_call_with_literals_and_a_literal_result(line, is_check):
     check = recipe("check_in")(line, "clamp")
     assert (check is not None) == is_check
-    assert check is None or isinstance(check, Call)  # text by a model is never judged inside of a box
+    assert check is None or isinstance(check, TestCall)  # text by a model is never judged inside of a box
 
 
 @given(st.text("assert clmp(1,2)='[]{}-*:;#\\\n`rejcodf", max_size=120))
 def test_any_reply_is_read(text):
     for check in recipe("checks_in")("assert clamp(" + text, "clamp"):
-        assert check is None or isinstance(check, Call)
+        assert check is None or isinstance(check, TestCall)
     assert recipe("said")(text) in (None, "accept", "reject")
 
 
@@ -246,9 +246,9 @@ def test_review_right(box, code, review, expected):
 
 
 def test_review_of_nothing_is_unscored():
-    play = a_play(("t", LOW), ("r", "accept"))
+    trajectory = a_trajectory(("t", LOW), ("r", "accept"))
     with pytest.raises(ValueError, match="expected a coder's step"):
-        recipe("review_right")(play.steps[1], play)
+        recipe("review_right")(trajectory.steps[1], trajectory)
 
 
 def recipes_functions():
@@ -268,10 +268,10 @@ def recipes_functions():
     ],
 )
 def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outcome):
-    play = a_play(("c", code))
-    asyncio.run(RewardManager(recipes_functions(), 0.0).score([play]))
-    assert play.steps[0].scores["tests_passed"].value == pytest.approx(passed)
-    assert play.outcome.value == outcome
+    trajectory = a_trajectory(("c", code))
+    asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
+    assert trajectory.steps[0].scores["tests_passed"].value == pytest.approx(passed)
+    assert trajectory.outcome.value == outcome
 
 
 @pytest.mark.parametrize(
@@ -285,19 +285,21 @@ def test_coder_earns_a_share_and_the_team_all_or_nothing(box, code, passed, outc
 def test_functions_conform(box, fn, more):
     function = "creditflow.reward.code:CodeTests" if fn == "code_tests" else recipe(fn)
     # Inputs that need few runs, because the function is called a hundred times.
-    play = a_play(("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
-    check_reward_function(function, [play], **more)
+    trajectory = a_trajectory(("c", "def clamp(:"), ("t", FALSE), ("r", f"{FALSE}\nreject"))
+    check_reward_function(function, [trajectory], **more)
 
 
-# The play
+# The trajectory
 
 
-def play_with(answer) -> tuple[Trajectory, Scripted]:
+def run_team(answer) -> tuple[Trajectory, Scripted]:
     model = Scripted(answer)
     agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
     sampling = Sampling(max_tokens=512, max_prompt_tokens=8192)
-    plays = [Play(CLAMP, "u", "t", (0,))]
-    (trajectory,) = asyncio.run(play_all(plays, recipe("solve"), agents, Scheduler({"default": model}), sampling))
+    trajectories = [Rollout(CLAMP, "u", "t", (0,))]
+    (trajectory,) = asyncio.run(
+        run_rollouts(trajectories, recipe("solve"), agents, Scheduler({"default": model}), sampling)
+    )
     asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
     return trajectory, model
 
@@ -310,33 +312,33 @@ def a_good_team(prompt: str) -> bytes:
     return f"{HIGH}\nreject: there is no upper bound".encode()
 
 
-def values(play: Trajectory) -> list[tuple[str, float]]:
+def values(trajectory: Trajectory) -> list[tuple[str, float]]:
     return [
         (step.agent, pytest.approx(score.value))
-        for step in sorted(play.steps, key=lambda step: (step.turn, step.agent))
+        for step in sorted(trajectory.steps, key=lambda step: (step.turn, step.agent))
         for score in step.scores.values()
     ]
 
 
 def test_rollout_runs_from_draft_to_rewritten_code(box):
-    play, model = play_with(a_good_team)
-    by_agent = {(step.agent, step.turn): step for step in play.steps}
+    trajectory, model = run_team(a_good_team)
+    by_agent = {(step.agent, step.turn): step for step in trajectory.steps}
     coder, tester, reviewer, again = (
         by_agent[key] for key in (("coder", 0), ("tester", 0), ("reviewer", 0), ("coder", 1))
     )
     assert (coder.parents, tester.parents) == ((), ())
     assert reviewer.parents == (0, 1)
     assert again.parents == (coder.index, reviewer.index) == (coder.index, 2)
-    assert play.answer_steps == (3,)
-    assert play.answer == RIGHT
-    assert values(play) == [
+    assert trajectory.answer_steps == (3,)
+    assert trajectory.answer == RIGHT
+    assert values(trajectory) == [
         ("coder", 6 / 7),
         ("reviewer", 1.0),
         ("tester", 2 / 3),
         ("coder", 1.0),
     ]
-    assert play.outcome.value == 1.0
-    assert [recipe("code_kind")(step) for step in play.steps[2:]] == ["defined", None]
+    assert trajectory.outcome.value == 1.0
+    assert [recipe("code_kind")(step) for step in trajectory.steps[2:]] == ["defined", None]
     # An agent sees the responses of its parents, and nothing of the solution.
     assert "return" not in tester.prompt
     assert "assert" not in coder.prompt
@@ -344,14 +346,14 @@ def test_rollout_runs_from_draft_to_rewritten_code(box):
     assert HIGH in reviewer.prompt
     assert "no upper bound" in again.prompt
     assert not any("min(value, high)" in prompt for prompt in model.prompts)
-    TrajectoryBatch.from_trajectories([play])
+    TrajectoryBatch.from_trajectories([trajectory])
 
 
 def test_accepted_code_is_not_rewritten(box):
-    play, _ = play_with(lambda prompt: f"{RIGHT}\n{LOW}\naccept".encode())
-    assert sorted(step.agent for step in play.steps) == ["coder", "reviewer", "tester"]
-    assert play.answer_steps == (next(step.index for step in play.steps if step.agent == "coder"),)
-    assert play.outcome.value == 1.0
+    trajectory, _ = run_team(lambda prompt: f"{RIGHT}\n{LOW}\naccept".encode())
+    assert sorted(step.agent for step in trajectory.steps) == ["coder", "reviewer", "tester"]
+    assert trajectory.answer_steps == (next(step.index for step in trajectory.steps if step.agent == "coder"),)
+    assert trajectory.outcome.value == 1.0
 
 
 @pytest.mark.slow
@@ -378,8 +380,10 @@ def test_recipe_trains_the_tiny_model(box, tmp_path):
     "noise", [b"", b"\xff\x00\xfe" * 80, b"```" * 100, b"assert " * 60, b"reject\n" * 60, b"```python\n\x00\n```"]
 )
 def test_noise_scores_nothing(box, noise):
-    play, _ = play_with(lambda prompt: noise)
-    assert play.status == "ok"
-    assert play.outcome.value == 0.0
-    assert all(score.status == "ok" for step in play.steps for score in step.scores.values())
-    assert all(score.value == 0.0 for step in play.steps if step.agent != "reviewer" for score in step.scores.values())
+    trajectory, _ = run_team(lambda prompt: noise)
+    assert trajectory.status == "ok"
+    assert trajectory.outcome.value == 0.0
+    assert all(score.status == "ok" for step in trajectory.steps for score in step.scores.values())
+    assert all(
+        score.value == 0.0 for step in trajectory.steps if step.agent != "reviewer" for score in step.scores.values()
+    )

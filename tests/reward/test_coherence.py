@@ -14,14 +14,14 @@ from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.coherence import MAX_CHARACTERS, Coherence, checked_claims, distinct_share, overlap_share
 from creditflow.reward.entries import RewardFunctionConfig
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 ROWS = [json.loads(line) for line in (Path(__file__).parents[1] / "data" / "gsm8k_64.jsonl").open(encoding="utf8")]
 TASK = "A farm has 12 cows and 30 sheep. How many animals are there?"
 
 
 def score(response: str, task: str = TASK, **args: float):
-    trajectory = play("a", [step("planner", response=response)], task=task)
+    trajectory = make_trajectory("a", [step("planner", response=response)], task=task)
     return Coherence(**args)(trajectory.steps[0], trajectory)
 
 
@@ -151,7 +151,7 @@ def test_wrong_arguments_are_refused_at_load(args, message):
 
 def test_recipe_scores_steps_with_coherence():
     functions = load_reward_functions([RewardFunctionConfig(fn="coherence", args={"overlap": 0.0})], Path(), ())
-    trajectory = play("a", [step("planner", response="2+2=4"), step("planner", response="2+2=5")], task=TASK)
+    trajectory = make_trajectory("a", [step("planner", response="2+2=4"), step("planner", response="2+2=5")], task=TASK)
     asyncio.run(RewardManager(functions).score([trajectory]))
     assert [s.scores["coherence"].value for s in trajectory.steps] == [1.0, 0.5]
 

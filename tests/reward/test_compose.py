@@ -13,7 +13,7 @@ from creditflow.reward.backends import make_backend
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.trajectory import Score
 from tests.builders import unlocated
-from tests.reward.plays import a_play
+from tests.reward.trajectories import a_trajectory
 
 ASKED: list[str] = []
 NUMBERS = itertools.count()
@@ -53,12 +53,12 @@ def loaded(fn, tmp_path="/", **entry):
     return load_reward_functions([RewardFunctionConfig(fn=fn, **entry)], tmp_path, ("p", "e", "v"))
 
 
-def scored(fn, play=None, **args) -> Score:
-    play = play or a_play(agents="p")
+def scored(fn, trajectory=None, **args) -> Score:
+    trajectory = trajectory or a_trajectory(agents="p")
     functions = loaded(fn, args=args)
     ASKED.clear()
-    asyncio.run(RewardManager(functions, 1.0).score([play]))
-    return play.steps[0].scores[fn]
+    asyncio.run(RewardManager(functions, 1.0).score([trajectory]))
+    return trajectory.steps[0].scores[fn]
 
 
 def test_sum_weighs_rescaled_parts():
@@ -140,42 +140,42 @@ def test_compositions_can_be_parts():
 
 
 def test_trajectory_function_can_be_part_of_a_step_score():
-    play = a_play()
-    scored("sum", play, parts=[{"fn": f"{__name__}:each"}, part(0.5)])
-    assert [step.scores["sum"].value for step in play.steps] == [0.5, 0.6, 0.7]
+    trajectory = a_trajectory()
+    scored("sum", trajectory, parts=[{"fn": f"{__name__}:each"}, part(0.5)])
+    assert [step.scores["sum"].value for step in trajectory.steps] == [0.5, 0.6, 0.7]
 
 
 def test_outcome_composition_compares_the_answer():
-    play = a_play(answer="72")
+    trajectory = a_trajectory(answer="72")
     functions = loaded(
         "product", level="outcome", args={"parts": [{"fn": "numeric_match"}, {"fn": f"{__name__}:whole"}]}
     )
-    asyncio.run(RewardManager(functions).score([play]))
-    assert play.outcome.value == 0.75
+    asyncio.run(RewardManager(functions).score([trajectory]))
+    assert trajectory.outcome.value == 0.75
 
 
 def test_step_composition_compares_the_response():
-    play = a_play(agents="p")
-    play.steps[0].response = "it is 72"
-    assert scored("sum", play, parts=[{"fn": "numeric_match"}]).value == 1.0
+    trajectory = a_trajectory(agents="p")
+    trajectory.steps[0].response = "it is 72"
+    assert scored("sum", trajectory, parts=[{"fn": "numeric_match"}]).value == 1.0
 
 
 def test_parts_run_on_the_backend():
     functions = loaded("gate", args={"score": part(1.0), "by": part(1.0, "other")})
     manager = RewardManager(functions, backend=make_backend("process", functions))
-    play = a_play()
+    trajectory = a_trajectory()
     ASKED.clear()
-    report = asyncio.run(manager.score([play]))
+    report = asyncio.run(manager.score([trajectory]))
     manager.close()
     assert ASKED == []  # not here
-    assert [step.scores["gate"].value for step in play.steps] == [1.0] * 3
+    assert [step.scores["gate"].value for step in trajectory.steps] == [1.0] * 3
     assert report.functions[0].calls == 6
 
 
 def test_composition_can_be_called_alone():
     (function,) = loaded("sum", args={"parts": [part(0.25), part(0.5)]})
-    play = a_play()
-    assert asyncio.run(function.call(play.steps[0], play)).value == 0.75
+    trajectory = a_trajectory()
+    assert asyncio.run(function.call(trajectory.steps[0], trajectory)).value == 0.75
 
 
 def test_weights_and_parts_change_the_version():
@@ -231,19 +231,19 @@ def is_late(step, trajectory):
 
 
 def test_gate_reads_sampled_tokens_only():
-    play = a_play(agents="p")
-    play.steps[0].response_mask = (1, 0)
-    assert scored("gate", play, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
+    trajectory = a_trajectory(agents="p")
+    trajectory.steps[0].response_mask = (1, 0)
+    assert scored("gate", trajectory, score=part(1.0), by=part([0.0, 1.0], "by"), otherwise=0.25).value == 0.25
 
 
 def test_composition_takes_the_time_of_its_parts(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: CLOCK[0])
-    play = a_play(agents="p")
+    trajectory = a_trajectory(agents="p")
     functions = loaded(
         "sum",
         args={"parts": [{"fn": f"{__name__}:slow"}, {"fn": f"{__name__}:slow", "name": "b", "args": {"seconds": 3.0}}]},
     )
-    (report,) = asyncio.run(RewardManager(functions).score([play])).functions
+    (report,) = asyncio.run(RewardManager(functions).score([trajectory])).functions
     assert report.calls == 2
     assert report.seconds == pytest.approx(5.0)
 

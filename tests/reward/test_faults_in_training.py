@@ -28,7 +28,7 @@ def kills_its_worker_once(step, trajectory):
         os.kill(os.getpid(), signal.SIGKILL)
     return 0.5
 
-def hangs_in_one_play(step, trajectory):
+def hangs_in_one_trajectory(step, trajectory):
     if trajectory.id.endswith("-0-0"):
         time.sleep(1000)
     return 0.5
@@ -108,8 +108,8 @@ def test_occasional_judge_fault_masks_its_steps(train, fault):
     assert result.exit_code == 0, result.output
     statuses = set()
     for file in sorted((run / "steps").glob("*.parquet")):
-        for play in TrajectoryBatch.read_parquet(file).to_trajectories():
-            for step in play.steps:
+        for trajectory in TrajectoryBatch.read_parquet(file).to_trajectories():
+            for step in trajectory.steps:
                 if step.agent != "critic":
                     assert "judge" not in step.scores
                     continue
@@ -167,10 +167,12 @@ def test_killed_worker_costs_no_score(train):
 
 
 def test_hanging_call_costs_only_its_score(train):
-    result, run = train([{"fn": "functions.py:hangs_in_one_play", "timeout": 0.5}])
+    result, run = train([{"fn": "functions.py:hangs_in_one_trajectory", "timeout": 0.5}])
     assert result.exit_code == 0, result.output
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["reward/hangs_in_one_play/timeouts"] for line in metrics] == [2] * 4  # a trajectory has two steps
+    assert [line["reward/hangs_in_one_trajectory/timeouts"] for line in metrics] == [
+        2
+    ] * 4  # a trajectory has two steps
 
 
 LINES = FUNCTIONS.splitlines()
@@ -189,10 +191,10 @@ def test_reward_exception_is_located(train, function, backend):
     log = (run / "failures.log").read_text()
     assert log.count(f"reward function {function}\nTraceback (most recent call last):") == 1
     assert log.rstrip().endswith("KeyError: 'labels'")
-    (play, *_) = TrajectoryBatch.read_parquet(run / "steps" / "000001.parquet").to_trajectories()
-    why = CliRunner().invoke(app, ["why", str(run), "--trajectory", play.id])
+    (trajectory, *_) = TrajectoryBatch.read_parquet(run / "steps" / "000001.parquet").to_trajectories()
+    why = CliRunner().invoke(app, ["why", str(run), "--trajectory", trajectory.id])
     assert why.exit_code == 0, why.output
-    assert play.steps[0].scores[function].reason == f"KeyError: 'labels' ({frames})"
+    assert trajectory.steps[0].scores[function].reason == f"KeyError: 'labels' ({frames})"
     check = CliRunner().invoke(app, ["check", "recipe.yaml", "--tasks", "2"])
     assert f"KeyError: 'labels' ({frames})" in check.output
 

@@ -14,7 +14,7 @@ from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.format import MAX_CHARACTERS, Format
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 SOLUTIONS = [
     json.loads(line)["answer"] for line in (Path(__file__).parents[1] / "data" / "gsm8k_64.jsonl").open(encoding="utf8")
@@ -134,7 +134,7 @@ def test_format_can_be_pickled_after_use():
 
 def test_reason_names_the_mismatch():
     (function,) = load_reward_functions([RewardFunctionConfig(fn="format", args={"schema": PLAN})], Path(), ())
-    trajectory = play("a", [step("planner", response=GOOD), step("planner", response="{}")])
+    trajectory = make_trajectory("a", [step("planner", response=GOOD), step("planner", response="{}")])
     asyncio.run(RewardManager([function]).score([trajectory]))
     good, bad = (s.scores["format"] for s in trajectory.steps)
     assert (good.value, good.status, bad.value, bad.status) == (1.0, "ok", 0.0, "ok")

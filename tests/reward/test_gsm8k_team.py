@@ -11,7 +11,7 @@ from creditflow.config import load_recipe
 from creditflow.data import gsm8k_tasks
 from creditflow.loading import load_object
 from creditflow.reward import RewardManager, load_reward_functions
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Task, Trajectory, TrajectoryBatch
 from tests.builders import Scripted
@@ -27,7 +27,7 @@ def recipe(name: str):
     return load_object(f"gsm8k_team.py:{name}", ROOT / "recipes", "test")
 
 
-def a_play(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
+def a_trajectory(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = None) -> Trajectory:
     """A trajectory with one step per (initial of the agent, response); `retries`: repeating step -> repeated step."""
     steps = [
         Step(
@@ -39,8 +39,8 @@ def a_play(task: Task, *said: tuple[str, str], retries: dict[int, int] | None = 
     return Trajectory("t", "u", task, steps, (len(steps) - 1,))
 
 
-def last_score(function: str, play: Trajectory) -> float:
-    return recipe(function)(play.steps[-1], play)
+def last_score(function: str, trajectory: Trajectory) -> float:
+    return recipe(function)(trajectory.steps[-1], trajectory)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +71,17 @@ def test_published_calculations_hold():
 
 @given(st.text("0123456789.,+-*/()$%x= \n#<>e", max_size=80))
 def test_any_response_is_read(text):
-    play = a_play(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
-    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
-        assert 0.0 <= recipe(name)(step, play) <= 1.0
+    trajectory = a_trajectory(NATALIA, ("p", "1. " + text), ("e", text), ("v", text + " ok"))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
 
 
 @pytest.mark.parametrize("piece", ["1 ", "(", "-", "=", "1+", "=1", "9" * 119 + "*9=1", "1+" * 58 + "1=59 ", "\n1. "])
 def test_hostile_responses_are_read_quickly(piece):
     text = piece * 100_000
-    play = a_play(NATALIA, ("p", text), ("e", text), ("v", text))
-    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), play.steps, strict=True):
-        assert 0.0 <= recipe(name)(step, play) <= 1.0
+    trajectory = a_trajectory(NATALIA, ("p", text), ("e", text), ("v", text))
+    for name, step in zip(("plan_covers", "value_matches", "verdict_right"), trajectory.steps, strict=True):
+        assert 0.0 <= recipe(name)(step, trajectory) <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_hostile_responses_are_read_quickly(piece):
     ],
 )
 def test_plan_covers(plan, expected):
-    assert last_score("plan_covers", a_play(NATALIA, ("p", plan))) == pytest.approx(expected)
+    assert last_score("plan_covers", a_trajectory(NATALIA, ("p", plan))) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -117,26 +117,26 @@ def test_plan_covers(plan, expected):
     ],
 )
 def test_value_matches(response, expected):
-    assert last_score("value_matches", a_play(NATALIA, ("p", "1. half"), ("e", response))) == expected
+    assert last_score("value_matches", a_trajectory(NATALIA, ("p", "1. half"), ("e", response))) == expected
 
 
 def test_value_is_found_once():
     first = [("p", "1. half"), ("e", "48/2=24"), ("v", "48/2=24 ok")]
-    assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48+24=72"))) == 1.0
-    assert last_score("value_matches", a_play(NATALIA, *first, ("e", "48/2=24"))) == 0.5
+    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48+24=72"))) == 1.0
+    assert last_score("value_matches", a_trajectory(NATALIA, *first, ("e", "48/2=24"))) == 0.5
 
 
 def test_retry_may_find_the_value_of_the_replaced_step():
     said = [("p", "1. half"), ("e", "48/2=24"), ("v", "bad"), ("e", "48/2=24")]
-    assert last_score("value_matches", a_play(NATALIA, *said, retries={3: 1})) == 1.0
-    play = a_play(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
-    assert last_score("value_matches", play) == 1.0
+    assert last_score("value_matches", a_trajectory(NATALIA, *said, retries={3: 1})) == 1.0
+    trajectory = a_trajectory(NATALIA, *said, ("v", "ok"), ("e", "48+24=72"), retries={3: 1})
+    assert last_score("value_matches", trajectory) == 1.0
 
 
 def test_step_finer_than_the_solution_is_half_right():
     said = [("p", "1. half"), ("e", "100/2=50"), ("v", "ok"), ("e", "15*2=30"), ("v", "ok")]
-    assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50=50"))) == 0.5
-    assert last_score("value_matches", a_play(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
+    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50=50"))) == 0.5
+    assert last_score("value_matches", a_trajectory(BETTY, *said, ("e", "100-50-30-15=5"))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_step_finer_than_the_solution_is_half_right():
     ],
 )
 def test_verdict_right(executor, verifier, expected):
-    play = a_play(NATALIA, ("p", "1. half"), ("e", executor), ("v", verifier))
-    assert last_score("verdict_right", play) == pytest.approx(expected)
+    trajectory = a_trajectory(NATALIA, ("p", "1. half"), ("e", executor), ("v", verifier))
+    assert last_score("verdict_right", trajectory) == pytest.approx(expected)
 
 
 def recipes_functions():
@@ -167,20 +167,22 @@ def recipes_functions():
 
 def test_solution_without_calculations_scores_only_the_outcome():
     task = Task(NATALIA.data_source, NATALIA.prompt, "72", {"calculations": []})
-    play = a_play(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
-    play.answer = "#### 72"
-    asyncio.run(RewardManager(recipes_functions(), max_failed_frac=1.0).score([play]))
-    assert [score.status for step in play.steps for score in step.scores.values()] == ["failed"] * 3
-    assert "no <<calculation>>" in play.steps[0].scores["plan_covers"].reason
-    assert play.outcome.value == 1.0
+    trajectory = a_trajectory(task, ("p", "1. half"), ("e", "48/2=24"), ("v", "ok"))
+    trajectory.answer = "#### 72"
+    asyncio.run(RewardManager(recipes_functions(), max_failed_frac=1.0).score([trajectory]))
+    assert [score.status for step in trajectory.steps for score in step.scores.values()] == ["failed"] * 3
+    assert "no <<calculation>>" in trajectory.steps[0].scores["plan_covers"].reason
+    assert trajectory.outcome.value == 1.0
 
 
-def play_with(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:
+def run_team(answer, task=NATALIA) -> tuple[Trajectory, Scripted]:
     model = Scripted(answer)
     agents = {name: AgentSpec(system=name.upper()) for name in TEAM.values()}
     sampling = Sampling(max_tokens=512, max_prompt_tokens=3072)
-    plays = [Play(task, "u", "t", (0,))]
-    (trajectory,) = asyncio.run(play_all(plays, recipe("solve"), agents, Scheduler({"default": model}), sampling))
+    trajectories = [Rollout(task, "u", "t", (0,))]
+    (trajectory,) = asyncio.run(
+        run_rollouts(trajectories, recipe("solve"), agents, Scheduler({"default": model}), sampling)
+    )
     asyncio.run(RewardManager(recipes_functions(), 0.0).score([trajectory]))
     return trajectory, model
 
@@ -196,30 +198,30 @@ def a_good_team(prompt: str) -> bytes:
 
 
 def test_rollout_runs_from_plan_to_answer_with_a_retry():
-    play, model = play_with(a_good_team)
-    assert "".join(step.agent[0] for step in play.steps) == "peveve"
-    assert [step.parents for step in play.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
-    assert play.answer == "#### 72"
-    assert [next(iter(step.scores.values())).value for step in play.steps] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
-    assert play.outcome.value == 1.0
+    trajectory, model = run_team(a_good_team)
+    assert "".join(step.agent[0] for step in trajectory.steps) == "peveve"
+    assert [step.parents for step in trajectory.steps] == [(), (0,), (1,), (0, 2), (3,), (3, 4)]
+    assert trajectory.answer == "#### 72"
+    assert [next(iter(step.scores.values())).value for step in trajectory.steps] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    assert trajectory.outcome.value == 1.0
     assert "24" in model.prompts[3]  # the first result reaches the second turn
     assert not any("<<" in prompt for prompt in model.prompts)
-    kinds = [recipe("candidate_kind")(step) for step in play.steps]
+    kinds = [recipe("candidate_kind")(step) for step in trajectory.steps]
     assert kinds == [None, None, "holds", None, "wrong", None]
-    TrajectoryBatch.from_trajectories([play])
+    TrajectoryBatch.from_trajectories([trajectory])
 
 
 @pytest.mark.parametrize(
     "noise", [b"", b"\xff\x00\xfe" * 80, b"####", b"1. " * 100, b"bad " * 60, b"1.\n2.\n3. x\n" * 30, b"=1=1/0=" * 60]
 )
 def test_noise_scores_nothing(noise):
-    play, _ = play_with(lambda prompt: noise)
-    assert play.status == "ok"
-    assert play.outcome.value == 0.0
-    assert all(score.status == "ok" for step in play.steps for score in step.scores.values())
+    trajectory, _ = run_team(lambda prompt: noise)
+    assert trajectory.status == "ok"
+    assert trajectory.outcome.value == 0.0
+    assert all(score.status == "ok" for step in trajectory.steps for score in step.scores.values())
 
 
 def test_executor_has_a_bounded_number_of_turns():
     plan = "\n".join(f"{i}. Add {i}." for i in range(1, 30)).encode()
-    play, _ = play_with(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
-    assert sum(step.agent == "executor" for step in play.steps) == recipe("MAX_EXECUTOR_TURNS")
+    trajectory, _ = run_team(lambda prompt: plan if prompt.startswith("PLANNER") else b"1+1=2 bad")
+    assert sum(step.agent == "executor" for step in trajectory.steps) == recipe("MAX_EXECUTOR_TURNS")

@@ -14,7 +14,7 @@ from creditflow.reward import RewardManager
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.implicit_process import ImplicitProcess
 from creditflow.trajectory import Score, Step
-from tests.reward.tiny_models import a_step, bpe_tokenizer, play_of, save_causal
+from tests.reward.tiny_models import a_step, bpe_tokenizer, save_causal, trajectory_of
 
 PROMPT = "what is the sum of 4 and 4?"
 RESPONSE = "the sum of four and four is eight €\n#### 8"
@@ -36,7 +36,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def score_all(function: ImplicitProcess, steps: Sequence[Step]) -> list[Score]:
     async def main() -> list[Score]:
-        return await asyncio.gather(*(function(step, play_of(step)) for step in steps))
+        return await asyncio.gather(*(function(step, trajectory_of(step)) for step in steps))
 
     return asyncio.run(main())
 
@@ -165,7 +165,7 @@ def manager(args: dict[str, object]) -> RewardManager:
 
 def test_unscorable_steps_fail_alone_with_a_reason(folders: dict[str, Path]) -> None:
     def reason(step: Step, phi: str, ref: str, tokenizer: str | None = "policy") -> str:
-        given, fine = play_of(step), play_of(a_step(BPE, PROMPT, "the sum", ref_logprobs=(-1.0,) * 3))
+        given, fine = trajectory_of(step), trajectory_of(a_step(BPE, PROMPT, "the sum", ref_logprobs=(-1.0,) * 3))
         given.id = given.steps[0].trajectory_id = "u"
         named = {"tokenizer": str(folders[tokenizer])} if tokenizer else {}
         reference = ref if ref == "run" else str(folders[ref])
@@ -202,5 +202,5 @@ def test_cache_key_holds_the_reference_only_if_used(folders: dict[str, Path]) ->
     step, other = a_step(BPE, PROMPT, RESPONSE), a_step(BPE, PROMPT, RESPONSE, temperature=0.5)
     by_folder = ImplicitProcess(str(folders["phi"]), str(folders["ref"]))
     by_run = ImplicitProcess(str(folders["phi"]), "run")
-    assert by_folder.cache_key(step, play_of(step)) == by_folder.cache_key(other, play_of(other))
-    assert by_run.cache_key(step, play_of(step)) != by_run.cache_key(other, play_of(other))
+    assert by_folder.cache_key(step, trajectory_of(step)) == by_folder.cache_key(other, trajectory_of(other))
+    assert by_run.cache_key(step, trajectory_of(step)) != by_run.cache_key(other, trajectory_of(other))

@@ -14,13 +14,13 @@ from creditflow.reward import RewardManager
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.kl import ESTIMATORS, KlToReference, neutral_where_not_sampled
 from creditflow.trajectory import Score, Trajectory
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 LOGPROBS, REFERENCE = (-1.0, -2.0, -0.5), (-1.25, -1.5, -0.5)
 
 
-def a_play(**fields: object) -> Trajectory:
-    return play("t", [step("a", tokens=3, **{"logprobs": LOGPROBS, "ref_logprobs": REFERENCE, **fields})])
+def a_trajectory(**fields: object) -> Trajectory:
+    return make_trajectory("t", [step("a", tokens=3, **{"logprobs": LOGPROBS, "ref_logprobs": REFERENCE, **fields})])
 
 
 def score(function: KlToReference, given: Trajectory) -> Score:
@@ -37,7 +37,9 @@ def test_estimators_follow_schulmans_formulas() -> None:
     }
     assert list(expected) == list(ESTIMATORS)
     for name, values in expected.items():
-        assert score(KlToReference(name), a_play()).value == pytest.approx([-value for value in values], abs=1e-12)
+        assert score(KlToReference(name), a_trajectory()).value == pytest.approx(
+            [-value for value in values], abs=1e-12
+        )
 
 
 @given(st.floats(-15, 15))
@@ -67,7 +69,7 @@ def test_k3_is_unbiased_and_varies_less_than_k1() -> None:
 def test_values_are_clipped_and_the_share_is_reported(estimator: str, allowed: tuple[float, float]) -> None:
     function = KlToReference(estimator, limit=0.1)
     assert function.range == allowed
-    result = score(function, a_play())
+    result = score(function, a_trajectory())
     assert result.range == allowed
     assert isinstance(result.value, tuple)
     assert all(allowed[0] <= value <= allowed[1] for value in result.value)
@@ -77,19 +79,19 @@ def test_values_are_clipped_and_the_share_is_reported(estimator: str, allowed: t
 
 
 def test_step_gets_the_mean_of_its_sampled_tokens() -> None:
-    masked = a_play(response_mask=(1, 0, 1))
+    masked = a_trajectory(response_mask=(1, 0, 1))
     assert score(KlToReference("kl", per="step"), masked).value == pytest.approx(-0.125)
     assert score(KlToReference("kl"), masked).value == pytest.approx((-0.25, -0.125, 0.0))
 
 
 def test_step_mean_is_clipped_after_averaging() -> None:
-    far = a_play(logprobs=(-1.0, -1.0, -1.0), ref_logprobs=(-2.5, -1.0, -1.0))
+    far = a_trajectory(logprobs=(-1.0, -1.0, -1.0), ref_logprobs=(-2.5, -1.0, -1.0))
     assert score(KlToReference("kl", per="step", limit=1.0), far).value == pytest.approx(-0.5)
     assert score(KlToReference("kl", per="token", limit=1.0), far).value == pytest.approx((-1.0, 0.0, 0.0))
 
 
 def test_greedy_step_scores_zero() -> None:
-    result = score(KlToReference(), a_play(response_mask=(0, 0, 0), logprobs=(0.0, 0.0, 0.0), temperature=0.0))
+    result = score(KlToReference(), a_trajectory(response_mask=(0, 0, 0), logprobs=(0.0, 0.0, 0.0), temperature=0.0))
     assert (result.value, result.status, result.reason) == (0.0, "ok", "no token was sampled")
 
 
@@ -106,7 +108,7 @@ def load(args: dict[str, object]) -> RewardManager:
     ],
 )
 def test_missing_log_probabilities_fail_with_a_hint(fields: dict[str, object], reason: str) -> None:
-    given = a_play(**fields)
+    given = a_trajectory(**fields)
     asyncio.run(load({}).score([given]))
     made = given.steps[0].scores["kl_to_reference"]
     assert made.status == "failed"
@@ -114,7 +116,7 @@ def test_missing_log_probabilities_fail_with_a_hint(fields: dict[str, object], r
 
 
 def test_recipe_sets_the_range_and_scores_tokens() -> None:
-    given = a_play()
+    given = a_trajectory()
     manager = load({"estimator": "kl", "limit": 0.4})
     assert manager.functions[0].range == (-0.4, 0.4)
     assert manager.functions[0].instance.needs_reference is True  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from creditflow.errors import TooManyFailedScores
 from creditflow.reward import RewardFunction, RewardManager
 from creditflow.trajectory import Score, TrajectoryBatch
 from tests.builders import unlocated
-from tests.reward.plays import a_play
+from tests.reward.trajectories import a_trajectory
 
 
 def of_steps(call, **kwargs) -> RewardFunction:
@@ -24,47 +24,47 @@ def score(functions, trajectories, max_failed_frac=1.0):
 
 
 def one_score(value, function=None) -> Score:
-    play = a_play(agents="e")
-    score([function or of_steps(lambda step, trajectory: value)], [play])
-    return play.steps[0].scores["f"]
+    trajectory = a_trajectory(agents="e")
+    score([function or of_steps(lambda step, trajectory: value)], [trajectory])
+    return trajectory.steps[0].scores["f"]
 
 
 def test_each_level_fills_its_own_scores():
-    play = a_play()
+    trajectory = a_trajectory()
     score(
         [
             RewardFunction("place", "step", lambda step, trajectory: step.index / 2),
             RewardFunction("all", "trajectory", lambda trajectory: [0.25, 0.5, 0.75], weight=3.0, version="v1"),
             RewardFunction("right", "outcome", lambda trajectory: trajectory.answer == "72", range=(-1.0, 1.0)),
         ],
-        [play],
+        [trajectory],
     )
-    assert [step.scores["place"] for step in play.steps] == [Score(0.0), Score(0.5), Score(1.0)]
-    assert [step.scores["all"] for step in play.steps] == [
+    assert [step.scores["place"] for step in trajectory.steps] == [Score(0.0), Score(0.5), Score(1.0)]
+    assert [step.scores["all"] for step in trajectory.steps] == [
         Score(value, weight=3.0, version="v1") for value in (0.25, 0.5, 0.75)
     ]
-    assert play.outcome == Score(1.0, range=(-1.0, 1.0))
-    assert list(play.steps[0].scores) == ["place", "all"]
+    assert trajectory.outcome == Score(1.0, range=(-1.0, 1.0))
+    assert list(trajectory.steps[0].scores) == ["place", "all"]
 
 
 def test_only_matching_agents_are_scored():
     import re
 
-    play = a_play(agents="pevev")
+    trajectory = a_trajectory(agents="pevev")
     score(
         [
             of_steps(lambda step, trajectory: 1.0, agent_match=re.compile("^e$")),
             RewardFunction("g", "trajectory", lambda trajectory: [0.0, 0.1, 0.2, 0.3, 0.4], re.compile("v|p")),
             RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, re.compile("^x$")),
         ],
-        [play],
+        [trajectory],
     )
-    assert [list(step.scores) for step in play.steps] == [["g"], ["f"], ["g"], ["f"], ["g"]]
-    assert [step.scores["g"].value for step in play.steps[::2]] == [0.0, 0.2, 0.4]
+    assert [list(step.scores) for step in trajectory.steps] == [["g"], ["f"], ["g"], ["f"], ["g"]]
+    assert [step.scores["g"].value for step in trajectory.steps[::2]] == [0.0, 0.2, 0.4]
 
 
 def test_when_selects_the_steps_to_score():
-    play = a_play(agents="peep")
+    trajectory = a_trajectory(agents="peep")
     every_second = {"when": lambda step: step.turn % 2 == 1}
     score(
         [
@@ -72,9 +72,9 @@ def test_when_selects_the_steps_to_score():
             RewardFunction("g", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], **every_second),
             RewardFunction("nobody", "trajectory", lambda trajectory: 1 / 0, when=lambda step: False),
         ],
-        [play],
+        [trajectory],
     )
-    assert [{name: s.value for name, s in step.scores.items()} for step in play.steps] == [
+    assert [{name: s.value for name, s in step.scores.items()} for step in trajectory.steps] == [
         {},
         {},
         {"f": 1.0, "g": 0.3},
@@ -91,10 +91,13 @@ def test_when_selects_the_steps_to_score():
 )
 @pytest.mark.parametrize("level", ["step", "trajectory"])
 def test_failing_when_fails_the_score(when, reason, level):
-    play = a_play(agents="pe")
-    report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [play])
-    assert play.steps[0].scores == {}
-    assert (play.steps[1].scores["f"].status, unlocated(play.steps[1].scores["f"].reason)) == ("failed", reason)
+    trajectory = a_trajectory(agents="pe")
+    report = score([RewardFunction("f", level, lambda *_: 1 / 0, when=when, agent_match=re.compile("e"))], [trajectory])
+    assert trajectory.steps[0].scores == {}
+    assert (trajectory.steps[1].scores["f"].status, unlocated(trajectory.steps[1].scores["f"].reason)) == (
+        "failed",
+        reason,
+    )
     assert [(of.matched, of.failed) for of in report.functions] == [(1, 1)]
 
 
@@ -105,10 +108,10 @@ def test_when_is_called_once_per_step_and_may_return_numpy():
         asked.append(step.index)
         return np.bool_(len(asked) % 2)
 
-    play = a_play(agents="peep")
-    score([RewardFunction("f", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], when=every_second)], [play])
+    trajectory = a_trajectory(agents="peep")
+    score([RewardFunction("f", "trajectory", lambda trajectory: [0.1, 0.2, 0.3, 0.4], when=every_second)], [trajectory])
     assert asked == [0, 1, 2, 3]
-    assert [list(step.scores) for step in play.steps] == [["f"], [], ["f"], []]
+    assert [list(step.scores) for step in trajectory.steps] == [["f"], [], ["f"], []]
 
 
 @pytest.mark.parametrize(
@@ -180,10 +183,10 @@ def test_rounding_beyond_a_bound_is_clipped(low, high):
     for bound, away in ((low, -1.0), (high, 1.0)):
         for level in ("step", "outcome"):
             for far, status in ((within, "ok"), (beyond, "failed")):
-                play = a_play(agents="e")
+                trajectory = a_trajectory(agents="e")
                 value = bound + away * far
-                score([RewardFunction("f", level, lambda *_, value=value: value, range=(low, high))], [play])
-                got = play.outcome if level == "outcome" else play.steps[0].scores["f"]
+                score([RewardFunction("f", level, lambda *_, value=value: value, range=(low, high))], [trajectory])
+                got = trajectory.outcome if level == "outcome" else trajectory.steps[0].scores["f"]
                 assert got.status == status
                 assert got.value == bound if status == "ok" else repr(value) in got.reason
 
@@ -211,23 +214,23 @@ def test_exception_fails_one_score():
             raise ValueError("no\nsuch thing")
         return 1.0
 
-    play = a_play()
-    report = score([of_steps(sometimes)], [play])
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    trajectory = a_trajectory()
+    report = score([of_steps(sometimes)], [trajectory])
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
     line = sometimes.__code__.co_firstlineno + 2
     where = f"ValueError: no such thing (test_manager.py:{line} in sometimes)"
-    assert play.steps[1].scores["f"].reason == where
+    assert trajectory.steps[1].scores["f"].reason == where
     assert report.functions[0].reasons == (f"f, step t/1: {where}",)
-    (traceback,) = play.info["tracebacks"].values()
+    (traceback,) = trajectory.info["tracebacks"].values()
     assert traceback.startswith("Traceback (most recent call last):")
     assert traceback.endswith("ValueError: no\nsuch thing\n")
 
 
 def test_token_values_without_tokens_fail():
-    play = a_play(agents="e")
-    play.steps[0].response_ids = play.steps[0].response_mask = play.steps[0].logprobs = ()
-    score([of_steps(lambda step, trajectory: [])], [play])
-    assert play.steps[0].scores["f"].status == "failed"
+    trajectory = a_trajectory(agents="e")
+    trajectory.steps[0].response_ids = trajectory.steps[0].response_mask = trajectory.steps[0].logprobs = ()
+    score([of_steps(lambda step, trajectory: [])], [trajectory])
+    assert trajectory.steps[0].scores["f"].status == "failed"
 
 
 def test_score_gets_weight_range_and_version_of_its_function():
@@ -254,61 +257,64 @@ def test_failed_score_stays_failed():
 
 @pytest.mark.parametrize("value", [[0.5, 0.5], [0.5] * 4, 0.5, None, "abc", {1, 2, 3}])
 def test_malformed_list_fails_every_matching_step(value):
-    play = a_play()
-    report = score([RewardFunction("g", "trajectory", lambda trajectory: value)], [play])
-    assert [step.scores["g"].status for step in play.steps] == ["failed"] * 3
+    trajectory = a_trajectory()
+    report = score([RewardFunction("g", "trajectory", lambda trajectory: value)], [trajectory])
+    assert [step.scores["g"].status for step in trajectory.steps] == ["failed"] * 3
     assert (report.functions[0].matched, report.functions[0].failed) == (3, 3)
 
 
 def test_bad_list_entry_fails_its_own_step_only():
-    play = a_play()
-    score([RewardFunction("g", "trajectory", lambda trajectory: [0.5, 2.0, Score(1.0)])], [play])
-    assert [step.scores["g"].status for step in play.steps] == ["ok", "failed", "ok"]
+    trajectory = a_trajectory()
+    score([RewardFunction("g", "trajectory", lambda trajectory: [0.5, 2.0, Score(1.0)])], [trajectory])
+    assert [step.scores["g"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
 
 
 def test_trajectory_function_error_fails_every_matching_step():
-    play = a_play()
-    score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [play])
-    reasons = {unlocated(step.scores["g"].reason) for step in play.steps}
+    trajectory = a_trajectory()
+    score([RewardFunction("g", "trajectory", lambda trajectory: 1 / 0)], [trajectory])
+    reasons = {unlocated(step.scores["g"].reason) for step in trajectory.steps}
     assert reasons == {"ZeroDivisionError: division by zero"}
 
 
 def test_outcome_is_one_number():
-    play = a_play()
-    score([RewardFunction("o", "outcome", lambda trajectory: [0.5, 0.5])], [play])
-    assert play.outcome.status == "failed"
-    assert math.isnan(TrajectoryBatch.from_trajectories([play]).outcome[0])
+    trajectory = a_trajectory()
+    score([RewardFunction("o", "outcome", lambda trajectory: [0.5, 0.5])], [trajectory])
+    assert trajectory.outcome.status == "failed"
+    assert math.isnan(TrajectoryBatch.from_trajectories([trajectory]).outcome[0])
 
 
 def test_failed_trajectories_are_not_scored():
-    play = a_play(status="failed", answer=None)
-    report = score([of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: 1.0)], [play])
-    assert play.outcome is None
-    assert all(step.scores == {} for step in play.steps)
+    trajectory = a_trajectory(status="failed", answer=None)
+    report = score(
+        [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: 1.0)], [trajectory]
+    )
+    assert trajectory.outcome is None
+    assert all(step.scores == {} for step in trajectory.steps)
     assert report.failed_frac == 0.0
 
 
 def test_agent_error_gives_the_worst_outcome_without_a_call():
     asked = []
-    play = a_play(answer=None, info={"agent_error": "no move in the reply"})
+    trajectory = a_trajectory(answer=None, info={"agent_error": "no move in the reply"})
     report = score(
-        [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", asked.append, version="v")], [play]
+        [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", asked.append, version="v")],
+        [trajectory],
     )
-    assert play.outcome == Score(0.0, reason="the agents went wrong: no move in the reply", version="v")
+    assert trajectory.outcome == Score(0.0, reason="the agents went wrong: no move in the reply", version="v")
     assert asked == []
-    assert play.steps[0].scores["f"].value == 1.0
+    assert trajectory.steps[0].scores["f"].value == 1.0
     assert report.metrics()["reward/o/mean"] == 0.0
 
 
 def test_crash_scores_at_most_a_wrong_answer():
-    play = a_play(answer=None, info={"agent_error": "?"})
-    score([RewardFunction("o", "outcome", lambda trajectory: -1.0, range=(-1.0, 1.0))], [play])
-    assert play.outcome.value == -1.0
+    trajectory = a_trajectory(answer=None, info={"agent_error": "?"})
+    score([RewardFunction("o", "outcome", lambda trajectory: -1.0, range=(-1.0, 1.0))], [trajectory])
+    assert trajectory.outcome.value == -1.0
 
 
 def test_truncated_trajectory_without_answer_scores_zero():
     right = RewardFunction("o", "outcome", lambda trajectory: float(trajectory.answer == "72"))
-    answered, ended = a_play("a", status="truncated"), a_play("b", status="truncated", answer=None)
+    answered, ended = a_trajectory("a", status="truncated"), a_trajectory("b", status="truncated", answer=None)
     ended.info["ended_early"] = "a's prompt is too long"
     score([right], [answered, ended])
     assert answered.outcome == Score(1.0)
@@ -329,12 +335,12 @@ def test_async_functions_run_beside_sync_ones():
         running -= 1
         return 0.5
 
-    plays = [a_play("a"), a_play("b")]
+    trajectories = [a_trajectory("a"), a_trajectory("b")]
     functions = [of_steps(judge, is_async=True), RewardFunction("g", "step", lambda step, trajectory: 1.0)]
-    report = score(functions, plays)
+    report = score(functions, trajectories)
     assert most == 6
-    assert [s.scores["f"].value for p in plays for s in p.steps] == [0.5] * 6
-    assert list(plays[0].steps[0].scores) == ["f", "g"]
+    assert [s.scores["f"].value for p in trajectories for s in p.steps] == [0.5] * 6
+    assert list(trajectories[0].steps[0].scores) == ["f", "g"]
     assert report.failed_frac == 0.0
 
 
@@ -344,17 +350,17 @@ def test_async_exception_fails_one_score():
             raise ConnectionError("refused")
         return 1.0
 
-    play = a_play()
-    score([of_steps(judge, is_async=True)], [play])
+    trajectory = a_trajectory()
+    score([of_steps(judge, is_async=True)], [trajectory])
     where = f"(test_manager.py:{judge.__code__.co_firstlineno + 2} in judge)"
-    assert [step.scores["f"].reason for step in play.steps] == [f"ConnectionError: refused {where}", "", ""]
-    assert list(play.info["tracebacks"]) == ["reward function f"]
+    assert [step.scores["f"].reason for step in trajectory.steps] == [f"ConnectionError: refused {where}", "", ""]
+    assert list(trajectory.info["tracebacks"]) == ["reward function f"]
 
 
 def test_scores_hold_no_clock_readings():
-    first, second = a_play(), a_play()
-    for play in (first, second):
-        report = score([of_steps(lambda step, trajectory: 1.0)], [play])
+    first, second = a_trajectory(), a_trajectory()
+    for trajectory in (first, second):
+        report = score([of_steps(lambda step, trajectory: 1.0)], [trajectory])
     assert first.steps == second.steps
     assert {step.scores["f"].seconds for step in first.steps} == {0.0}
     assert report.functions[0].seconds > 0
@@ -365,8 +371,8 @@ def test_metrics_match_the_report():
     def half(step, trajectory):
         return {0: 0.5, 1: 1.0}[step.index]
 
-    play = a_play()
-    report = score([of_steps(half), RewardFunction("o", "outcome", lambda t: 1.0)], [play])
+    trajectory = a_trajectory()
+    report = score([of_steps(half), RewardFunction("o", "outcome", lambda t: 1.0)], [trajectory])
     metrics = report.metrics()
     assert metrics["reward/f/mean"] == 0.75
     assert metrics["reward/f/failed_frac"] == pytest.approx(1 / 3)
@@ -379,7 +385,7 @@ def test_metrics_match_the_report():
 
 
 def test_function_without_a_score_reports_no_mean():
-    metrics = score([of_steps(lambda step, trajectory: None)], [a_play()]).metrics()
+    metrics = score([of_steps(lambda step, trajectory: None)], [a_trajectory()]).metrics()
     assert "reward/f/mean" not in metrics
     assert metrics["reward/f/failed_frac"] == 1.0
 
@@ -388,29 +394,29 @@ def test_too_many_failures_stop_with_distinct_reasons():
     def bad(step, trajectory):
         raise ValueError("no key" if step.index else "no net")
 
-    play = a_play()
+    trajectory = a_trajectory()
     with pytest.raises(TooManyFailedScores) as error:
-        score([of_steps(bad)], [play], max_failed_frac=0.2)
+        score([of_steps(bad)], [trajectory], max_failed_frac=0.2)
     message = str(error.value)
     assert message.startswith("3 of 3 scores failed, more than reward.max_failed_frac=0.2 allows")
     assert message.count("no key") == 1
     assert message.count("no net") == 1
-    assert play.steps[0].scores["f"].status == "failed"
+    assert trajectory.steps[0].scores["f"].status == "failed"
 
 
 def test_failures_at_the_limit_are_accepted():
-    plays = [a_play(agents="e" * 5)]
-    score([of_steps(lambda step, trajectory: None if step.index == 0 else 1.0)], plays, max_failed_frac=0.2)
+    trajectories = [a_trajectory(agents="e" * 5)]
+    score([of_steps(lambda step, trajectory: None if step.index == 0 else 1.0)], trajectories, max_failed_frac=0.2)
 
 
 def test_failing_outcome_stops_despite_good_sub_rewards():
     functions = [of_steps(lambda step, trajectory: 1.0), RewardFunction("o", "outcome", lambda t: None)]
     with pytest.raises(TooManyFailedScores, match="1 of 1 outcomes failed"):
-        score(functions, [a_play(agents="e" * 30)], max_failed_frac=0.2)
+        score(functions, [a_trajectory(agents="e" * 30)], max_failed_frac=0.2)
 
 
 def test_nothing_to_score_is_accepted():
-    assert score([], [a_play()]).failed_frac == 0.0
+    assert score([], [a_trajectory()]).failed_frac == 0.0
     assert score([of_steps(lambda step, trajectory: 1.0)], []).metrics()["reward/failed_frac"] == 0.0
 
 
@@ -442,11 +448,11 @@ def test_exceptions_of_functions_never_end_the_run(error, reason, is_async):
     async def waiting(step, trajectory):
         return plain(step, trajectory)
 
-    play = a_play()
-    score([of_steps(waiting if is_async else plain, is_async=is_async)], [play])
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    trajectory = a_trajectory()
+    score([of_steps(waiting if is_async else plain, is_async=is_async)], [trajectory])
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
     if is_async or not isinstance(error, asyncio.CancelledError):
-        assert unlocated(play.steps[1].scores["f"].reason) == reason
+        assert unlocated(trajectory.steps[1].scores["f"].reason) == reason
 
 
 def test_reused_list_is_copied_at_once():
@@ -460,9 +466,9 @@ def test_reused_list_is_copied_at_once():
         return Score(graded(step, trajectory))
 
     for function in (graded, wrapped):
-        play = a_play()
-        score([of_steps(function)], [play])
-        assert [step.scores["f"].value for step in play.steps] == [(0.0, 0.5), (0.1, 0.5), (0.2, 0.5)]
+        trajectory = a_trajectory()
+        score([of_steps(function)], [trajectory])
+        assert [step.scores["f"].value for step in trajectory.steps] == [(0.0, 0.5), (0.1, 0.5), (0.2, 0.5)]
 
 
 def test_max_in_flight_limits_async_calls():
@@ -477,14 +483,14 @@ def test_max_in_flight_limits_async_calls():
         return 1.0
 
     manager = RewardManager([of_steps(judge, is_async=True)], max_in_flight=5)
-    asyncio.run(manager.score([a_play(str(i)) for i in range(10)]))
+    asyncio.run(manager.score([a_trajectory(str(i)) for i in range(10)]))
     assert most == 5
 
 
 def test_progress_reports_every_answer():
     told = []
     manager = RewardManager([of_steps(lambda step, trajectory: 1.0)])
-    asyncio.run(manager.score([a_play()], progress=lambda done, wanted: told.append((done, wanted))))
+    asyncio.run(manager.score([a_trajectory()], progress=lambda done, wanted: told.append((done, wanted))))
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -499,10 +505,10 @@ def test_slow_async_function_is_timed_out_and_can_clean_up():
             tidied.append(step.index)
         return 1.0
 
-    play = a_play()
-    report = score([of_steps(sleeps, is_async=True, timeout=1.0)], [play])
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
-    assert play.steps[1].scores["f"].reason == "took longer than 1 s"
+    trajectory = a_trajectory()
+    report = score([of_steps(sleeps, is_async=True, timeout=1.0)], [trajectory])
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
+    assert trajectory.steps[1].scores["f"].reason == "took longer than 1 s"
     assert sorted(tidied) == [0, 1, 2]
     assert report.functions[0].timeouts == 1
 
@@ -532,7 +538,7 @@ def test_metrics_of_functions_are_reported_by_function():
         of_steps(one, instance=one),
         replace(of_steps(two, instance=two, agent_match=re.compile("p")), name="g"),
     ]
-    metrics = score(functions, [a_play()]).metrics()
+    metrics = score(functions, [a_trajectory()]).metrics()
     assert (metrics["reward/f/requests"], metrics["reward/g/requests"]) == (3.0, 1.0)
 
 

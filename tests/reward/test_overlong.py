@@ -11,11 +11,11 @@ from creditflow.errors import RewardError
 from creditflow.reward import RewardManager, load_reward_functions
 from creditflow.reward.entries import RewardFunctionConfig
 from creditflow.reward.overlong import Overlong
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 
 def penalty(n_tokens: int, max_length: int = 20480, cache_length: int = 4096) -> float:
-    trajectory = play("a", [step("solver", tokens=n_tokens)])
+    trajectory = make_trajectory("a", [step("solver", tokens=n_tokens)])
     return Overlong(max_length, cache_length)(trajectory.steps[0], trajectory)
 
 
@@ -37,7 +37,9 @@ def test_full_length_cache_penalizes_the_first_token():
 
 def test_tokens_of_a_tool_do_not_count():
     mask = (1,) * 6 + (0,) * 90 + (1,) * 2
-    trajectory = play("a", [step("solver", response_ids=(7,) * 98, response_mask=mask, logprobs=(0.0,) * 98)])
+    trajectory = make_trajectory(
+        "a", [step("solver", response_ids=(7,) * 98, response_mask=mask, logprobs=(0.0,) * 98)]
+    )
     assert Overlong(10, 4)(trajectory.steps[0], trajectory) == -0.5
 
 
@@ -67,7 +69,7 @@ def entry(args: dict[str, int]) -> RewardFunctionConfig:
 
 def test_credit_sees_the_penalty_between_zero_and_one():
     functions = load_reward_functions([entry({"max_length": 4, "cache_length": 4})], Path(), ())
-    trajectory = play("a", [step("solver", tokens=1), step("solver", tokens=9)])
+    trajectory = make_trajectory("a", [step("solver", tokens=1), step("solver", tokens=9)])
     asyncio.run(RewardManager(functions).score([trajectory]))
     assert [s.scores["overlong"].value for s in trajectory.steps] == [-0.25, -1.0]
     assert [s.scores["overlong"].rescaled for s in trajectory.steps] == [0.75, 0.0]

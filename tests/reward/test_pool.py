@@ -25,8 +25,8 @@ from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.pool import WorkerPool
 from creditflow.trajectory import Score
-from tests.reward.plays import a_play
 from tests.reward.processes import alive, children, descriptors, until
+from tests.reward.trajectories import a_trajectory
 
 BEFORE: set[int] = set()
 
@@ -117,27 +117,27 @@ def bad_functions():
     ]
 
 
-def score(functions, plays, n_workers=2, **kwargs):
+def score(functions, trajectories, n_workers=2, **kwargs):
     backend = make_backend("process", functions, BackendOptions(num_workers=n_workers, **kwargs))
     manager = RewardManager(functions, 1.0, backend=backend)
     try:
-        return asyncio.run(manager.score(plays))
+        return asyncio.run(manager.score(trajectories))
     finally:
         manager.close()
 
 
-def expect_each_bad_one_to_fail_alone(play):
+def expect_each_bad_one_to_fail_alone(trajectory):
     for name, (_, status, reason) in BAD.items():
-        scores = [step.scores[name] for step in play.steps]
+        scores = [step.scores[name] for step in trajectory.steps]
         assert [one.status for one in scores] == ["ok", status, "ok"], (name, [one.reason for one in scores])
         assert scores[1].reason.startswith(reason), name
         assert [scores[0].value, scores[2].value] == [0.25, 0.25]
 
 
 def test_misbehaving_functions_fail_only_their_own_scores(capfd):
-    play = a_play()
-    report = score(bad_functions(), [play])
-    expect_each_bad_one_to_fail_alone(play)
+    trajectory = a_trajectory()
+    report = score(bad_functions(), [trajectory])
+    expect_each_bad_one_to_fail_alone(trajectory)
     assert {f.name: f.timeouts for f in report.functions if f.timeouts} == {"sleeps": 1, "hangs": 1}
     assert left_behind() == {}
     assert len(capfd.readouterr().err) < 10_000  # of the gigabyte printed
@@ -159,7 +159,7 @@ def test_pool_scores_equal_those_of_one_thread():
         RewardFunction("listed", "trajectory", listed, weight=2.0, version="v"),
         RewardFunction("right", "outcome", right),
     ]
-    there, here = ([a_play(str(i), "p" * (1 + i % 9)) for i in range(40)] for _ in range(2))
+    there, here = ([a_trajectory(str(i), "p" * (1 + i % 9)) for i in range(40)] for _ in range(2))
     score(functions, there)
     asyncio.run(RewardManager(functions).score(here))
     assert there == here
@@ -176,7 +176,7 @@ def test_killed_workers_cost_no_score(tmp_path):
 
     functions = [RewardFunction("f", "step", logged)]
     pool = WorkerPool(functions, 2, timeout=60)
-    plays = [a_play(str(i), "p" * 100) for i in range(10)]
+    trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
 
     def kill_two():
         for enough in (200, 600):
@@ -185,10 +185,12 @@ def test_killed_workers_cost_no_score(tmp_path):
 
     killer = threading.Thread(target=kill_two)
     killer.start()
-    report = asyncio.run(RewardManager(functions, backend=pool).score(plays))
+    report = asyncio.run(RewardManager(functions, backend=pool).score(trajectories))
     killer.join()
     assert (report.functions[0].matched, report.functions[0].failed) == (1000, 0)
-    assert [[step.scores["f"].value for step in play.steps] for play in plays] == [[i / 100 for i in range(100)]] * 10
+    assert [[step.scores["f"].value for step in trajectory.steps] for trajectory in trajectories] == [
+        [i / 100 for i in range(100)]
+    ] * 10
     lines = log.read_text().splitlines()
     assert len(set(lines)) == 1000
     assert len(lines) <= 1002  # repeats only the call in which each worker died
@@ -203,15 +205,15 @@ def test_only_the_hanging_call_of_a_batch_is_timed_out():
             time.sleep(1000)
         return 1.0
 
-    play = a_play("t", "p" * 64)
-    score([RewardFunction("f", "step", sometimes, timeout=1.0)], [play], n_workers=1)
-    assert [step.index for step in play.steps if step.scores["f"].status == "timeout"] == [3, 4, 40]
-    assert sum(step.scores["f"].value == 1.0 for step in play.steps) == 61
+    trajectory = a_trajectory("t", "p" * 64)
+    score([RewardFunction("f", "step", sometimes, timeout=1.0)], [trajectory], n_workers=1)
+    assert [step.index for step in trajectory.steps if step.scores["f"].status == "timeout"] == [3, 4, 40]
+    assert sum(step.scores["f"].value == 1.0 for step in trajectory.steps) == 61
 
 
 def test_descendants_of_a_function_are_killed_with_it(tmp_path):
     functions = [RewardFunction("f", "step", lambda step, t: hang_with_a_child(tmp_path / step.agent), timeout=2.0)]
-    score(functions, [a_play(agents="ab")])
+    score(functions, [a_trajectory(agents="ab")])
     for agent in "ab":
         pid = int((tmp_path / agent).read_text())
         until(lambda pid=pid: not alive(pid))
@@ -226,9 +228,9 @@ def test_leftover_alarm_does_not_hit_the_next_call():
             time.sleep(0.1)
         return 1.0
 
-    play = a_play("t", "ppp")
-    score([RewardFunction("f", "step", careless)], [play], n_workers=1)
-    assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
+    trajectory = a_trajectory("t", "ppp")
+    score([RewardFunction("f", "step", careless)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok"] * 3
 
 
 def test_worker_that_died_while_idle_is_replaced():
@@ -237,11 +239,11 @@ def test_worker_that_died_while_idle_is_replaced():
     manager = RewardManager(functions, backend=pool)
 
     async def twice():
-        await manager.score([a_play("a")])
+        await manager.score([a_trajectory("a")])
         (pid,) = pool.pids
         os.kill(pid, signal.SIGKILL)
         until(lambda: not alive(pid))
-        return await manager.score([a_play("b")])
+        return await manager.score([a_trajectory("b")])
 
     assert asyncio.run(twice()).failed_frac == 0.0
     assert pool.started == 2
@@ -253,10 +255,10 @@ def test_workers_serve_successive_event_loops():
     pool = WorkerPool(functions, 1, timeout=60)
     manager = RewardManager(functions, backend=pool)
     for name in "abc":
-        asyncio.run(manager.score([a_play(name)]))
+        asyncio.run(manager.score([a_trajectory(name)]))
     assert pool.started == 1
     manager.close()
-    asyncio.run(manager.score([a_play("d")]))
+    asyncio.run(manager.score([a_trajectory("d")]))
     assert pool.started == 2
     manager.close()
     assert left_behind() == {}
@@ -268,7 +270,7 @@ def test_cancelled_scoring_ends_its_workers():
 
     async def impatient():
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(RewardManager(functions, backend=pool).score([a_play()]), 1.0)
+            await asyncio.wait_for(RewardManager(functions, backend=pool).score([a_trajectory()]), 1.0)
 
     asyncio.run(impatient())
     until(lambda: left_behind() == {})
@@ -281,12 +283,13 @@ def test_workers_die_with_a_killed_manager(tmp_path):
         "import asyncio, sys, time\n"
         "from creditflow.reward import RewardFunction, RewardManager\n"
         "from creditflow.reward.pool import WorkerPool\n"
-        "from tests.reward.plays import a_play\n"
+        "from tests.reward.trajectories import a_trajectory\n"
         "def hang(step, trajectory):\n"
         "    open(sys.argv[1] + step.agent, 'w').write('begun')\n"
         "    time.sleep(1000)\n"
         "functions = [RewardFunction('f', 'step', hang)]\n"
-        "asyncio.run(RewardManager(functions, backend=WorkerPool(functions, 2, 1000)).score([a_play(agents='ab')]))\n"
+        "asyncio.run(RewardManager(functions, backend=WorkerPool(functions, 2, "
+        "1000)).score([a_trajectory(agents='ab')]))\n"
     )
     begun = tmp_path / "begun-"
     script_text = script.read_text().replace("sys.argv[1]", repr(str(begun)))
@@ -319,13 +322,13 @@ def count_descriptors():
     """Print the number of descriptors after each of four scorings in which workers die."""
     functions = [RewardFunction("f", "step", lambda step, trajectory: os._exit(1) if step.index else 1.0)]
     for _ in range(4):
-        score(functions, [a_play()])
+        score(functions, [a_trajectory()])
         print(descriptors())
 
 
 def test_output_of_functions_is_shown_up_to_a_limit(capfd):
     functions = [RewardFunction("f", "step", lambda step, trajectory: print("seen", step.index, "." * 1000) or 1.0)]
-    score(functions, [a_play(agents="p" * 30)], n_workers=1)
+    score(functions, [a_trajectory(agents="p" * 30)], n_workers=1)
     shown = capfd.readouterr().err
     assert "seen 0" in shown
     assert "printed more than is shown" in shown
@@ -354,9 +357,9 @@ def test_output_of_a_call_does_not_count_for_the_previous_one(monkeypatch):
     monkeypatch.setattr(WorkerPool, "_wait", look_late)
     monkeypatch.setattr(pool, "BATCH", (3, 3))  # all of them are sent together
     monkeypatch.setattr(pool, "MAX_PRINTED", 1 << 14)
-    play = a_play()
-    score([RewardFunction("f", "step", prints)], [play], n_workers=1)
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "ok", "failed"]
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", prints)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "ok", "failed"]
 
 
 @given(st.integers(0, 5_000), st.integers(1, 20))
@@ -383,11 +386,11 @@ def test_workers_find_functions_of_a_recipe_file(tmp_path):
     )
     (tmp_path / "weight.txt").write_text("0.25")
     entries = [RewardFunctionConfig(fn="mine.py:Table", args={"scale": 2.0}), RewardFunctionConfig(fn="mine.py:helped")]
-    play = a_play()
-    score(load_reward_functions(entries, tmp_path, "pev"), [play])
-    assert play.steps[0].scores == {
-        "Table": Score(0.5, version=play.steps[0].scores["Table"].version),
-        "helped": Score(0.5, version=play.steps[0].scores["helped"].version),
+    trajectory = a_trajectory()
+    score(load_reward_functions(entries, tmp_path, "pev"), [trajectory])
+    assert trajectory.steps[0].scores == {
+        "Table": Score(0.5, version=trajectory.steps[0].scores["Table"].version),
+        "helped": Score(0.5, version=trajectory.steps[0].scores["helped"].version),
     }
 
 
@@ -408,9 +411,9 @@ class BreaksOnArrival:
 
 
 def test_failed_worker_start_fails_every_call_with_a_reason():
-    play = a_play()
-    score([RewardFunction("f", "step", BreaksOnArrival())], [play])
-    for step in play.steps:
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", BreaksOnArrival())], [trajectory])
+    for step in trajectory.steps:
         assert step.scores["f"].reason.startswith("the worker process cannot start: ValueError: invalid")
 
 
@@ -424,9 +427,13 @@ def test_async_and_here_functions_run_in_the_manager():
         RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
         RewardFunction("goes", "step", lambda step, trajectory: float(os.getpid() == home)),
     ]
-    play = a_play(agents="p")
-    score(functions, [play])
-    assert {name: one.value for name, one in play.steps[0].scores.items()} == {"waits": 1.0, "stays": 1.0, "goes": 0.0}
+    trajectory = a_trajectory(agents="p")
+    score(functions, [trajectory])
+    assert {name: one.value for name, one in trajectory.steps[0].scores.items()} == {
+        "waits": 1.0,
+        "stays": 1.0,
+        "goes": 0.0,
+    }
 
 
 # The channel, which functions can reach
@@ -455,13 +462,13 @@ def test_meddling_with_the_channel_fails_only_the_meddler(what):
             MEDDLING[what]()
         return step.index / 100
 
-    play = a_play("t", "p" * 20)
-    score([RewardFunction("f", "step", call, timeout=2.0)], [play], n_workers=1)
-    others = [step.scores["f"] for step in play.steps if step.index != 1]
+    trajectory = a_trajectory("t", "p" * 20)
+    score([RewardFunction("f", "step", call, timeout=2.0)], [trajectory], n_workers=1)
+    others = [step.scores["f"] for step in trajectory.steps if step.index != 1]
     assert [one.value for one in others if one.status == "ok"] == [
-        step.index / 100 for step in play.steps if step.index != 1
+        step.index / 100 for step in trajectory.steps if step.index != 1
     ]
-    meddler = play.steps[1].scores["f"]
+    meddler = trajectory.steps[1].scores["f"]
     assert meddler.status in ("failed", "timeout") or meddler.value == 0.01
     until(lambda: left_behind() == {})
 
@@ -473,9 +480,9 @@ def test_worker_stopped_in_the_middle_of_an_answer_times_out():
             os.kill(os.getpid(), signal.SIGSTOP)
         return 0.5
 
-    play = a_play()
-    score([RewardFunction("f", "step", call, timeout=1.0)], [play], n_workers=1)
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", call, timeout=1.0)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
 
 
 # What travels
@@ -491,17 +498,17 @@ class OfMain:
 @pytest.mark.parametrize(
     ("info", "reason"),
     [
-        (threading.Lock(), "the play cannot be sent to another process: "),
-        (OfMain(), "the play cannot be read in another process: unknown here"),
+        (threading.Lock(), "the trajectory cannot be sent to another process: "),
+        (OfMain(), "the trajectory cannot be read in another process: unknown here"),
     ],
 )
 def test_unpicklable_trajectory_fails_alone(info, reason):
     functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
-    plays = [a_play(str(i)) for i in range(9)]
-    plays[4].info["thing"] = info
-    report = score(functions, plays)
-    assert [play.id for play in plays if play.steps[0].scores["f"].status != "ok"] == ["4"]
-    assert plays[4].steps[0].scores["f"].reason.startswith(reason)
+    trajectories = [a_trajectory(str(i)) for i in range(9)]
+    trajectories[4].info["thing"] = info
+    report = score(functions, trajectories)
+    assert [trajectory.id for trajectory in trajectories if trajectory.steps[0].scores["f"].status != "ok"] == ["4"]
+    assert trajectories[4].steps[0].scores["f"].reason.startswith(reason)
     assert report.functions[0].failed == 3
 
 
@@ -510,21 +517,21 @@ def test_recipe_file_is_sent_as_loaded(tmp_path):
     file.write_text("VALUE = 0.25\ndef f(step, trajectory): return VALUE\n")
     functions = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
     file.write_text("VALUE = 0.75\ndef f(step, trajectory): return VALUE\n")
-    play = a_play()
-    score(functions, [play])
-    assert play.steps[0].scores["f"].value == 0.25
+    trajectory = a_trajectory()
+    score(functions, [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 0.25
     again = load_reward_functions([RewardFunctionConfig(fn="edited.py:f")], tmp_path, ())
     file.unlink()
-    score(again, [play])
-    assert play.steps[0].scores["f"].value == 0.75
+    score(again, [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 0.75
 
 
 def test_workers_search_modules_as_the_trainer_does(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "difflib.py").write_text("raise RuntimeError('not the library')")
-    play = a_play()
-    score([RewardFunction("f", "step", lambda step, trajectory: float(bool(__import__("difflib"))))], [play])
-    assert play.steps[0].scores["f"].value == 1.0
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", lambda step, trajectory: float(bool(__import__("difflib"))))], [trajectory])
+    assert trajectory.steps[0].scores["f"].value == 1.0
 
 
 def test_closed_output_costs_no_score():
@@ -535,9 +542,9 @@ def test_closed_output_costs_no_score():
             sys.stderr.close()
         return 0.5
 
-    play = a_play()
-    score([RewardFunction("f", "step", closes)], [play], n_workers=1)
-    assert [step.scores["f"].status for step in play.steps] == ["ok"] * 3
+    trajectory = a_trajectory()
+    score([RewardFunction("f", "step", closes)], [trajectory], n_workers=1)
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok"] * 3
 
 
 def test_endlessly_forking_function_leaves_nothing_behind(tmp_path):
@@ -549,7 +556,7 @@ def test_endlessly_forking_function_leaves_nothing_behind(tmp_path):
 
     mark = f"1000.{os.getpid()}"
     functions = [RewardFunction("f", "step", forks, timeout=0.3)]
-    report = score(functions, [a_play("t", "pppp")], n_workers=1)
+    report = score(functions, [a_trajectory("t", "pppp")], n_workers=1)
     assert report.functions[0].timeouts == 4
     left = [file for file in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(file)]
     assert left == []
@@ -567,9 +574,9 @@ def test_exit_code_of_a_worker_is_the_reason():
         os.write(2, b"the last words\n")
         os._exit(7)
 
-    play = a_play(agents="p")
-    score([RewardFunction("f", "step", call)], [play])
-    assert play.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
+    trajectory = a_trajectory(agents="p")
+    score([RewardFunction("f", "step", call)], [trajectory])
+    assert trajectory.steps[0].scores["f"].reason == "its worker process died twice (exit code 7: the last words)"
 
 
 def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
@@ -586,7 +593,7 @@ def test_calls_behind_a_hanging_call_are_redistributed(tmp_path, monkeypatch):
         RewardFunction("hangs", "step", lambda *_: time.sleep(1000), agent_match=re.compile("h"), timeout=0.5),
         RewardFunction("meets", "step", meets, agent_match=re.compile("p"), timeout=60.0),
     ]
-    report = score(functions, [a_play("t", "h" + "p" * 7)], n_workers=4)
+    report = score(functions, [a_trajectory("t", "h" + "p" * 7)], n_workers=4)
     assert [(f.timeouts, f.failed) for f in report.functions] == [(1, 1), (0, 0)]
 
 
@@ -595,7 +602,7 @@ def test_closing_the_pool_ends_a_running_scoring():
     pool = WorkerPool(functions, 1, timeout=1000)
 
     async def closed():
-        scoring = asyncio.create_task(RewardManager(functions, 1.0, backend=pool).score([a_play()]))
+        scoring = asyncio.create_task(RewardManager(functions, 1.0, backend=pool).score([a_trajectory()]))
         while not pool.pids:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(pool.close)

@@ -15,7 +15,14 @@ from creditflow.reward import RewardManager
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.process_model import ProcessModel
 from creditflow.trajectory import Score, Step
-from tests.reward.tiny_models import a_step, bpe_tokenizer, metaspace_tokenizer, play_of, save_causal, save_classifier
+from tests.reward.tiny_models import (
+    a_step,
+    bpe_tokenizer,
+    metaspace_tokenizer,
+    save_causal,
+    save_classifier,
+    trajectory_of,
+)
 
 PROMPT = "what is the sum of 4 and 4?"
 RESPONSE = "the sum of four and four is eight\n\nso the answer is eight €\n#### 8"
@@ -35,7 +42,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def score_all(function: ProcessModel, steps: Sequence[Step]) -> list[Score]:
     async def main() -> list[Score]:
-        return await asyncio.gather(*(function(step, play_of(step)) for step in steps))
+        return await asyncio.gather(*(function(step, trajectory_of(step)) for step in steps))
 
     return asyncio.run(main())
 
@@ -197,15 +204,15 @@ def test_unscorable_steps_fail_alone_with_a_reason(prm: Path, policy: Path) -> N
     fine, blank, long = (a_step(BPE, PROMPT, text) for text in ("the sum", " \n\n", "漢" * 300))
     other = a_step(BPE, PROMPT, "the sum")
     other.response = "the end"
-    plays = [play_of(step) for step in (fine, blank, long, other)]
-    for i, play in enumerate(plays):
-        play.id = play.steps[0].trajectory_id = str(i)
+    trajectories = [trajectory_of(step) for step in (fine, blank, long, other)]
+    for i, trajectory in enumerate(trajectories):
+        trajectory.id = trajectory.steps[0].trajectory_id = str(i)
 
     async def main() -> None:
-        await load({"path": str(prm), "tokenizer": str(policy)}).score(plays)
+        await load({"path": str(prm), "tokenizer": str(policy)}).score(trajectories)
 
     asyncio.run(main())
-    scores = [play.steps[0].scores["process_model"] for play in plays]
+    scores = [trajectory.steps[0].scores["process_model"] for trajectory in trajectories]
     assert [score.status for score in scores] == ["ok", "failed", "failed", "failed"]
     assert "nothing that could be scored" in scores[1].reason
     assert "tokens for the model, which takes" in scores[2].reason
@@ -258,11 +265,11 @@ def test_entries_with_one_folder_share_its_model(prm: Path) -> None:
 def test_cache_key_holds_all_inputs_of_the_score(prm: Path) -> None:
     function = ProcessModel(str(prm))
     step = a_step(BPE, PROMPT, RESPONSE)
-    key = function.cache_key(step, play_of(step))
+    key = function.cache_key(step, trajectory_of(step))
     for name, value in (("prompt", "x"), ("response", "y"), ("response_ids", (1,)), ("response_mask", (0,))):
         changed = a_step(BPE, PROMPT, RESPONSE)
         setattr(changed, name, value)
-        assert function.cache_key(changed, play_of(changed)) != key, name
+        assert function.cache_key(changed, trajectory_of(changed)) != key, name
     same = a_step(BPE, PROMPT, RESPONSE, policy_version=3)
     same.id = "other"
-    assert function.cache_key(same, play_of(same)) == key
+    assert function.cache_key(same, trajectory_of(same)) == key

@@ -13,9 +13,9 @@ from creditflow.reward.backends import BackendOptions, make_backend
 from creditflow.reward.calls import Returned
 from creditflow.reward.entries import RewardFunctionConfig, load_reward_functions
 from creditflow.reward.ray_backend import RayBackend
-from tests.reward.plays import a_play
 from tests.reward.processes import alive, until
 from tests.reward.test_pool import BreaksOnArrival, OfMain, bad_functions, expect_each_bad_one_to_fail_alone
+from tests.reward.trajectories import a_trajectory
 
 ray = pytest.importorskip("ray")
 
@@ -47,9 +47,9 @@ def test_misbehaving_function_fails_one_score_only():
     functions = bad_functions()
     backend = backend_of(functions)
     manager = RewardManager(functions, 1.0, backend=backend)
-    play = a_play()
-    asyncio.run(manager.score([play]))
-    expect_each_bad_one_to_fail_alone(play)
+    trajectory = a_trajectory()
+    asyncio.run(manager.score([trajectory]))
+    expect_each_bad_one_to_fail_alone(trajectory)
     assert backend.started == 2
     pids = [pid for group in pids_of(backend) for pid in group]
     manager.close()
@@ -83,10 +83,10 @@ def test_killed_actor_costs_no_score(tmp_path):
         RewardFunction("waited", "step", waited, is_async=True),
     ]
     backend = backend_of(functions, max_in_flight=16)
-    plays = [a_play(str(i), "p" * 100) for i in range(10)]
+    trajectories = [a_trajectory(str(i), "p" * 100) for i in range(10)]
 
     async def score():
-        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(plays))
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score(trajectories))
         while not log.exists() or log.stat().st_size < 100:
             await asyncio.sleep(0.01)
         os.kill((await backend._actors[0].handle.pids.remote())[0], signal.SIGKILL)
@@ -95,7 +95,7 @@ def test_killed_actor_costs_no_score(tmp_path):
     report = asyncio.run(score())
     assert [(f.matched, f.failed) for f in report.functions] == [(1000, 0)] * 2
     for name in ("logged", "waited"):
-        assert [[s.scores[name].value for s in p.steps] for p in plays] == [[i / 100 for i in range(100)]] * 10
+        assert [[s.scores[name].value for s in p.steps] for p in trajectories] == [[i / 100 for i in range(100)]] * 10
     assert backend.started == 3
     backend.close()
 
@@ -119,8 +119,8 @@ def test_async_and_plain_functions_run_together():
         RewardFunction("stays", "step", lambda step, trajectory: float(os.getpid() == home), here=True),
     ]
     backend = backend_of(functions)
-    plays = [a_play(str(i), "p" * 20) for i in range(10)]
-    report = asyncio.run(RewardManager(functions, backend=backend).score(plays))
+    trajectories = [a_trajectory(str(i), "p" * 20) for i in range(10)]
+    report = asyncio.run(RewardManager(functions, backend=backend).score(trajectories))
     assert {f.name: f.mean for f in report.functions} == {"waits": 1.0, "works": 1.0, "stays": 1.0}
     assert report.functions[0].calls == 200
     backend.close()
@@ -133,9 +133,9 @@ def test_hanging_async_function_is_timed_out():
 
     functions = [RewardFunction("f", "step", sleeps, is_async=True, timeout=2.0)]
     backend = backend_of(functions, n_actors=1)
-    play = a_play()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "timeout", "ok"]
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "timeout", "ok"]
     backend.close()
 
 
@@ -150,11 +150,16 @@ def test_call_that_kills_its_actors_fails_alone():
 
     functions = [RewardFunction("f", "step", kills, is_async=True)]
     backend = backend_of(functions, n_actors=1)
-    plays = [a_play(str(i), "p" * 4) for i in range(6)]
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(plays))
-    failed = [(play.id, step.index) for play in plays for step in play.steps if step.scores["f"].status != "ok"]
+    trajectories = [a_trajectory(str(i), "p" * 4) for i in range(6)]
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    failed = [
+        (trajectory.id, step.index)
+        for trajectory in trajectories
+        for step in trajectory.steps
+        if step.scores["f"].status != "ok"
+    ]
     assert failed == [("5", 2)]
-    assert plays[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
+    assert trajectories[5].steps[2].scores["f"].reason.startswith("its Ray actor died twice")
     backend.close()
 
 
@@ -170,9 +175,9 @@ def test_async_function_that_raises_exit_fails_alone(how):
 
     functions = [RewardFunction("f", "step", ends, is_async=True)]
     backend = backend_of(functions, n_actors=1)
-    play = a_play()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
     assert backend.started == 1
     backend.close()
 
@@ -188,28 +193,28 @@ def test_blocking_async_function_is_detected(monkeypatch):
 
     functions = [RewardFunction("f", "step", blocks, is_async=True)]
     backend = backend_of(functions, n_actors=1)
-    play = a_play()
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
-    assert [step.scores["f"].status for step in play.steps] == ["ok", "failed", "ok"]
-    assert "blocks its thread" in play.steps[1].scores["f"].reason
+    trajectory = a_trajectory()
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    assert [step.scores["f"].status for step in trajectory.steps] == ["ok", "failed", "ok"]
+    assert "blocks its thread" in trajectory.steps[1].scores["f"].reason
     backend.close()
 
 
 @pytest.mark.parametrize(
     ("info", "reason"),
     [
-        (threading.Lock(), "the play cannot be sent to another process: "),
-        (OfMain(), "the play cannot be read in another process: unknown here"),
+        (threading.Lock(), "the trajectory cannot be sent to another process: "),
+        (OfMain(), "the trajectory cannot be read in another process: unknown here"),
     ],
 )
 def test_unpicklable_trajectory_fails_alone(info, reason):
     functions = [RewardFunction("f", "step", lambda step, trajectory: 0.5)]
     backend = backend_of(functions, n_actors=1)
-    plays = [a_play(str(i)) for i in range(5)]
-    plays[3].info["thing"] = info
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(plays))
-    assert [play.id for play in plays if play.steps[0].scores["f"].status != "ok"] == ["3"]
-    assert plays[3].steps[0].scores["f"].reason.startswith(reason)
+    trajectories = [a_trajectory(str(i)) for i in range(5)]
+    trajectories[3].info["thing"] = info
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score(trajectories))
+    assert [trajectory.id for trajectory in trajectories if trajectory.steps[0].scores["f"].status != "ok"] == ["3"]
+    assert trajectories[3].steps[0].scores["f"].reason.startswith(reason)
     assert backend.started == 1
     backend.close()
 
@@ -217,9 +222,9 @@ def test_unpicklable_trajectory_fails_alone(info, reason):
 def test_failed_actor_start_fails_every_call():
     functions = [RewardFunction("f", "step", BreaksOnArrival())]
     backend = backend_of(functions, n_actors=2)
-    play = a_play("t", "p" * 30)
-    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([play]))
-    for step in play.steps:
+    trajectory = a_trajectory("t", "p" * 30)
+    asyncio.run(RewardManager(functions, 1.0, backend=backend).score([trajectory]))
+    for step in trajectory.steps:
         assert step.scores["f"].reason.startswith("its Ray actor cannot start: ")
     backend.close()
 
@@ -233,7 +238,7 @@ def test_cancelled_scoring_ends_the_actors(tmp_path):
     backend = backend_of(functions, n_actors=1)
 
     async def impatient():
-        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score([a_play()]))
+        scoring = asyncio.create_task(RewardManager(functions, backend=backend).score([a_trajectory()]))
         while not ((tmp_path / "begun").exists() and (tmp_path / "begun").read_text()):
             await asyncio.sleep(0.01)
         scoring.cancel()
@@ -265,8 +270,8 @@ def test_counters_of_actors_are_summed(tmp_path):
     (function,) = load_reward_functions([RewardFunctionConfig(fn=f"{__name__}:Counting")], tmp_path, ())
     backend = backend_of([function])
     manager = RewardManager([function], backend=backend)
-    plays = [a_play(str(i), "p" * (10 + i)) for i in range(4)]
-    first, second = (asyncio.run(manager.score(plays)).metrics() for _ in range(2))
+    trajectories = [a_trajectory(str(i), "p" * (10 + i)) for i in range(4)]
+    first, second = (asyncio.run(manager.score(trajectories)).metrics() for _ in range(2))
     assert first["reward/counting/requests"] == 46
     assert 23 <= first["reward/counting/index_max"] < 46  # the larger of the two actors'
     assert second["reward/counting/requests"] == 0  # every answer was cached
@@ -278,9 +283,9 @@ def test_traceback_comes_back_from_an_actor():
         return step.info["labels"]
 
     functions = [RewardFunction("f", "step", looks_up)]
-    play, manager = a_play(), RewardManager(functions, 1.0, backend=backend_of(functions))
-    asyncio.run(manager.score([play]))
+    trajectory, manager = a_trajectory(), RewardManager(functions, 1.0, backend=backend_of(functions))
+    asyncio.run(manager.score([trajectory]))
     manager.close()
     where = f"test_ray_backend.py:{looks_up.__code__.co_firstlineno + 1} in looks_up"
-    assert {step.scores["f"].reason for step in play.steps} == {f"KeyError: 'labels' ({where})"}
-    assert play.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")
+    assert {step.scores["f"].reason for step in trajectory.steps} == {f"KeyError: 'labels' ({where})"}
+    assert trajectory.info["tracebacks"]["reward function f"].startswith("Traceback (most recent call last):")

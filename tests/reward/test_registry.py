@@ -81,7 +81,7 @@ def load(base: Path, *entries: dict) -> tuple[RewardFunction, ...]:
     return load_reward_functions([RewardFunctionConfig(**entry) for entry in entries], base, TEAM)
 
 
-def a_play(answer: str | None = "72") -> Trajectory:
+def a_trajectory(answer: str | None = "72") -> Trajectory:
     task = Task("openai/gsm8k", ({"role": "user", "content": "How many?"},), "72")
     steps = [
         Step(f"t/{i}", "t", i, agent, 0, (i - 1,) if i else (), "prompt", response)
@@ -114,28 +114,28 @@ def test_decorated_function_stays_a_plain_function():
 def test_recipe_overrides_the_decorator(base):
     (declared,) = load(base, {"fn": "mine.py:tidiness"})
     assert (declared.name, declared.level, declared.weight, declared.range) == ("tidy", "step", 2.0, (-1.0, 1.0))
-    assert [declared.matches(step) for step in a_play().steps] == [False, True, True]
+    assert [declared.matches(step) for step in a_trajectory().steps] == [False, True, True]
 
     (changed,) = load(base, {"fn": "mine.py:tidiness", "agent_match": "plan", "weight": 0.0, "name": "t"})
     assert (changed.name, changed.weight) == ("t", 0.0)
-    assert [changed.matches(step) for step in a_play().steps] == [True, False, False]
+    assert [changed.matches(step) for step in a_trajectory().steps] == [True, False, False]
 
 
 def test_missing_agent_match_scores_every_agent(base):
     (function,) = load(base, {"fn": "mine.py:bare"})
-    assert all(function.matches(step) for step in a_play().steps)
+    assert all(function.matches(step) for step in a_trajectory().steps)
 
 
 def test_when_comes_from_the_recipe_or_the_decorator(base):
     (declared,) = load(base, {"fn": "mine.py:of_the_last"})
-    assert [declared.matches(step) for step in a_play().steps] == [False, False, True]
+    assert [declared.matches(step) for step in a_trajectory().steps] == [False, False, True]
     changed, whole = load(
         base,
         {"fn": "mine.py:of_the_last", "when": "mine.py:says_much"},
         {"fn": "sum", "when": "mine.py:says_much", "args": {"parts": [{"fn": "mine.py:bare"}]}},
     )
     for function in (changed, whole):
-        assert [function.matches(step) for step in a_play().steps] == [True, True, False]
+        assert [function.matches(step) for step in a_trajectory().steps] == [True, True, False]
 
 
 def test_parameters_set_the_level_of_undecorated_functions(base):
@@ -143,10 +143,10 @@ def test_parameters_set_the_level_of_undecorated_functions(base):
         base, {"fn": "mine.py:compute_decomposed_reward"}, {"fn": "mine.py:long_enough", "args": {"least": 3}}
     )
     assert (whole.level, whole.name) == ("trajectory", "compute_decomposed_reward")
-    assert whole.call(a_play()) == [1.0, 1.0, 0.5]
-    play = a_play()
+    assert whole.call(a_trajectory()) == [1.0, 1.0, 0.5]
+    trajectory = a_trajectory()
     assert step.level == "step"
-    assert [step.call(s, play) for s in play.steps] == [1.0, 1.0, 0.0]
+    assert [step.call(s, trajectory) for s in trajectory.steps] == [1.0, 1.0, 0.0]
 
 
 def test_undecorated_trajectory_function_can_be_the_outcome(base):
@@ -164,24 +164,24 @@ def test_comparison_scores_outcomes_or_steps(base):
     as_outcome, as_step = load(
         base, {"fn": "numeric_match"}, {"fn": "numeric_match", "level": "step", "agent_match": "exec", "name": "value"}
     )
-    play = a_play("It is 72.")
+    trajectory = a_trajectory("It is 72.")
     assert as_outcome.level == "outcome"
-    assert as_outcome.call(play) == 1.0
+    assert as_outcome.call(trajectory) == 1.0
     assert as_step.level == "step"
-    assert [as_step.call(step, play) for step in play.steps] == [0.0, 1.0, 0.0]
+    assert [as_step.call(step, trajectory) for step in trajectory.steps] == [0.0, 1.0, 0.0]
 
 
 def test_missing_answer_scores_the_worst(base):
     (function,) = load(base, {"fn": "exact_match"})
-    assert function.call(a_play(None)) == Score(0.0, reason="the workflow returned no answer")
+    assert function.call(a_trajectory(None)) == Score(0.0, reason="the workflow returned no answer")
 
 
 def test_arguments_are_bound_and_change_the_version(base):
     plain, strict, strict_again = (
         load(base, {"fn": "numeric_match", "args": args})[0] for args in ({}, {"rel_tol": 0.5}, {"rel_tol": 0.5})
     )
-    assert plain.call(a_play("70")) == 0.0
-    assert strict.call(a_play("70")) == 1.0
+    assert plain.call(a_trajectory("70")) == 0.0
+    assert strict.call(a_trajectory("70")) == 1.0
     assert plain.version != strict.version == strict_again.version
 
 

@@ -8,7 +8,7 @@ import pytest
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitor.notices import failure_events, failure_summary, rollout_events, rollout_summary
 from creditflow.reward.manager import FunctionReport, ScoringReport, expect_few_failures
-from tests.builders import batch_of, play
+from tests.builders import batch_of, make_trajectory
 
 
 def function(name="f", matched=4, failed=0, mean=0.5, level="step", **more):
@@ -131,11 +131,11 @@ def test_failure_summary_counts_a_whole_run():
 
 
 def test_rollout_events_name_the_first_failure_once():
-    plays = [play(f"t{n}", [], None) for n in range(4)]
-    plays[1].status, plays[1].info = "failed", {"error": "KeyError: 'labels' (team.py:4 in solve)"}
-    plays[2].info = {"timed_out": 600.0, "agent_error": "the rollout took more than 600 s"}
-    plays[3].status, plays[3].info = "failed", {"timed_out": 600.0, "error": "RolloutTimedOut: too long"}
-    failed, late = rollout_events(batch_of(*plays), 2, [])
+    trajectories = [make_trajectory(f"t{n}", [], None) for n in range(4)]
+    trajectories[1].status, trajectories[1].info = "failed", {"error": "KeyError: 'labels' (team.py:4 in solve)"}
+    trajectories[2].info = {"timed_out": 600.0, "agent_error": "the rollout took more than 600 s"}
+    trajectories[3].status, trajectories[3].info = "failed", {"timed_out": 600.0, "error": "RolloutTimedOut: too long"}
+    failed, late = rollout_events(batch_of(*trajectories), 2, [])
     assert failed.text == (
         "warning: at training step 2, 2 of 4 rollouts failed and are masked; the first: "
         "KeyError: 'labels' (team.py:4 in solve)"
@@ -144,9 +144,9 @@ def test_rollout_events_name_the_first_failure_once():
         "warning: at training step 2, 1 of 4 rollouts exceeded their time limit and count as outcome 0; the first: "
         "the rollout took more than 600 s"
     )
-    assert rollout_events(batch_of(*plays), 3, [failed.to_dict(), late.to_dict()]) == []
-    assert rollout_events(batch_of(plays[0]), 3, []) == []
-    validation = rollout_events(batch_of(*plays), 3, [failed.to_dict()], validation=True)
+    assert rollout_events(batch_of(*trajectories), 3, [failed.to_dict(), late.to_dict()]) == []
+    assert rollout_events(batch_of(trajectories[0]), 3, []) == []
+    validation = rollout_events(batch_of(*trajectories), 3, [failed.to_dict()], validation=True)
     assert [event.metric for event in validation] == ["val/rollout/failed_frac", "val/rollout/timeout_frac"]
     assert validation[0].text.startswith("warning: in the validation at training step 3, 2 of 4 rollouts failed")
 

@@ -157,11 +157,11 @@ def test_one_of_several_truths_is_enough(compare):
 def test_missing_truth_is_a_failed_score():
     task = Task("test", ({"role": "user", "content": "2+2?"},), None)
     step = Step("t/0", "t", 0, "solver", 0, (), "p", "None", response_ids=(5,), response_mask=(1,), logprobs=(-1.0,))
-    play = Trajectory("t", "u", task, [step], (0,), "None")
+    trajectory = Trajectory("t", "u", task, [step], (0,), "None")
     entry = RewardFunctionConfig("exact_match")
-    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([play]))
-    assert play.outcome.status == "failed"
-    assert "expected a value to compare with, got None" in play.outcome.reason
+    asyncio.run(RewardManager(load_reward_functions([entry], ".", []), 1.0).score([trajectory]))
+    assert trajectory.outcome.status == "failed"
+    assert "expected a value to compare with, got None" in trajectory.outcome.reason
 
 
 def test_full_width_digits_and_thoughts_are_read():

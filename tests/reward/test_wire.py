@@ -5,7 +5,7 @@ import json
 import pytest
 
 from creditflow.reward.calls import Returned
-from creditflow.reward.wire import Unreadable, pack_returned, unpack_returned
+from creditflow.reward.wire import UnreadableAnswer, pack_returned, unpack_returned
 from creditflow.trajectory import Score
 
 GOOD = json.loads(pack_returned(Returned(Score(0.5, reason="half"), seconds=0.1)))
@@ -37,7 +37,7 @@ def test_answer_round_trips():
     ],
 )
 def test_malformed_answer_is_unreadable(changed):
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableAnswer):
         unpack_returned(json.dumps({**GOOD, **changed}))
 
 

@@ -86,6 +86,6 @@ def a_step(tokenizer: Tokenizer, prompt: str, response: str, end: int | None = 0
     return Step("t/0", "t", 0, "a", 0, (), prompt, response, prompt_ids, ids, **more)  # type: ignore[arg-type]
 
 
-def play_of(*steps: Step) -> Trajectory:
+def trajectory_of(*steps: Step) -> Trajectory:
     """A trajectory of these steps, unchanged."""
     return Trajectory("t", "u", Task("test", (), None), list(steps))

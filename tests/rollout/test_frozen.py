@@ -11,14 +11,14 @@ import pytest
 
 from creditflow.config import load_recipe
 from creditflow.errors import EndpointError, PromptTooLong
-from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Play, Scheduler, Team, play_all
+from creditflow.rollout import AgentSpec, ChatReply, FrozenModel, Rollout, Scheduler, Team, run_rollouts
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.frozen import CHARACTERS_PER_TOKEN
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 from tests.builders import unlocated
 from tests.reward.judge_server import Answer, Answers, JudgeServer, Request
-from tests.rollout.test_play import EchoClient
+from tests.rollout.test_runner import EchoClient
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -288,14 +288,14 @@ async def solve(task: Task, team: Team) -> str:
     return await team.writer(f"say {verdict}-then")
 
 
-def played(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory], JudgeServer]:
+def run_workflow(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory], JudgeServer]:
     async def main(url: str) -> list[Trajectory]:
         client = model(url, **more)
         tasks = [Task("test", ({"role": "user", "content": f"word{k}"},), None) for k in range(n)]
-        plays = [Play(task, f"u{k}", f"t{k}", (k,)) for k, task in enumerate(tasks)]
+        rollouts = [Rollout(task, f"u{k}", f"t{k}", (k,)) for k, task in enumerate(tasks)]
         try:
             scheduler = Scheduler({"default": EchoClient(), "big": client})
-            return await play_all(plays, solve, AGENTS, scheduler, Sampling())
+            return await run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling())
         finally:
             await client.aclose()
 
@@ -304,7 +304,7 @@ def played(answers: Answers, n: int = 1, **more: Any) -> tuple[list[Trajectory],
 
 
 def test_frozen_step_has_text_and_parents_without_tokens() -> None:
-    (trajectory,), server = played(Answer("Yes", usage=(9, 1)))
+    (trajectory,), server = run_workflow(Answer("Yes", usage=(9, 1)))
     assert [(step.agent, step.response) for step in trajectory.steps] == [
         ("writer", "word0"), ("critic", "Yes"), ("writer", "Yes-then"),
     ]  # fmt: skip
@@ -321,7 +321,7 @@ def test_frozen_step_has_text_and_parents_without_tokens() -> None:
 
 
 def test_steps_without_tokens_survive_parquet(tmp_path: Any) -> None:
-    trajectories, _ = played(Answer("Oui \u00e9\u2603"), n=3)
+    trajectories, _ = run_workflow(Answer("Oui \u00e9\u2603"), n=3)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     assert batch.to_trajectories() == trajectories
     batch.write_parquet(tmp_path / "steps.parquet")
@@ -332,7 +332,7 @@ def test_failed_endpoint_call_fails_one_trajectory() -> None:
     def answer(request: Request) -> Answer:
         return Answer(status=500) if "word1" in request.text else Answer("Yes")
 
-    trajectories, _ = played(answer, n=3, retries=1)
+    trajectories, _ = run_workflow(answer, n=3, retries=1)
     assert [trajectory.status for trajectory in trajectories] == ["ok", "failed", "ok"]
     assert trajectories[1].info["error"].startswith("EndpointError: http://127.0.0.1")
     assert unlocated(trajectories[1].info["error"]).endswith("status 500 (2 tries)")
@@ -340,7 +340,7 @@ def test_failed_endpoint_call_fails_one_trajectory() -> None:
 
 
 def test_refused_long_prompt_truncates_the_trajectory() -> None:
-    (trajectory,), _ = played(Answer(TOO_LONG[0], status=400))
+    (trajectory,), _ = run_workflow(Answer(TOO_LONG[0], status=400))
     assert trajectory.status == "truncated"
     assert trajectory.info["truncated"].startswith("critic's prompt does not fit: http://127.0.0.1")
     assert trajectory.info["ended_early"].startswith("trajectory t0: critic's prompt does not fit")
@@ -348,7 +348,7 @@ def test_refused_long_prompt_truncates_the_trajectory() -> None:
 
 
 def test_truncated_reply_truncates_but_rollout_continues() -> None:
-    (trajectory,), _ = played(Answer("Ye", finish_reason="length"))
+    (trajectory,), _ = run_workflow(Answer("Ye", finish_reason="length"))
     assert trajectory.status == "truncated"
     assert trajectory.info["truncated"] == "critic was cut off at 16 tokens"
     assert trajectory.steps[1].info["finish_reason"] == "length"
@@ -356,7 +356,7 @@ def test_truncated_reply_truncates_but_rollout_continues() -> None:
 
 
 def test_frozen_calls_of_all_rollouts_run_concurrently() -> None:
-    _, server = played(Answer("Yes", company=20), n=20)
+    _, server = run_workflow(Answer("Yes", company=20), n=20)
     assert server.most_in_flight == 20
 
 
@@ -368,9 +368,9 @@ def test_pending_frozen_call_ends_with_its_rollout() -> None:
 
     async def main(url: str) -> Trajectory:
         client = model(url, request_timeout=60.0)
-        play = Play(Task("test", (), None), "u", "t", (0,))
+        rollout = Rollout(Task("test", (), None), "u", "t", (0,))
         scheduler = Scheduler({"default": EchoClient(), "big": client})
-        (trajectory,) = await play_all([play], abandoned, AGENTS, scheduler, Sampling())
+        (trajectory,) = await run_rollouts([rollout], abandoned, AGENTS, scheduler, Sampling())
         await client.aclose()
         return trajectory
 
@@ -386,24 +386,24 @@ def test_pending_frozen_call_ends_with_its_rollout() -> None:
 
 
 def test_recipe_configures_the_endpoint(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from creditflow.parts import build_parts
+    from creditflow.parts import build_components
 
     monkeypatch.setenv("MY_KEY", "abc")
-    (tmp_path / "toy.py").write_text(PLAY)
+    (tmp_path / "toy.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE)
     with JudgeServer(Answer("hi")) as server:
         overrides = [f"policies.big.endpoint.base_url={server.url}/", "policies.big.endpoint.extra_body={top_p: 0.5}"]
-        parts = build_parts(load_recipe(tmp_path / "toy.yaml", overrides))
-        assert asyncio.run(said(parts.chat_clients["big"])).text == "hi"
-    assert parts.agents["critic"] == AgentSpec("Judge.", "big")
-    assert parts.trained_policies == {"default": ("writer",)}
+        components = build_components(load_recipe(tmp_path / "toy.yaml", overrides))
+        assert asyncio.run(said(components.chat_clients["big"])).text == "hi"
+    assert components.agents["critic"] == AgentSpec("Judge.", "big")
+    assert components.trained_policies == {"default": ("writer",)}
     (request,) = server.requests
     assert request.headers["authorization"] == "Bearer abc"
     assert (request.body["model"], request.body["top_p"]) == ("org/big-model", 0.5)
-    assert parts.endpoint_metrics()["endpoint/big/requests"] == 1
+    assert components.endpoint_metrics()["endpoint/big/requests"] == 1
 
 
-PLAY = """
+TRAJECTORY = """
 from creditflow import Task, outcome
 
 def tasks(split, recipe):

@@ -9,7 +9,7 @@ from creditflow.credit.groups import LEVELS
 from creditflow.credit.linter import lint
 from creditflow.monitor import rollout_metrics
 from creditflow.trajectory import TrajectoryBatch
-from tests.builders import batch_of, play, step
+from tests.builders import batch_of, make_trajectory, step
 
 FROZEN = {"policy": "far", "tokens": 0}
 
@@ -18,7 +18,7 @@ def team_of_two(frozen_scores: list[float], tokens: int = 3) -> TrajectoryBatch:
     """Return four trajectories of two tasks: a trained writer, a frozen critic, the writer again."""
     return batch_of(
         *(
-            play(
+            make_trajectory(
                 f"t{k}",
                 [
                     step("writer", 0.1 * k, tokens=tokens + k),
@@ -70,7 +70,10 @@ def test_frozen_step_passes_credit_through_its_gate(granularity: str) -> None:
 
 
 def test_batch_of_frozen_steps_has_finite_metrics() -> None:
-    batch = batch_of(play("a", [step("critic", 0.2, **FROZEN)], 1.0), play("b", [step("critic", 0.8, **FROZEN)], 0.0))
+    batch = batch_of(
+        make_trajectory("a", [step("critic", 0.2, **FROZEN)], 1.0),
+        make_trajectory("b", [step("critic", 0.8, **FROZEN)], 0.0),
+    )
     assignment = assign(batch, CreditOptions())
     assert assignment.token_advantages().size == 0
     assert all(np.isfinite(value) for value in assignment.metrics().values())

@@ -14,8 +14,8 @@ from creditflow.config import load_recipe
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import AgentError, ConfigError
-from creditflow.parts import build_parts
-from creditflow.rollout import AgentSpec, Play, Scheduler, play_all
+from creditflow.parts import build_components
+from creditflow.rollout import AgentSpec, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.openai_api import REFUSED_FIELDS, ChatRequest, Refused, parsed
 from creditflow.rollout.recorder import Sampling
 from creditflow.rollout.tools import Tool
@@ -29,7 +29,7 @@ from tests.rollout.test_server import (
     Templated,
     client_of,
     once,
-    played,
+    run_workflow,
     task_of,
     user,
 )
@@ -127,7 +127,7 @@ def test_disabled_parallel_tool_calls_are_noted_as_ignored():
 
 def test_recipe_sets_ignored_fields():
     recipe = load_recipe(FOLDER / "recipe.yaml", ["team.ignored_fields=[response_format,tool_choice]"])
-    agents = build_parts(recipe).agents
+    agents = build_components(recipe).agents
     assert {spec.ignored_fields for spec in agents.values()} == {frozenset(["response_format", "tool_choice"])}
     for wrong, meant in (("reponse_format", r" \(did you mean 'response_format'\?\)"), ("temperature", "")):
         with pytest.raises(ConfigError, match=f"^team.ignored_fields: '{wrong}' is no field that is refused{meant}"):
@@ -159,7 +159,7 @@ def test_tool_choice_none_hides_the_agents_tools():
     async def ask(client):
         await client.chat.completions.create(model="w", messages=HELLO, tool_choice="none")
 
-    agents = {"w": AgentSpec(tools=(Tool.of(add),))}
+    agents = {"w": AgentSpec(tools=(Tool.from_function(add),))}
     (step,) = once(ask, model=Templated(lambda prompt: CALL), agents=agents).steps
     assert "add" not in step.prompt
     assert "tool_calls" not in step.info
@@ -180,11 +180,11 @@ def test_tool_call_of_another_rollout_is_not_a_parent():
 
     model = Templated(lambda prompt: CALL)
     (here,), (there,) = (
-        asyncio.run(play_all([play], solve, {"writer": AgentSpec()}, Scheduler({"default": model}), Sampling()))
-        for play in (Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2))
+        asyncio.run(run_rollouts([rollout], solve, {"writer": AgentSpec()}, Scheduler({"default": model}), Sampling()))
+        for rollout in (Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(2))
     )
     assert ids["task 0"] != ids["task 1"]
-    assert [play.steps[2].parents for play in (here, there)] == [(0,), (1,)]
+    assert [rollout.steps[2].parents for rollout in (here, there)] == [(0,), (1,)]
 
 
 def test_unknown_tool_call_id_names_no_parent():
@@ -255,7 +255,7 @@ def test_log_probs_exclude_tool_results(temperature):
         answers.append(await client.chat.completions.create(model="w", messages=HELLO, **more))
 
     model = Templated(lambda prompt: "done" if "forty" in prompt else CALL)
-    (step,) = once(ask, model=model, agents={"w": AgentSpec(tools=(Tool.of(add),))}).steps
+    (step,) = once(ask, model=model, agents={"w": AgentSpec(tools=(Tool.from_function(add),))}).steps
     listed = answers[0].choices[0].logprobs.content
     assert "".join(one.token for one in listed) == f"{CALL}done"
     assert "forty two" in step.response
@@ -332,13 +332,13 @@ FORMED = [
 def test_framework_output_of_wrong_form_is_an_agent_error(workflow, form, field):
     solver = {"solver": AgentSpec(ignored_fields=frozenset(["response_format", "tool_choice"]))}
     (right,), (wrong,) = (
-        played(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
+        run_workflow(workflow, Templated(lambda prompt, text=text: text), solver) for text in (form, "no form at all")
     )
     assert (right.status, right.answer) == ("ok", "1"), right.info
     assert (wrong.status, wrong.answer) == ("ok", None), wrong.info
     assert wrong.info["agent_error"]
-    for play in (right, wrong):
-        assert [field in step.info["ignored"] for step in play.steps] == [True]
+    for rollout in (right, wrong):
+        assert [field in step.info["ignored"] for step in rollout.steps] == [True]
 
 
 async def a_solver_of_the_agents_sdk_with_a_tool(task, team):
@@ -388,7 +388,7 @@ async def a_solver_of_langgraph_with_a_tool(task, team):
     ],
 )
 def test_framework_error_keeps_the_trajectory(workflow, said):
-    (made,) = played(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
+    (made,) = run_workflow(workflow, Templated(lambda prompt: said), {"solver": AgentSpec()})
     assert (made.status, bool(made.info.get("agent_error"))) == ("ok", True), made.info
     assert made.steps
 
@@ -405,7 +405,7 @@ def test_agents_sdk_with_default_setup_gets_an_answer(model):
             writer = agents.Agent("writer", instructions="You write.", **model)
             return (await agents.Runner.run(writer, task.text)).final_output
 
-    (made,) = played(solve, Answers(), AGENTS)
+    (made,) = run_workflow(solve, Answers(), AGENTS)
     assert (made.status, made.answer) == ("ok", "yes"), made.info
     assert "verbosity" in made.steps[0].info["ignored"]
 
@@ -423,6 +423,6 @@ def test_autogen_agent_gets_an_answer_with_and_without_stream(stream):
         writer = AssistantAgent("writer", model, system_message="You write.", model_client_stream=stream)
         return (await writer.run(task=task.text)).messages[-1].content
 
-    (made,) = played(solve, Answers(), AGENTS)
+    (made,) = run_workflow(solve, Answers(), AGENTS)
     assert (made.status, made.answer) == ("ok", "yes"), made.info
     assert made.steps[0].prompt == "You write.\ntask 0"

@@ -9,13 +9,13 @@ from omegaconf import OmegaConf
 from creditflow.config import EndpointConfig, load_recipe, model_of, policies_in_use, recipe_of_dict, trained_policies
 from creditflow.engines.local.crew import load_policies, model_folder
 from creditflow.errors import ConfigError
-from creditflow.parts import build_parts
-from tests.rollout.test_frozen import PLAY, RECIPE
+from creditflow.parts import build_components
+from tests.rollout.test_frozen import RECIPE, TRAJECTORY
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    (tmp_path / "toy.py").write_text(PLAY)
+    (tmp_path / "toy.py").write_text(TRAJECTORY)
     (tmp_path / "toy.yaml").write_text(RECIPE)
     return tmp_path / "toy.yaml"
 
@@ -37,7 +37,7 @@ def test_default_policy_is_trained(file: Path) -> None:
     assert policies_in_use(recipe.config) == {"default": ("writer", "critic")}
     assert trained_policies(recipe.config) == ("default",)
     assert model_of(recipe.config, "default") == ("tiny", "actor_rollout_ref.model.path")
-    assert build_parts(recipe).trained_policies == {"default": ("writer", "critic")}
+    assert build_components(recipe).trained_policies == {"default": ("writer", "critic")}
 
 
 def test_policy_has_the_runs_model_or_a_separate_one(file: Path) -> None:
@@ -148,7 +148,7 @@ def test_missing_key_is_refused_by_build_parts(file: Path, monkeypatch: pytest.M
     monkeypatch.delenv("MY_KEY", raising=False)
     recipe = load_recipe(file)  # a kept run can be read without its key
     with pytest.raises(ConfigError, match=r"policies.big.endpoint: api_key_env: .* MY_KEY is not set"):
-        build_parts(recipe)
+        build_components(recipe)
 
 
 def test_local_policies_load_separate_weights(file: Path) -> None:

@@ -10,8 +10,8 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.rollout import AgentSpec
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.recorder import Call, Sampling
-from tests.rollout.test_server import Answers, client_of, once, played, user
+from creditflow.rollout.recorder import AgentCall, Sampling
+from tests.rollout.test_server import Answers, client_of, once, run_workflow, user
 
 PROMPTS = ("Tell me about rain.", "Sum: 4+5", "zzzz")
 
@@ -38,8 +38,8 @@ def test_shared_seed_gives_unrelated_responses():
 
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
     same = all_of_them = 0
-    for play in played(solve, policy, n=12):
-        texts = [step.response_ids for step in play.steps]
+    for rollout in run_workflow(solve, policy, n=12):
+        texts = [step.response_ids for step in rollout.steps]
         for one, other in ((0, 1), (0, 2), (1, 2)):
             pairs = list(zip(texts[one], texts[other], strict=False))
             same += sum(abs(a - b) <= 2 for a, b in pairs)
@@ -83,7 +83,7 @@ def test_fitting_prompts_are_encoded_in_call_order():
     async def solve(task, team):
         await asyncio.gather(*(team.writer("x" * length) for length in (90_000, 10, 64_000)))
 
-    (made,) = played(solve, Watched(), sampling=Sampling(max_prompt_tokens=90_100))
+    (made,) = run_workflow(solve, Watched(), sampling=Sampling(max_prompt_tokens=90_100))
     assert [len(step.prompt_ids) for step in made.steps] == [90_011, 21, 64_011]
 
 
@@ -96,7 +96,7 @@ def test_long_prompt_ends_the_rollout_despite_other_answers():
                 if isinstance(done, Exception):
                     raise done
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert made.status == "truncated"
     assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
 
@@ -183,10 +183,10 @@ def test_example_in_every_prompt_is_not_a_parent():
 def test_ignored_fields_are_kept_and_reserved_info_refused():
     async def solve(task, team):
         recorder = team._recorder
-        await recorder.ask(Call("writer", user("x"), info={"mine": 1}, ignored=("top_p",)))
+        await recorder.ask(AgentCall("writer", user("x"), info={"mine": 1}, ignored=("top_p",)))
         with pytest.raises(ValueError, match="info ignored: what a step keeps by these names"):
-            await recorder.ask(Call("writer", user("x"), info={"ignored": 1}))
+            await recorder.ask(AgentCall("writer", user("x"), info={"ignored": 1}))
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert made.status == "ok", made.info
     assert [step.info for step in made.steps] == [{"mine": 1, "ignored": ["top_p"]}]

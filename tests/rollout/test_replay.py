@@ -10,12 +10,12 @@ from creditflow.rollout import (
     AgentSpec,
     ChatClient,
     ChatReply,
-    Play,
+    Rollout,
     Scheduler,
     Team,
     Workflow,
-    play_again,
-    play_one,
+    replay_rollout,
+    run_rollout,
 )
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
@@ -39,14 +39,16 @@ def model(plan: str, do: str, check: str = "fine") -> Scripted:
 
 
 def recorded(clients: Mapping, workflow: Workflow = chain, agents: Mapping[str, AgentSpec] = AGENTS) -> Trajectory:
-    return asyncio.run(play_one(Play(TASK, "u", "t", (1,)), workflow, agents, Scheduler(clients), Sampling()))
+    return asyncio.run(run_rollout(Rollout(TASK, "u", "t", (1,)), workflow, agents, Scheduler(clients), Sampling()))
 
 
 def again(
     before: Trajectory, replaced: set[str], clients: Mapping, agents: Mapping[str, AgentSpec] = AGENTS
 ) -> Trajectory:
-    play = Play(TASK, "u", "t~0", (2,))
-    return asyncio.run(play_again(before, play, replaced, BASELINES, chain, agents, Scheduler(clients), Sampling()))
+    rollout = Rollout(TASK, "u", "t~0", (2,))
+    return asyncio.run(
+        replay_rollout(before, rollout, replaced, BASELINES, chain, agents, Scheduler(clients), Sampling())
+    )
 
 
 def said(trajectory: Trajectory) -> list[tuple[str, str]]:
@@ -88,9 +90,11 @@ def test_repeated_prompt_replays_responses_in_order_then_samples():
     count = iter("12")
     before = recorded({"default": Scripted(lambda prompt: next(count, "3").encode())}, thrice)
     before.steps.pop()  # a shorter record
-    play = Play(TASK, "u", "t~0", (2,))
+    rollout = Rollout(TASK, "u", "t~0", (2,))
     clients = {"default": model("", "new"), "baseline": model("", "")}
-    after = asyncio.run(play_again(before, play, set(), BASELINES, thrice, AGENTS, Scheduler(clients), Sampling()))
+    after = asyncio.run(
+        replay_rollout(before, rollout, set(), BASELINES, thrice, AGENTS, Scheduler(clients), Sampling())
+    )
     assert after.answer == "12new"
 
 
@@ -102,9 +106,11 @@ def test_agents_of_one_policy_keep_separate_responses():
 
     count = iter("12")
     before = recorded({"default": Scripted(lambda prompt: next(count).encode())}, both, same)
-    play = Play(TASK, "u", "t~0", (2,))
+    rollout = Rollout(TASK, "u", "t~0", (2,))
     clients = {"default": Scripted(lambda prompt: b"new"), "baseline": Scripted(lambda prompt: b"base")}
-    after = asyncio.run(play_again(before, play, {"plan"}, BASELINES, both, same, Scheduler(clients), Sampling()))
+    after = asyncio.run(
+        replay_rollout(before, rollout, {"plan"}, BASELINES, both, same, Scheduler(clients), Sampling())
+    )
     assert after.answer == "base2"
 
 
@@ -141,9 +147,11 @@ def test_parallel_branches_keep_their_recorded_order(replaced: set[str]) -> None
     answers = Scripted(lambda prompt: prompt.split("\n")[1].encode())
     before = recorded({"default": answers}, branches)
     assert [step.agent for step in before.steps] == ["plan", "do", "check"] * 3  # the branches alternate
-    play = Play(TASK, "u", "t~0", (2,))
+    rollout = Rollout(TASK, "u", "t~0", (2,))
     clients = {"default": answers, "baseline": answers}
-    after = asyncio.run(play_again(before, play, replaced, BASELINES, branches, AGENTS, Scheduler(clients), Sampling()))
+    after = asyncio.run(
+        replay_rollout(before, rollout, replaced, BASELINES, branches, AGENTS, Scheduler(clients), Sampling())
+    )
     kept = [step.response for step in after.steps if step.agent not in replaced]
     assert kept == [step.response for step in before.steps if step.agent not in replaced]
     if not replaced:
@@ -158,7 +166,7 @@ def test_replay_does_not_wait_for_unused_responses() -> None:
         return await team.do("second")
 
     before = recorded({"default": Scripted(lambda prompt: prompt.encode()[-1:])}, two)
-    play = Play(TASK, "u", "t~0", (2,))
+    rollout = Rollout(TASK, "u", "t~0", (2,))
     clients = {"default": Scripted(lambda prompt: b"new"), "baseline": Scripted(lambda prompt: b"base")}
-    replaying = play_again(before, play, set(), BASELINES, second_alone, AGENTS, Scheduler(clients), Sampling())
+    replaying = replay_rollout(before, rollout, set(), BASELINES, second_alone, AGENTS, Scheduler(clients), Sampling())
     assert asyncio.run(asyncio.wait_for(replaying, 20)).answer == "d"

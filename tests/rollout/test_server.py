@@ -21,10 +21,10 @@ from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError, CreditflowError, EndpointError, InputError
 from creditflow.huggingface import load_tokenizer
-from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_all
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, run_rollouts
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.recorder import Call, Recorder, Sampling
-from creditflow.rollout.server import Limits, OpenAIServer
+from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
+from creditflow.rollout.server import OpenAIServer, ServerLimits
 from creditflow.trajectory import Task, Trajectory
 from tests.builders import Letters, unlocated
 
@@ -69,12 +69,12 @@ def user(text: str) -> list:
     return [{"role": "user", "content": text}]
 
 
-def played(workflow, model=None, agents=AGENTS, n=1, sampling=None) -> list[Trajectory]:
-    plays = [
-        Play(Task("test", ({"role": "user", "content": f"task {k}"},), None), "u", f"t{k}", (k,)) for k in range(n)
+def run_workflow(workflow, model=None, agents=AGENTS, n=1, sampling=None) -> list[Trajectory]:
+    rollouts = [
+        Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None), "u", f"t{k}", (k,)) for k in range(n)
     ]
     scheduler = Scheduler({"default": model or Answers()})
-    return asyncio.run(play_all(plays, workflow, agents, scheduler, sampling or Sampling()))
+    return asyncio.run(run_rollouts(rollouts, workflow, agents, scheduler, sampling or Sampling()))
 
 
 def client_of(team, **more) -> openai.AsyncOpenAI:
@@ -93,7 +93,7 @@ def once(ask, **given) -> Trajectory:
                 raised.append(error)
                 raise
 
-    (trajectory,) = played(solve, **given)
+    (trajectory,) = run_workflow(solve, **given)
     if raised:
         raise raised[0]
     return trajectory
@@ -119,10 +119,10 @@ def test_openai_client_calls_make_the_same_steps_as_a_workflow():
         return await team.editor(draft := await team.writer(task.text), info={"draft": draft.text})
 
     here, there = (
-        played(workflow, Answers(lambda prompt: f"re {prompt[-6:]}"), n=3) for workflow in (in_process, over_http)
+        run_workflow(workflow, Answers(lambda prompt: f"re {prompt[-6:]}"), n=3) for workflow in (in_process, over_http)
     )
-    assert [play.steps for play in here] == [play.steps for play in there]
-    assert [play.answer for play in here] == [play.answer for play in there]
+    assert [rollout.steps for rollout in here] == [rollout.steps for rollout in there]
+    assert [rollout.answer for rollout in here] == [rollout.answer for rollout in there]
     assert [step.parents for step in there[0].steps] == [(), (0,)]
     assert there[0].steps[1].policy_version == 7
 
@@ -255,8 +255,8 @@ def test_parents_header_accepts_percent_encoded_ids():
             header = {"X-Creditflow-Parents": quote(one)}
             await client.chat.completions.create(model="editor", messages=HELLO, extra_headers=header)
 
-    plays = [Play(task_of("x"), "u", "Aufgabe 1, größte%20", (0,))]
-    (made,) = asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    rollouts = [Rollout(task_of("x"), "u", "Aufgabe 1, größte%20", (0,))]
+    (made,) = asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
     assert (made.status, made.steps[2].parents) == ("ok", (0,))
 
 
@@ -266,8 +266,8 @@ def test_any_trajectory_id_gets_a_usable_url(id):
         async with client_of(team) as client:
             await client.chat.completions.create(model="writer", messages=HELLO)
 
-    plays = [Play(task_of("x"), "u", id, (0,))]
-    (made,) = asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
+    rollouts = [Rollout(task_of("x"), "u", id, (0,))]
+    (made,) = asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Answers()}), Sampling()))
     assert (made.status, [step.id for step in made.steps]) == ("ok", [f"{id}/0"])
 
 
@@ -275,7 +275,7 @@ def test_any_trajectory_id_gets_a_usable_url(id):
 def test_name_that_is_not_one_url_segment_is_refused(limited, name):
     async def main():
         recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
-        with pytest.raises(InputError, match="a play's name has 1 to 200 printable characters, none a slash"):
+        with pytest.raises(InputError, match="a trajectory's name has 1 to 200 printable characters, none a slash"):
             limited().open(recorder, name=name)
 
     asyncio.run(main())
@@ -284,11 +284,11 @@ def test_name_that_is_not_one_url_segment_is_refused(limited, name):
 def test_name_of_an_open_rollout_is_refused(limited):
     async def main():
         recorder = Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Scheduler({}), Sampling(), (0,))
-        door = limited().open(recorder, name="x", api_key="k")
+        session = limited().open(recorder, name="x", api_key="k")
         with pytest.raises(InputError, match="'x' is open"):
-            door.server.open(recorder, name="x", api_key="k")
-        door.close()
-        door.server.open(recorder, name="x").close()
+            session.server.open(recorder, name="x", api_key="k")
+        session.close()
+        session.server.open(recorder, name="x").close()
 
     asyncio.run(main())
 
@@ -319,7 +319,7 @@ def test_answer_from_accepts_step_ids_of_choices():
                 with pytest.raises(CreditflowError, match="trajectory t0: answer_from: expected replies or their ids"):
                     team.answer_from(none_of_them)
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert (made.status, made.answer_steps) == ("ok", (0, 2))
 
 
@@ -331,7 +331,7 @@ def test_seed_repeats_a_response_within_a_rollout_only():
                 await client.chat.completions.create(model="writer", messages=HELLO, max_tokens=8, **more)
 
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    one, other = played(solve, policy, n=2)
+    one, other = run_workflow(solve, policy, n=2)
     a, b, c, d = [step.response_ids for step in one.steps]
     assert a == b
     assert len({a, c, d}) == 3
@@ -528,7 +528,7 @@ def test_recorded_tokens_equal_sampled_tokens_with_a_real_model():
                 answers.append(await client.chat.completions.create(model="writer", messages=HELLO, **more))
 
     policy = Policy.load(tiny_byte_model(), pick_device("cpu"))
-    (made,) = played(solve, policy)
+    (made,) = run_workflow(solve, policy)
     spelled_anew = 0
     for step, answer in zip(made.steps, answers, strict=True):
         choice = answer.choices[0]
@@ -665,7 +665,7 @@ def test_long_prompt_truncates_whatever_the_client_raises():
         async with client_of(team) as client:
             await client.chat.completions.create(model="writer", messages=user("x" * 2000))
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert made.status == "truncated"
     assert made.info["ended_early"] == "trajectory t0: writer's prompt has 2011 tokens, at most 999 fit"
 
@@ -678,7 +678,7 @@ def test_error_after_a_shortened_prompt_fails_the_trajectory():
             await client.chat.completions.create(model="writer", messages=HELLO)
         raise KeyError("mine")
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert (made.status, unlocated(made.info["error"])) == ("failed", "KeyError: 'mine'")
 
 
@@ -698,7 +698,7 @@ def test_failed_choice_records_no_step_of_its_request():
                 await client.chat.completions.create(model="writer", messages=HELLO, n=2)
             await client.chat.completions.create(model="editor", messages=HELLO)
 
-    (made,) = played(solve, Fails())
+    (made,) = run_workflow(solve, Fails())
     assert [(step.agent, step.parents) for step in made.steps] == [("editor", ())]
 
 
@@ -721,7 +721,7 @@ def test_concurrent_threads_get_the_same_url():
         found = await asyncio.gather(*(asyncio.to_thread(lambda: (team.base_url, team.api_key)) for _ in range(4)))
         return str(len(set(found)))
 
-    assert {play.answer for play in played(solve, n=20)} == {"1"}
+    assert {rollout.answer for rollout in run_workflow(solve, n=20)} == {"1"}
 
 
 def test_model_error_ends_the_run_but_not_the_server():
@@ -766,9 +766,9 @@ def among_others(trouble) -> list[Trajectory]:
             answer = await client.chat.completions.create(model="editor", messages=[{"role": "user", "content": mark}])
             return answer.choices[0].message.content
 
-    made = played(solve, Answers(lambda prompt: prompt[::-1]), n=4)
-    assert [play.status for play in made] == ["ok"] * 4
-    assert [play.answer for play in made] == [f"You edit.\n{play.task.text}"[::-1] for play in made]
+    made = run_workflow(solve, Answers(lambda prompt: prompt[::-1]), n=4)
+    assert [rollout.status for rollout in made] == ["ok"] * 4
+    assert [rollout.answer for rollout in made] == [f"You edit.\n{rollout.task.text}"[::-1] for rollout in made]
     return made
 
 
@@ -800,7 +800,7 @@ def test_invalid_bodies_do_not_affect_other_rollouts(body, status):
     answers = []
     made = among_others(lambda team: answers.append(post(team, body)))
     assert answers[0].split(b" ", 2)[1] == status
-    assert [len(play.steps) for play in made] == [2, 2, 2, 2]
+    assert [len(rollout.steps) for rollout in made] == [2, 2, 2, 2]
 
 
 def test_oversized_chunked_body_is_refused():
@@ -841,8 +841,8 @@ def test_wrong_or_foreign_key_is_refused():
                     await client.chat.completions.create(model="writer", messages=HELLO)
                 seen.append(1)
 
-    made = played(solve, n=2)
-    assert (len(seen), [len(play.steps) for play in made]) == (6, [0, 0])
+    made = run_workflow(solve, n=2)
+    assert (len(seen), [len(rollout.steps) for rollout in made]) == (6, [0, 0])
 
 
 def test_foreign_host_header_is_refused():
@@ -872,7 +872,7 @@ def test_stopping_server_ends_pending_calls_without_warnings(caplog):
         def __init__(self):
             self.clients = {"default": Answers()}
 
-        def expect(self, plays):
+        def expect(self, rollouts):
             pass
 
         async def generate(self, policy, request):
@@ -883,8 +883,8 @@ def test_stopping_server_ends_pending_calls_without_warnings(caplog):
                 gone.set()
 
     async def main():
-        door = server.open(Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Waits(), Sampling(), (0,)))
-        async with client_of(door) as client:
+        session = server.open(Recorder(AGENTS, Trajectory("t", "u", task_of("x")), Waits(), Sampling(), (0,)))
+        async with client_of(session) as client:
             call = asyncio.create_task(client.chat.completions.create(model="writer", messages=HELLO))
             await asked.wait()
             await asyncio.to_thread(server.stop)
@@ -925,7 +925,7 @@ def test_ended_rollout_refuses_calls():
         left.append(team)
         team.open()
 
-    played(solve)
+    run_workflow(solve)
     assert b" 401 " in post(left[0], GOOD).splitlines()[0]
 
 
@@ -945,15 +945,15 @@ def test_disconnected_client_leaves_no_step():
         writer.write(head.encode() + f"Content-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD)
         await asyncio.to_thread(started.wait)
         writer.close()
-        door = team.open()
-        while door.waiting:
+        session = team.open()
+        while session.waiting:
             await asyncio.sleep(0.001)
         go_on.set()
         reader.feed_eof()
         async with client_of(team) as client:
             await client.chat.completions.create(model="editor", messages=HELLO)
 
-    (made,) = played(solve, Answers(slow))
+    (made,) = run_workflow(solve, Answers(slow))
     assert [step.agent for step in made.steps] == ["editor"]
 
 
@@ -963,7 +963,7 @@ def limited(monkeypatch):
     started = []
 
     def start(**limits) -> OpenAIServer:
-        started.append(OpenAIServer(limits=Limits(**limits)).start())
+        started.append(OpenAIServer(limits=ServerLimits(**limits)).start())
         monkeypatch.setattr("creditflow.rollout.server._PROCESS_SERVER", [started[-1]])
         return started[-1]
 
@@ -974,7 +974,7 @@ def limited(monkeypatch):
 
 @pytest.mark.parametrize("ticks", range(6))
 def test_closed_recorder_records_nothing(ticks):
-    async def play():
+    async def run():
         answer = asyncio.Event()
 
         class Waits:
@@ -987,7 +987,7 @@ def test_closed_recorder_records_nothing(ticks):
 
         trajectory = Trajectory("t", "u", task_of("x"))
         recorder = Recorder(AGENTS, trajectory, Waits(), Sampling(), (0,))
-        asked = asyncio.create_task(recorder.ask_all([Call("writer", HELLO)]))
+        asked = asyncio.create_task(recorder.ask_all([AgentCall("writer", HELLO)]))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         answer.set()
@@ -999,7 +999,7 @@ def test_closed_recorder_records_nothing(ticks):
         assert len(trajectory.steps) == then == isinstance(reply, list)
         return then
 
-    assert asyncio.run(play()) in (0, 1)
+    assert asyncio.run(run()) in (0, 1)
 
 
 def test_steps_limit_refuses_further_calls(limited):
@@ -1089,7 +1089,7 @@ def test_incomplete_second_head_closes_the_connection(limited):
             connection.sendall(head.encode()[:20])
             return str(await asyncio.to_thread(ended, connection))
 
-    assert [play.answer for play in played(solve)] == ["True"]
+    assert [rollout.answer for rollout in run_workflow(solve)] == ["True"]
 
 
 def test_client_that_does_not_read_is_disconnected(limited):
@@ -1108,7 +1108,7 @@ def test_client_that_does_not_read_is_disconnected(limited):
         async with client_of(team) as client:
             await client.models.list()
 
-    (made,) = played(solve, Answers(lambda prompt: "x" * 1_000_000))
+    (made,) = run_workflow(solve, Answers(lambda prompt: "x" * 1_000_000))
     assert made.status == "ok", made.info
 
 
@@ -1163,9 +1163,9 @@ def test_blocked_event_loops_are_reported_ever_sooner(limited):
         with openai.OpenAI(base_url=team.base_url, api_key=team.api_key) as client:
             client.chat.completions.create(model="writer", messages=HELLO)
 
-    made = played(solve, n=5)
-    assert [play.status for play in made] == ["failed"] * 5
-    told = [re.search(r"within (\S+) s: .*asyncio.to_thread", play.info["error"])[1] for play in made]
+    made = run_workflow(solve, n=5)
+    assert [rollout.status for rollout in made] == ["failed"] * 5
+    told = [re.search(r"within (\S+) s: .*asyncio.to_thread", rollout.info["error"])[1] for rollout in made]
     assert sorted(told, key=float, reverse=True) == ["0.4", "0.1", "0.1", "0.1", "0.1"]
 
 
@@ -1186,7 +1186,7 @@ def test_patience_with_a_loop_grows_after_a_taken_call(limited):
                     block()
                 told.append(re.search(r"within (\S+) s", str(error.value))[1])
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert (made.status, len(made.steps)) == ("ok", 1)
     assert told == ["3.2", "1.6"]
 
@@ -1212,19 +1212,19 @@ def test_call_during_a_blocked_loop_succeeds_on_retry(limited):
         else:
             await asyncio.to_thread(ask, team.base_url, team.api_key)
 
-    made = played(solve, n=4)
-    assert [(play.status, len(play.steps)) for play in made] == [*[("ok", 1)] * 3, ("ok", 0)]
+    made = run_workflow(solve, n=4)
+    assert [(rollout.status, len(rollout.steps)) for rollout in made] == [*[("ok", 1)] * 3, ("ok", 0)]
 
 
 def test_refused_call_makes_no_step(limited):
     async def main():
         trajectory, refused = Trajectory("t", "u", task_of("x")), Future()
         recorder = Recorder(AGENTS, trajectory, Scheduler({"default": Answers()}), Sampling(), (0,))
-        door = limited().open(recorder)
+        session = limited().open(recorder)
         refused.cancel()
-        await door.ask([Call("writer", HELLO)], refused)
+        await session.ask([AgentCall("writer", HELLO)], refused)
         assert trajectory.steps == []
-        await door.ask([Call("writer", HELLO)], Future())
+        await session.ask([AgentCall("writer", HELLO)], Future())
         assert len(trajectory.steps) == 1
 
     asyncio.run(main())
@@ -1239,15 +1239,15 @@ def test_plain_workflow_works_with_a_blocking_client():
             asked = user(task.text)
             return client.chat.completions.create(model="writer", messages=asked).choices[0].message.content
 
-    made = played(solve, Answers(lambda prompt: prompt[-1]), n=80)
-    assert [play.answer for play in made] == [str(k % 10) for k in range(80)]
+    made = run_workflow(solve, Answers(lambda prompt: prompt[-1]), n=80)
+    assert [rollout.answer for rollout in made] == [str(k % 10) for k in range(80)]
 
 
 def test_plain_workflow_error_fails_its_trajectory():
     def solve(task, team):
         raise asyncio.CancelledError
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert (made.status, unlocated(made.info["error"])) == ("failed", "RuntimeError: raised CancelledError")
 
 
@@ -1259,7 +1259,7 @@ def test_full_thread_pool_still_gets_responses():
     async def solve(task, team):
         return await asyncio.to_thread(ask, task, team)
 
-    assert {play.answer for play in played(solve, n=80)} == {"yes"}
+    assert {rollout.answer for rollout in run_workflow(solve, n=80)} == {"yes"}
 
 
 def test_calls_over_http_are_batched():
@@ -1268,9 +1268,9 @@ def test_calls_over_http_are_batched():
             for _ in range(3):
                 await client.chat.completions.create(model="writer", messages=HELLO)
 
-    plays = [Play(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
+    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(32)]
     scheduler = Scheduler({"default": Answers()})
-    asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
+    asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
     assert sum(scheduler.batch_sizes) == 96
     assert len(scheduler.batch_sizes) <= 12  # one per round on a quiet machine, never close to one per call
 
@@ -1287,7 +1287,7 @@ def test_slow_rollout_does_not_block_the_others():
             await client.chat.completions.create(model="writer", messages=HELLO)
             done.set()
 
-    assert [play.status for play in played(solve, n=2)] == ["ok", "ok"]
+    assert [rollout.status for rollout in run_workflow(solve, n=2)] == ["ok", "ok"]
 
 
 class Frozen(ChatClient):
@@ -1320,10 +1320,10 @@ def test_frozen_calls_do_not_delay_other_responses():
                     assert await asyncio.to_thread(answered.wait, 60)
 
     agents = {"writer": AgentSpec(), "customer": AgentSpec(policy="frozen")}
-    plays = [Play(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(3)]
+    rollouts = [Rollout(task_of(f"task {k}"), "u", f"t{k}", (k,)) for k in range(3)]
     scheduler = Scheduler({"default": Answers(), "frozen": Frozen()})
-    made = asyncio.run(play_all(plays, solve, agents, scheduler, Sampling()))
-    assert [play.status for play in made] == ["ok"] * 3
+    made = asyncio.run(run_rollouts(rollouts, solve, agents, scheduler, Sampling()))
+    assert [rollout.status for rollout in made] == ["ok"] * 3
 
 
 def test_retrying_client_does_not_delay_other_responses():
@@ -1345,7 +1345,7 @@ def test_retrying_client_does_not_delay_other_responses():
                 case _:
                     assert await asyncio.to_thread(answered.wait, 60)
 
-    assert [play.status for play in played(solve, n=3)] == ["ok"] * 3
+    assert [rollout.status for rollout in run_workflow(solve, n=3)] == ["ok"] * 3
 
 
 def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
@@ -1361,7 +1361,7 @@ def test_longest_wait_bounds_the_wait_for_further_calls(monkeypatch):
             else:
                 assert await asyncio.to_thread(answered.wait, 60)
 
-    assert [play.status for play in played(solve, n=2)] == ["ok", "ok"]
+    assert [rollout.status for rollout in run_workflow(solve, n=2)] == ["ok", "ok"]
 
 
 class Noting(Scheduler):
@@ -1371,10 +1371,10 @@ class Noting(Scheduler):
         super().__init__(clients)
         self.threads, self.about_to_call = set(), 0
 
-    def expect(self, plays):
+    def expect(self, rollouts):
         self.threads.add(threading.get_ident())
-        self.about_to_call += plays
-        super().expect(plays)
+        self.about_to_call += rollouts
+        super().expect(rollouts)
 
 
 def test_scheduler_is_notified_on_its_event_loop():
@@ -1383,9 +1383,9 @@ def test_scheduler_is_notified_on_its_event_loop():
             await asyncio.gather(*(client.chat.completions.create(model="writer", messages=HELLO) for _ in range(3)))
 
     scheduler = Noting({"default": Answers()})
-    plays = [Play(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(4)]
-    made = asyncio.run(play_all(plays, solve, AGENTS, scheduler, Sampling()))
-    assert [len(play.steps) for play in made] == [3] * 4
+    rollouts = [Rollout(task_of(str(k)), "u", f"t{k}", (k,)) for k in range(4)]
+    made = asyncio.run(run_rollouts(rollouts, solve, AGENTS, scheduler, Sampling()))
+    assert [len(rollout.steps) for rollout in made] == [3] * 4
     assert (scheduler.threads, scheduler.about_to_call) == ({threading.get_ident()}, 0)
 
 
@@ -1396,8 +1396,8 @@ def test_url_of_an_ended_rollout_is_refused():
         left.append(team)
 
     async def main():
-        await play_all([Play(task_of("x"), "u", "t", (0,))], solve, AGENTS, scheduler, Sampling())
-        with pytest.raises(CreditflowError, match="trajectory t: its URL was asked for after the play had ended"):
+        await run_rollouts([Rollout(task_of("x"), "u", "t", (0,))], solve, AGENTS, scheduler, Sampling())
+        with pytest.raises(CreditflowError, match="trajectory t: its URL was asked for after the rollout had ended"):
             await asyncio.to_thread(lambda: left[0].base_url)
 
     asyncio.run(main())
@@ -1416,4 +1416,4 @@ def test_forgotten_await_is_refused_over_http():
             await client.chat.completions.create(model="writer", messages=user(content))
 
     with pytest.raises(ConfigError, match=r"writer's prompt holds <coroutine object .*add `await`.* in solve\)$"):
-        played(solve)
+        run_workflow(solve)

@@ -13,9 +13,18 @@ from creditflow.credit.decompose import outcomes
 from creditflow.credit.options import CreditOptions
 from creditflow.errors import CreditflowError
 from creditflow.monitor.metrics import rollout_metrics
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.reward import RewardFunction, RewardManager
-from creditflow.rollout import AgentSpec, ChatClient, FrozenModel, Generation, Play, Scheduler, play_again, play_all
+from creditflow.rollout import (
+    AgentSpec,
+    ChatClient,
+    FrozenModel,
+    Generation,
+    Rollout,
+    Scheduler,
+    replay_rollout,
+    run_rollouts,
+)
 from creditflow.rollout.endpoint import Endpoint
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, TrajectoryBatch
@@ -83,16 +92,16 @@ def run(main):
         return runner.run(main())
 
 
-def plays(n):
-    return [Play(Task("test", (), None, {"k": k}), "u", f"t{k}", (k,)) for k in range(n)]
+def rollouts(n):
+    return [Rollout(Task("test", (), None, {"k": k}), "u", f"t{k}", (k,)) for k in range(n)]
 
 
-def played(workflow, n=1, model=None, far=None, **sampling):
+def run_workflow(workflow, n=1, model=None, far=None, **sampling):
     async def main():
         client = model or Model()
         client.loop = asyncio.get_running_loop()
         clients = {"default": client} | ({"far": far} if far else {})
-        return await play_all(plays(n), workflow, AGENTS, Scheduler(clients), Sampling(**sampling))
+        return await run_rollouts(rollouts(n), workflow, AGENTS, Scheduler(clients), Sampling(**sampling))
 
     return run(main)
 
@@ -106,7 +115,7 @@ async def hangs_in_the_second(task, team):
 
 
 def test_hanging_rollout_fails_alone():
-    made = played(hangs_in_the_second, n=3)
+    made = run_workflow(hangs_in_the_second, n=3)
     assert [one.status for one in made] == ["ok", "failed", "ok"]
     assert [len(one.steps) for one in made] == [2, 1, 2]
     assert made[1].info["error"].startswith(f"RolloutTimedOut: the rollout {TOLD}")
@@ -122,7 +131,7 @@ def test_clock_stops_only_in_the_sampler(after, status):
         await pass_(after)
         await pass_(0)
 
-    (made,) = played(solve, model=Model(seconds=10_000))
+    (made,) = run_workflow(solve, model=Model(seconds=10_000))
     assert (made.status, len(made.steps)) == (status, 3)
 
 
@@ -131,7 +140,7 @@ def test_time_before_a_rollout_does_not_count():
         asyncio.get_running_loop().pass_(400)  # work that blocks the loop before other rollouts have begun
         await team.writer("one")
 
-    assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
+    assert [one.status for one in run_workflow(solve, n=4)] == ["ok"] * 4
 
 
 def test_time_after_a_rollout_does_not_count():
@@ -139,7 +148,7 @@ def test_time_after_a_rollout_does_not_count():
         await team.writer("one")
         asyncio.get_running_loop().pass_(400)
 
-    assert [one.status for one in played(solve, n=4)] == ["ok"] * 4
+    assert [one.status for one in run_workflow(solve, n=4)] == ["ok"] * 4
 
 
 def test_late_rollout_is_not_sampled_for():
@@ -148,7 +157,7 @@ def test_late_rollout_is_not_sampled_for():
         await team.writer("one")
 
     model = Model()
-    (made,) = played(solve, model=model)
+    (made,) = run_workflow(solve, model=model)
     assert (made.status, made.info["timed_out"], model.batches) == ("failed", 600, [])
 
 
@@ -160,7 +169,7 @@ def test_hanging_endpoint_call_is_cancelled():
             return "the workflow goes on"
 
     far = Hanging()
-    (made,) = played(solve, far=far)
+    (made,) = run_workflow(solve, far=far)
     assert (made.status, made.steps, far.cancelled) == ("failed", [], 1)
 
 
@@ -177,7 +186,7 @@ def test_queue_for_an_endpoint_does_not_count():
         return await team.far("one")
 
     far = FrozenModel(Slow("http://127.0.0.1:9", "m", None, {}, 1, 120.0, 0, 0.0, 600.0))
-    assert [one.status for one in played(solve, n=3, far=far)] == ["ok"] * 3
+    assert [one.status for one in run_workflow(solve, n=3, far=far)] == ["ok"] * 3
 
 
 def test_workflow_that_swallows_cancellation_is_abandoned():
@@ -196,10 +205,10 @@ def test_workflow_that_swallows_cancellation_is_abandoned():
         await pass_(11)
         await forever()
 
-    (made,) = played(solve)
+    (made,) = run_workflow(solve)
     assert (made.status, made.steps) == ("failed", [])
     assert len(said) == 1
-    assert said[0].startswith(f"trajectory t0: writer was called after the play had ended: it {TOLD}")
+    assert said[0].startswith(f"trajectory t0: writer was called after the rollout had ended: it {TOLD}")
 
 
 def post(base_url, api_key, agent):
@@ -232,7 +241,7 @@ def test_thread_that_does_not_return_is_abandoned():
             except CreditflowError as error:
                 said.append((0, str(error)))
 
-    (made,) = played(solve, far=Hanging())
+    (made,) = run_workflow(solve, far=Hanging())
     assert (made.status, [step.response for step in made.steps], made.info["timed_out"]) == ("failed", ["yes"], 600)
     assert threads[0].is_alive()
     assert threads[0].daemon
@@ -248,7 +257,7 @@ def test_thread_that_does_not_return_is_abandoned():
 
 @pytest.mark.parametrize("end", ["mask", "zero"])
 def test_timeout_outcome_masks_or_counts_zero(end):
-    made = played(hangs_in_the_second, n=3, timeout_outcome=end)
+    made = run_workflow(hangs_in_the_second, n=3, timeout_outcome=end)
 
     functions = [
         RewardFunction("own", "step", lambda step, trajectory: 0.5),
@@ -277,10 +286,10 @@ def test_replay_has_the_same_limit():
 
     async def main():
         scheduler = Scheduler({"default": Model(), "base": Model()})
-        (recorded,) = await play_all(plays(1), solve, {"writer": AgentSpec()}, scheduler, Sampling())
-        (again,) = plays(1)
+        (recorded,) = await run_rollouts(rollouts(1), solve, {"writer": AgentSpec()}, scheduler, Sampling())
+        (again,) = rollouts(1)
         baselines = {"default": "base"}
-        return await play_again(
+        return await replay_rollout(
             recorded, again, ["writer"], baselines, solve, {"writer": AgentSpec()}, scheduler, Sampling()
         )
 
@@ -327,21 +336,21 @@ def recipe(tmp_path):
 
 
 def test_local_engine_fails_late_rollouts_alone(recipe):
-    from creditflow.engines.local.crew import Crew
-    from creditflow.engines.local.plays import play
+    from creditflow.engines.local.crew import PolicySet
+    from creditflow.engines.local.rollouts import sample_trajectories
 
-    parts = build_parts(recipe())
-    crew = Crew.to_play(parts.recipe)
+    components = build_components(recipe())
+    policy_set = PolicySet.for_rollouts(components.recipe)
 
-    made = run(lambda: play(parts, crew, parts.train_tasks, 2, 1.0, (0, 1)))
+    made = run(lambda: sample_trajectories(components, policy_set, components.train_tasks, 2, 1.0, (0, 1)))
     assert [one.status == "failed" for one in made] == [False, False, True, True]
     assert [one.info.get("timed_out") for one in made] == [None, None, 30, 30]
 
 
 @pytest.mark.parametrize("end", ["mask", "zero"])
-def test_verl_player_fails_late_rollouts_alone(recipe, end):
+def test_verl_runner_fails_late_rollouts_alone(recipe, end):
     """The path of an agent-loop worker. Its servers take 10,000 s for a response, which does not count."""
-    from creditflow.engines.verl.player import build_player
+    from creditflow.engines.verl.runner import build_runner
 
     class Servers:
         fault = None
@@ -353,16 +362,18 @@ def test_verl_player_fails_late_rollouts_alone(recipe, end):
             await pass_(10_000)
             return self.clients[policy].generate([request])[0]
 
-        def expect(self, plays):
+        def expect(self, rollouts):
             pass
 
     async def main():
-        player = build_player(recipe(f"actor_rollout_ref.rollout.timeout_outcome={end}"), 1)
-        one = [Play(Task("toy", ({"role": "user", "content": "Say."},), k), "u", f"t{k}", (k,)) for k in range(2)]
+        runner = build_runner(recipe(f"actor_rollout_ref.rollout.timeout_outcome={end}"), 1)
+        one = [Rollout(Task("toy", ({"role": "user", "content": "Say."},), k), "u", f"t{k}", (k,)) for k in range(2)]
         try:
-            return [(await player.play(play, Servers(), player.parts.sampling))[0] for play in one]
+            return [
+                (await runner.sample_trajectories(rollout, Servers(), runner.components.sampling))[0] for rollout in one
+            ]
         finally:
-            await player.close()
+            await runner.close()
 
     fine, late = run(main)
     assert (fine.status, fine.outcome.value) == ("ok", 1)
@@ -371,6 +382,8 @@ def test_verl_player_fails_late_rollouts_alone(recipe, end):
 
 
 def test_recipe_sets_the_time_limit(recipe):
-    assert Sampling().timeout_s == build_parts(recipe("actor_rollout_ref.rollout.timeout_s=600")).sampling.timeout_s
-    sampling = build_parts(recipe("actor_rollout_ref.rollout.timeout_outcome=zero")).sampling
+    assert (
+        Sampling().timeout_s == build_components(recipe("actor_rollout_ref.rollout.timeout_s=600")).sampling.timeout_s
+    )
+    sampling = build_components(recipe("actor_rollout_ref.rollout.timeout_outcome=zero")).sampling
     assert (sampling.timeout_s, sampling.timeout_outcome) == (30, "zero")

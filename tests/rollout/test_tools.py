@@ -21,8 +21,8 @@ from creditflow.engines.local.policy import Policy
 from creditflow.engines.local.tiny import tiny_byte_model
 from creditflow.errors import ConfigError
 from creditflow.huggingface import load_tokenizer
-from creditflow.rollout import AgentSpec, Generation, Play, Scheduler, play_again, play_all
-from creditflow.rollout.recorder import Call, Recorder, Sampling
+from creditflow.rollout import AgentSpec, Generation, Rollout, Scheduler, replay_rollout, run_rollouts
+from creditflow.rollout.recorder import AgentCall, Recorder, Sampling
 from creditflow.rollout.tools import Tool, call_tool, shortened
 from creditflow.toolbox import inline, load_tools
 from creditflow.trajectory import Task, Trajectory
@@ -74,7 +74,7 @@ class Silent:
     ],
 )
 def test_tool_description_comes_from_the_call_docstring(function, described):
-    assert Tool.of(function, name="tool").description == described
+    assert Tool.from_function(function, name="tool").description == described
 
 
 def called(tool: Tool, state=None, **arguments):
@@ -82,7 +82,7 @@ def called(tool: Tool, state=None, **arguments):
 
 
 def test_schema_comes_from_signature_and_docstring():
-    assert Tool.of(weather).schema == {
+    assert Tool.from_function(weather).schema == {
         "type": "function",
         "function": {
             "name": "weather",
@@ -110,7 +110,7 @@ def test_schema_comes_from_signature_and_docstring():
     ],
 )
 def test_partial_schema_keeps_the_unbound_parameters(function, left, arguments):
-    tool, whole = Tool.of(function), Tool.of(weather)
+    tool, whole = Tool.from_function(function), Tool.from_function(weather)
     assert tool.name == "weather"
     assert tool.parameters["properties"] == {name: whole.parameters["properties"][name] for name in left}
     given = {name: value for name, value in {"city": "Ulm", "days": "3"}.items() if name in left}
@@ -124,11 +124,11 @@ def test_partial_of_an_inline_tool_stays_inline_with_its_state():
         return threading.current_thread().name + prefix + text + str(state)
 
     own = functools.partial(note, prefix=":", state={"mine": 1})
-    assert called(Tool.of(own), {"the play's": 2}, text="a").text == "MainThread:a{'mine': 1}"
+    assert called(Tool.from_function(own), {"the trajectory's": 2}, text="a").text == "MainThread:a{'mine': 1}"
 
 
 def test_arguments_are_converted_and_the_result_is_text():
-    result = called(Tool.of(weather), city="Ulm", days="3")
+    result = called(Tool.from_function(weather), city="Ulm", days="3")
     assert (result.status, json.loads(result.text)) == ("ok", {"city": "Ulm", "days": 3, "exact": False})
 
 
@@ -137,7 +137,7 @@ def test_arguments_are_converted_and_the_result_is_text():
     [({}, "city: Field required"), ({"city": "Ulm", "days": "two"}, "days: .*integer"), ({"city": "U", "x": 1}, "x: ")],
 )
 def test_invalid_arguments_give_an_error_result(arguments, said):
-    result = called(Tool.of(weather), **arguments)
+    result = called(Tool.from_function(weather), **arguments)
     assert result.status == "error"
     assert re.match(f"error: {said}", result.text)
 
@@ -160,7 +160,7 @@ def temperature(unit: Unit) -> str:
 
 
 def test_error_of_an_argument_type_is_a_result():
-    tool = Tool.of(temperature)
+    tool = Tool.from_function(temperature)
     assert called(tool, unit={"name": "celsius"}).text == "20 C"
     result = called(tool, unit={"name": "furlong"})
     assert (result.status, result.text) == ("error", "error: KeyError: 'furlong'")
@@ -194,7 +194,7 @@ def leaves() -> str:
 
 @pytest.mark.parametrize(("function", "arguments"), [(slow, {"seconds": 3600}), (stuck, {})])
 def test_timeout_of_a_tool_is_a_result(function, arguments):
-    result = called(Tool.of(function, timeout=0.05), **arguments)
+    result = called(Tool.from_function(function, timeout=0.05), **arguments)
     assert (result.status, result.text) == ("timeout", f"error: {function.__name__} took longer than 0.05 s")
 
 
@@ -228,17 +228,17 @@ def wrapped(*args, **kwargs):
 
 @pytest.mark.parametrize("function", [forecast, handed_on, handed_on_twice, at_once, handed_on_at_once, wrapped])
 def test_returned_awaitable_is_awaited(function):
-    result = called(Tool.of(function, name="forecast", timeout=60), city="Ulm")
+    result = called(Tool.from_function(function, name="forecast", timeout=60), city="Ulm")
     assert (result.status, result.text) == ("ok", "rain in Ulm")
-    late = called(Tool.of(function, name="forecast", timeout=0.2), city="Ulm", seconds=3600)
+    late = called(Tool.from_function(function, name="forecast", timeout=0.2), city="Ulm", seconds=3600)
     assert (late.status, late.text) == ("timeout", "error: forecast took longer than 0.2 s")
 
 
 def test_error_of_a_tool_is_a_result():
-    assert called(Tool.of(broken), text="x").text == "error: KeyError: 'x'"
-    assert called(Tool.of(slow_elsewhere)).text == "error: TimeoutError: the server did not answer"
-    assert called(Tool.of(half_a_pair)).text == '{"x": "?"}'
-    assert called(Tool.of(leaves)).text == "error: RuntimeError: raised SystemExit"
+    assert called(Tool.from_function(broken), text="x").text == "error: KeyError: 'x'"
+    assert called(Tool.from_function(slow_elsewhere)).text == "error: TimeoutError: the server did not answer"
+    assert called(Tool.from_function(half_a_pair)).text == '{"x": "?"}'
+    assert called(Tool.from_function(leaves)).text == "error: RuntimeError: raised SystemExit"
 
 
 async def leaves_at_once() -> str:
@@ -266,12 +266,12 @@ def leaves_inline() -> str:
     ],
 )
 def test_base_exception_of_a_tool_is_a_result(function, raised):
-    assert called(Tool.of(function)).text == f"error: {raised}"
+    assert called(Tool.from_function(function)).text == f"error: {raised}"
 
 
 def test_tool_is_cancelled_with_its_caller():
     async def main():
-        calling = asyncio.create_task(Tool.of(forecast)({"city": "Ulm", "seconds": 3600}, {}))
+        calling = asyncio.create_task(Tool.from_function(forecast)({"city": "Ulm", "seconds": 3600}, {}))
         await asyncio.sleep(0)
         calling.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -285,7 +285,7 @@ def test_recipe_arguments_and_state_are_hidden_from_agents():
         state["seen"] = prefix + text
         return "noted"
 
-    tool, state = Tool.of(note, args={"prefix": ">"}), {}
+    tool, state = Tool.from_function(note, args={"prefix": ">"}), {}
     assert list(tool.parameters["properties"]) == ["text"]
     assert called(tool, state, text="a").text == "noted"
     assert state == {"seen": ">a"}
@@ -294,11 +294,11 @@ def test_recipe_arguments_and_state_are_hidden_from_agents():
 
 def test_invalid_tool_is_refused():
     with pytest.raises(ConfigError, match="parameters that have names"):
-        Tool.of(lambda *numbers: 0, name="f")
+        Tool.from_function(lambda *numbers: 0, name="f")
     with pytest.raises(ConfigError, match=r"has no parameter 'cty' \(did you mean 'city'"):
-        Tool.of(weather, args={"cty": "Ulm"})
+        Tool.from_function(weather, args={"cty": "Ulm"})
     with pytest.raises(ConfigError, match="expected a name of 1 to 64"):
-        Tool.of(weather, name="the weather")
+        Tool.from_function(weather, name="the weather")
 
 
 def opens(path: str, file: typing.IO | None = None) -> str:
@@ -328,7 +328,7 @@ def elsewhere(city: str) -> "asyncio.NoSuchType":
 )
 def test_type_without_json_schema_is_refused_by_parameter(function, message):
     with pytest.raises(ConfigError, match=message):
-        Tool.of(function)
+        Tool.from_function(function)
 
 
 def counted():
@@ -350,7 +350,7 @@ async def counted_later():
     ],
 )
 def test_result_without_text_is_an_error(function, kind):
-    result = called(Tool.of(function, name="f"))
+    result = called(Tool.from_function(function, name="f"))
     told = f"error: TypeError: expected the result to be a text, number, list or dict, got a {kind}"
     assert (result.status, result.text) == ("error", told)
 
@@ -360,11 +360,11 @@ def test_result_without_text_is_an_error(function, kind):
     [(b"\xc3\xa9\xff", "\u00e9\ufffd"), ({"x": bytearray(b"a")}, '{"x": "a"}'), (Path("a"), '"a"')],
 )
 def test_bytes_become_text_and_objects_their_str(result, text):
-    assert called(Tool.of(lambda: result, name="f")).text == text
+    assert called(Tool.from_function(lambda: result, name="f")).text == text
 
 
 def test_unknown_tool_error_names_the_known_tools():
-    tools = {"weather": Tool.of(weather)}
+    tools = {"weather": Tool.from_function(weather)}
     result = asyncio.run(call_tool(tools, ToolCall("wether", {}), {}))
     assert result.text == "error: no tool 'wether'; there is weather (did you mean 'weather'?)"
 
@@ -399,7 +399,7 @@ def test_hermes_calls_are_parsed(text, said, calls):
 @pytest.mark.parametrize("body", ['{"name": "", "arguments": {}}', '{"arguments": {}}', '{"name": null}'])
 def test_call_without_a_name_gets_the_format_as_an_error(body):
     (call,) = parse_tool_calls(f"<tool_call>{body}</tool_call>")[1]
-    result = asyncio.run(call_tool({"weather": Tool.of(weather)}, call, {}))
+    result = asyncio.run(call_tool({"weather": Tool.from_function(weather)}, call, {}))
     assert (result.name, result.text) == ("", 'error: expected {"name": ..., "arguments": {...}}')
 
 
@@ -452,10 +452,12 @@ def test_follow_matches_the_template_of_the_whole_talk(template):
 
 
 def test_template_without_tools_gets_them_in_the_system_prompt():
-    text, _ = chat_tokenizer().encode([{"role": "system", "content": "Be brief."}, *TALK], [Tool.of(weather).schema])
+    text, _ = chat_tokenizer().encode(
+        [{"role": "system", "content": "Be brief."}, *TALK], [Tool.from_function(weather).schema]
+    )
     assert text.startswith("<|system|>Be brief.\n\nYou may call functions.")
     assert '"name": "weather"' in text
-    native, _ = chat_tokenizer(HERMES).encode(TALK, [Tool.of(weather).schema])
+    native, _ = chat_tokenizer(HERMES).encode(TALK, [Tool.from_function(weather).schema])
     assert native.startswith('<|system|>{"type": "function"')
 
 
@@ -588,14 +590,14 @@ def tools(*entries) -> tuple[Tool, ...]:
     return load_tools(entries, Path(), "tools", {})
 
 
-def played(client, *entries, sampling=None, workflow=None, temperature=1.0):
+def run_workflow(client, *entries, sampling=None, workflow=None, temperature=1.0):
     async def solve(task, team):
         return await team.a("go", temperature=temperature)
 
     agents = {"a": AgentSpec(tools=tools(*entries)), "b": AgentSpec(tools=tools(*entries))}
-    play = Play(Task("t", ({"role": "user", "content": "go"},), None), "u", "t0", (1,))
+    rollout = Rollout(Task("t", ({"role": "user", "content": "go"},), None), "u", "t0", (1,))
     scheduler = Scheduler({"default": client})
-    (made,) = asyncio.run(play_all([play], workflow or solve, agents, scheduler, sampling or Sampling()))
+    (made,) = asyncio.run(run_rollouts([rollout], workflow or solve, agents, scheduler, sampling or Sampling()))
     return made
 
 
@@ -607,7 +609,7 @@ def test_call_cut_by_a_stop_text_is_not_made():
         agents = {"a": AgentSpec(tools=tools("calculator"))}
         trajectory = Trajectory("t", "u", Task("t", ({"role": "user", "content": "go"},), None))
         recorder = Recorder(agents, trajectory, Scheduler({"default": Scripted(asked)}), Sampling(), (1,))
-        return await recorder.ask(Call("a", [{"role": "user", "content": "go"}], stop=("</tool_call>",)))
+        return await recorder.ask(AgentCall("a", [{"role": "user", "content": "go"}], stop=("</tool_call>",)))
 
     reply = asyncio.run(main())
     assert reply == asked.removesuffix("</tool_call>")
@@ -617,7 +619,7 @@ def test_call_cut_by_a_stop_text_is_not_made():
 def test_calls_and_results_form_one_step_with_a_masked_result():
     asked, answer = call("calculator", expression="6 * 7"), "It is 42."
     client = Scripted(asked, answer)
-    made = played(client, "calculator")
+    made = run_workflow(client, "calculator")
     (step,) = made.steps
     told = "[42]"
     assert step.response == asked + told + answer
@@ -636,13 +638,13 @@ def test_calls_and_results_form_one_step_with_a_masked_result():
 
 def test_prompt_describes_the_agents_tools():
     client = Scripted("hello")
-    made = played(client, "calculator")
+    made = run_workflow(client, "calculator")
     assert "Works out an arithmetic expression" in made.steps[0].prompt
 
 
 def test_failing_tool_does_not_end_the_rollout():
     client = Scripted(call("calculator", expression="1 / 0"), call("calculater"), "<tool_call>{", "I give up.")
-    made = played(client, "calculator")
+    made = run_workflow(client, "calculator")
     assert made.status == "ok"
     assert made.answer == "I give up."
     results = [one["result"] for one in made.steps[0].info["tool_calls"]]
@@ -655,7 +657,7 @@ def test_failing_tool_does_not_end_the_rollout():
 def test_turns_parallel_calls_and_result_length_are_bounded():
     two = call("calculator", expression="1 + 1")
     client = Scripted(two + two, two, "never said")
-    made = played(client, "calculator", sampling=Sampling(max_assistant_turns=2, max_parallel_calls=1))
+    made = run_workflow(client, "calculator", sampling=Sampling(max_assistant_turns=2, max_parallel_calls=1))
     assert [one["result"] for one in made.steps[0].info["tool_calls"]] == [
         "2",
         "error: not called: at most 1 calls at a time",
@@ -663,20 +665,20 @@ def test_turns_parallel_calls_and_result_length_are_bounded():
     assert client.lines == ["never said"]
     assert made.answer == two
     long = Scripted(call("store", key="k", value="v" * 300), call("recall", key="k"), "ok")
-    made = played(long, "store", "recall", sampling=Sampling(max_tokens=3000, max_tool_response_length=50))
+    made = run_workflow(long, "store", "recall", sampling=Sampling(max_tokens=3000, max_tool_response_length=50))
     assert len(made.steps[0].info["tool_calls"][1]["result"]) == 50
 
 
 def test_result_without_room_to_answer_truncates_the_step():
     asked = call("calculator", expression="1 + 1")
-    made = played(Scripted(asked, "x"), "calculator", sampling=Sampling(max_tokens=len(asked) + 3))
+    made = run_workflow(Scripted(asked, "x"), "calculator", sampling=Sampling(max_tokens=len(asked) + 3))
     assert made.status == "truncated"
     assert made.steps[0].response == asked
 
 
 def test_truncated_response_makes_no_call():
     asked = call("calculator", expression="1 + 1")
-    made = played(Scripted(asked), "calculator", sampling=Sampling(max_tokens=len(asked) - 12))
+    made = run_workflow(Scripted(asked), "calculator", sampling=Sampling(max_tokens=len(asked) - 12))
     assert made.status == "truncated"
     assert "tool_calls" not in made.steps[0].info
 
@@ -687,14 +689,14 @@ def test_store_is_shared_within_a_rollout_only():
         return await team.b("give")
 
     lines = (call("store", key="k", value="v"), "kept", call("recall", key="k"), "given")
-    made = played(Scripted(*lines), "store", "recall", workflow=solve)
+    made = run_workflow(Scripted(*lines), "store", "recall", workflow=solve)
     assert made.steps[1].info["tool_calls"][0]["result"] == "v"
-    another = played(Scripted(call("recall", key="k"), "none"), "recall")
+    another = run_workflow(Scripted(call("recall", key="k"), "none"), "recall")
     assert "nothing is stored as 'k'" in another.steps[0].info["tool_calls"][0]["result"]
 
 
 def test_greedy_step_with_tools_is_masked():
-    made = played(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0)
+    made = run_workflow(Scripted(call("calculator", expression="2"), "two"), "calculator", temperature=0.0)
     assert not any(made.steps[0].response_mask)
     assert made.steps[0].info["turns"][1][1] == len(made.steps[0].response_ids)
 
@@ -706,12 +708,12 @@ def test_replay_repeats_steps_with_tools():
 
     lines = (call("calculator", expression="2 + 2"), "four", "five")
     client = Scripted(*lines)
-    made = played(client, "calculator", workflow=solve)
+    made = run_workflow(client, "calculator", workflow=solve)
     agents = {name: AgentSpec(tools=tools("calculator")) for name in ("a", "b")}
-    play = Play(made.task, "u", "again", (9,))
+    rollout = Rollout(made.task, "u", "again", (9,))
     stand_in = Scripted("six")
     scheduler = Scheduler({"default": Scripted(), "base": stand_in})
-    again = asyncio.run(play_again(made, play, ["b"], {"default": "base"}, solve, agents, scheduler, Sampling()))
+    again = asyncio.run(replay_rollout(made, rollout, ["b"], {"default": "base"}, solve, agents, scheduler, Sampling()))
     assert again.steps[0].response_ids == made.steps[0].response_ids
     assert again.steps[0].response_mask == made.steps[0].response_mask
     assert again.answer == "six"
@@ -733,7 +735,7 @@ def test_log_probs_after_a_result_match_one_forward_pass():
         return [Generation(ids, (-1.0,) * len(ids), "stop") for _ in requests]
 
     policy.generate = first_calls  # type: ignore[method-assign]
-    made = played(policy, "calculator", sampling=Sampling(max_tokens=400, max_prompt_tokens=2000))
+    made = run_workflow(policy, "calculator", sampling=Sampling(max_tokens=400, max_prompt_tokens=2000))
     (step,) = made.steps
     begin, _ = step.info["turns"][1]
     ids = torch.tensor([[*step.prompt_ids, *step.response_ids]])
@@ -760,5 +762,5 @@ def test_call_inside_a_thought_is_not_made(kind):
     opening = "" if kind is Thinking else "<think>"
     draft = f"{opening}maybe {call('store', key='a', value='draft')}</think>"
     client = kind(f"{draft}{call('store', key='a', value='real')}", f"{draft}done")
-    (step,) = played(client, "store").steps
+    (step,) = run_workflow(client, "store").steps
     assert [one["arguments"]["value"] for one in step.info["tool_calls"]] == ["real"]

@@ -26,7 +26,7 @@ from typing import Any
 from creditflow.adapters.spans import Span, text_of
 from creditflow.errors import DataError
 
-_PLAY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
+_TRAJECTORY = ("trajectory_id", "trace_id", "conversation_id", "session_id")
 
 
 def is_chat_log(value: Any) -> bool:
@@ -45,8 +45,8 @@ def from_chat_log(lines: Iterable[Any], where: str = "chat log", *, after: int =
             raise DataError(f"{where}: line {number - after}: expected `messages`, or `request` and `response`")
         if not isinstance(line.get("messages", []), list):
             raise DataError(f"{where}: line {number - after}: messages: expected a list of them")
-        play = next((text_of(line[key]) for key in _PLAY if line.get(key) is not None), f"line {number}")
-        spans += _call(line, play, number) if "request" in line else _conversation(line, play, number)
+        spans_ = next((text_of(line[key]) for key in _TRAJECTORY if line.get(key) is not None), f"line {number}")
+        spans += _call(line, spans_, number) if "request" in line else _conversation(line, spans_, number)
     return spans
 
 
@@ -54,7 +54,7 @@ _STRIDE = 1 << 32
 """Nanoseconds between lines. Logs have an order but no reliable times, so times are made from line numbers."""
 
 
-def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
+def _conversation(line: Mapping[str, Any], spans_: str, number: int) -> Iterator[Span]:
     messages = [one if isinstance(one, Mapping) else {"content": one} for one in _listed(line.get("messages"))]
     time, around = number * _STRIDE, f"{number}"
     given = _named(line.get("reward", line.get("rewards")))
@@ -66,7 +66,7 @@ def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[S
     unread += _unread_rewards(line, number)
     for place, message in enumerate(messages):
         unread += _unread_rewards(message, number, () if place in answers else _REWARDS)
-    yield Span(play, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
+    yield Span(spans_, around, None, "conversation", time, time + _STRIDE - 1, attributes, unread=unread)
     so_far = hashlib.sha256()
     for place, message in enumerate(messages):
         so_far.update(_spelled(message) or f"{number}.{place}".encode())
@@ -80,7 +80,7 @@ def _conversation(line: Mapping[str, Any], play: str, number: int) -> Iterator[S
                 "gen_ai.response.id": so_far.hexdigest(),
                 **_rewards(message.get("reward", message.get("rewards"))),
             }
-            yield Span(play, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
+            yield Span(spans_, f"{number}.{place}", around, "chat", start, start + 1, _call_attributes(more))
 
 
 _ANSWERING = ("assistant", "model")
@@ -95,7 +95,7 @@ def _spelled(message: Mapping[str, Any]) -> bytes:
         return b""
 
 
-def _call(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
+def _call(line: Mapping[str, Any], spans_: str, number: int) -> Iterator[Span]:
     request, response = _mapping(line.get("request")), line.get("response")
     answer = _mapping(response)
     usage = _mapping(_first(answer, ("usage", "usageMetadata", "usage_metadata")))
@@ -122,7 +122,7 @@ def _call(line: Mapping[str, Any], play: str, number: int) -> Iterator[Span]:
         }
         unread = list(_unread_rewards(line, number)) if place == 0 else ()
         attributes = _call_attributes(common | more)
-        yield Span(play, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
+        yield Span(spans_, f"{number}.{place}", None, "chat", time, time + 1, attributes, unread=unread)
 
 
 _PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount", "prompt_token_count")

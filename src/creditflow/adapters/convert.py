@@ -21,8 +21,8 @@ from creditflow.adapters.events import MESSAGES, unread, with_calls_apart
 from creditflow.adapters.forest import before, forest_of
 from creditflow.adapters.meaning import ModelCall
 from creditflow.adapters.parts import dumped
-from creditflow.adapters.play import Chosen, Play, choose
-from creditflow.adapters.rewards import OF_THE_WHOLE, WHOLE, Given, place
+from creditflow.adapters.rewards import OF_THE_WHOLE, WHOLE, PlacedReward, place
+from creditflow.adapters.selection import Selection, TrajectorySpans, choose
 from creditflow.adapters.spans import NO_SPAN, UNREADABLE, Span, text_of
 from creditflow.errors import ConfigError, ScoreRangeError
 from creditflow.rollout.reuse import reused
@@ -111,19 +111,19 @@ def convert(spans: Iterable[Span], options: ConvertOptions | None = None) -> Con
         for span in with_calls_apart(spans):
             traces.setdefault(span.trace, []).append(span)
             made.spans += 1
-        plays = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
-        for name, of_play in plays.items():
-            _convert(name, of_play, options, wanted, made)
+        spans_by_trajectory = _by_attribute(traces, options.trajectory_by) if options.trajectory_by else _linked(traces)
+        for name, of_trajectory in spans_by_trajectory.items():
+            _convert(name, of_trajectory, options, wanted, made)
     return made
 
 
 def _by_attribute(traces: Mapping[str, Sequence[Span]], key: str) -> dict[str, list[Span]]:
     """Group spans by the value of an attribute; a trace's spans without a value form one group."""
-    plays: dict[str, list[Span]] = {}
+    spans_by_trajectory: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
         for span, value in zip(spans, _inherited(spans, key), strict=True):
-            plays.setdefault(trace if value is None else value, []).append(span)
-    return plays
+            spans_by_trajectory.setdefault(trace if value is None else value, []).append(span)
+    return spans_by_trajectory
 
 
 def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
@@ -134,7 +134,7 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
     """
     joined = {trace: trace for trace in traces}
 
-    def play_of(trace: str) -> str:
+    def trajectory_of(trace: str) -> str:
         while joined[trace] != trace:
             joined[trace] = joined[joined[trace]]
             trace = joined[trace]
@@ -147,12 +147,12 @@ def _linked(traces: Mapping[str, list[Span]]) -> dict[str, list[Span]]:
                 continue
             others = {link.trace for link in span.links if link.trace != trace and link.trace in traces}
             if len(others) == 1:
-                one, other = sorted((play_of(trace), play_of(others.pop())), key=order.__getitem__)
+                one, other = sorted((trajectory_of(trace), trajectory_of(others.pop())), key=order.__getitem__)
                 joined[other] = one
-    plays: dict[str, list[Span]] = {}
+    spans_by_trajectory: dict[str, list[Span]] = {}
     for trace, spans in traces.items():
-        plays.setdefault(play_of(trace), []).extend(spans)
-    return plays
+        spans_by_trajectory.setdefault(trajectory_of(trace), []).extend(spans)
+    return spans_by_trajectory
 
 
 def _inherited(spans: Sequence[Span], key: str) -> list[str | None]:
@@ -170,9 +170,9 @@ def _convert(
     name: str, spans: Sequence[Span], options: ConvertOptions, wanted: re.Pattern[str], made: Converted
 ) -> None:
     """Convert the spans of one trajectory and add the results to `made`."""
-    play = Play.read(spans, made.mended)
-    chosen = choose(play, wanted)
-    _note_what_is_not_read(name, play, made)
+    spans_ = TrajectorySpans.read(spans, made.mended)
+    chosen = choose(spans_, wanted)
+    _note_what_is_not_read(name, spans_, made)
     if chosen.shared_ids:
         made.mended["a response id of another call"] += chosen.shared_ids
     made.left_out += [
@@ -181,18 +181,18 @@ def _convert(
     made.left_out += [
         LeftOut("choice", name, spans[at].id, choice, "one of several responses of a call: the first is the step's")
         for at in chosen.several
-        for choice in play.call(at).choices
+        for choice in spans_.call(at).choices
     ]
-    calls = [play.call(at) for at in chosen.calls]
-    steps = _steps(name, play, chosen, calls, options.tokens)
+    calls = [spans_.call(at) for at in chosen.calls]
+    steps = _steps(name, spans_, chosen, calls, options.tokens)
     for call in calls:
         if not (call.messages or call.prompt_ids):
             made.mended["a call without its prompt"] += 1
         for part in call.unknown:
             made.mended[f"a part of a message in a form that is not known: {part}"] += 1
-    asked = _asked(play, chosen)
-    trajectory = Trajectory(name, _uid(play, asked, options.uid_by), _task(asked), steps)
-    given = place(play, chosen, options.outcome)
+    asked = _asked(spans_, chosen)
+    trajectory = Trajectory(name, _uid(spans_, asked, options.uid_by), _task(asked), steps)
+    given = place(spans_, chosen, options.outcome)
     made.left_out += [
         LeftOut("reward", name, spans[one.at].id, one.name, one.nobody) for one in given if one.owner is None
     ]
@@ -208,9 +208,9 @@ def _convert(
     made.trajectories.append(trajectory)
 
 
-def _note_what_is_not_read(name: str, play: Play, made: Converted) -> None:
-    giving = {at for at, _ in play.rewards}
-    for at, (span, meaning) in enumerate(zip(play.spans, play.meanings, strict=True)):
+def _note_what_is_not_read(name: str, spans_: TrajectorySpans, made: Converted) -> None:
+    giving = {at for at, _ in spans_.rewards}
+    for at, (span, meaning) in enumerate(zip(spans_.spans, spans_.meanings, strict=True)):
         if meaning is None and at not in giving and span.id not in (NO_SPAN, UNREADABLE):
             made.passed_over[span.name or "a span without a name"] += 1
         if span.unread:
@@ -223,15 +223,17 @@ def _note_what_is_not_read(name: str, play: Play, made: Converted) -> None:
                 made.passed_over.update(f"{event} on a span of no call" for event in of_calls)
 
 
-def _steps(name: str, play: Play, chosen: Chosen, calls: Sequence[ModelCall], tokens: Tokens | None) -> list[Step]:
-    spans, start, end = play.spans, play.start, play.end
+def _steps(
+    name: str, spans_: TrajectorySpans, chosen: Selection, calls: Sequence[ModelCall], tokens: Tokens | None
+) -> list[Step]:
+    spans, start, end = spans_.spans, spans_.start, spans_.end
     read = reused(
         [[message["content"] for message in call.messages] for call in calls],
         [call.said for call in calls],
         [start[at] for at in chosen.calls],
         [end[at] for at in chosen.calls],
     )
-    parents = read if all(read[1:]) else _parents(play, chosen, read)  # the first step has no parents either way
+    parents = read if all(read[1:]) else _parents(spans_, chosen, read)  # the first step has no parents either way
     turns: dict[str, int] = {}
     originals: set[str] = set()
     steps = []
@@ -298,10 +300,10 @@ def _media(media: Sequence[tuple[str, Any]], originals: set[str]) -> Iterator[di
         yield entry
 
 
-def _parents(play: Play, chosen: Chosen, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _parents(spans_: TrajectorySpans, chosen: Selection, read: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Parents from reused text, or from times and nesting for steps that reuse none."""
     step_of = {at: step for step, at in enumerate(chosen.calls)}
-    after = before(play.forest, play.start, play.end, [at in step_of for at in range(len(play.spans))])
+    after = before(spans_.forest, spans_.start, spans_.end, [at in step_of for at in range(len(spans_.spans))])
     return [
         by_text or tuple(sorted([step_of[earlier] for earlier in after[at]]))
         for at, by_text in zip(chosen.calls, read, strict=True)
@@ -320,9 +322,9 @@ _SHORT = 256
 _shared = lru_cache(maxsize=2 * _SHORT)(lambda value, n: (value,) * n)
 
 
-def _asked(play: Play, chosen: Chosen) -> Sequence[Message]:
+def _asked(spans_: TrajectorySpans, chosen: Selection) -> Sequence[Message]:
     """The prompt of the trajectory's first call, whether that call is a step or is left out."""
-    told = (messages for at in chosen.made if (messages := play.call(at).messages))
+    told = (messages for at in chosen.made if (messages := spans_.call(at).messages))
     return next(told, ())
 
 
@@ -330,16 +332,16 @@ def _task(asked: Sequence[Message]) -> Task:
     return Task("trace", tuple(message for message in asked if message["role"] == "user") or tuple(asked), None)
 
 
-def _uid(play: Play, asked: Sequence[Message], key: str) -> str:
-    if key and (named := next((value for value in _inherited(play.spans, key) if value is not None), None)):
+def _uid(spans_: TrajectorySpans, asked: Sequence[Message], key: str) -> str:
+    if key and (named := next((value for value in _inherited(spans_.spans, key) if value is not None), None)):
         return named
     return hashlib.sha256(_spelled(asked).encode(errors="replace")).hexdigest()[:16]
 
 
-def _pay(trajectory: Trajectory, given: Sequence[Given], options: ConvertOptions) -> list[Given]:
+def _pay(trajectory: Trajectory, given: Sequence[PlacedReward], options: ConvertOptions) -> list[PlacedReward]:
     """Assign rewards to the steps and the trajectory; return those that a later one replaced."""
-    replaced: list[Given] = []
-    last: dict[tuple[int, str], Given] = {}
+    replaced: list[PlacedReward] = []
+    last: dict[tuple[int, str], PlacedReward] = {}
     for one in given:
         if one.owner is not None:
             if (earlier := last.pop((one.owner, one.name), None)) is not None:

@@ -20,7 +20,7 @@ from creditflow.adapters.meaning import (
     is_nothing,
     read_span,
 )
-from creditflow.adapters.spans import NO_SPAN, Event, Span, is_of_models
+from creditflow.adapters.spans import NO_SPAN, Span, SpanEvent, is_of_models
 
 _READ, _WROTE = frozenset((*ROLES, PROMPT)), frozenset((CHOICE, TEXT))
 MESSAGES = _READ | _WROTE | {DETAILS}
@@ -85,7 +85,7 @@ def _parts(span: Span) -> list[Span]:
     return [_call(span, events, f"{span.id}/{number}", None) for number, events in enumerate(told)]
 
 
-def _told(span: Span) -> list[list[Event]]:
+def _told(span: Span) -> list[list[SpanEvent]]:
     """Events grouped by the call they record; empty if the span is that call."""
     whole = [[event] for event in span.events if event.name == DETAILS]
     if is_call(span):
@@ -93,9 +93,9 @@ def _told(span: Span) -> list[list[Event]]:
     return whole + (_exchanges(span.events) if is_nothing(span) else [])
 
 
-def _exchanges(events: Sequence[Event]) -> list[list[Event]]:
+def _exchanges(events: Sequence[SpanEvent]) -> list[list[SpanEvent]]:
     """Group events of one message each; a prompt message after a response begins another call."""
-    found: list[list[Event]] = []
+    found: list[list[SpanEvent]] = []
     answered = True
     for event in events:
         if event.name in _READ:
@@ -112,7 +112,7 @@ def _exchanges(events: Sequence[Event]) -> list[list[Event]]:
     return found
 
 
-def _call(span: Span, events: list[Event], id: str, parent: str | None) -> Span:
+def _call(span: Span, events: list[SpanEvent], id: str, parent: str | None) -> Span:
     times = [event.time for event in events if event.time is not None]
     said = {name: value for event in events for name, value in event.attributes.items()}
     return Span(

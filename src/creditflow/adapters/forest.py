@@ -24,7 +24,7 @@ m * n edges."""
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class SpanTree:
     """The enclosure of n spans of one trace."""
 
     parents: list[int]
@@ -43,7 +43,7 @@ class Forest:
         return found
 
 
-def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
+def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> SpanTree:
     """Build the forest from ids and parent ids.
 
     A duplicate id's first span gets the children. A missing parent is removed, and so is the parent of the first span
@@ -77,7 +77,7 @@ def forest_of(ids: Sequence[str], parent_ids: Sequence[str | None]) -> Forest:
         order.append(at)
         if at in children:
             stack.extend(reversed(children[at]))
-    return Forest(parents, order, mended)
+    return SpanTree(parents, order, mended)
 
 
 def _closing_circles(parents: Sequence[int]) -> list[int]:
@@ -97,7 +97,7 @@ def _closing_circles(parents: Sequence[int]) -> list[int]:
     return found
 
 
-def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
+def before(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> list[tuple[int, ...]]:
     """[n] for each chosen span, the chosen spans that it follows; empty for other spans.
 
     `start`, `end`: [n] times, `start < end`. A unit is the set of all chosen spans at and inside one span. To find the
@@ -132,7 +132,7 @@ def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
             continue
         if at < n and chosen[at] and (nearest := path.deepest(start[at])) is not None:
             if nearest not in siblings:
-                siblings[nearest] = _Siblings.of([units[unit] for unit in inside[nearest]])
+                siblings[nearest] = _Siblings.from_units([units[unit] for unit in inside[nearest]])
             follows[at] = siblings[nearest].last_before(start[at], end)
         if at in inside:
             path.push(min([units[unit].ended for unit in inside[at]], default=NEVER), at)
@@ -142,7 +142,7 @@ def before(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
 
 
 @dataclass(slots=True)
-class _Unit:
+class _Subtree:
     """All chosen spans at and inside one span."""
 
     began: int
@@ -154,15 +154,15 @@ class _Unit:
     """Spans that ended after all had begun, so that nothing in the unit came after them."""
 
 
-def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Unit]:
+def _units(forest: SpanTree, start: Sequence[int], end: Sequence[int], chosen: Sequence[bool]) -> dict[int, _Subtree]:
     """Span to unit, for each span with a chosen span at or inside it."""
-    units: dict[int, _Unit] = {}
-    parts: dict[int, list[_Unit]] = {}
+    units: dict[int, _Subtree] = {}
+    parts: dict[int, list[_Subtree]] = {}
     """Span to the units directly inside; removed once the span's own unit is made."""
     for at in reversed(forest.order):
         inner = parts.pop(at, None)
         if chosen[at]:
-            own = _Unit(start[at], start[at], end[at], (at,))
+            own = _Subtree(start[at], start[at], end[at], (at,))
             unit = _joined([*inner, own], end) if inner else own
         elif inner:
             unit = inner[0] if len(inner) == 1 else _joined(inner, end)
@@ -177,10 +177,12 @@ def _units(forest: Forest, start: Sequence[int], end: Sequence[int], chosen: Seq
     return units
 
 
-def _joined(parts: Sequence[_Unit], end: Sequence[int]) -> _Unit:
+def _joined(parts: Sequence[_Subtree], end: Sequence[int]) -> _Subtree:
     last_began = max([part.last_began for part in parts])
     late = [exit for part in parts for exit in part.exits if end[exit] > last_began]
-    return _Unit(min([part.began for part in parts]), last_began, max([part.ended for part in parts]), _last(late, end))
+    return _Subtree(
+        min([part.began for part in parts]), last_began, max([part.ended for part in parts]), _last(late, end)
+    )
 
 
 def _last(spans: list[int], end: Sequence[int]) -> tuple[int, ...]:
@@ -195,13 +197,13 @@ _BEGAN, _ENDED = attrgetter("began"), attrgetter("ended")
 class _Siblings:
     """The units directly inside one span, sorted by end."""
 
-    units: list[_Unit]
+    units: list[_Subtree]
     ends: list[int]
     began_by: list[int]
     """Running maximum of the units' earliest starts."""
 
     @classmethod
-    def of(cls, units: list[_Unit]) -> _Siblings:
+    def from_units(cls, units: list[_Subtree]) -> _Siblings:
         units = sorted(units, key=_ENDED)
         return cls(units, list(map(_ENDED, units)), list(accumulate(map(_BEGAN, units), max)))
 

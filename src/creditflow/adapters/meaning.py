@@ -30,8 +30,8 @@ from creditflow.adapters.messages import (
     parts_of,
     response_of,
 )
-from creditflow.adapters.parts import LIST_TYPES, Found, Raw, json_of
-from creditflow.adapters.spans import Event, Span, text_of
+from creditflow.adapters.parts import LIST_TYPES, FoundParts, Raw, json_of
+from creditflow.adapters.spans import Span, SpanEvent, text_of
 from creditflow.trajectory import Message
 
 _CALLS = (
@@ -81,18 +81,18 @@ class ModelCall:
 
 
 @dataclass(frozen=True, slots=True)
-class NoScore:
+class RewardWithoutNumber:
     """A reward without a number: a label, or an attribute that is not read as a reward."""
 
     reason: str
 
     @classmethod
-    def label(cls, text: Any) -> NoScore:
+    def label(cls, text: Any) -> RewardWithoutNumber:
         label = text_of(text)
         return cls(f"it is no number, but a label: {label[:80]!r}") if label else _NO_SCORE
 
 
-_NO_SCORE = NoScore("no score was recorded")
+_NO_SCORE = RewardWithoutNumber("no score was recorded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentAtWork:
+class AgentSpan:
     """A span that encloses an agent's work."""
 
     name: str
 
 
-Meaning = ModelCall | Reward | AgentAtWork
+Meaning = ModelCall | Reward | AgentSpan
 
 
 def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
@@ -128,7 +128,7 @@ def read_span(span: Span) -> tuple[Meaning | None, list[Reward]]:
     return meaning, rewards
 
 
-def _meaning(span: Span, names: _Names) -> Meaning | None:
+def _meaning(span: Span, names: _AttributeNames) -> Meaning | None:
     if names.of_reward and (reward := _reward_span(span, names)) is not None:
         return reward
     operation = span.attributes.get("gen_ai.operation.name")
@@ -138,7 +138,7 @@ def _meaning(span: Span, names: _Names) -> Meaning | None:
     if like_call and names.says_and_has:
         return _model_call(span, names)
     if names.of_agent and (name := _agent_name(span, operation)):
-        return AgentAtWork(name)
+        return AgentSpan(name)
     return _model_call(span, names) if like_call else None
 
 
@@ -157,7 +157,7 @@ _LIST_NAMES = (*_READ, *_WROTE, _REWARD, _LINK, *_FEEDBACK, *(f"trace.{word}" fo
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _AttributeNames:
     """Facts that follow from the names of a span's attributes alone.
 
     Many spans of a trace have the same attribute names, so these facts are computed once per set of names.
@@ -205,7 +205,7 @@ class _Names:
     """The attributes of each response message."""
 
     @classmethod
-    def read(cls, keys: tuple[str, ...]) -> _Names:
+    def read(cls, keys: tuple[str, ...]) -> _AttributeNames:
         places: dict[str, dict[int, dict[str, str]]] = {}
         for key in keys:
             if (place := _place(key)) is not None:
@@ -255,7 +255,7 @@ class _Names:
 def _plain_getter(
     read: Sequence[Mapping[str, str]], wrote: Sequence[Mapping[str, str]]
 ) -> Callable[[Mapping[str, Any]], Sequence[Any]] | None:
-    """See `_Names.plain`; None if the messages have another form."""
+    """See `_AttributeNames.plain`; None if the messages have another form."""
     are_texts = all(entry.keys() <= OF_A_TEXT and {"role", "content"} <= entry.keys() for entry in read)
     if not (read and are_texts and len(wrote) == 1 and "content" in wrote[0] and wrote[0].keys() <= OF_A_TEXT):
         return None
@@ -267,14 +267,14 @@ def _entry(attributes: Mapping[str, Any], keys: Mapping[str, str]) -> Raw:
     return {rest: attributes[key] for rest, key in keys.items()}
 
 
-_names = lru_cache(maxsize=1 << 9)(_Names.read)
+_names = lru_cache(maxsize=1 << 9)(_AttributeNames.read)
 _MOST_NAMES = 128
 """Names of spans with more attributes are not cached: the entries would be large, and few spans would share them."""
 
 
-def _names_of(attributes: Mapping[str, Any]) -> _Names:
+def _names_of(attributes: Mapping[str, Any]) -> _AttributeNames:
     keys = tuple(attributes)
-    return _names(keys) if len(keys) <= _MOST_NAMES else _Names.read(keys)
+    return _names(keys) if len(keys) <= _MOST_NAMES else _AttributeNames.read(keys)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -327,7 +327,7 @@ _SAYS_CALL = (
 _OF_CALL = frozenset(("gen_ai.operation.name", *(key for key, _ in _SAYS_CALL), *_RESPONSE_IDS))
 
 
-def _model_call(span: Span, names: _Names) -> ModelCall:
+def _model_call(span: Span, names: _AttributeNames) -> ModelCall:
     attributes = span.attributes
     found = _NOTHING_BESIDE
     choices: Sequence[str] = ()
@@ -338,7 +338,7 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
         messages = [{"role": role or "user", "content": text} for role, text in zip(each, each, strict=True)]
         ended = attributes.get(names.wrote[0].get("finish_reason", ""))
     else:
-        found = Found()
+        found = FoundParts()
         messages, wrote = _messages(span, names, found)
         said: Raw = wrote[0] if wrote else {}
         if len(wrote) > 1:
@@ -370,7 +370,7 @@ def _model_call(span: Span, names: _Names) -> ModelCall:
     )
 
 
-_NOTHING_BESIDE = Found()
+_NOTHING_BESIDE = FoundParts()
 """Empty result for calls with plain-text messages. Never modified."""
 
 
@@ -384,7 +384,7 @@ def _plain_texts(values: Sequence[Any]) -> Sequence[str] | None:
     return None if any(map(str.startswith, values, repeat(NOT_PLAIN))) else values
 
 
-def _messages(span: Span, names: _Names, found: Found) -> tuple[list[Message], list[Raw]]:
+def _messages(span: Span, names: _AttributeNames, found: FoundParts) -> tuple[list[Message], list[Raw]]:
     """The prompt messages of a call, reduced to role and text, and its response messages."""
     attributes = span.attributes
     read, wrote = _from_attributes(attributes) if names.whole else ([], [])
@@ -450,7 +450,7 @@ def _told_apart(attributes: Mapping[str, Any], wrote: Sequence[Raw]) -> tuple[Ra
     return {"role": wrote[0].get("role"), "parts": [part for one in wrote for part in parts_of(one)]}, ()
 
 
-def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
+def _is_call(attributes: Mapping[str, Any], operation: Any, names: _AttributeNames) -> bool:
     has_a_calls = names.spread or _first(attributes, names.response_ids) is not None
     if not names.of_kind:
         return has_a_calls
@@ -462,7 +462,7 @@ def _is_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bo
     return has_a_calls and not any(attributes.get(key) in ("AGENT", "agent") for key in _KINDS)
 
 
-def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _Names) -> bool:
+def _is_like_a_call(attributes: Mapping[str, Any], operation: Any, names: _AttributeNames) -> bool:
     """Whether a span has attributes of a call though no convention marks it as one.
 
     Such a span is read as far as possible, or listed as left out.
@@ -490,7 +490,7 @@ def is_nothing(span: Span) -> bool:
     return not (any(kinds) or is_call(span) or _agent_name(span, operation))
 
 
-def _info(span: Span, names: _Names, reason: Any) -> dict[str, Any]:
+def _info(span: Span, names: _AttributeNames, reason: Any) -> dict[str, Any]:
     attributes = span.attributes
     info: dict[str, Any] = {}
     for name, keys in names.counts:
@@ -542,7 +542,7 @@ def _from_attributes(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw
 
 
 def _same_text(one: Raw, other: Raw) -> bool:
-    return content_of(one, Found()) == content_of(other, Found())
+    return content_of(one, FoundParts()) == content_of(other, FoundParts())
 
 
 def _from_vercel(attributes: Mapping[str, Any]) -> tuple[list[Raw], list[Raw]]:
@@ -567,7 +567,7 @@ ROLES = {f"gen_ai.{role}.message": role for role in ("system", "user", "assistan
 CHOICE, PROMPT, TEXT = "gen_ai.choice", "gen_ai.content.prompt", "gen_ai.content.completion"
 
 
-def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
+def _from_event(event: SpanEvent, read: list[Raw], wrote: list[Raw]) -> None:
     """Add an event's messages to `read` and `wrote`.
 
     OpenTelemetry's older conventions have one event per message, the current ones a single event for all.
@@ -589,7 +589,7 @@ def _from_event(event: Event, read: list[Raw], wrote: list[Raw]) -> None:
         wrote += messages_of(event.attributes.get("gen_ai.completion"))
 
 
-def _body(event: Event) -> Raw:
+def _body(event: SpanEvent) -> Raw:
     for body in (json_of(event.body), json_of(event.attributes.get("gen_ai.event.content"))):
         if isinstance(body, dict):
             return body
@@ -658,7 +658,7 @@ def _logprobs(value: Any) -> tuple[float, ...]:
 # ---- agents --------------------------------------------------------------------------------------------------------
 
 
-def _agent_of_call(attributes: Mapping[str, Any], names: _Names) -> str:
+def _agent_of_call(attributes: Mapping[str, Any], names: _AttributeNames) -> str:
     """The agent's name in a call's own attributes; empty if missing."""
     named = _first(attributes, names.agent)
     return _TEAM_ID.sub("", text_of(named)) if named and named != _UNNAMED else _node(attributes)
@@ -742,7 +742,7 @@ _OF_REWARD = frozenset(
 )
 
 
-def _reward_span(span: Span, names: _Names) -> Reward | None:
+def _reward_span(span: Span, names: _AttributeNames) -> Reward | None:
     """The reward of a reward span, otherwise None. Model calls inside such a span are the judge's."""
     attributes = span.attributes
     values: list[tuple[str, Any]] = []
@@ -761,7 +761,12 @@ def _reward_span(span: Span, names: _Names) -> Reward | None:
     ):
         return None
     if not values and not (names.gives or any(map(is_evaluation, span.events))):
-        values = [(span.name or "reward", NoScore(f"no score was recorded in a form that is known: {_spelled(span)}"))]
+        values = [
+            (
+                span.name or "reward",
+                RewardWithoutNumber(f"no score was recorded in a form that is known: {_spelled(span)}"),
+            )
+        ]
     # All pairs of Agent Lightning form one link; each link of OpenTelemetry is separate.
     pairs = tuple(
         (text_of(one["key_match"]), text_of(one["value_match"]))
@@ -783,7 +788,7 @@ def _agentops_output(attributes: Mapping[str, Any]) -> Raw | None:
     return None
 
 
-def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]:
+def _rewards(span: Span, names: _AttributeNames, meaning: Meaning | None) -> list[Reward]:
     """All rewards of a span, those of `meaning` included.
 
     Reads `creditflow.reward.NAME`, OpenTelemetry's event `gen_ai.evaluation.result`, and OpenInference's evaluations
@@ -811,22 +816,22 @@ def _rewards(span: Span, names: _Names, meaning: Meaning | None) -> list[Reward]
     return found
 
 
-_NOT_READ = NoScore("it is not read as a reward: name the attribute creditflow.reward.NAME")
+_NOT_READ = RewardWithoutNumber("it is not read as a reward: name the attribute creditflow.reward.NAME")
 
 
 def _evaluation(said: Mapping[str, Any]) -> tuple[str, Any]:
-    """Name and score of OpenTelemetry's evaluation; without a score, a `NoScore` with its label."""
-    label = NoScore.label(said.get("gen_ai.evaluation.score.label"))
+    """Name and score of OpenTelemetry's evaluation; without a score, a `RewardWithoutNumber` with its label."""
+    label = RewardWithoutNumber.label(said.get("gen_ai.evaluation.score.label"))
     name = text_of(said.get("gen_ai.evaluation.name")) or "evaluation"
     return name, said.get("gen_ai.evaluation.score.value", label)
 
 
-def is_evaluation(event: Event) -> bool:
+def is_evaluation(event: SpanEvent) -> bool:
     """Whether an event is an evaluation, by its name or its attributes."""
     return event.name == EVALUATION or any(key.startswith(_OF_EVALUATION) for key in _said_by(event))
 
 
-def _said_by(event: Event) -> Mapping[str, Any]:
+def _said_by(event: SpanEvent) -> Mapping[str, Any]:
     """An event's attributes, merged with those in its body."""
     body = json_of(event.body)
     return {**body, **event.attributes} if isinstance(body, dict) else event.attributes
@@ -840,6 +845,6 @@ def _feedback(entries: Sequence[Raw], word: str) -> Iterator[tuple[str, Any]]:
         if f"{one}.score" in entry:
             yield name, entry[f"{one}.score"]
         elif f"{one}.label" in entry:
-            yield name, NoScore.label(entry[f"{one}.label"])
+            yield name, RewardWithoutNumber.label(entry[f"{one}.label"])
         else:
             yield name, _NO_SCORE

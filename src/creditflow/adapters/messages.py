@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from creditflow.adapters.parts import LIST_TYPES, Found, Line, Raw, are_parts, joined, json_of, lines_of
+from creditflow.adapters.parts import LIST_TYPES, FoundParts, Line, Raw, are_parts, joined, json_of, lines_of
 from creditflow.adapters.spans import text_of
 from creditflow.trajectory import Message
 
@@ -21,7 +21,7 @@ NOT_PLAIN = ("[", "data:")
 """Prefixes of a content that may be a JSON list of parts, or a data URL."""
 
 
-def in_short(messages: Sequence[Raw], found: Found) -> list[Message]:
+def in_short(messages: Sequence[Raw], found: FoundParts) -> list[Message]:
     """Role and text of each message."""
     return [{"role": text_of(one.get("role") or "user"), "content": content_of(one, found)} for one in messages]
 
@@ -70,7 +70,7 @@ def is_plain(content: Any) -> bool:
     return type(content) is str and not content.startswith(NOT_PLAIN)
 
 
-def content_of(message: Raw, found: Found) -> str:
+def content_of(message: Raw, found: FoundParts) -> str:
     """The text of a message: reasoning, one line per part, tool calls as JSON."""
     content = message.get("content")
     if is_plain(content) and OF_A_TEXT.issuperset(message):
@@ -78,7 +78,7 @@ def content_of(message: Raw, found: Found) -> str:
     return joined(list(_lines(message, found)))
 
 
-def response_of(message: Raw, found: Found) -> tuple[str, str]:
+def response_of(message: Raw, found: FoundParts) -> tuple[str, str]:
     """The text of a response, and the same without reasoning, as other agents read it.
 
     Both are empty if no part of the message has a known form.
@@ -118,7 +118,7 @@ def parts_of(message: Raw) -> list[Any]:
     ]
 
 
-def _lines(message: Raw, found: Found) -> Iterator[Line]:
+def _lines(message: Raw, found: FoundParts) -> Iterator[Line]:
     parts = parts_of(message)
     yield from lines_of(parts, found)
     if not parts and _KNOWN_KEYS.isdisjoint(message) and (keys := [key for key in message if not _is_about(key)]):

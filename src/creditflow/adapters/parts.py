@@ -28,7 +28,7 @@ MOST_DEEP = 16
 
 
 @dataclass(slots=True)
-class Found:
+class FoundParts:
     """Media and unknown parts found while reading messages."""
 
     media: list[tuple[str, Any]] = field(default_factory=list)
@@ -49,7 +49,7 @@ def joined(lines: Sequence[Line]) -> str:
     return text_of("".join(pieces))
 
 
-def lines_of(parts: Sequence[Any], found: Found, depth: int = 0) -> list[Line]:
+def lines_of(parts: Sequence[Any], found: FoundParts, depth: int = 0) -> list[Line]:
     """The lines of parts: at least one for each, except for kinds without text."""
     lines: list[Line] = []
     for part in parts:
@@ -61,7 +61,7 @@ def lines_of(parts: Sequence[Any], found: Found, depth: int = 0) -> list[Line]:
     return lines
 
 
-def _lines_of_part(part: Any, found: Found, depth: int) -> Iterator[Line]:
+def _lines_of_part(part: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     if depth > MOST_DEEP:
         yield _unknown("nested too deep", found)
     elif isinstance(part, str):
@@ -73,7 +73,7 @@ def _lines_of_part(part: Any, found: Found, depth: int) -> Iterator[Line]:
         yield from _lines_of_object(part, found, depth)
 
 
-def _lines_of_object(part: Raw, found: Found, depth: int) -> Iterator[Line]:
+def _lines_of_object(part: Raw, found: FoundParts, depth: int) -> Iterator[Line]:
     kind = part.get("type") if isinstance(part.get("type"), str) else None
     text = part.get("content", part.get("text"))
     if isinstance(text, str) and text.startswith(_A_MESSAGE):
@@ -102,7 +102,7 @@ def _lines_of_object(part: Raw, found: Found, depth: int) -> Iterator[Line]:
         yield _unknown(kind or ", ".join(map(text_of, list(part)[:4])), found)
 
 
-def _unknown(name: str, found: Found) -> Line:
+def _unknown(name: str, found: FoundParts) -> Line:
     found.unknown.append(name[:80])
     return "unknown", f"[{name[:80]}]"
 
@@ -176,7 +176,7 @@ def _call(part: Raw) -> str:
     return dumped({"name": name, "arguments": {} if given is None else given})  # some leave out empty arguments
 
 
-def _result(value: Any, found: Found, depth: int) -> Iterator[Line]:
+def _result(value: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     """The lines of a tool result: its parts, a text, or JSON."""
     if isinstance(value, str):
         read = json_of(value)
@@ -208,7 +208,7 @@ _A_MESSAGE = "{'content': "
 whole message."""
 
 
-def _lines_of_repr(text: str, found: Found, depth: int) -> Iterator[Line]:
+def _lines_of_repr(text: str, found: FoundParts, depth: int) -> Iterator[Line]:
     try:
         message = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
@@ -241,7 +241,7 @@ def is_data_url(text: str) -> bool:
     return text[:5] == "data:" and ";base64," in text[:200] and not any(map(str.isspace, text[:300]))
 
 
-def _media(part: Raw, kind: str, found: Found) -> Iterator[Line]:
+def _media(part: Raw, kind: str, found: FoundParts) -> Iterator[Line]:
     source, resource = part.get("source"), part.get("resource")
     if isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str):
         yield "text", source["data"]  # Anthropic's document of plain text
@@ -251,7 +251,7 @@ def _media(part: Raw, kind: str, found: Found) -> Iterator[Line]:
         yield "media", _medium(part, _MEDIA.get(kind, "file"), part, found)
 
 
-def _medium(part: Any, modality: str, original: Any, found: Found) -> str:
+def _medium(part: Any, modality: str, original: Any, found: FoundParts) -> str:
     """The marker of an image, audio, video or file; the original goes to `found`."""
     fields = dict(_fields(part, 0))
     mime = text_of(_first(fields, _MIME_OR_FORMAT))[:80]
@@ -299,7 +299,7 @@ def _size(payload: str | bytes) -> str:
     return f"{size} B"
 
 
-def shortened(value: Any, found: Found, depth: int = 0) -> Any:
+def shortened(value: Any, found: FoundParts, depth: int = 0) -> Any:
     """A JSON value with markers in place of media."""
     if isinstance(value, str):
         return _medium({"url": value}, "file", value, found) if is_data_url(value) else value
@@ -321,34 +321,34 @@ def _inside(inner: Any) -> Raw:
     return inner if isinstance(inner, dict) else {"text": inner}
 
 
-def _w_call(_: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+def _w_call(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     yield "tool", _call({"type": "tool_call", **_inside(inner)})
 
 
-def _w_result(_: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+def _w_result(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     return _result(_first(_inside(inner), _RESULT_KEYS), found, depth)
 
 
-def _w_reasoning(_: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+def _w_reasoning(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     told = _inside(inner)
     nested = told.get("reasoningText")
     yield "reasoning", _reasoning(nested if isinstance(nested, dict) else told)
 
 
 def _w_medium(modality: str) -> Any:
-    def read(part: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+    def read(part: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
         yield "media", _medium(part, modality, part, found)
 
     return read
 
 
-def _w_texts(_: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+def _w_texts(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     told = _inside(inner)
     content = _first(told, ("content", "text", "code", "output"))
     yield from lines_of(content if isinstance(content, list) else [content], found, depth + 1)
 
 
-def _w_nothing(_: Raw, inner: Any, found: Found, depth: int) -> Iterator[Line]:
+def _w_nothing(_: Raw, inner: Any, found: FoundParts, depth: int) -> Iterator[Line]:
     return iter(())
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from creditflow.adapters.meaning import NoScore, Reward
-from creditflow.adapters.play import Chosen, Play
+from creditflow.adapters.meaning import Reward, RewardWithoutNumber
+from creditflow.adapters.selection import Selection, TrajectorySpans
 from creditflow.adapters.spans import text_of
 
 Rule = Literal["name", "link", "agent", "time"]
@@ -23,7 +23,7 @@ OF_THE_WHOLE = ("outcome", "final_reward")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class PlacedReward:
     """One value of a reward, with its owner."""
 
     at: int
@@ -37,8 +37,8 @@ class Given:
     """The reason why it is unassigned."""
 
 
-def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
-    """Assign every value of every reward of `play`, in order of time.
+def place(spans_: TrajectorySpans, chosen: Selection, outcome: str) -> list[PlacedReward]:
+    """Assign every value of every reward of `spans_`, in order of time.
 
     1. A reward named `outcome` or one of `OF_THE_WHOLE` belongs to the whole trajectory.
     2. A reward with a target (a link to a span, a response id, or an attribute of the span itself) belongs to it. A
@@ -54,15 +54,15 @@ def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
     Calls that are left out count as well: a reward that belongs to one of them is unassigned, rather than the next
     step's.
     """
-    if not play.rewards:
+    if not spans_.rewards:
         return []
-    owners = _Owners(play, chosen)
-    found = [given for at, reward in play.rewards for given in owners.given(at, reward, outcome)]
-    late = [given.rule == "time" and play.start[given.at] >= owners.all_ended for given in found]
+    owners = _Owners(spans_, chosen)
+    found = [given for at, reward in spans_.rewards for given in owners.given(at, reward, outcome)]
+    late = [given.rule == "time" and spans_.start[given.at] >= owners.all_ended for given in found]
     of_steps = {given.name for given, is_late in zip(found, late, strict=True) if not is_late and given.owner != WHOLE}
     return [
         replace(given, owner=WHOLE, nobody="")
-        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, NoScore)
+        if is_late and chosen.calls and given.name not in of_steps and not isinstance(given.value, RewardWithoutNumber)
         else given
         for given, is_late in zip(found, late, strict=True)
     ]
@@ -71,50 +71,50 @@ def place(play: Play, chosen: Chosen, outcome: str) -> list[Given]:
 class _Owners:
     """Look-ups over one trajectory that every reward shares."""
 
-    def __init__(self, play: Play, chosen: Chosen) -> None:
-        self._play, self._chosen = play, chosen
+    def __init__(self, spans_: TrajectorySpans, chosen: Selection) -> None:
+        self._trajectory, self._chosen = spans_, chosen
         self._step_of = {at: step for step, at in enumerate(chosen.calls)}
         self._spans_with: dict[str, dict[str, list[int]]] = {}
-        by_end = sorted(chosen.made, key=play.end.__getitem__)
-        self._all = _Calls(by_end, [play.end[at] for at in by_end])
+        by_end = sorted(chosen.made, key=spans_.end.__getitem__)
+        self._all = _Calls(by_end, [spans_.end[at] for at in by_end])
         self.all_ended = self._all.ends[-1] if by_end else 0
         self._of_agent: dict[int, _Calls] = {}
         for at in by_end:
-            if (agent := play.agent_at[at]) is not None:
+            if (agent := spans_.agent_at[at]) is not None:
                 own = self._of_agent.setdefault(agent, _Calls([], []))
                 own.calls.append(at)
-                own.ends.append(play.end[at])
-        self._outside = any(play.agent_around[at] is None for at, _ in play.rewards)
+                own.ends.append(spans_.end[at])
+        self._outside = any(spans_.agent_around[at] is None for at, _ in spans_.rewards)
         """Whether a reward lies outside all agents' spans; rule 3 then applies even to a span around all calls."""
-        inside = [0] * len(play.spans)
+        inside = [0] * len(spans_.spans)
         for at in chosen.made:
             inside[at] = 1
-        for at in reversed(play.forest.order):
-            if (parent := play.forest.parents[at]) >= 0:
+        for at in reversed(spans_.forest.order):
+            if (parent := spans_.forest.parents[at]) >= 0:
                 inside[parent] += inside[at]
         self._n_inside = inside
         """[n] number of calls at and inside each span."""
 
-    def given(self, at: int, reward: Reward, outcome: str) -> Iterator[Given]:
+    def given(self, at: int, reward: Reward, outcome: str) -> Iterator[PlacedReward]:
         owner, rule, nobody = self._owner(at, reward)
         for name, value in reward.values:
-            if isinstance(value, NoScore):
-                yield Given(at, name, value, None, rule, value.reason)
+            if isinstance(value, RewardWithoutNumber):
+                yield PlacedReward(at, name, value, None, rule, value.reason)
             elif self._chosen.calls and (name in OF_THE_WHOLE or (outcome and name == outcome)):
-                yield Given(at, name, value, WHOLE, "name")
+                yield PlacedReward(at, name, value, WHOLE, "name")
             else:
-                yield Given(at, name, value, owner, rule, nobody)
+                yield PlacedReward(at, name, value, owner, rule, nobody)
 
     def _owner(self, at: int, reward: Reward) -> _Owner:
-        own = not isinstance(self._play.meanings[at], Reward)  # an attribute of its target span
-        time = self._play.end[at] if own else self._play.start[at]
+        own = not isinstance(self._trajectory.meanings[at], Reward)  # an attribute of its target span
+        time = self._trajectory.end[at] if own else self._trajectory.start[at]
         if not self._chosen.calls:
-            return None, "time", "the play has no step"
+            return None, "time", "the trajectory has no step"
         return self._linked(at, reward, time) if reward.links else self._by_place(at, time)
 
     def _by_place(self, at: int, time: int) -> _Owner:
         """The owner of a reward at `at` without a target, by rules 3 and 4."""
-        around = self._play.agent_around[at]
+        around = self._trajectory.agent_around[at]
         if around in self._of_agent and (self._outside or self._n_inside[around] < len(self._chosen.made)):
             call = self._of_agent[around].last_by(time)
             return self._step(call, "agent", "its agent had made no call by then")
@@ -143,8 +143,8 @@ class _Owners:
         first, *others = sorted([self._with(key, value) for key, value in link], key=len)
         spans = [at for at in first[:_MOST_SPANS] if all(_is_in(other, at) for other in others)]
         if not spans:
-            return None, "link", f"what it is linked to ({_spelled(link)}) is not in the play"
-        same_as, end = self._chosen.same_as, self._play.end
+            return None, "link", f"what it is linked to ({_spelled(link)}) is not in the trajectory"
+        same_as, end = self._chosen.same_as, self._trajectory.end
         if steps := [at for one in spans if (at := same_as.get(one, one)) in self._step_of]:
             # A server may have reused a response id: the link means the last such call so far.
             return self._step(next((at for at in reversed(steps) if end[at] <= time), steps[0]), "link", "")
@@ -162,7 +162,7 @@ class _Owners:
             return self._step(self._of_agent[at].last_by(time), "link", "its agent had made no call by then")
         if n_inside:
             return self._step(self._last_inside(at, time), "link", "no call inside of what it is linked to had ended")
-        return self._by_place(at, self._play.start[at])
+        return self._by_place(at, self._trajectory.start[at])
 
     def _last_inside(self, at: int, time: int) -> int | None:
         """The last call inside a span that had ended by `time`."""
@@ -174,7 +174,7 @@ class _Owners:
     @cached_property
     def _extent(self) -> tuple[list[int], list[int]]:
         """[n], [n] each span's position in depth-first order, and the first position after the spans it encloses."""
-        order, parents = self._play.forest.order, self._play.forest.parents
+        order, parents = self._trajectory.forest.order, self._trajectory.forest.parents
         place = [0] * len(order)
         for at, span in enumerate(order):
             place[span] = at
@@ -190,7 +190,7 @@ class _Owners:
             if len(self._spans_with) == _MOST_KEYS:
                 return ()
             found: dict[str, list[int]] = {}
-            for at, span in enumerate(self._play.spans):
+            for at, span in enumerate(self._trajectory.spans):
                 ids = {"span_id": span.id, "trace_id": span.trace_id or span.trace}
                 has = ids.get(key) or span.attributes.get(key)
                 if has is not None:

@@ -27,7 +27,7 @@ _NANOSECONDS = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Event:
+class SpanEvent:
     """An event recorded on a span, or a log record that names the span."""
 
     name: str
@@ -56,7 +56,7 @@ class Span:
     """Nanoseconds since 1970; None: not recorded."""
     end: int | None
     attributes: Mapping[str, Any]
-    events: list[Event] = field(default_factory=list)
+    events: list[SpanEvent] = field(default_factory=list)
     links: Sequence[Link] = ()
     error: str = ""
     """The status message if the status is an error, otherwise empty."""
@@ -186,7 +186,7 @@ class _Log:
 
     trace: str
     span: str
-    event: Event
+    event: SpanEvent
     resource: Mapping[str, Any]
 
 
@@ -238,7 +238,7 @@ def _log(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> _Log:
     attributes = _attributes(raw.get("attributes"))
     name = _event_name(raw.get("eventName"), attributes)
     time = time_of(raw.get("timeUnixNano")) or time_of(raw.get("observedTimeUnixNano"))
-    event = Event(name, attributes, _value(raw.get("body")), time)
+    event = SpanEvent(name, attributes, _value(raw.get("body")), time)
     return _Log(_hex(raw.get("traceId")), _hex(raw.get("spanId")), event, resource)
 
 
@@ -248,7 +248,7 @@ def _event_name(name: Any, attributes: Mapping[str, Any]) -> str:
     return next((one for one in names if one.startswith("gen_ai.")), names[0] if names else "")
 
 
-def is_of_models(event: Event) -> bool:
+def is_of_models(event: SpanEvent) -> bool:
     """Whether an event belongs to OpenTelemetry's generative-AI conventions, by its name, attributes or body."""
     body = event.body if isinstance(event.body, dict) else {}
     return event.name.startswith("gen_ai.") or any(key.startswith("gen_ai.") for key in (*event.attributes, *body))
@@ -264,7 +264,7 @@ def _joined(spans: list[Span], logs: Sequence[_Log], named_otherwise: Sequence[S
         return spans
     known = {(span.trace, span.id): span for span in spans}
     any_trace, other_names = _by_id(spans), _by_id(named_otherwise)
-    events: dict[int, tuple[Span, list[Event]]] = {}
+    events: dict[int, tuple[Span, list[SpanEvent]]] = {}
     for number, log in enumerate(logs):
         # The records of one call belong together; an evaluation is separate, with its own time.
         is_alone = "evaluation" in log.event.name or any("evaluation" in key for key in log.event.attributes)
@@ -287,7 +287,7 @@ def _by_id(spans: Sequence[Span]) -> dict[str, Span]:
     return {span.id: span for span in spans if span.id and often[span.id] == 1}
 
 
-def _in_order(events: list[Event]) -> list[Event]:
+def _in_order(events: list[SpanEvent]) -> list[SpanEvent]:
     """Events sorted by time without duplicates: collectors may write records out of order, or twice."""
     if any(event.time is None for event in events):
         return events
@@ -306,7 +306,7 @@ def _from_otlp(raw: Mapping[str, Any], resource: Mapping[str, Any]) -> Span:
         end=time_of(raw.get("endTimeUnixNano")),
         attributes=_attributes(raw.get("attributes")),
         events=[
-            Event(
+            SpanEvent(
                 text_of(event.get("name")),
                 _attributes(event.get("attributes")),
                 time=time_of(event.get("timeUnixNano")),
@@ -467,7 +467,8 @@ def from_readable(spans: Iterable[Any], logs: Iterable[Any] = ()) -> list[Span]:
                 end=time_of(span.end_time),
                 attributes=span.attributes or {},
                 events=[
-                    Event(event.name, event.attributes or {}, time=time_of(event.timestamp)) for event in span.events
+                    SpanEvent(event.name, event.attributes or {}, time=time_of(event.timestamp))
+                    for event in span.events
                 ],
                 links=[Link(f"{of.context.trace_id:032x}", f"{of.context.span_id:016x}") for of in span.links],
                 error="" if status.is_ok or status.is_unset else status.description or "error",
@@ -484,7 +485,7 @@ def _readable_log(log: Any) -> _Log:
     return _Log(
         f"{record.trace_id:032x}" if record.trace_id else "",
         f"{record.span_id:016x}" if record.span_id else "",
-        Event(_event_name(record.event_name, attributes), attributes, record.body, time),
+        SpanEvent(_event_name(record.event_name, attributes), attributes, record.body, time),
         resource.attributes if resource is not None else {},
     )
 
@@ -525,8 +526,8 @@ def _some(value: Any) -> Sequence[Any]:
     return value if value and isinstance(value, (list, tuple)) else ()
 
 
-def _event(raw: Mapping[str, Any]) -> Event:
-    return Event(text_of(raw.get("name")), _plain(raw.get("attributes")))
+def _event(raw: Mapping[str, Any]) -> SpanEvent:
+    return SpanEvent(text_of(raw.get("name")), _plain(raw.get("attributes")))
 
 
 def _link(context: Mapping[str, Any]) -> Link:

@@ -14,13 +14,13 @@ from creditflow.audit import Agreement, Measured, Precision, Share, agreement
 from creditflow.config import Recipe, credit_overrides, load_recipe
 from creditflow.credit import Assignment, assign
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.counterfactual import AUDIT, Replayed, measure
-from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.counterfactual import AUDIT, CounterfactualResult, measure
+from creditflow.engines.local.crew import PolicySet
 from creditflow.engines.local.policy import Policy, pick_device
 from creditflow.errors import BatchError, ConfigError, InputError
 from creditflow.files import json_ready, make_folder, write_whole
 from creditflow.ledger import Ledger, Recorded
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
 from creditflow.trajectory import Trajectory, TrajectoryBatch
@@ -30,12 +30,12 @@ RULES = ("identical", "none", "discounted", "threshold")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditOptions:
     """Options of an audit."""
 
     step: int | None
     """Training step to audit; None: the one nearest to a checkpoint, the last of several."""
-    plays: int
+    rollouts: int
     """Maximum rollouts per trajectory."""
     budget: int
     """Maximum rollouts in total."""
@@ -48,19 +48,19 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cast:
+class _AuditPolicies:
     """Policies that act in the rollouts of an audit."""
 
     step: int
     checkpoint: int | None
     """Training step of the checkpoint in use; 0: the initial policies; None: the model of `--model`."""
-    crew: Crew
+    policy_set: PolicySet
     baselines: Mapping[str, Policy]
     words: str
     """Description of the acting policies, for display."""
 
 
-def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporter: Reporter) -> None:
+def audit(path: Path, asked: AuditOptions, plot: Path | None, out: Path | None, reporter: Reporter) -> None:
     """Roll out the tasks of training step `asked.step` again, print a row per rule, and save the values."""
     for option, file in (("--plot", plot), ("--json", out)):
         if file is not None and not file.parent.is_dir():
@@ -68,24 +68,26 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
     ledger = Ledger.open(path)
     if ledger.run.get("engine") == "none":
         raise InputError(
-            f"{path}: was made by `creditflow convert`: there is no workflow by which its plays could be played again"
+            f"{path}: was made by `creditflow convert`: there is no workflow that could replay its trajectories"
         )
     rules = _rules(asked.rules)
     recipe = load_recipe(path / "config.yaml")
-    parts = build_parts(recipe, tasks=False)
+    components = build_components(recipe, tasks=False)
     cast = _cast(ledger, recipe, asked)
     make_folder(path / "audit", "RUN")  # fails before the rollouts if the folder is not writable
     recorded = ledger.read(cast.step)
     made = _assigned(recorded, rules)
-    trajectories = _some(recorded.batch, asked.budget // asked.plays)
-    reporter.say(f"training step {cast.step}: {len(trajectories)} plays again; {cast.words}")
-    measured = asyncio.run(_measure(parts, cast, trajectories, asked.plays, reporter))
-    seen = Measured.of(recorded.batch, measured.by_id)
+    trajectories = _some(recorded.batch, asked.budget // asked.rollouts)
+    reporter.say(f"training step {cast.step}: {len(trajectories)} trajectories, replayed; {cast.words}")
+    measured = asyncio.run(_measure(components, cast, trajectories, asked.rollouts, reporter))
+    seen = Measured.from_values(recorded.batch, measured.by_id)
     if not len(seen.shapley_X):
-        raise InputError(f"{path}: no play of training step {cast.step} has an outcome and an agent that is trained")
+        raise InputError(
+            f"{path}: no trajectory of training step {cast.step} has an outcome and an agent that is trained"
+        )
     found = [agreement(name, assignment, seen) for name, assignment in made.items()]
-    precision, per_trajectory = seen.precision, measured.plays / max(len(measured.by_id), 1)
-    _print(found, seen, measured.plays, per_trajectory, cast)
+    precision, per_trajectory = seen.precision, measured.rollouts / max(len(measured.by_id), 1)
+    _print(found, seen, measured.rollouts, per_trajectory, cast)
     facts = json_ready(
         {
             "training_step": cast.step,
@@ -93,7 +95,7 @@ def audit(path: Path, asked: Asked, plot: Path | None, out: Path | None, reporte
             "who_answers": cast.words,
             "asked": {**asdict(asked), "model": _text(asked.model), "baseline": _text(asked.baseline)},
             "seed": recipe.config.data.seed,
-            "plays_failed": measured.failed,
+            "rollouts_failed": measured.failed,
             "reliability": None if precision is None else precision.reliability,
             "is_noise": None if precision is None else precision.is_noise,
             "rules": [{**asdict(one), "options": rules.get(one.rule, {})} for one in found],
@@ -150,23 +152,29 @@ def _assigned(recorded: Recorded, rules: Mapping[str, Mapping[str, Any]]) -> dic
     return made
 
 
-def _cast(ledger: Ledger, recipe: Recipe, asked: Asked) -> _Cast:
+def _cast(ledger: Ledger, recipe: Recipe, asked: AuditOptions) -> _AuditPolicies:
     if not ledger.steps:
         raise InputError(f"{ledger.path}: no training step is on record yet")
     step, saved = (asked.step or ledger.steps[-1], None) if asked.model is not None else _nearest(ledger, asked.step)
     ledger.file(step)
     device = pick_device(recipe.config.trainer.device)
-    crew = Crew.of(recipe, recipe.config.trainer.total_training_steps or 1, keep_reference=True)
-    baselines, stands_in = {name: crew.references[name] for name in crew.actors}, "what its policy began as"
+    policy_set = PolicySet.from_recipe(recipe, recipe.config.trainer.total_training_steps or 1, keep_reference=True)
+    baselines, stands_in = {name: policy_set.references[name] for name in policy_set.actors}, "what its policy began as"
     if asked.baseline is not None:
-        baselines, stands_in = dict.fromkeys(crew.actors, Policy.load(asked.baseline, device)), str(asked.baseline)
+        baselines, stands_in = (
+            dict.fromkeys(policy_set.actors, Policy.load(asked.baseline, device)),
+            str(asked.baseline),
+        )
     if asked.model is not None:
-        crew = replace(crew, policies={**crew.policies, **dict.fromkeys(crew.actors, Policy.load(asked.model, device))})
+        policy_set = replace(
+            policy_set,
+            policies={**policy_set.policies, **dict.fromkeys(policy_set.actors, Policy.load(asked.model, device))},
+        )
     elif saved:
-        checkpoint.load(ledger.path, saved, crew)
+        checkpoint.load(ledger.path, saved, policy_set)
     answers = asked.model or (f"checkpoint {saved}" if saved else "what training began with")
     words = f"{answers} answers anew, and for an agent that is left out answers {stands_in}"
-    return _Cast(step, saved, crew, baselines, words)
+    return _AuditPolicies(step, saved, policy_set, baselines, words)
 
 
 def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
@@ -189,7 +197,7 @@ def _nearest(ledger: Ledger, step: int | None) -> tuple[int, int]:
 def _some(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
     """At most `count` trajectories, from as many tasks as possible."""
     if count < 1:
-        raise InputError("--budget: expected at least as many plays as --plays gives one trajectory")
+        raise InputError("--budget: expected at least --rollouts, the rollouts of one trajectory")
     turn: dict[str, int] = {}
     ranked = []
     for place, trajectory in enumerate(batch.to_trajectories()):
@@ -200,36 +208,40 @@ def _some(batch: TrajectoryBatch, count: int) -> list[Trajectory]:
 
 
 async def _measure(
-    parts: Parts, cast: _Cast, trajectories: Sequence[Trajectory], plays: int, reporter: Reporter
-) -> Replayed:
-    with reporter.bar("play again", len(trajectories)) as bar:
+    components: Components, cast: _AuditPolicies, trajectories: Sequence[Trajectory], rollouts: int, reporter: Reporter
+) -> CounterfactualResult:
+    with reporter.bar("counterfactual rollouts", len(trajectories)) as bar:
         shown = 0
 
         def note(done: int, wanted: int) -> None:
             nonlocal shown
             now = len(trajectories) * done // max(wanted, 1)
-            bar.advance(now - shown, f"{done:,} of {wanted:,} plays")
+            bar.advance(now - shown, f"{done:,} of {wanted:,} rollouts")
             shown = now
 
-        async with parts.rewards.open(cast.crew.policies):
-            return await measure(parts, cast.crew, cast.baselines, trajectories, plays, (AUDIT, cast.step), note)
+        async with components.rewards.open(cast.policy_set.policies):
+            return await measure(
+                components, cast.policy_set, cast.baselines, trajectories, rollouts, (AUDIT, cast.step), note
+            )
 
 
-def _print(found: Sequence[Agreement], seen: Measured, plays: int, per_trajectory: float, cast: _Cast) -> None:
+def _print(
+    found: Sequence[Agreement], seen: Measured, rollouts: int, per_trajectory: float, cast: _AuditPolicies
+) -> None:
     console = results_console()
-    table = new_table("rule", "credit", "left out", "advantage", "within plays")
+    table = new_table("rule", "credit", "left out", "advantage", "within trajectories")
     for one in found:
         table.add_row(one.rule, *map(_cell, (one.credit, one.left_out, one.advantage, one.within)))
-    rows = f"{len(seen.shapley_X):,} agents in plays, {plays:,} plays again"
+    rows = f"{len(seen.shapley_X):,} agents in trajectories, {rollouts:,} rollouts"
     show(console, f"credit and what agents added to the outcome, training step {cast.step}; {rows}", table)
     agents = new_table("rule", *found[0].by_agent)
     for one in found:
         agents.add_row(one.rule, *map(_cell, one.by_agent.values()))
-    show(console, "advantage, among the plays of one agent", agents)
+    show(console, "advantage, among the trajectories of one agent", agents)
     console.print(
         "Spearman's rank correlation [95 %] with Shapley values, of credit and of advantages; left out: of credit with "
-        "what leaving the agent out costs; within plays: how often, of two agents, the one that added more has more "
-        "credit (chance: 0.5).",
+        "what leaving the agent out costs; within trajectories: how often, of two agents, the one that added more has "
+        "more credit (chance: 0.5).",
         highlight=False,
     )
     if seen.precision is not None:
@@ -245,7 +257,7 @@ def _verdict(precision: Precision, per_trajectory: float) -> str:
         )
     wanted = precision.sufficient_factor * per_trajectory
     enough = (
-        f"At least {math.ceil(wanted):,} rollouts per trajectory make half of their variance real: --plays "
+        f"At least {math.ceil(wanted):,} rollouts per trajectory make half of their variance real: --rollouts "
         f"{math.ceil(wanted)}, with a --budget to match"
         if math.isfinite(wanted)
         else "Their spread is below their measurement error, so no sufficient number can be derived: choose another "

@@ -28,7 +28,7 @@ def calibrate_run(path: Path, last: int | None, plot: Path | None, out: Path | N
     with reporter.bar("read", len(steps)) as bar:
         seen = observe(_told(ledger, steps, bar))
     if not seen:
-        raise DataError(f"{path}: no scored step of a play with a scored outcome is on record")
+        raise DataError(f"{path}: no scored step of a trajectory with a scored outcome is on record")
     found = sorted((calibrate(one) for one in seen), key=lambda one: (one.agent, one.name == ALL))
     console = results_console()
     table = new_table(

@@ -12,13 +12,13 @@ from creditflow.config import Recipe, load_recipe
 from creditflow.credit import Assignment, assign
 from creditflow.credit.linter import idle_gate, lint
 from creditflow.credit.metrics import reach
-from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
-from creditflow.engines.local.crew import Crew
-from creditflow.engines.local.plays import play
+from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
+from creditflow.engines.local.crew import PolicySet
+from creditflow.engines.local.rollouts import sample_trajectories
 from creditflow.errors import TooManyFailedScores
 from creditflow.monitor import Guard
 from creditflow.monitor.notices import failure_text
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Reporter
 from creditflow.report.tables import new_table, results_console, show
 from creditflow.report.text import number
@@ -32,18 +32,20 @@ _CHECK = 2
 def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter, *, verbose: bool) -> None:
     """Print per-agent statistics of a few rollouts, then warnings; `verbose`: also the resolved recipe."""
     recipe = load_recipe(path, overrides)
-    parts = build_parts(recipe)
-    Guard.of(recipe.config, recipe.folder, parts.rewards.functions)  # raises the errors that training would raise
+    components = build_components(recipe)
+    Guard.from_config(
+        recipe.config, recipe.folder, components.rewards.functions
+    )  # raises the errors that training would raise
     if wants_values(recipe.config.algorithm):
-        expect_enough_plays(recipe.config)
-    crew = Crew.of(recipe, steps=1, keep_reference=False)
+        expect_enough_rollouts(recipe.config)
+    policy_set = PolicySet.from_recipe(recipe, steps=1, keep_reference=False)
     console = results_console()
-    trajectories, report = asyncio.run(_play(parts, crew, tasks))
+    trajectories, report = asyncio.run(_trajectory(components, policy_set, tasks))
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    assignment = assign(batch, recipe.config.algorithm, values_T=crew.values(batch))
+    assignment = assign(batch, recipe.config.algorithm, values_T=policy_set.values(batch))
 
     n = recipe.config.actor_rollout_ref.rollout.n
-    plays = f"{len(trajectories) // n} tasks x {n} plays"
+    counts = f"{len(trajectories) // n} tasks x {n} rollouts"
     table = new_table("agent", "steps", "share scored", "failed", "mean sub-reward", "gate open", "signal reaches")
     reached, gated = reach(assignment), "propagation_threshold" not in recipe.config.algorithm.ignored()
     for i, agent in enumerate(assignment.batch.agent_names):
@@ -58,14 +60,14 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter, 
             _mean(assignment.gate_open_S[judged_S]) if gated else "-",
             number(reached.get(agent, 0.0)),
         )
-    show(console, f"agents, in {plays}", table)
+    show(console, f"agents, in {counts}", table)
     table = new_table("function", "level", "weight", "calls", "failed", "mean")
-    for function, said in zip(parts.rewards.functions, report.functions, strict=True):
+    for function, said in zip(components.rewards.functions, report.functions, strict=True):
         table.add_row(
             said.name, said.level, f"{function.weight:g}", str(said.matched), str(said.failed), number(said.mean)
         )
     show(console, "reward functions", table)
-    console.print(f"validation uses {recipe.validation_words(len(parts.val_tasks))}", soft_wrap=True)
+    console.print(f"validation uses {recipe.validation_words(len(components.val_tasks))}", soft_wrap=True)
     warnings = _warnings(recipe, trajectories, report, assignment)
     for warning in warnings:
         console.print(f"warning: {warning}", soft_wrap=True)
@@ -79,14 +81,20 @@ def check(path: Path, overrides: Sequence[str], tasks: int, reporter: Reporter, 
     reporter.say("the recipe can be trained" + (", with the warnings above" if warnings else ""))
 
 
-async def _play(parts: Parts, crew: Crew, tasks: int) -> tuple[list[Trajectory], ScoringReport]:
-    config = parts.recipe.config.actor_rollout_ref.rollout
-    trajectories = await play(parts, crew, parts.train_tasks[:tasks], config.n, config.temperature, (_CHECK,))
-    async with parts.rewards.open(crew.policies):
-        report = await parts.rewards.score(trajectories, max_failed_frac=1.0)  # the limit is checked after printing
-        if wants_values(parts.recipe.config.algorithm):
-            await add_values(parts, crew, trajectories, 0)
-    parts.label(trajectories)
+async def _trajectory(
+    components: Components, policy_set: PolicySet, tasks: int
+) -> tuple[list[Trajectory], ScoringReport]:
+    config = components.recipe.config.actor_rollout_ref.rollout
+    trajectories = await sample_trajectories(
+        components, policy_set, components.train_tasks[:tasks], config.n, config.temperature, (_CHECK,)
+    )
+    async with components.rewards.open(policy_set.policies):
+        report = await components.rewards.score(
+            trajectories, max_failed_frac=1.0
+        )  # the limit is checked after printing
+        if wants_values(components.recipe.config.algorithm):
+            await add_values(components, policy_set, trajectories, 0)
+    components.label(trajectories)
     return trajectories, report
 
 
@@ -98,17 +106,18 @@ def _warnings(
     found += [str(finding) for finding in lint(assignment)]
     if (idle := idle_gate(assignment)) is not None and str(idle) not in found:
         found.append(str(idle))
-    played = set(assignment.batch.agent_names)
-    found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in played]
+    acting = set(assignment.batch.agent_names)
+    found += [f"{agent} made no step" for agent in recipe.config.team.agents if agent not in acting]
     for status, key in (("failed", "error"), ("truncated", "truncated")):
-        plays = [trajectory for trajectory in trajectories if trajectory.status == status]
-        if plays:
-            reason = next((str(t.info[key]) for t in plays if key in t.info), "no reason given")
-            found.append(f"{len(plays)} of {len(trajectories)} plays {status}; the first: {reason}")
+        such = [trajectory for trajectory in trajectories if trajectory.status == status]
+        if such:
+            reason = next((str(t.info[key]) for t in such if key in t.info), "no reason given")
+            found.append(f"{len(such)} of {len(trajectories)} trajectories {status}; the first: {reason}")
     errors = [str(t.info["agent_error"]) for t in trajectories if "agent_error" in t.info]
     if errors:
         found.append(
-            f"in {len(errors)} of {len(trajectories)} plays the agents went wrong (outcome 0); the first: {errors[0]}"
+            f"in {len(errors)} of {len(trajectories)} trajectories the agents went wrong (outcome 0); the first: "
+            f"{errors[0]}"
         )
     acted = [step for trajectory in trajectories for step in trajectory.steps if "action" in step.info]
     replaced = [step for step in acted if "illegal" in step.info]

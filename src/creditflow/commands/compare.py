@@ -17,14 +17,14 @@ from creditflow.comparison.arms import Arm, arms_of, as_yaml, parse_vary, withou
 from creditflow.comparison.jobs import Job, run_jobs
 from creditflow.config import Recipe, load_recipe, trained_policies, with_effect
 from creditflow.engines.local.crew import model_folder
-from creditflow.engines.local.plays import total_steps
 from creditflow.engines.local.policy import Policy, pick_device
+from creditflow.engines.local.rollouts import total_steps
 from creditflow.engines.local.run import run_path
 from creditflow.errors import ConfigError, CreditflowError, InputError
 from creditflow.files import alone_in, make_folder, write_whole
 from creditflow.ledger import RunFolder
 from creditflow.monitor import Evaluation
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Reporter
 from creditflow.report.comparison import ArmResult, RunResult, differences, summary
 from creditflow.report.comparison_plot import draw_comparison
@@ -46,7 +46,7 @@ _OWN = ("data.seed", "trainer.default_local_dir", "trainer.val_before_train")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ArmRun:
     """One arm with one seed."""
 
     arm: Arm
@@ -116,7 +116,7 @@ def compare(
         _tell(f"{recipe.name}: {key}", key, arms, runs, seeds, folder)
 
 
-def _tell(of: str, key: str, arms: Sequence[Arm], runs: Sequence[Run], seeds: int, folder: Path) -> None:
+def _tell(of: str, key: str, arms: Sequence[Arm], runs: Sequence[ArmRun], seeds: int, folder: Path) -> None:
     """Print the tables; write `comparison.json` and the figure."""
     results = [_result(arm, [run for run in runs if run.arm == arm]) for arm in arms]
     found = differences(results)
@@ -142,7 +142,7 @@ def _drawing() -> bool:
 
 def _plan(
     path: Path, overrides: Sequence[str], recipe: Recipe, key: str, arms: Sequence[Arm], seeds: int, folder: Path
-) -> list[Run]:
+) -> list[ArmRun]:
     """List every run, seeds in the outer loop, so that an interrupted comparison stays balanced.
 
     Loads every file and model that an arm names. Bad input therefore raises before anything is written, and a model
@@ -152,7 +152,7 @@ def _plan(
     steps: dict[str, int] = {}
     tasks: dict[str, str] = {}
     models: set[Path] = set()
-    runs: list[Run] = []
+    runs: list[ArmRun] = []
     for seed in range(recipe.config.data.seed, recipe.config.data.seed + seeds):
         for arm in arms:
             target = folder / arm.folder / f"seed{seed}"
@@ -166,14 +166,14 @@ def _plan(
             resolved = load_recipe(path, settings)
             if arm.name not in steps:
                 _check_arm(path, arm, key, settings, resolved)
-                parts = build_parts(resolved)
-                tasks[arm.name] = _fingerprint_of_tasks(parts)
+                components = build_components(resolved)
+                tasks[arm.name] = _fingerprint_of_tasks(components)
                 if tasks[arm.name] != tasks[arms[0].name]:
                     raise ConfigError(
                         f"compare: {arm.name} is evaluated on other tasks than {arms[0].name}, "
                         "so that they cannot be compared task by task"
                     )
-                steps[arm.name] = total_steps(len(parts.train_tasks), resolved.config)
+                steps[arm.name] = total_steps(len(components.train_tasks), resolved.config)
                 if not steps[arm.name]:
                     raise ConfigError("trainer.total_training_steps: 0 steps would leave nothing to compare")
                 for name in trained_policies(resolved.config):
@@ -181,7 +181,7 @@ def _plan(
                         Policy.load(model, pick_device(resolved.config.trainer.device))
                         models.add(model)
             before = folder / "before" / f"seed{seed}-{_fingerprint(resolved)}.json"
-            runs.append(Run(arm, seed, resolved, settings, target, before, steps[arm.name]))
+            runs.append(ArmRun(arm, seed, resolved, settings, target, before, steps[arm.name]))
     return runs
 
 
@@ -197,7 +197,7 @@ def _check_arm(path: Path, arm: Arm, key: str, settings: Sequence[str], resolved
         raise ConfigError(f"{key}: is what --vary varies; it cannot be set as well, and {arm.name} would not have it")
 
 
-def _found(run: Run) -> bool:
+def _found(run: ArmRun) -> bool:
     """Whether the run is already finished. Raises InputError if its folder holds anything else."""
     facts = run.folder / "run.json"
     if not facts.exists():
@@ -215,7 +215,7 @@ def _found(run: Run) -> bool:
     return run.finished
 
 
-def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int, reporter: Reporter) -> None:
+def _work(path: Path, runs: Sequence[ArmRun], waiting: Sequence[ArmRun], at_once: int, reporter: Reporter) -> None:
     """Execute the missing evaluations and runs. Raises CreditflowError if any of them fails."""
     jobs: list[Job] = []
     before = {run.before for run in runs if run.before.exists()}
@@ -238,18 +238,18 @@ def _work(path: Path, runs: Sequence[Run], waiting: Sequence[Run], at_once: int,
         )
 
 
-def _train_job(path: Path, run: Run) -> Job:
+def _train_job(path: Path, run: ArmRun) -> Job:
     command = (sys.executable, "-m", "creditflow", "train", str(path), *run.settings)
     return Job(run.name, command, run.folder.with_suffix(".log"), run.steps, run.steps_done)
 
 
-def _before_job(path: Path, run: Run) -> Job:
+def _before_job(path: Path, run: ArmRun) -> Job:
     command = (sys.executable, "-m", "creditflow", "eval", str(path), *run.settings, "--json", str(run.before))
     log = run.before.with_suffix(".log")
     return Job(f"before training, seed {run.seed}", command, log, 1, lambda: 0)
 
 
-def _result(arm: Arm, runs: Sequence[Run]) -> ArmResult:
+def _result(arm: Arm, runs: Sequence[ArmRun]) -> ArmResult:
     return ArmResult(
         name=arm.name,
         before=[Evaluation.from_json(run.before.read_text(), str(run.before)) for run in runs],
@@ -263,8 +263,8 @@ def _fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=repr).encode()).hexdigest()[:8]
 
 
-def _fingerprint_of_tasks(parts: Parts) -> str:
-    return hashlib.sha256(json.dumps([asdict(task) for task in parts.val_tasks]).encode()).hexdigest()
+def _fingerprint_of_tasks(components: Components) -> str:
+    return hashlib.sha256(json.dumps([asdict(task) for task in components.val_tasks]).encode()).hexdigest()
 
 
 def _flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:

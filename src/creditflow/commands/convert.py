@@ -70,9 +70,9 @@ def convert_files(
     made.trajectories += ours
     if not made.trajectories:
         raise DataError(f"{', '.join(map(str, sources))}: nothing to write, no model call has become a step")
-    if twice := [name for name, n in Counter(play.id for play in made.trajectories).items() if n > 1]:
+    if twice := [name for name, n in Counter(trajectory.id for trajectory in made.trajectories).items() if n > 1]:
         raise DataError(
-            f"{', '.join(map(str, sources))}: trajectory {twice[0]} stands in it twice; give each play once"
+            f"{', '.join(map(str, sources))}: trajectory {twice[0]} stands in it twice; give each trajectory once"
         )
     batch = TrajectoryBatch.from_trajectories(made.trajectories)
     write_named(out, batch.write_parquet, "--out")
@@ -93,9 +93,11 @@ def _expect_what_is_named(spans: Sequence[Span], made: Converted, options: Conve
     if not made.trajectories:
         return
     found = {
-        reward for play in made.trajectories for reward in (play.info.get("outcome"), *play.info.get("rewards", ()))
+        reward
+        for trajectory in made.trajectories
+        for reward in (trajectory.info.get("outcome"), *trajectory.info.get("rewards", ()))
     }
-    found |= {reward for play in made.trajectories for step in play.steps for reward in step.scores}
+    found |= {reward for trajectory in made.trajectories for step in trajectory.steps for reward in step.scores}
     there = ", ".join(sorted(map(str, found - {None}))) or "none"
     named = [("--outcome", options.outcome)] if options.outcome else []
     for option, name in (*named, *(("--range", name) for name in options.ranges)):
@@ -206,18 +208,23 @@ def _tell(made: Converted) -> None:
 
 
 def _warn(made: Converted, reporter: Reporter) -> None:
-    if not made.trajectories or any(play.outcome is not None for play in made.trajectories):
+    if not made.trajectories or any(trajectory.outcome is not None for trajectory in made.trajectories):
         return
-    given = {name for play in made.trajectories for step in play.steps for name in step.scores}
+    given = {name for trajectory in made.trajectories for step in trajectory.steps for name in step.scores}
     which = (
         f"name one of the rewards with --outcome ({', '.join(sorted(given)[:8])})" if given else "there is no reward"
     )
     reporter.say(f"warning: no trajectory has an outcome, so credit is of the steps' own rewards alone; {which}")
 
 
-def _size(plays: Sequence[Trajectory]) -> str:
-    steps, tasks = sum(len(play.steps) for play in plays), len({play.uid for play in plays})
-    return ", ".join((f"{_counted(len(plays), 'play')} of {_counted(tasks, 'task')}", _counted(steps, "step")))
+def _size(trajectories: Sequence[Trajectory]) -> str:
+    steps, tasks = (
+        sum(len(trajectory.steps) for trajectory in trajectories),
+        len({trajectory.uid for trajectory in trajectories}),
+    )
+    return ", ".join(
+        (f"{_counted(len(trajectories), 'trajectory')} of {_counted(tasks, 'task')}", _counted(steps, "step"))
+    )
 
 
 def _counted(n: int, what: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit.difference import Moved, added, moved
+from creditflow.credit.difference import CreditChange, added, moved
 from creditflow.ledger import Ledger, Recorded
 from creditflow.progress import Reporter
 from creditflow.report.overview import different
@@ -36,10 +36,10 @@ def diff(first: Path, second: Path, reporter: Reporter) -> None:
             sides.take(one.read(step), two.read(step))
             bar.advance()
     if sides.moved:
-        show(console, f"the same plays in {sides.same} training steps: what moved", moved_table(sides.moved))
+        show(console, f"the same trajectories in {sides.same} training steps: what moved", moved_table(sides.moved))
         console.print(MOVED_MEANING)
     if sides.others:
-        show(console, f"{sides.others} training steps of other plays, by agent", sides.table())
+        show(console, f"{sides.others} training steps of other trajectories, by agent", sides.table())
     apart = sorted({*one.steps} ^ {*two.steps})
     for words, steps in (("only one run has", apart), ("credit was never assigned in", sides.unassigned)):
         if steps:
@@ -70,7 +70,7 @@ _SHOWN = (
 class _Sides:
     """Differences between two runs, summed over training steps."""
 
-    moved: dict[str, Moved] = field(default_factory=dict)
+    moved: dict[str, CreditChange] = field(default_factory=dict)
     same: int = 0
     others: int = 0
     unassigned: list[int] = field(default_factory=list)

@@ -8,18 +8,18 @@ from pathlib import Path
 
 from creditflow.config import Recipe, load_recipe
 from creditflow.errors import ConfigError, DataError, did_you_mean
-from creditflow.monitor import Event, Guard
+from creditflow.monitor import Guard, GuardEvent
 from creditflow.monitor.catalog import matching
 from creditflow.monitor.scenarios import SCENARIOS, Row, Setting, series
-from creditflow.parts import build_parts
+from creditflow.parts import build_components
 from creditflow.report.tables import new_table, results_console
 
 
 def test(path: Path, overrides: Sequence[str], scenario: str, seed: int, steps: int | None) -> None:
     """Replay `scenario` (a name, a run's folder, or a file of metrics), and print the guard's events."""
     recipe = load_recipe(path, overrides)
-    parts = build_parts(recipe, tasks=False)
-    guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
+    components = build_components(recipe, tasks=False)
+    guard = Guard.from_config(recipe.config, recipe.folder, components.rewards.functions)
     if not guard.rules:
         raise ConfigError("guard: it is switched off, or has no rules")
     rows = _rows(scenario, recipe, seed, steps)
@@ -70,7 +70,7 @@ def _numbers(row: Row) -> Row:
     return {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
 
 
-def _show(events: Sequence[Event], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
+def _show(events: Sequence[GuardEvent], guard: Guard, rows: Sequence[Row], scenario: str) -> None:
     console = results_console()
     table = new_table("step", "rule", "", "metric", "action", "numbers")
     for event in events:

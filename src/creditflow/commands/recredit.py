@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from creditflow.config import credit_overrides
-from creditflow.credit import Assignment, Observed, assign, make_threshold
-from creditflow.credit.difference import Moved, added, moved
+from creditflow.credit import Assignment, BatchStats, assign, make_threshold
+from creditflow.credit.difference import CreditChange, added, moved
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded, RunFolder
 from creditflow.progress import Reporter
@@ -40,7 +40,7 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
         raise InputError(
             f"{path / 'config.yaml'}: {error.strerror}; expected what the run was configured with"
         ) from error
-    total: dict[str, Moved] = {}
+    total: dict[str, CreditChange] = {}
     never: list[int] = []
     aside = out.with_name(f".{out.name}.part")  # an interrupted recredit must not look complete
     shutil.rmtree(aside, ignore_errors=True)
@@ -65,7 +65,7 @@ def recredit(path: Path, overrides: Sequence[str], out: Path | None, reporter: R
     _print(f"{' '.join(overrides) or 'nothing changed'}: what moved", total, never, out)
 
 
-def _print(title: str, total: Mapping[str, Moved], never: Sequence[int], out: Path) -> None:
+def _print(title: str, total: Mapping[str, CreditChange], never: Sequence[int], out: Path) -> None:
     """Print the table of changes. `never`: training steps without assigned credit."""
     console = results_console()
     show(console, title, moved_table(total))
@@ -102,7 +102,7 @@ def reassigned(ledger: Ledger, changed: Mapping[str, Any]) -> Iterator[tuple[Rec
         if moving is not None:
             moving.update(made.observed())
             if accuracy.get(recorded.step) is not None:
-                moving.update(Observed({}, {}, accuracy=accuracy[recorded.step]))
+                moving.update(BatchStats({}, {}, accuracy=accuracy[recorded.step]))
         yield recorded, made
 
 

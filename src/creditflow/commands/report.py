@@ -18,7 +18,7 @@ from creditflow.report.samples import samples
 MOST_RUNS = 4
 
 
-def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> None:
+def report(paths: Sequence[Path], out: Path, trajectories: int, reporter: Reporter) -> None:
     """Write the report of the first run, compared with the others, to `out`."""
     if len(paths) > MOST_RUNS:
         raise InputError(f"report: expected at most {MOST_RUNS} runs, got {len(paths)}")
@@ -31,7 +31,7 @@ def report(paths: Sequence[Path], out: Path, plays: int, reporter: Reporter) -> 
             indices.append(index)
             bar.advance()
     first, index = ledgers[0], indices[0]
-    data: dict[str, Any] = {"overview": overview(first, index), "samples": samples(first, index, plays)}
+    data: dict[str, Any] = {"overview": overview(first, index), "samples": samples(first, index, trajectories)}
     missing = [*data["overview"]["left_out"], *data["samples"].pop("left_out")]
     if len(ledgers) > 1:
         data["comparison"] = _comparison(ledgers, indices)

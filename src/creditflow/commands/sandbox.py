@@ -15,7 +15,7 @@ from creditflow.errors import InputError
 from creditflow.progress import Reporter
 from creditflow.report.tables import results_console
 from creditflow.reward.sandbox import Sandbox, UnsafeSandboxWarning, open_sandbox
-from creditflow.reward.sandbox.attacks import ATTACKS, CHECK_LIMITS, Verdict, check_sandbox, memory_bound
+from creditflow.reward.sandbox.attacks import ATTACKS, CHECK_LIMITS, AttackVerdict, check_sandbox, memory_bound
 
 
 def check(
@@ -55,7 +55,7 @@ def _option(text: str) -> tuple[str, Any]:
 _STYLE = {"contained": "green", "NOT CONTAINED": "bold red", "could not be tried": "bold yellow"}
 
 
-def _print(verdicts: Sequence[Verdict]) -> None:
+def _print(verdicts: Sequence[AttackVerdict]) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -73,7 +73,7 @@ def _print(verdicts: Sequence[Verdict]) -> None:
     console.print(grid)
 
 
-def _print_summary(backend: str, box: Sandbox, verdicts: Sequence[Verdict]) -> None:
+def _print_summary(backend: str, box: Sandbox, verdicts: Sequence[AttackVerdict]) -> None:
     console = results_console()
     bound = memory_bound(box)
     how = "the back end does not say" if bound is None else f"{bound[0] / 1e6:,.0f} MB, {bound[1]}"
@@ -81,14 +81,14 @@ def _print_summary(backend: str, box: Sandbox, verdicts: Sequence[Verdict]) -> N
     console.print(f"{backend}: {_summary(verdicts)}", soft_wrap=True)
 
 
-def _summary(verdicts: Sequence[Verdict]) -> str:
+def _summary(verdicts: Sequence[AttackVerdict]) -> str:
     of = {fate: [verdict.attack for verdict in verdicts if verdict.fate == fate] for fate in _STYLE}
     parts = [f"{len(of['contained'])} of {len(verdicts)} contained"]
     parts += [f"{fate}: {', '.join(names)}" for fate, names in of.items() if names and fate != "contained"]
     return "; ".join(parts)
 
 
-def _write(out: Path, backend: str, options: dict[str, Any], box: Sandbox, verdicts: Sequence[Verdict]) -> None:
+def _write(out: Path, backend: str, options: dict[str, Any], box: Sandbox, verdicts: Sequence[AttackVerdict]) -> None:
     bound = memory_bound(box)
     report = {
         "backend": backend,

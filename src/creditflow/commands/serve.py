@@ -19,16 +19,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from creditflow.config import load_recipe
-from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.crew import PolicySet
 from creditflow.errors import BatchError, first_line
 from creditflow.files import make_folder, write_whole
 from creditflow.loopback import expect_loopback
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Reporter
 from creditflow.rollout import Scheduler
 from creditflow.rollout.openai_api import Refused, parsed
 from creditflow.rollout.recorder import AgentSpec, Recorder
-from creditflow.rollout.server import LONGEST_NAME, Door, OpenAIServer
+from creditflow.rollout.server import LONGEST_NAME, OpenAIServer, Session
 from creditflow.trajectory import Score, Task, Trajectory, TrajectoryBatch
 
 KEY_VARIABLE = "CREDITFLOW_API_KEY"
@@ -56,28 +56,35 @@ def serve(
     """Serve until interrupted. Raises InputError for a host that other machines can reach, unless `remote`."""
     expect_loopback(host, "needs but the API key", remote=remote)
     recipe = load_recipe(path, overrides)
-    parts = build_parts(recipe, training=False, tasks=False)
-    crew = Crew.to_play(recipe)
+    components = build_components(recipe, training=False, tasks=False)
+    policy_set = PolicySet.for_rollouts(recipe)
     make_folder(out, "--out")
-    asyncio.run(_serve(parts, crew, Written(out, per_file, reporter), host, port, idle, reporter))
+    asyncio.run(_serve(components, policy_set, TrajectoryWriter(out, per_file, reporter), host, port, idle, reporter))
 
 
 async def _serve(
-    parts: Parts, crew: Crew, written: Written, host: str, port: int, idle: float, reporter: Reporter
+    components: Components,
+    policy_set: PolicySet,
+    written: TrajectoryWriter,
+    host: str,
+    port: int,
+    idle: float,
+    reporter: Reporter,
 ) -> None:
     given = os.environ.get(KEY_VARIABLE, "")
     scheduler = Scheduler(
-        {**crew.policies, **parts.chat_clients}, parts.recipe.config.actor_rollout_ref.rollout.max_num_seqs
+        {**policy_set.policies, **components.chat_clients},
+        components.recipe.config.actor_rollout_ref.rollout.max_num_seqs,
     )
-    hall = Hall(parts, scheduler, written, given or secrets.token_urlsafe(24))
-    hall.server = server = OpenAIServer(host, port, lobby=hall).start()
+    store = SessionStore(components, scheduler, written, given or secrets.token_urlsafe(24))
+    store.server = server = OpenAIServer(host, port, session_factory=store).start()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    reporter.say(f"base URL: {server.url}/t/NAME/v1   NAME: whatever you call the play")
-    reporter.say(f"API key:  {f'that of {KEY_VARIABLE}' if given else hall.api_key}")
-    reporter.say(f"agents:   {', '.join(f'{spec.policy}:{name}' for name, spec in parts.agents.items())}")
-    reporter.say(f"plays are written to {written.folder} (ends with Ctrl-C)")
+    reporter.say(f"base URL: {server.url}/t/NAME/v1   NAME: whatever you call the trajectory")
+    reporter.say(f"API key:  {f'that of {KEY_VARIABLE}' if given else store.api_key}")
+    reporter.say(f"agents:   {', '.join(f'{spec.policy}:{name}' for name, spec in components.agents.items())}")
+    reporter.say(f"trajectories are written to {written.folder} (ends with Ctrl-C)")
     fault: Exception | None = None
     try:
         while not stop.is_set():
@@ -87,19 +94,19 @@ async def _serve(
                 reporter.say(
                     f"a model broke, and whoever called it got a 500: {type(fault).__name__}: {first_line(fault)}"
                 )
-            await hall.end_idle(idle)
+            await store.end_idle(idle)
             written.write(all_of_them=False)
     finally:
         await asyncio.to_thread(server.stop)  # no client can begin or end a rollout from here on
         try:
-            await hall.end_idle(0.0)
+            await store.end_idle(0.0)
         finally:
             written.write(all_of_them=True)
-        for client in parts.chat_clients.values():
+        for client in components.chat_clients.values():
             await client.aclose()
 
 
-class Ending(BaseModel):
+class EndRequest(BaseModel):
     """Body of a client's request to end a rollout; every field is optional."""
 
     model_config = ConfigDict(extra="forbid")
@@ -115,59 +122,61 @@ class Ending(BaseModel):
     """Ids of the responses that the final answer came from. Default: the last response."""
 
 
-class Hall:
+class SessionStore:
     """The open rollouts of clients; implements the server's `Lobby`."""
 
     server: OpenAIServer
     agents: Mapping[str, AgentSpec]
 
-    def __init__(self, parts: Parts, scheduler: Scheduler, written: Written, api_key: str) -> None:
-        self.api_key, self.agents = api_key, parts.agents
-        self._parts, self._scheduler, self._written = parts, scheduler, written
+    def __init__(self, components: Components, scheduler: Scheduler, written: TrajectoryWriter, api_key: str) -> None:
+        self.api_key, self.agents = api_key, components.agents
+        self._components, self._scheduler, self._written = components, scheduler, written
         self._loop = asyncio.get_running_loop()
-        self._open: dict[str, Door] = {}
+        self._open: dict[str, Session] = {}
         self._begun = 0
         self._start = secrets.randbits(64)
         """Random part of the seeds, so that a restarted server does not repeat its samples for a task."""
 
-    def enter(self, name: str) -> Door:
+    def enter(self, name: str) -> Session:
         """See `Lobby`."""
         if len(self._open) >= MOST_OPEN:
-            raise Refused(429, f"{MOST_OPEN} plays are open: end some by POST /t/NAME/end", code="too_many_plays")
+            raise Refused(
+                429, f"{MOST_OPEN} trajectories are open: end some by POST /t/NAME/end", code="too_many_trajectories"
+            )
         self._begun += 1
         id = f"{name}#{secrets.token_hex(4)}"  # unique in the folder, also across servers
         trajectory = Trajectory(id=id, uid=name, task=Task("served", (), None))
         seed = (self._start, self._begun)
-        recorder = Recorder(self._parts.agents, trajectory, self._scheduler, self._parts.sampling, seed)
-        door = self.server.open(recorder, self._loop, name=name, expected=False)
-        self._open[name] = door
-        return door
+        recorder = Recorder(self._components.agents, trajectory, self._scheduler, self._components.sampling, seed)
+        session = self.server.open(recorder, self._loop, name=name, expected=False)
+        self._open[name] = session
+        return session
 
-    def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
+    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
         """See `Lobby`."""
-        return self._end(door, parsed(Ending, body or b"{}"))
+        return self._end(session, parsed(EndRequest, body or b"{}"))
 
     async def end_idle(self, seconds: float) -> None:
         """End rollouts without a pending call and without any call for `seconds`; 0 ends all."""
         now = time.monotonic()
-        for door in list(self._open.values()):
-            if seconds <= 0 or (not door.waiting and now - door.last_call > seconds):
+        for session in list(self._open.values()):
+            if seconds <= 0 or (not session.waiting and now - session.last_call > seconds):
                 with suppress(Refused):  # its client ended it first
-                    await self._end(door, Ending.model_validate({}), by_nobody=True)
+                    await self._end(session, EndRequest.model_validate({}), by_nobody=True)
 
-    async def _end(self, door: Door, ending: Ending, *, by_nobody: bool = False) -> Mapping[str, Any]:
-        if self._open.get(door.name) is not door:  # it has ended, and another rollout may have its name by now
-            raise Refused(410, f"the play {door.name} has ended", code="trajectory_ended")
-        trajectory = door.recorder.trajectory
+    async def _end(self, session: Session, ending: EndRequest, *, by_nobody: bool = False) -> Mapping[str, Any]:
+        if self._open.get(session.name) is not session:  # it has ended, and another rollout may have its name by now
+            raise Refused(410, f"the trajectory {session.name} has ended", code="trajectory_ended")
+        trajectory = session.recorder.trajectory
         steps = {step.id: step for step in trajectory.steps}
         for field, ids in (("scores", ending.scores), ("answer_steps", ending.answer_steps)):
             if unknown := [id for id in ids if id not in steps]:
-                raise Refused(400, f"{field}: no answer of this play has the id {unknown[0][:80]!r}")
-        del self._open[door.name]
+                raise Refused(400, f"{field}: no answer of this trajectory has the id {unknown[0][:80]!r}")
+        del self._open[session.name]
         if by_nobody:
             trajectory.info["ended"] = "by nobody"
-        door.close()
-        await door.recorder.close()
+        session.close()
+        await session.recorder.close()
         trajectory.uid = ending.uid or trajectory.uid
         trajectory.answer = ending.answer
         trajectory.outcome = None if ending.outcome is None else Score(ending.outcome)
@@ -181,12 +190,12 @@ class Hall:
             try:
                 self._written.add(trajectory)
             except BatchError as error:
-                raise Refused(400, f"the play cannot be written: {first_line(error)}") from error
+                raise Refused(400, f"the trajectory cannot be written: {first_line(error)}") from error
         return {"id": trajectory.id, "steps": len(trajectory.steps)}
 
 
-class Written:
-    """Writer of ended trajectories to the files `plays-000001.parquet` and so on."""
+class TrajectoryWriter:
+    """Writer of ended trajectories to the files `trajectories-000001.parquet` and so on."""
 
     def __init__(self, folder: Path, per_file: int, reporter: Reporter) -> None:
         self.folder = folder
@@ -216,8 +225,8 @@ class Written:
         """
         last, all_of_them = all_of_them, all_of_them or time.monotonic() - self._since > _LONGEST_WAIT
         while len(self._waiting) >= (1 if all_of_them else self._per_file):
-            plays = self._waiting[: self._per_file]
-            batch = TrajectoryBatch.from_trajectories(plays)
+            trajectories = self._waiting[: self._per_file]
+            batch = TrajectoryBatch.from_trajectories(trajectories)
             try:
                 file = self._free_name()
                 try:
@@ -229,11 +238,14 @@ class Written:
             except OSError as error:
                 if last:
                     raise
-                self._say_once(f"{len(self._waiting)} plays wait to be written: {error}")
+                self._say_once(f"{len(self._waiting)} trajectories wait to be written: {error}")
                 return
-            del self._waiting[: len(plays)]
+            del self._waiting[: len(trajectories)]
             self._trouble = ""
-            self._reporter.say(f"{file.name}: {len(plays)} plays, {sum(len(play.steps) for play in plays)} steps")
+            self._reporter.say(
+                f"{file.name}: {len(trajectories)} trajectories, "
+                f"{sum(len(trajectory.steps) for trajectory in trajectories)} steps"
+            )
 
     def _say_once(self, trouble: str) -> None:
         if trouble != self._trouble:
@@ -243,7 +255,7 @@ class Written:
     def _free_name(self) -> Path:
         """Create an empty file under the next free name, since another server may write into the same folder."""
         while True:
-            file = self.folder / f"plays-{self._next:06d}.parquet"
+            file = self.folder / f"trajectories-{self._next:06d}.parquet"
             self._next += 1
             with suppress(FileExistsError):
                 file.touch(exist_ok=False)

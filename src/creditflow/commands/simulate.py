@@ -17,7 +17,7 @@ from creditflow.report.simulation_plot import draw_simulation
 from creditflow.report.tables import new_table, results_console, show
 from creditflow.report.text import number
 from creditflow.simulation import (
-    Credited,
+    SimulatedCredit,
     SimulatedTeam,
     best_threshold,
     break_even_noise,
@@ -46,8 +46,9 @@ def simulate(team: SimulatedTeam, overrides: Sequence[str], plot: Path | None, r
 
     console = results_console()
     console.print(
-        f"{team.n_steps} steps, {team.tasks} x {team.plays} plays: {drawn.own_NK.mean():.1%} of the steps do right, "
-        f"{drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the plays end right"
+        f"{team.n_steps} steps, {team.tasks} x {team.trajectories} trajectories: {drawn.own_NK.mean():.1%} of the "
+        f"steps do right, {drawn.output_NK.mean():.1%} of the outputs are right, {drawn.outcome_N.mean():.1%} of the "
+        "trajectories end right"
     )
     show(console, "what each rule makes of it", _table(found))
     places = _places(team.n_steps)
@@ -91,7 +92,7 @@ def shares_of(text: str, key: str) -> dict[str, float]:
         raise ConfigError(f"{key}: expected agent=number, separated by commas, got {text!r}") from None
 
 
-def _table(found: Sequence[Credited]) -> Any:
+def _table(found: Sequence[SimulatedCredit]) -> Any:
     table = new_table("rule", "wrong sign", "blame, right steps", "blame, wrong steps", "ratio", "signal")
     for one in found:
         ratio = one.blamed_wrong / one.blamed_right if one.blamed_right else math.inf
@@ -105,7 +106,7 @@ def _places(n: int) -> list[int]:
     return sorted({round(i * (n - 1) / 5) for i in range(6)})
 
 
-def _by_place(places: Sequence[int], moved: Any, found: Sequence[Credited]) -> Any:
+def _by_place(places: Sequence[int], moved: Any, found: Sequence[SimulatedCredit]) -> Any:
     table = new_table("step", "outputs more that are wrong", *(f"blame x, {one.rule}" for one in found))
     for place in places:
         cells = [one.amplification_K[place] for one in found]

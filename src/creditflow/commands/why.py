@@ -10,7 +10,7 @@ from creditflow.credit import explain
 from creditflow.errors import BatchError, InputError
 from creditflow.ledger import Ledger, Recorded
 from creditflow.report.text import plain
-from creditflow.report.why import UNITS, play_lines, step_head, terms, tree, worth_a_look_lines
+from creditflow.report.why import UNITS, step_head, terms, trajectory_lines, tree, worth_a_look_lines
 
 
 def why_step(path: Path, step: str, token: int | None, *, as_json: bool) -> None:
@@ -58,7 +58,7 @@ def why_trajectory(path: Path, trajectory: str) -> None:
     ledger = Ledger.open(path)
     recorded = ledger.read(ledger.training_step_of(trajectory, "trajectory_id"))
     n = recorded.batch.trajectory_ids.index(trajectory)
-    _print(ledger, list(play_lines(recorded.assignment, recorded.batch, n, recorded.step)))
+    _print(ledger, list(trajectory_lines(recorded.assignment, recorded.batch, n, recorded.step)))
 
 
 def _token_line(recorded: Recorded, s: int, token: int) -> str:

@@ -44,7 +44,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedJob:
     """A job that ended with a nonzero exit code."""
 
     job: Job
@@ -58,13 +58,13 @@ class Failure:
         )
 
 
-def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[Failure]:
+def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) -> list[FailedJob]:
     """Run all jobs in order, `at_once` at a time, and return the failures.
 
     A failed job does not stop the others. On exit, no process is left running, even after Ctrl-C, SIGTERM or a closed
     terminal.
     """
-    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[Failure]()
+    waiting, running, failures = list(jobs), dict[Job, "subprocess.Popen[bytes]"](), list[FailedJob]()
     with _terminated_like_interrupted(), reporter.bar(title, sum(job.parts for job in jobs)) as bar:
         status = _Status(reporter, bar, sum(job.parts for job in jobs))
         try:
@@ -78,7 +78,7 @@ def run_jobs(jobs: Sequence[Job], at_once: int, reporter: Reporter, title: str) 
                     if ended:
                         del running[job]
                     if ended and process.returncode != 0:
-                        failures.append(Failure(job, process.returncode))
+                        failures.append(FailedJob(job, process.returncode))
                         reporter.say(failures[-1].describe())
                     status.moved(job.advance(ended=ended))
                     if ended and process.returncode == 0:

@@ -4,27 +4,27 @@
 behind one advantage. `check_groups` lists the problems of a batch.
 """
 
-from creditflow.credit.advantage import Credited, Estimate, advantage_estimator
+from creditflow.credit.advantage import Estimate, EstimatorInput, advantage_estimator
 from creditflow.credit.assignment import Assignment, assign
 from creditflow.credit.explain import Explanation, explain
 from creditflow.credit.groups import Groups
-from creditflow.credit.linter import Finding, check_groups
+from creditflow.credit.linter import LintFinding, check_groups
 from creditflow.credit.metrics import unreached_agents
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import Credit, Flow, propagation_rule
-from creditflow.credit.thresholds import Observed, Threshold, make_threshold, threshold_kind
+from creditflow.credit.propagate import Credit, PropagationInput, propagation_rule
+from creditflow.credit.thresholds import BatchStats, Threshold, make_threshold, threshold_kind
 
 __all__ = [
     "Assignment",
+    "BatchStats",
     "Credit",
     "CreditOptions",
-    "Credited",
     "Estimate",
+    "EstimatorInput",
     "Explanation",
-    "Finding",
-    "Flow",
     "Groups",
-    "Observed",
+    "LintFinding",
+    "PropagationInput",
     "Threshold",
     "advantage_estimator",
     "assign",

@@ -40,7 +40,7 @@ among six hundred dominated the updates, and learning rates above 3e-4 diverged 
 
 
 @dataclass(frozen=True, slots=True)
-class Credited:
+class EstimatorInput:
     """The input of an estimator."""
 
     batch: TrajectoryBatch
@@ -101,7 +101,7 @@ class Estimate:
 class Estimator:
     """An entry of ADVANTAGE_ESTIMATORS."""
 
-    estimate: Callable[[Credited], Estimate]
+    estimate: Callable[[EstimatorInput], Estimate]
     grouped: bool
     """Whether steps are compared within groups; if not, all steps of a policy form one group."""
     whitened: bool
@@ -115,7 +115,7 @@ ADVANTAGE_ESTIMATORS: Registry[Estimator] = Registry("algorithm.adv_estimator")
 
 def advantage_estimator(
     name: str, *, grouped: bool = True, whitened: bool = False, critic: bool = False
-) -> Callable[[Callable[[Credited], Estimate]], Callable[[Credited], Estimate]]:
+) -> Callable[[Callable[[EstimatorInput], Estimate]], Callable[[EstimatorInput], Estimate]]:
     """Register a function from Credited to Estimate as `algorithm.adv_estimator: name`.
 
     Raises ConfigError if it is neither grouped nor whitened, or has a critic and is not whitened: it would have nothing
@@ -127,7 +127,7 @@ def advantage_estimator(
             f"critic always), got grouped={grouped}, whitened={whitened}, critic={critic}"
         )
 
-    def register(function: Callable[[Credited], Estimate]) -> Callable[[Credited], Estimate]:
+    def register(function: Callable[[EstimatorInput], Estimate]) -> Callable[[EstimatorInput], Estimate]:
         ADVANTAGE_ESTIMATORS.add(name, Estimator(function, grouped, whitened, critic))
         return function
 
@@ -135,7 +135,7 @@ def advantage_estimator(
 
 
 @advantage_estimator("grpo")
-def grpo(given: Credited) -> Estimate:
+def grpo(given: EstimatorInput) -> Estimate:
     """`(c - m) / (spread + 1e-6)`, or `c - m` without `norm_adv_by_std_in_grpo` (arXiv 2402.03300; 2503.20783).
 
     The own trajectory is part of m and of the spread, as in the paper. With one step per trajectory the spread is the
@@ -147,7 +147,7 @@ def grpo(given: Credited) -> Estimate:
 
 
 @advantage_estimator("rloo")
-def rloo(given: Credited) -> Estimate:
+def rloo(given: EstimatorInput) -> Estimate:
     """`c - mean of the group's other trajectories` (arXiv 2402.14740, equation 7).
 
     The whole own trajectory is left out, because its other steps depend on this one. The baseline is then independent
@@ -158,7 +158,7 @@ def rloo(given: Credited) -> Estimate:
 
 
 @advantage_estimator("reinforce_plus_plus", grouped=False, whitened=True)
-def reinforce_plus_plus(given: Credited) -> Estimate:
+def reinforce_plus_plus(given: EstimatorInput) -> Estimate:
     """`c * gamma_token^(trained tokens after this one)`, whitened (arXiv 2501.03262)."""
     nothing_S, gamma = np.zeros_like(given.credit_S), given.options.gamma_token
     if gamma == 1.0 or not given.batch.response_mask.size:
@@ -173,13 +173,13 @@ def reinforce_plus_plus(given: Credited) -> Estimate:
 
 
 @advantage_estimator("reinforce_plus_plus_baseline", whitened=True)
-def reinforce_plus_plus_baseline(given: Credited) -> Estimate:
+def reinforce_plus_plus_baseline(given: EstimatorInput) -> Estimate:
     """`c - m`, whitened (arXiv 2501.03262, "with baseline")."""
     return Estimate(given.groups.mean_S)
 
 
 @advantage_estimator("gae", grouped=False, whitened=True, critic=True)
-def gae(given: Credited) -> Estimate:
+def gae(given: EstimatorInput) -> Estimate:
     """Generalised advantage estimation (arXiv 1506.02438): between steps along the gated graph, inside a step by token.
 
     With V_k, A_k at the first trained token of child k, e_t the own reward and V_j the value at a step's token j:
@@ -205,8 +205,8 @@ def gae(given: Credited) -> Estimate:
         values_T,
         given.reward_S,
         token_reward_T,
-        nothing_S if given.credit.out_S is None else given.credit.out_S,
-        nothing_S if given.credit.in_S is None else given.credit.in_S,
+        nothing_S if given.credit.gate_out_S is None else given.credit.gate_out_S,
+        nothing_S if given.credit.gate_in_S is None else given.credit.gate_in_S,
         SHARES[options.share](batch, parent_counts(batch)),
         (options.gamma, options.lam, options.gamma_token, options.lam_token),
         down_S,
@@ -220,7 +220,7 @@ def gae(given: Credited) -> Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class AdvantageScale:
     """`advantage = weight * ((credit - baseline - shift) / divisor)`; exactly 0 for steps that do not learn."""
 
     weight_S: Floats
@@ -230,7 +230,7 @@ class Scale:
     learns_S: Bools
 
     @classmethod
-    def none(cls, n_steps: int) -> Scale:
+    def none(cls, n_steps: int) -> AdvantageScale:
         """The identity: weight and divisor 1, baseline and shift 0, every step learns."""
         zero_S, one_S = np.zeros(n_steps), np.ones(n_steps)
         return cls(one_S, zero_S, zero_S, one_S, np.ones(n_steps, dtype=np.bool_))
@@ -261,7 +261,7 @@ class Whitened:
     """[P] unbiased (N - 1); NaN where N is 1."""
     tied_P: Bools
     """[P] whether all values are the same, or there is only one."""
-    plays_P: Ints
+    trajectories_P: Ints
     """[P] number of trajectories."""
 
 
@@ -292,7 +292,7 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     if not at.size:
         return Whitened(code_S, np.empty(0), np.empty(0), np.empty(0, dtype=np.bool_), np.empty(0, dtype=np.int64))
     code_S[at], n = compact(batch.policy_of_step[at])
-    plays = np.unique(code_S[at] * batch.n_trajectories + batch.trajectory_of_step[at]) // batch.n_trajectories
+    trajectories = np.unique(code_S[at] * batch.n_trajectories + batch.trajectory_of_step[at]) // batch.n_trajectories
     if moments_S is None:
         counts_S = sampled_tokens(batch) if batch.response_mask.size else np.ones(batch.n_steps)
         moments_S = np.stack([counts_S, value_S, np.zeros_like(value_S), value_S, value_S], axis=1)
@@ -308,7 +308,7 @@ def whitening(batch: TrajectoryBatch, value_S: Floats, moments_S: Floats | None,
     np.maximum.at(high_P, code, largest)
     tied_P = (high_P - low_P <= TIE_TOLERANCE * np.maximum(1.0, np.abs(mean_P))) | (count_P <= 1)
     variance_P = np.where(count_P > 1, square_P / np.maximum(count_P - 1, 1), np.nan)
-    return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(plays, minlength=n))
+    return Whitened(code_S, mean_P, variance_P, tied_P, np.bincount(trajectories, minlength=n))
 
 
 def sampled_tokens(batch: TrajectoryBatch) -> Ints:

@@ -15,11 +15,11 @@ from creditflow.credit import metrics
 from creditflow.credit.advantage import (
     ADVANTAGE_ESTIMATORS,
     WHITENING_EPSILON,
-    Credited,
+    AdvantageScale,
     CriticTerms,
     Estimate,
     Estimator,
-    Scale,
+    EstimatorInput,
     sampled_tokens,
     stratum_weights,
     token_moments,
@@ -30,8 +30,8 @@ from creditflow.credit.decompose import SubRewards, outcomes, sub_rewards, token
 from creditflow.credit.gates import gate_factors, is_above
 from creditflow.credit.groups import BASELINES, LEVEL_NAMES, POLICY, Groups, describe, no_groups
 from creditflow.credit.options import CreditOptions
-from creditflow.credit.propagate import PROPAGATION_RULES, Credit, Flow, parent_counts
-from creditflow.credit.thresholds import Observed, Standing, Threshold, make_threshold, open_starved, thetas
+from creditflow.credit.propagate import PROPAGATION_RULES, Credit, PropagationInput, parent_counts
+from creditflow.credit.thresholds import BatchStats, Constant, Threshold, make_threshold, open_starved, thetas
 from creditflow.credit.tokens import at_first_token, critic_tokens, spread_over_tokens, token_terms
 from creditflow.errors import BatchError, ConfigError, NotFiniteError, ShapeError
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
@@ -61,9 +61,9 @@ class Assignment:
     """[S] whether the gate counts as open: the step is unscored, or its sub-reward is above the threshold."""
     forced_open_S: Bools
     """[S] opened below the threshold, to keep the floor on the share of open gates."""
-    out_S: Floats
+    gate_out_S: Floats
     """[S] the factor that the rule in force applies to credit passed to parents, in [0, 1]."""
-    in_S: Floats
+    gate_in_S: Floats
     """[S] the factor that it applies to credit received from children, in [0, 1]."""
     stand_in_S: Floats
     """[S] the substitute for the step's credit behind a closed gate; NaN: none."""
@@ -73,7 +73,7 @@ class Assignment:
     """[S] credit received from children."""
     shared_S: Floats
     """[S] credit given equally to every step of the trajectory."""
-    stopped_S: Floats
+    withheld_S: Floats
     """[S] credit withheld by the step's gate, from its parents or from itself."""
     credit_S: Floats
     """[S] c_t."""
@@ -131,7 +131,7 @@ class Assignment:
     @property
     def flows(self) -> bool:
         """Whether the rule can move credit between steps, even if every gate is closed."""
-        return bool(self.out_S.any() or self.in_S.any() or self.stopped_S.any())
+        return bool(self.gate_out_S.any() or self.gate_in_S.any() or self.withheld_S.any())
 
     @property
     def learns_S(self) -> Bools:
@@ -143,7 +143,7 @@ class Assignment:
         agents, first = np.unique(self.batch.agent_of_step, return_index=True)
         names = [self.batch.agent_names[a] for a in agents]
         floor = make_threshold(self.options.propagation_threshold).floor
-        return Standing(dict(zip(names, self.threshold_S[first].tolist(), strict=True)), floor)
+        return Constant(dict(zip(names, self.threshold_S[first].tolist(), strict=True)), floor)
 
     @property
     def returns_T(self) -> Floats | None:
@@ -152,9 +152,9 @@ class Assignment:
             return None
         returns_T = np.empty(int(self.batch.token_offsets[-1]))
         if self.unscaled_T is None:
-            critic_tokens(self.batch, self.options, self.critic, Scale.none(self.batch.n_steps), returns_T)
+            critic_tokens(self.batch, self.options, self.critic, AdvantageScale.none(self.batch.n_steps), returns_T)
         else:
-            Scale.none(self.batch.n_steps).tokens(self.unscaled_T, self.batch, returns_T)
+            AdvantageScale.none(self.batch.n_steps).tokens(self.unscaled_T, self.batch, returns_T)
         return np.add(returns_T, self.critic.values_T, out=returns_T, where=self.batch.response_mask)
 
     def group_name(self, step: int) -> str | None:
@@ -178,7 +178,7 @@ class Assignment:
         if self.advantage_T is not None:
             out_T[:] = self.advantage_T
         elif self.unscaled_T is not None or self.critic is not None:
-            scale = Scale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, self.learns_S)
+            scale = AdvantageScale(self.weight_S, self.baseline_S, self.shift_S, self.divisor_S, self.learns_S)
             if self.unscaled_T is not None:
                 scale.tokens(self.unscaled_T, self.batch, out_T)
             elif self.critic is not None:
@@ -187,7 +187,7 @@ class Assignment:
             spread_over_tokens(self.advantage_S, self.batch, out_T)
         return out_T
 
-    def observed(self, accuracy: float | None = None) -> Observed:
+    def observed(self, accuracy: float | None = None) -> BatchStats:
         """The input of `Threshold.update` for this batch."""
         return metrics.observe(self, accuracy)
 
@@ -259,7 +259,7 @@ def _assign(
     # comparable peers. For an unscored step it would leave only the outcome's noise within each label.
     stratum_S = np.where(rewards.scored_S, batch.stratum_of_step, -1)
     credit = rule.credit(
-        Flow(
+        PropagationInput(
             batch=batch,
             options=options,
             own_S=paid_S,
@@ -295,7 +295,7 @@ def _assign(
     if estimator.grouped:
         groups = BASELINES[options.baseline](batch, step_credit_S, trained_S, stratum_S, options.group_by)
     estimate = estimator.estimate(
-        Credited(
+        EstimatorInput(
             batch=batch,
             options=options,
             credit=credit,
@@ -312,7 +312,7 @@ def _assign(
         batch, estimator, estimate, step_credit_S, trained_S, groups, options.adv_estimator
     )
     grouped_S = trained_S & (groups.group_S >= 0)
-    scale = Scale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
+    scale = AdvantageScale(weight_S, baseline_S, shift_S, divisor_S, grouped_S & ~groups.tied_S)
     advantage_S = scale.steps(step_credit_S)
     if estimate.critic is not None:
         has_tokens_S = sampled_tokens(batch) > 0
@@ -346,13 +346,13 @@ def _assign(
         gate_S=gate_S,
         gate_open_S=open_S,
         forced_open_S=forced_S,
-        out_S=nothing_S if credit.out_S is None else credit.out_S,
-        in_S=nothing_S if credit.in_S is None else credit.in_S,
+        gate_out_S=nothing_S if credit.gate_out_S is None else credit.gate_out_S,
+        gate_in_S=nothing_S if credit.gate_in_S is None else credit.gate_in_S,
         stand_in_S=np.full(batch.n_steps, np.nan) if credit.stand_in_S is None else credit.stand_in_S,
         own_S=credit.own_S,
         received_S=credit.received_S,
         shared_S=credit.shared_S,
-        stopped_S=credit.stopped_S,
+        withheld_S=credit.withheld_S,
         credit_S=credit_S,
         reached_S=np.asarray(credit.reached_S).astype(np.uint8),
         trained_S=trained_S,
@@ -409,7 +409,7 @@ def _gates(
 
 
 def _with_terms(
-    batch: TrajectoryBatch, scale: Scale, advantage_S: Floats, estimate: Estimate, term_T: Floats
+    batch: TrajectoryBatch, scale: AdvantageScale, advantage_S: Floats, estimate: Estimate, term_T: Floats
 ) -> Floats:
     """[T] each token's advantage: the step's part plus the weighted token term."""
     advantage_T = np.empty(term_T.size)
@@ -429,10 +429,10 @@ def _expect_finite(batch: TrajectoryBatch, values_S: Floats, what: str, who: str
 
 
 def _expect_flow(credit: Credit, estimator: Estimator, options: CreditOptions) -> None:
-    if estimator.critic and (credit.out_S is None or credit.in_S is None) and credit.received_S.any():
+    if estimator.critic and (credit.gate_out_S is None or credit.gate_in_S is None) and credit.received_S.any():
         raise ConfigError(
             f"algorithm.adv_estimator: {options.adv_estimator} needs to know by which gates credit flows, but rule "
-            f"{options.propagation!r} fills Credit.received_S and neither out_S nor in_S"
+            f"{options.propagation!r} fills Credit.received_S and neither gate_out_S nor gate_in_S"
         )
 
 
@@ -481,6 +481,6 @@ def _scale(
         return replace(groups, tied_S=tied_S), estimate.baseline_S, shift_S, divisor_S
     made = no_groups(batch.n_steps)
     made.group_S[at], made.level_S[at] = code, LEVEL_NAMES.index(POLICY)
-    made.size_S[at], made.mean_S[at] = stats.plays_P[code], stats.mean_P[code]
+    made.size_S[at], made.mean_S[at] = stats.trajectories_P[code], stats.mean_P[code]
     made.spread_S[at], made.tied_S[at] = np.sqrt(stats.variance_P)[code], stats.tied_P[code]
     return made, estimate.baseline_S + made.mean_S, shift_S, divisor_S

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class CreditChange:
     """Changes in an agent's steps between two assignments. Add instances to combine batches."""
 
     steps: int = 0
@@ -35,8 +35,8 @@ class Moved:
     unmasked: int = 0
     """Steps trained by the second only."""
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: CreditChange) -> CreditChange:
+        return CreditChange(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     @property
     def share_moved(self) -> float:
@@ -53,7 +53,7 @@ class Moved:
         return self.flipped / self.both if self.both else float("nan")
 
 
-def moved(before: Assignment, after: Assignment) -> dict[str, Moved]:
+def moved(before: Assignment, after: Assignment) -> dict[str, CreditChange]:
     """The changes from `before` to `after`, two assignments of the same batch, for each agent that has steps.
 
     Raises BatchError if the ids of their steps differ.
@@ -78,14 +78,14 @@ def moved(before: Assignment, after: Assignment) -> dict[str, Moved]:
         sums(before.trained_S & ~after.trained_S),
         sums(~before.trained_S & after.trained_S),
     )
-    counts = [f.type == "int" for f in fields(Moved)]
+    counts = [f.type == "int" for f in fields(CreditChange)]
     found = {
-        name: Moved(*(int(value) if whole else value for value, whole in zip(of_agent, counts, strict=True)))
+        name: CreditChange(*(int(value) if whole else value for value, whole in zip(of_agent, counts, strict=True)))
         for name, of_agent in zip(names, zip(*columns, strict=True), strict=True)
     }
     return {name: of_agent for name, of_agent in found.items() if of_agent.steps}
 
 
-def added(total: Mapping[str, Moved], more: Mapping[str, Moved]) -> dict[str, Moved]:
+def added(total: Mapping[str, CreditChange], more: Mapping[str, CreditChange]) -> dict[str, CreditChange]:
     """Add up the changes in two batches, by agent."""
-    return {name: total.get(name, Moved()) + more.get(name, Moved()) for name in {**total, **more}}
+    return {name: total.get(name, CreditChange()) + more.get(name, CreditChange()) for name in {**total, **more}}

@@ -108,7 +108,7 @@ def explain(assignment: Assignment, step: int | str, token: int | None = None) -
     Raises BatchError for an unknown step or token, or a token that was not sampled (it has no advantage).
     """
     s = _index(assignment, step)
-    story = _Story(assignment, s)
+    story = _OperationLog(assignment, s)
     position = _check_token(assignment, s, token)
     if assignment.advantage_T is None and assignment.unscaled_T is None and assignment.critic is None:
         position = None  # all tokens have the same advantage
@@ -225,7 +225,7 @@ class _Received:
 
 
 @dataclass(slots=True)
-class _Story:
+class _OperationLog:
     """Records operations in the order of `assign`, one method for each part of its pipeline.
 
     Methods return positions in the list of operations. Names are not references: reward functions may have any name.
@@ -345,7 +345,7 @@ class _Story:
         a, s, options = self.assignment, self.s, self.assignment.options
         if np.isnan(a.sub_reward_S[s]):
             if not options.decomposed:
-                return self.given("paid", 0.0, "sub-rewards play no part")
+                return self.given("paid", 0.0, "the rule ignores sub-rewards")
             failed = bool(a.failed_S[s])
             note = "its scoring failed, and nothing stands in" if failed else "no function scored the step"
             return self.given("paid", 0.0, note)
@@ -408,7 +408,7 @@ class _Story:
             agent = a.batch.agent_names[a.batch.agent_of_step[self.s]]
             known = bool(outcomes(a.batch, options).known_N[n := int(a.batch.trajectory_of_step[self.s])])
             value = of_trajectory(a.batch, n).get(agent, 0.0) if known else 0.0
-            note = f"of {agent} in this play" if known else "the outcome is not known"
+            note = f"of {agent} in this trajectory" if known else "the outcome is not known"
             weight = self.given("w_o", options.w_o)
             return self.make("weighted value", "*", weight, self.given("Shapley value", value, note))
         if rule in DECOMPOSED:
@@ -458,9 +458,11 @@ class _Story:
         credit = self.given(f"h of {child}", float(a.own_S[k] + a.received_S[k]), "own + received")
         passed = self.make(f"passed by {child}", "*", out, credit)
         stand_in = a.stand_in_S[k]
-        if a.out_S[k] < 1.0 and not np.isnan(stand_in):
+        if a.gate_out_S[k] < 1.0 and not np.isnan(stand_in):
             closed = self.make(f"gate closed of {child}", "-", self.constant("one", 1.0), out)
-            other = self.given(f"stand-in for {child}", stand_in, "mean of open steps of its group in other plays")
+            other = self.given(
+                f"stand-in for {child}", stand_in, "mean of open steps of its group in other trajectories"
+            )
             passed = self.make(
                 f"handed up by {child}", "+", passed, self.make(f"instead of {child}", "*", closed, other)
             )
@@ -479,7 +481,15 @@ class _Story:
         parts = []
         for d in range(self.stop() - 1, s, -1):
             kernels.best_path(
-                batch.edge_child, batch.edge_parent, edges_S, steps_S, a.out_S, a.in_S, a.options.gamma, d, weight_S
+                batch.edge_child,
+                batch.edge_parent,
+                edges_S,
+                steps_S,
+                a.gate_out_S,
+                a.gate_in_S,
+                a.options.gamma,
+                d,
+                weight_S,
             )
             if weight_S[s] > 0.0:
                 name = batch.step_ids[d]
@@ -499,7 +509,7 @@ class _Story:
         elif not stands:
             words = f"no gate stands here: gate_at {options.gate_at}"
         elif not options.decomposed:
-            words = "no gate stands here: sub-rewards play no part"
+            words = "the rule has no gates and ignores sub-rewards"
         elif a.failed_S[k]:
             words = f"its scoring failed: gate_unscored {options.gate_unscored}"
         elif not a.scored_S[k]:
@@ -513,7 +523,7 @@ class _Story:
                 words = "sub-reward not above threshold, opened to keep the floor"
             else:
                 words = f"sub-reward {'above' if a.gate_open_S[k] else 'not above'} threshold"
-        return self.given(f"gate {side} of {name}", (a.out_S if side == "out" else a.in_S)[k], words)
+        return self.given(f"gate {side} of {name}", (a.gate_out_S if side == "out" else a.gate_in_S)[k], words)
 
     # ---- token values in place of credit ---------------------------------------------------------------------------
 

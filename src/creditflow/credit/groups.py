@@ -111,8 +111,8 @@ def codes_of_level(batch: TrajectoryBatch, level: str, stratum_S: Ints) -> Ints:
     `stratum_S`: [S] the strata in force, -1 for none. `batch.stratum_of_step` also has labels of steps that must ignore
     theirs.
     """
-    parts = [_PARTS[part](batch) for part in LEVELS[level]]
-    return compact(*parts, batch.policy_of_step, batch.policy_version, stratum_S)[0]
+    components = [_PARTS[part](batch) for part in LEVELS[level]]
+    return compact(*components, batch.policy_of_step, batch.policy_version, stratum_S)[0]
 
 
 def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str:
@@ -125,9 +125,9 @@ def describe(batch: TrajectoryBatch, level: str, step: int, stratum: int) -> str
     }
     if level == POLICY:
         return f"policy={batch.policy_names[batch.policy_of_step[step]]}"
-    parts = [f"{part}={words[part]}" for part in LEVELS[level]]
-    parts += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={batch.policy_version[step]}"]
-    return " ".join(parts + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
+    components = [f"{part}={words[part]}" for part in LEVELS[level]]
+    components += [f"policy={batch.policy_names[batch.policy_of_step[step]]}", f"version={batch.policy_version[step]}"]
+    return " ".join(components + ([f"stratum={batch.stratum_names[stratum]}"] if stratum >= 0 else []))
 
 
 def group_statistics(
@@ -159,8 +159,8 @@ def group_statistics(
         missing = kernels.fill_groups(
             members,
             code,
-            cells.play,
-            cells.mean_of_play,
+            cells.cell,
+            cells.mean_C,
             cells.size_G,
             cells.mean_G,
             spread_of(cells, code, values, cells.mean_G),
@@ -246,13 +246,13 @@ def no_groups(n_steps: int) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The groups of one level over M member steps. `play`: the part of one trajectory in one group."""
+    """The groups of one level over M member steps. `cell`: the part of one trajectory in one group."""
 
-    play: Ints
+    cell: Ints
     """[M] index of each member's part."""
-    group_of_play: Ints
-    steps_of_play: Ints
-    mean_of_play: Floats
+    group_C: Ints
+    steps_C: Ints
+    mean_C: Floats
     size_G: Ints
     """[G] number of trajectories in the group."""
     mean_G: Floats
@@ -261,10 +261,10 @@ class Cells:
 def cells_of(values: Floats, code: Ints, trajectory: Ints) -> Cells:
     """The groups given by `code`, over members with their values and trajectories."""
     n_groups = int(code.max()) + 1
-    play, group_of_play, n_plays = _plays(code, trajectory)
-    mean_of_play, steps_of_play = _means_of(values, play, n_plays)
-    mean_G, size_G = _means_of(mean_of_play, group_of_play, n_groups)
-    return Cells(play, group_of_play, steps_of_play, mean_of_play, size_G, mean_G)
+    cell, group_C, n_cells = _cells(code, trajectory)
+    mean_C, steps_C = _means_of(values, cell, n_cells)
+    mean_G, size_G = _means_of(mean_C, group_C, n_groups)
+    return Cells(cell, group_C, steps_C, mean_C, size_G, mean_G)
 
 
 def _means_of(values: Floats, cell: Ints, n: int) -> tuple[Floats, Ints]:
@@ -280,17 +280,17 @@ def spread_of(cells: Cells, code: Ints, values: Floats, mean_G: Floats) -> Float
     """[G] square root of n/(n-1) times the mean over trajectories of their mean squared difference from `mean_G`."""
     from creditflow.credit import kernels
 
-    square_of_play = np.zeros(len(cells.steps_of_play))
-    kernels.mean_squares(values, cells.play, code, mean_G, cells.steps_of_play, square_of_play)
+    square_C = np.zeros(len(cells.steps_C))
+    kernels.mean_squares(values, cells.cell, code, mean_G, cells.steps_C, square_C)
     # n/(n-1) times the mean over n trajectories is their sum over n-1.
-    total_G = np.bincount(cells.group_of_play, square_of_play, len(cells.size_G))
+    total_G = np.bincount(cells.group_C, square_C, len(cells.size_G))
     return np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))
 
 
 def _without_own(cells: Cells, code: Ints) -> Floats:
     """[M] the group's mean without the member's own trajectory; NaN if it is the only one."""
     n = cells.size_G[code]
-    rest = n * cells.mean_G[code] - cells.mean_of_play[cells.play]
+    rest = n * cells.mean_G[code] - cells.mean_C[cells.cell]
     return np.where(n > 1, rest / np.maximum(n - 1, 1), np.nan)
 
 
@@ -310,20 +310,20 @@ def _variance_ratio(cells: Cells, code: Ints, parent: Ints, agent: Ints) -> Floa
     agent_G[code], parent_G[code] = agent, parent
     used_G = cells.size_G > 0
     n_G = cells.size_G.astype(np.float64)
-    within_G = np.bincount(cells.group_of_play, (cells.mean_of_play - cells.mean_G[cells.group_of_play]) ** 2, n_groups)
+    within_G = np.bincount(cells.group_C, (cells.mean_C - cells.mean_G[cells.group_C]) ** 2, n_groups)
     free_A = np.bincount(agent_G, np.maximum(n_G - 1, 0), n_agents)
     noise_A = np.bincount(agent_G, within_G, n_agents) / np.maximum(free_A, 1)
 
     n_parents = int(parent.max()) + 1
-    plays_P = np.bincount(parent_G, n_G, n_parents)
-    mean_P = np.bincount(parent_G, n_G * cells.mean_G, n_parents) / np.maximum(plays_P, 1)
+    trajectories_P = np.bincount(parent_G, n_G, n_parents)
+    mean_P = np.bincount(parent_G, n_G * cells.mean_G, n_parents) / np.maximum(trajectories_P, 1)
     agent_P = np.zeros(n_parents, dtype=np.int64)
     agent_P[parent] = agent
     between_A = np.bincount(agent_G, n_G * (cells.mean_G - mean_P[parent_G]) ** 2, n_agents)
     groups_A = np.bincount(agent_G, used_G, n_agents)
-    parents_A = np.bincount(agent_P, plays_P > 0, n_agents)
+    parents_A = np.bincount(agent_P, trajectories_P > 0, n_agents)
     # sum_p N_p - sum_p sum_g n_g^2 / N_p: the coefficient of tau^2 in the expected sum of squares.
-    held_A = np.bincount(agent_G, n_G - n_G**2 / np.maximum(plays_P[parent_G], 1), n_agents)
+    held_A = np.bincount(agent_G, n_G - n_G**2 / np.maximum(trajectories_P[parent_G], 1), n_agents)
     deviation_A = (between_A - (groups_A - parents_A) * noise_A) / np.where(held_A > 0, held_A, 1.0)
     ratio_A = np.full(n_agents, np.inf)
     told_A = (deviation_A > 0) & (free_A > 0) & (held_A > 0)
@@ -336,13 +336,13 @@ def _pull(n: Ints, ratio: Floats) -> Floats:
     return np.where(n > 0, n / np.where(n > 0, n + ratio, 1.0), 0.0)
 
 
-def _plays(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
+def _cells(code: Ints, trajectory: Ints) -> tuple[Ints, Ints, int]:
     """Number the pairs of group and trajectory: [M] each member's pair, each pair's group, the number of pairs."""
     from creditflow.credit import kernels
 
-    play, group_of_play = np.empty_like(code), np.empty_like(code)
-    plays = kernels.number_plays(code, trajectory, int(code.max()) + 1, play, group_of_play)
-    return play, group_of_play[:plays], plays
+    cell, group_C = np.empty_like(code), np.empty_like(code)
+    n_cells = kernels.number_cells(code, trajectory, int(code.max()) + 1, cell, group_C)
+    return cell, group_C[:n_cells], n_cells
 
 
 def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajectory_S: Ints, at: Ints) -> Floats:
@@ -350,13 +350,13 @@ def leave_one_out_mean(values_S: Floats, known_S: Bools, code_S: Ints, trajector
 
     The whole own trajectory is left out, because its other steps are not independent of the step.
     """
-    play_S, group_of_play, n_plays = _plays(code_S, trajectory_S)
+    cell_S, group_C, n_cells = _cells(code_S, trajectory_S)
     n_groups = int(code_S.max()) + 1
     known = np.flatnonzero(known_S)
-    mean_of_play, count_of_play = _means_of(values_S[known], play_S[known], n_plays)
-    has_any = count_of_play > 0
-    sum_G = np.bincount(group_of_play, mean_of_play, n_groups)
-    plays_G = np.bincount(group_of_play, has_any, n_groups)
-    code, play = code_S[at], play_S[at]
-    others = plays_G[code] - has_any[play]
-    return np.where(others > 0, (sum_G[code] - mean_of_play[play]) / np.maximum(others, 1), np.nan)
+    mean_C, count_C = _means_of(values_S[known], cell_S[known], n_cells)
+    has_any = count_C > 0
+    sum_G = np.bincount(group_C, mean_C, n_groups)
+    trajectories_G = np.bincount(group_C, has_any, n_groups)
+    code, cell = code_S[at], cell_S[at]
+    others = trajectories_G[code] - has_any[cell]
+    return np.where(others > 0, (sum_G[code] - mean_C[cell]) / np.maximum(others, 1), np.nan)

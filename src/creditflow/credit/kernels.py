@@ -32,8 +32,8 @@ def flow_up(
     child_E: Ints,
     parent_E: Ints,
     own_S: Floats,
-    out_S: Floats,
-    in_S: Floats,
+    gate_out_S: Floats,
+    gate_in_S: Floats,
     share_S: Floats,
     stand_in_S: Floats,
     gamma: float,
@@ -45,8 +45,8 @@ def flow_up(
     """
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        handed = out_S[k] * (own_S[k] + received_S[k]) + (1.0 - out_S[k]) * stand_in_S[k]
-        received_S[t] += gamma * in_S[t] * share_S[k] * handed
+        handed = gate_out_S[k] * (own_S[k] + received_S[k]) + (1.0 - gate_out_S[k]) * stand_in_S[k]
+        received_S[t] += gamma * gate_in_S[t] * share_S[k] * handed
 
 
 @_compiled
@@ -55,8 +55,8 @@ def best_path(
     parent_E: Ints,
     first_edge_S: Ints,
     first_step_S: Ints,
-    out_S: Floats,
-    in_S: Floats,
+    gate_out_S: Floats,
+    gate_in_S: Floats,
     gamma: float,
     d: int,
     weight_S: Floats,
@@ -70,7 +70,7 @@ def best_path(
     weight_S[d] = 1.0
     for e in range(first_edge_S[d + 1] - 1, first_edge_S[first] - 1, -1):
         k, t = child_E[e], parent_E[e]
-        weight_S[t] = max(weight_S[t], weight_S[k] * (gamma * in_S[t] * out_S[k]))
+        weight_S[t] = max(weight_S[t], weight_S[k] * (gamma * gate_in_S[t] * gate_out_S[k]))
     return weight_S
 
 
@@ -81,8 +81,8 @@ def flow_up_once(
     first_edge_S: Ints,
     first_step_S: Ints,
     own_S: Floats,
-    out_S: Floats,
-    in_S: Floats,
+    gate_out_S: Floats,
+    gate_in_S: Floats,
     gamma: float,
 ) -> Floats:
     """[S] `sum over descendants d of W(t, d) * own_d`, see `best_path`, d from the last to the first.
@@ -93,7 +93,7 @@ def flow_up_once(
     received_S = np.zeros_like(own_S)
     weight_S = np.zeros_like(own_S)
     for d in range(own_S.size - 1, -1, -1):
-        best_path(child_E, parent_E, first_edge_S, first_step_S, out_S, in_S, gamma, d, weight_S)
+        best_path(child_E, parent_E, first_edge_S, first_step_S, gate_out_S, gate_in_S, gamma, d, weight_S)
         for t in range(first_step_S[d], d):
             if weight_S[t] > 0.0:
                 received_S[t] += weight_S[t] * own_S[d]
@@ -102,41 +102,41 @@ def flow_up_once(
 
 @_compiled
 def withheld_by_receivers(
-    child_E: Ints, parent_E: Ints, credit_S: Floats, out_S: Floats, in_S: Floats, share_S: Floats
+    child_E: Ints, parent_E: Ints, credit_S: Floats, gate_out_S: Floats, gate_in_S: Floats, share_S: Floats
 ) -> tuple[Floats, Floats]:
     """[S] `sum over children k of share_k * out_k * (1 - in_t) * h_k`, and the sum of |share_k * out_k * h_k|."""
     withheld_S, offered_S = np.zeros_like(credit_S), np.zeros_like(credit_S)
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        arriving = share_S[k] * out_S[k] * credit_S[k]
-        withheld_S[t] += (1.0 - in_S[t]) * arriving
+        arriving = share_S[k] * gate_out_S[k] * credit_S[k]
+        withheld_S[t] += (1.0 - gate_in_S[t]) * arriving
         offered_S[t] += abs(arriving)
     return withheld_S, offered_S
 
 
 @_compiled
 def reach_up(
-    child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], out_S: Floats, in_S: Floats
+    child_E: Ints, parent_E: Ints, source_S: NDArray[np.uint8], gate_out_S: Floats, gate_in_S: Floats
 ) -> NDArray[np.uint8]:
     """[S] the step's own bits of `source_S`, and those that its children pass through open gates."""
     reached_S = source_S.copy()
     for e in range(child_E.size - 1, -1, -1):
         k, t = child_E[e], parent_E[e]
-        reached_S[t] |= reached_S[k] * ((out_S[k] > 0.0) & (in_S[t] > 0.0))  # no branch: often mispredicted
+        reached_S[t] |= reached_S[k] * ((gate_out_S[k] > 0.0) & (gate_in_S[t] > 0.0))  # no branch: often mispredicted
     return reached_S
 
 
 @_compiled
-def frozen_upstream(child_E: Ints, parent_E: Ints, out_S: Floats) -> Bools:
+def frozen_upstream(child_E: Ints, parent_E: Ints, gate_out_S: Floats) -> Bools:
     """[S] steps neither at or after a closed step, nor on a path of open gates to a step without children."""
-    at_or_after_S = out_S == 0.0
-    heard_S = np.ones(out_S.size, dtype=np.bool_)
+    at_or_after_S = gate_out_S == 0.0
+    heard_S = np.ones(gate_out_S.size, dtype=np.bool_)
     for e in range(child_E.size):
         at_or_after_S[child_E[e]] |= at_or_after_S[parent_E[e]]
         heard_S[parent_E[e]] = False
     for e in range(child_E.size - 1, -1, -1):
         k = child_E[e]
-        heard_S[parent_E[e]] |= heard_S[k] and out_S[k] > 0.0
+        heard_S[parent_E[e]] |= heard_S[k] and gate_out_S[k] > 0.0
     frozen_S: Bools = ~(at_or_after_S | heard_S)
     return frozen_S
 
@@ -207,8 +207,8 @@ def gae(
     values_T: Floats,
     reward_S: Floats,
     token_reward_T: Floats,
-    out_S: Floats,
-    in_S: Floats,
+    gate_out_S: Floats,
+    gate_in_S: Floats,
     share_S: Floats,
     discounts: tuple[float, float, float, float],
     down_S: Floats,
@@ -250,7 +250,7 @@ def gae(
         worth = value + lam * advantage if n else last
         while e >= 0 and child_E[e] == s:
             t = parent_E[e]
-            down_S[t] += gamma * in_S[t] * share_S[s] * (out_S[s] * worth)
+            down_S[t] += gamma * gate_in_S[t] * share_S[s] * (gate_out_S[s] * worth)
             e -= 1
 
 
@@ -420,22 +420,22 @@ def refine(code: Ints, column: Ints, low: int, width: int, rank: Ints) -> int:
 
 
 @_compiled
-def number_plays(code: Ints, trajectory: Ints, n: int, play: Ints, code_of_play: Ints) -> int:
+def number_cells(code: Ints, trajectory: Ints, n: int, cell: Ints, code_C: Ints) -> int:
     """Number the pairs of code and trajectory in order of appearance; return the number of pairs.
 
-    Writes [M] each member's pair to `play`, and each pair's code to `code_of_play`. Trajectories must not decrease, so
+    Writes [M] each member's pair to `cell`, and each pair's code to `code_C`. Trajectories must not decrease, so
     a member can only belong to the latest pair of its code.
     """
     latest, trajectory_of = np.empty(n, dtype=np.int64), np.full(n, -1, dtype=np.int64)
-    plays = 0
+    n_cells = 0
     for i in range(code.size):
         c = code[i]
         if trajectory_of[c] != trajectory[i]:
-            trajectory_of[c], latest[c] = trajectory[i], plays
-            code_of_play[plays] = c
-            plays += 1
-        play[i] = latest[c]
-    return plays
+            trajectory_of[c], latest[c] = trajectory[i], n_cells
+            code_C[n_cells] = c
+            n_cells += 1
+        cell[i] = latest[c]
+    return n_cells
 
 
 @_compiled
@@ -449,20 +449,20 @@ def means_of(values: Floats, cell: Ints, mean: Floats, count: Ints) -> None:
 
 
 @_compiled
-def mean_squares(values: Floats, play: Ints, code: Ints, mean_G: Floats, steps_of_play: Ints, squares: Floats) -> None:
+def mean_squares(values: Floats, cell: Ints, code: Ints, mean_G: Floats, steps_C: Ints, squares: Floats) -> None:
     """Write each pair's mean squared difference from the mean of its code to `squares`, which must be zeros."""
     for i in range(values.size):
-        squares[play[i]] += (values[i] - mean_G[code[i]]) ** 2
+        squares[cell[i]] += (values[i] - mean_G[code[i]]) ** 2
     for p in range(squares.size):
-        squares[p] /= steps_of_play[p]
+        squares[p] /= steps_C[p]
 
 
 @_compiled
 def fill_groups(
     members: Ints,
     code: Ints,
-    play: Ints,
-    mean_of_play: Floats,
+    cell: Ints,
+    mean_C: Floats,
     size_G: Ints,
     mean_G: Floats,
     spread_G: Floats,
@@ -489,7 +489,7 @@ def fill_groups(
             continue
         group_S[s], level_S[s], size_S[s] = first_group + g, level, n
         mean_S[s], spread_S[s], tied_S[s] = mean_G[g], spread_G[g], tied_G[g]
-        others_S[s] = (n * mean_G[g] - mean_of_play[play[i]]) / (n - 1)
+        others_S[s] = (n * mean_G[g] - mean_C[cell[i]]) / (n - 1)
     return missing
 
 

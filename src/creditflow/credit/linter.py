@@ -21,7 +21,7 @@ from creditflow.trajectory import TRAJECTORY_STATUSES, Bools, TrajectoryBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """A problem of a batch, or an effect that may surprise."""
 
     code: str
@@ -33,7 +33,7 @@ class Finding:
         return self.message
 
 
-def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[Finding]:
+def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -> list[LintFinding]:
     """Find problems of `batch` under `options` (default: `CreditOptions()`).
 
     Raises the errors of `assign`. An estimator that needs a critic is replaced by `grpo`, which needs no values.
@@ -44,9 +44,9 @@ def check_groups(batch: TrajectoryBatch, options: CreditOptions | None = None) -
     return lint(assign(batch, options))
 
 
-def lint(assignment: Assignment) -> list[Finding]:
+def lint(assignment: Assignment) -> list[LintFinding]:
     """Find problems of an existing assignment."""
-    return [Finding(code, message) for check in _CHECKS for code, message in check(assignment)]
+    return [LintFinding(code, message) for check in _CHECKS for code, message in check(assignment)]
 
 
 Found = list[tuple[str, str]]
@@ -80,7 +80,7 @@ def _never_scored(a: Assignment) -> Found:
     ]
 
 
-def idle_gate(a: Assignment) -> Finding | None:
+def idle_gate(a: Assignment) -> LintFinding | None:
     """The reason why gates change no credit in this batch; None if they do, or if the rule moves no credit.
 
     The comparison is exact. Credit equals that of `none` if no step receives any; it equals that of `discounted` if no
@@ -91,9 +91,13 @@ def idle_gate(a: Assignment) -> Finding | None:
     rule, gated = a.options.propagation, "propagation_threshold" not in a.options.ignored()
     what = "this gate changes no credit" if gated else "this rule moves no credit"
     if not a.received_S.any():
-        return Finding("nothing_flows", f"{what}: propagation {rule} equals none on these plays. {_why_idle(a)}")
-    if gated and not a.stopped_S.any() and np.isnan(a.stand_in_S).all():
-        return Finding("gates_open", f"{what}: propagation {rule} equals discounted on these plays. {_why_open(a)}")
+        return LintFinding(
+            "nothing_flows", f"{what}: propagation {rule} equals none on these trajectories. {_why_idle(a)}"
+        )
+    if gated and not a.withheld_S.any() and np.isnan(a.stand_in_S).all():
+        return LintFinding(
+            "gates_open", f"{what}: propagation {rule} equals discounted on these trajectories. {_why_open(a)}"
+        )
     return None
 
 
@@ -104,10 +108,10 @@ def _why_idle(a: Assignment) -> str:
     batch, b = a.batch, a.options.sub_reward_origin
     hands_S = np.zeros(batch.n_steps, dtype=np.bool_)
     hands_S[batch.edge_child] = True
-    open_S = hands_S & (a.out_S > 0)
+    open_S = hands_S & (a.gate_out_S > 0)
     even_S = open_S & a.scored_S & (a.own_S == 0)
     counts = (
-        (hands_S & (a.out_S == 0), "have a closed gate"),
+        (hands_S & (a.gate_out_S == 0), "have a closed gate"),
         (even_S, f"are open and pass 0, as their sub-reward equals algorithm.sub_reward_origin={b:g}"),
         (open_S & ~a.scored_S, "have no score of their own, and nothing to pass"),
         (open_S & a.scored_S & ~even_S, "are open, but their parents' gates are closed"),
@@ -142,8 +146,8 @@ def _singletons(a: Assignment) -> Found:
     found = [
         (
             "singletons",
-            f"{a.singletons} groups (group_by {a.options.group_by}) had a single play; their steps {wider}. "
-            "More plays of each task (rollout.n) or a coarser group_by help",
+            f"{a.singletons} groups (group_by {a.options.group_by}) had a single trajectory; their steps {wider}. "
+            "More rollouts of each task (rollout.n) or a coarser group_by help",
         )
     ]
     if alone.size:
@@ -193,8 +197,8 @@ def _mixed_prompts(a: Assignment) -> Found:
     return [
         (
             "mixed_prompts",
-            f"{len(mixed)} of {len(batch.group_names)} tasks begin with different prompts in one group: plays of "
-            f"different questions are compared. Task {batch.group_names[task]}: {one[:60]!r} and {other[:60]!r}",
+            f"{len(mixed)} of {len(batch.group_names)} tasks begin with different prompts in one group: trajectories "
+            f"of different questions are compared. Task {batch.group_names[task]}: {one[:60]!r} and {other[:60]!r}",
         )
     ]
 
@@ -202,13 +206,17 @@ def _mixed_prompts(a: Assignment) -> Found:
 def _small_tasks(a: Assignment) -> Found:
     batch = a.batch
     kept_N = ~a.masked_N
-    plays = np.bincount(batch.group_of_trajectory[kept_N], minlength=len(batch.group_names))
-    alone = np.flatnonzero(plays == 1)
+    trajectories = np.bincount(batch.group_of_trajectory[kept_N], minlength=len(batch.group_names))
+    alone = np.flatnonzero(trajectories == 1)
     if not alone.size or "task" not in LEVELS[a.options.group_by]:
         return []
     name = batch.group_names[alone[0]]
     return [
-        ("single_plays", f"{alone.size} of {len(plays)} tasks were played once (left out: masked plays); one is {name}")
+        (
+            "single_trajectories",
+            f"{alone.size} of {len(trajectories)} tasks have a single trajectory (left out: masked trajectories); one "
+            f"is {name}",
+        )
     ]
 
 
@@ -217,7 +225,12 @@ def _unscored(a: Assignment) -> Found:
     found = []
     if masked:
         first = a.batch.trajectory_ids[int(np.flatnonzero(a.masked_N)[0])]
-        found.append(("masked_plays", f"{masked} of {len(a.masked_N)} plays are left out of training; one is {first}"))
+        found.append(
+            (
+                "masked_trajectories",
+                f"{masked} of {len(a.masked_N)} trajectories are left out of training; one is {first}",
+            )
+        )
     if failed and a.options.decomposed:
         first = a.batch.step_ids[int(np.flatnonzero(a.failed_S)[0])]
         found.append(("failed_scores", f"{failed} steps could not be scored and do not train; one is {first}"))
@@ -230,7 +243,7 @@ def _starved(a: Assignment) -> Found:
     for i, agent in enumerate(batch.agent_names):
         mine_S: Bools = (batch.agent_of_step == i) & a.scored_S
         failed_S: Bools = (batch.agent_of_step == i) & a.failed_S & a.gate_open_S
-        if mine_S.any() and (not a.out_S[mine_S].any() or not a.in_S[mine_S].any()) and a.flows:
+        if mine_S.any() and (not a.gate_out_S[mine_S].any() or not a.gate_in_S[mine_S].any()) and a.flows:
             best, theta = a.sub_reward_S[mine_S].max(), a.threshold_S[mine_S].max()
             failed = int(failed_S.sum())
             gates = f"no gate of {agent} is open"
@@ -260,8 +273,8 @@ def _missing_outcomes(a: Assignment) -> Found:
     return [
         (
             "missing_outcomes",
-            f"{missing_N.sum()} plays have no outcome and others have: they are compared as if theirs were 0; one is "
-            f"{first}. An outcome that could not be had is a Score of status failed",
+            f"{missing_N.sum()} trajectories have no outcome and others have: they are compared as if theirs were 0; "
+            f"one is {first}. An outcome that could not be had is a Score of status failed",
         )
     ]
 

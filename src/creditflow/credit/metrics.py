@@ -10,7 +10,7 @@ from creditflow.credit.difference import moved
 from creditflow.credit.gates import PASSING, RECEIVING
 from creditflow.credit.groups import LEVEL_NAMES, LEVELS, POLICY, cells_of, codes_of_level, spread_of
 from creditflow.credit.propagate import OUTCOME, SHARES, SIGNAL, parent_counts
-from creditflow.credit.thresholds import Observed
+from creditflow.credit.thresholds import BatchStats
 from creditflow.trajectory import OK, RIGHT, Bools, Floats, Ints
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def summarize(assignment: Assignment) -> dict[str, float]:
     credit_A, _ = _by_agent(assignment, np.abs(assignment.credit_S), trained_S)
     if credit_A.sum() > 0:
         result |= _shares("credit/share", assignment, credit_A, np.full_like(credit_A, credit_A.sum()))
-    withheld, _ = _by_agent(assignment, np.abs(assignment.stopped_S), kept_S)
+    withheld, _ = _by_agent(assignment, np.abs(assignment.withheld_S), kept_S)
     offered, _ = _by_agent(assignment, _offered(assignment), kept_S)
     result |= _shares("credit/gated_off", assignment, withheld, offered)
     result |= {f"credit/reach/{name}": share for name, share in reach(assignment).items()}
@@ -136,10 +136,10 @@ def reach(assignment: Assignment, bit: np.uint8 = SIGNAL) -> dict[str, float]:
     kept_S = ~assignment.masked_N[batch.trajectory_of_step]
     key_S = batch.agent_of_step * batch.n_trajectories + batch.trajectory_of_step
     agents = len(batch.agent_names)
-    plays = np.unique(key_S[kept_S]) // batch.n_trajectories
+    trajectories = np.unique(key_S[kept_S]) // batch.n_trajectories
     reached = np.unique(key_S[kept_S & ((assignment.reached_S & bit) > 0)]) // batch.n_trajectories
-    plays_A, reached_A = np.bincount(plays, minlength=agents), np.bincount(reached, minlength=agents)
-    return {batch.agent_names[a]: float(reached_A[a] / plays_A[a]) for a in np.flatnonzero(plays_A)}
+    trajectories_A, reached_A = np.bincount(trajectories, minlength=agents), np.bincount(reached, minlength=agents)
+    return {batch.agent_names[a]: float(reached_A[a] / trajectories_A[a]) for a in np.flatnonzero(trajectories_A)}
 
 
 def unreached_agents(assignment: Assignment) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def compare_shadow(assignment: Assignment) -> dict[str, float]:
     }
 
 
-def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
+def observe(assignment: Assignment, accuracy: float | None = None) -> BatchStats:
     """Sub-rewards by agent and their spread within groups, the input of thresholds. Masked trajectories are left out.
 
     The spread is pooled over the agent's groups:
@@ -177,7 +177,7 @@ def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
     level = assignment.options.group_by if "agent" in LEVELS[assignment.options.group_by] else "task_agent"
     at = np.flatnonzero(over_S)
     if not at.size:
-        return Observed({}, {}, accuracy)
+        return BatchStats({}, {}, accuracy)
     code = codes_of_level(batch, level, assignment.stratum_S)[at]
     cells = cells_of(values_S[at], code, batch.trajectory_of_step[at])
     squares_G = spread_of(cells, code, values_S[at], cells.mean_G) ** 2 * np.maximum(cells.size_G - 1, 0)
@@ -186,7 +186,7 @@ def observe(assignment: Assignment, accuracy: float | None = None) -> Observed:
     square_A = np.bincount(agent_G, squares_G, len(names))
     free_A = np.bincount(agent_G, np.maximum(cells.size_G - 1, 0), len(names))
     spread = {names[a]: float(np.sqrt(square_A[a] / free_A[a])) for a in np.flatnonzero(free_A)}
-    return Observed(sub_rewards, spread, accuracy)
+    return BatchStats(sub_rewards, spread, accuracy)
 
 
 def _offered(assignment: Assignment) -> Floats:
@@ -194,7 +194,7 @@ def _offered(assignment: Assignment) -> Floats:
     from creditflow.credit import kernels
 
     batch, options = assignment.batch, assignment.options
-    if not assignment.out_S.any() and not assignment.in_S.any():  # no credit arrives at any gate
+    if not assignment.gate_out_S.any() and not assignment.gate_in_S.any():  # no credit arrives at any gate
         return np.zeros(batch.n_steps)
     credit_S = assignment.own_S + assignment.received_S
     share_S = SHARES[options.share](batch, parent_counts(batch))
@@ -203,7 +203,7 @@ def _offered(assignment: Assignment) -> Floats:
         offered_S += parent_counts(batch) * share_S * np.abs(credit_S)
     if options.gate_at in RECEIVING:
         offered_S += kernels.withheld_by_receivers(
-            batch.edge_child, batch.edge_parent, credit_S, assignment.out_S, assignment.in_S, share_S
+            batch.edge_child, batch.edge_parent, credit_S, assignment.gate_out_S, assignment.gate_in_S, share_S
         )[1]
     return offered_S
 

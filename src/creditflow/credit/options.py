@@ -209,7 +209,7 @@ class CreditOptions:
         if "gate" in causes:
             return "set gate: soft"
         if "propagation" not in causes:
-            return "let sub-rewards play a part"
+            return "use sub-rewards"
         readers = [rule for rule in PROPAGATION_RULES.names() if name not in PROPAGATION_RULES[rule].ignores]
         return f"set propagation: {' or '.join(readers) or 'a rule that reads it'}"
 
@@ -239,7 +239,7 @@ class CreditOptions:
         own = {name: getattr(self, name) for name in known}
         made = CreditOptions(**{**own, **self.shadow})
         if made.propagation == "shapley" != self.propagation:
-            raise ConfigError("algorithm.shadow.propagation: shapley needs plays of its own: expected another rule")
+            raise ConfigError("algorithm.shadow.propagation: shapley needs rollouts of its own: expected another rule")
         if ADVANTAGE_ESTIMATORS[made.adv_estimator].critic and not ADVANTAGE_ESTIMATORS[self.adv_estimator].critic:
             raise ConfigError(
                 f"algorithm.shadow.adv_estimator: expected an estimator without a critic beside {self.adv_estimator}, "

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class PropagationInput:
     """The input of a propagation rule."""
 
     batch: TrajectoryBatch
@@ -75,14 +75,14 @@ class Credit:
     """[S] discounted credit received from children."""
     shared_S: Floats
     """[S] credit given equally to every step of the trajectory."""
-    stopped_S: Floats
+    withheld_S: Floats
     """[S] credit withheld by the step's own gate, from its parents and from itself."""
     reached_S: NDArray[np.uint8]
     """[S] bits SIGNAL (a score, the outcome, or credit from a child with a signal reached the step) and OUTCOME (the
     outcome did). A step can have a signal and credit 0: at origin 1, every right step has 0."""
-    out_S: Floats | None = None
+    gate_out_S: Floats | None = None
     """[S] the factor of the step's gate on credit passed to parents; None: the rule moves no credit."""
-    in_S: Floats | None = None
+    gate_in_S: Floats | None = None
     """[S] the factor of the step's gate on credit received from children; None: the rule moves no credit."""
     stand_in_S: Floats | None = None
     """[S] s_t, NaN for none; None: no step has one."""
@@ -90,13 +90,13 @@ class Credit:
     """[S] steps upstream of a failure, which must not learn from this trajectory; None: no step is frozen."""
 
 
-RuleFunction = Callable[[Flow], Credit]
+RuleFunction = Callable[[PropagationInput], Credit]
 FORMULA, NOTHING, UNKNOWN = "formula", "nothing", "unknown"
-"""Values of `Rule.flow`: by the formula of docs/credit.md; no movement; in the rule's own way."""
+"""Values of `PropagationRule.flows`: by the formula of docs/credit.md; no movement; in the rule's own way."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class PropagationRule:
     """An entry of PROPAGATION_RULES."""
 
     credit: RuleFunction
@@ -104,11 +104,11 @@ class Rule:
     """Whether a step is paid for its own score, so that a step with failed scoring must be masked."""
     ignores: tuple[str, ...] = ()
     """Options of credit that the rule never reads."""
-    flow: str = UNKNOWN
+    flows: str = UNKNOWN
     """How credit moves along edges, for the graphs of reports: FORMULA, NOTHING or UNKNOWN."""
 
 
-PROPAGATION_RULES: Registry[Rule] = Registry("algorithm.propagation")
+PROPAGATION_RULES: Registry[PropagationRule] = Registry("algorithm.propagation")
 
 
 GATE_OPTIONS = ("propagation_threshold", "gate", "tau", "gate_at", "gate_unscored", "on_closed_gate")
@@ -117,16 +117,16 @@ _SHARED = "shared_reward"
 
 
 def propagation_rule(
-    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = (), flow: str = UNKNOWN
+    name: str, *, pays_own: bool = True, ignores: tuple[str, ...] = (), flows: str = UNKNOWN
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function from Flow to Credit as `algorithm.propagation: name`.
 
     `ignores`: options of credit that the rule never reads; a recipe that sets the rule and one of them is refused.
-    `flow`: how credit moves along edges, for the graphs of reports.
+    `flows`: how credit moves along edges, for the graphs of reports.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        PROPAGATION_RULES.add(name, Rule(function, pays_own, ignores, flow))
+        PROPAGATION_RULES.add(name, PropagationRule(function, pays_own, ignores, flows))
         return function
 
     return register
@@ -158,7 +158,7 @@ def _copy(batch: TrajectoryBatch, parents_S: Ints) -> Floats:
 
 SHARES: dict[str, Callable[[TrajectoryBatch, Ints], Floats]] = {"split": _split, "copy": _copy, "once": _split}
 """`algorithm.share`: [S] the share of a step's passed credit that each parent gets. `once` has no shares by edge; an
-account by edge (`stopped_S`) uses those of `split`."""
+account by edge (`withheld_S`) uses those of `split`."""
 
 
 def first_edges(batch: TrajectoryBatch) -> Ints:
@@ -171,10 +171,12 @@ def first_steps(batch: TrajectoryBatch) -> Ints:
     return np.arange(batch.n_steps) - batch.index_of_step
 
 
-def _flow_up(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats, stand_in_S: Floats) -> Floats:
+def _flow_up(
+    inputs: PropagationInput, share_S: Floats, own_S: Floats, gate_out_S: Floats, gate_in_S: Floats, stand_in_S: Floats
+) -> Floats:
     from creditflow.credit import kernels
 
-    batch, options = flow.batch, flow.options
+    batch, options = inputs.batch, inputs.options
     if options.share == "once":
         return kernels.flow_up_once(
             batch.edge_child,
@@ -182,33 +184,45 @@ def _flow_up(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Fl
             first_edges(batch),
             first_steps(batch),
             own_S,
-            out_S,
-            in_S,
+            gate_out_S,
+            gate_in_S,
             options.gamma,
         )
     received_S = np.zeros_like(own_S)
     kernels.flow_up(
-        batch.edge_child, batch.edge_parent, own_S, out_S, in_S, share_S, stand_in_S, options.gamma, received_S
+        batch.edge_child,
+        batch.edge_parent,
+        own_S,
+        gate_out_S,
+        gate_in_S,
+        share_S,
+        stand_in_S,
+        options.gamma,
+        received_S,
     )
     return received_S
 
 
-def _stopped(flow: Flow, share_S: Floats, credit_S: Floats, out_S: Floats, in_S: Floats) -> Floats:
+def _withheld(
+    inputs: PropagationInput, share_S: Floats, credit_S: Floats, gate_out_S: Floats, gate_in_S: Floats
+) -> Floats:
     from creditflow.credit import kernels
 
-    batch = flow.batch
-    closed = np.flatnonzero(out_S < 1.0)
-    stopped_S = np.zeros_like(credit_S)
-    parents = flow.parents_S[closed]
-    stopped_S[closed] = parents * share_S[closed] * ((1.0 - out_S[closed]) * credit_S[closed])
-    if flow.options.gate_at in RECEIVING:
-        stopped_S += kernels.withheld_by_receivers(batch.edge_child, batch.edge_parent, credit_S, out_S, in_S, share_S)[
-            0
-        ]
-    return stopped_S
+    batch = inputs.batch
+    closed = np.flatnonzero(gate_out_S < 1.0)
+    withheld_S = np.zeros_like(credit_S)
+    parents = inputs.parents_S[closed]
+    withheld_S[closed] = parents * share_S[closed] * ((1.0 - gate_out_S[closed]) * credit_S[closed])
+    if inputs.options.gate_at in RECEIVING:
+        withheld_S += kernels.withheld_by_receivers(
+            batch.edge_child, batch.edge_parent, credit_S, gate_out_S, gate_in_S, share_S
+        )[0]
+    return withheld_S
 
 
-def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Floats) -> tuple[Floats, Floats]:
+def _neutral(
+    inputs: PropagationInput, share_S: Floats, own_S: Floats, gate_out_S: Floats, gate_in_S: Floats
+) -> tuple[Floats, Floats]:
     """Received credit and substitutes under `on_closed_gate: neutral`, as (received_S, stand_in_S).
 
     The substitute for a closed step is the mean h of the open steps of its group in other trajectories. These means
@@ -220,23 +234,23 @@ def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Fl
     """
     from creditflow.credit import kernels
 
-    batch = flow.batch
-    members_S = flow.kept_S & flow.open_S & ~flow.failed_S
-    codes = [codes_of_level(batch, level, flow.stratum_S) for level in (flow.options.group_by, "agent")]
-    closed = np.flatnonzero(out_S < 1.0)
+    batch = inputs.batch
+    members_S = inputs.kept_S & inputs.open_S & ~inputs.failed_S
+    codes = [codes_of_level(batch, level, inputs.stratum_S) for level in (inputs.options.group_by, "agent")]
+    closed = np.flatnonzero(gate_out_S < 1.0)
     longest_N = np.ones(batch.n_trajectories, dtype=np.int64)
     path_S = kernels.path_lengths(batch.edge_child, batch.edge_parent, batch.n_steps)
     np.maximum.at(longest_N, batch.trajectory_of_step, path_S)
     sweeps_S = longest_N[batch.trajectory_of_step]
 
-    received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.zeros_like(own_S))
+    received_S = _flow_up(inputs, share_S, own_S, gate_out_S, gate_in_S, np.zeros_like(own_S))
     stand_in_S, taken = np.full_like(own_S, np.nan), (np.zeros_like(own_S), np.full_like(own_S, np.nan))
     for sweep in range(1, int(longest_N.max()) + 1):
         before_S, stand_in_S = stand_in_S, np.full_like(own_S, np.nan)
         for code_S in codes:
             at = closed[np.isnan(stand_in_S[closed])]
             stand_in_S[at] = leave_one_out_mean(own_S + received_S, members_S, code_S, batch.trajectory_of_step, at)
-        received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.nan_to_num(stand_in_S))
+        received_S = _flow_up(inputs, share_S, own_S, gate_out_S, gate_in_S, np.nan_to_num(stand_in_S))
         same = np.array_equal(before_S, stand_in_S, equal_nan=True)
         take_S = sweeps_S >= sweep if same else sweeps_S == sweep
         taken[0][take_S], taken[1][take_S] = received_S[take_S], stand_in_S[take_S]
@@ -245,31 +259,31 @@ def _neutral(flow: Flow, share_S: Floats, own_S: Floats, out_S: Floats, in_S: Fl
     return taken
 
 
-def _reach_up(flow: Flow, out_S: Floats, in_S: Floats) -> NDArray[np.uint8]:
+def _reach_up(inputs: PropagationInput, gate_out_S: Floats, gate_in_S: Floats) -> NDArray[np.uint8]:
     from creditflow.credit import kernels
 
-    source_S = _sources(flow)
-    if flow.options.gamma == 0.0:
+    source_S = _sources(inputs)
+    if inputs.options.gamma == 0.0:
         return source_S
-    return kernels.reach_up(flow.batch.edge_child, flow.batch.edge_parent, source_S, out_S, in_S)
+    return kernels.reach_up(inputs.batch.edge_child, inputs.batch.edge_parent, source_S, gate_out_S, gate_in_S)
 
 
 # ---- entry of the outcome ------------------------------------------------------------------------------------------
 
 
-def _outcome_to_all(flow: Flow) -> tuple[Floats, Floats]:
-    return flow.own_S, flow.options.w_o * flow.outcome_N[flow.batch.trajectory_of_step]
+def _outcome_to_all(inputs: PropagationInput) -> tuple[Floats, Floats]:
+    return inputs.own_S, inputs.options.w_o * inputs.outcome_N[inputs.batch.trajectory_of_step]
 
 
-def _outcome_to_answer(flow: Flow) -> tuple[Floats, Floats]:
-    trajectory_S = flow.batch.trajectory_of_step
-    answer_S = answer_steps(flow.batch)
-    answers_N = np.bincount(trajectory_S[answer_S], minlength=flow.batch.n_trajectories)
-    part_N = flow.options.w_o * flow.outcome_N / np.maximum(answers_N, 1)
-    return flow.own_S + np.where(answer_S, part_N[trajectory_S], 0.0), np.zeros_like(flow.own_S)
+def _outcome_to_answer(inputs: PropagationInput) -> tuple[Floats, Floats]:
+    trajectory_S = inputs.batch.trajectory_of_step
+    answer_S = answer_steps(inputs.batch)
+    answers_N = np.bincount(trajectory_S[answer_S], minlength=inputs.batch.n_trajectories)
+    part_N = inputs.options.w_o * inputs.outcome_N / np.maximum(answers_N, 1)
+    return inputs.own_S + np.where(answer_S, part_N[trajectory_S], 0.0), np.zeros_like(inputs.own_S)
 
 
-OUTCOME_TO: dict[str, Callable[[Flow], tuple[Floats, Floats]]] = {
+OUTCOME_TO: dict[str, Callable[[PropagationInput], tuple[Floats, Floats]]] = {
     "all": _outcome_to_all,
     "answer": _outcome_to_answer,
 }
@@ -284,12 +298,12 @@ def answer_steps(batch: TrajectoryBatch) -> Bools:
     return batch.is_answer | (last_S & ~named_N[trajectory_S])
 
 
-def _sources(flow: Flow) -> NDArray[np.uint8]:
+def _sources(inputs: PropagationInput) -> NDArray[np.uint8]:
     """[S] bits of the signals that reach a step directly: its own score, the outcome."""
-    outcome_S = (flow.outcome_known_N & (flow.options.w_o > 0))[flow.batch.trajectory_of_step]
-    if flow.options.outcome_to == "answer":
-        outcome_S &= answer_steps(flow.batch)
-    return _bits(outcome_S | (flow.scored_S & (flow.options.w_r > 0)), outcome_S)
+    outcome_S = (inputs.outcome_known_N & (inputs.options.w_o > 0))[inputs.batch.trajectory_of_step]
+    if inputs.options.outcome_to == "answer":
+        outcome_S &= answer_steps(inputs.batch)
+    return _bits(outcome_S | (inputs.scored_S & (inputs.options.w_r > 0)), outcome_S)
 
 
 def _bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
@@ -299,102 +313,102 @@ def _bits(signal_S: Bools, outcome_S: Bools) -> NDArray[np.uint8]:
 # ---- rules that decompose ------------------------------------------------------------------------------------------
 
 
-def _decomposed(flow: Flow, gate_S: Floats) -> Credit:
+def _decomposed(inputs: PropagationInput, gate_S: Floats) -> Credit:
     from creditflow.credit import kernels
 
-    options = flow.options
-    own_S, shared_S = OUTCOME_TO[options.outcome_to](flow)
+    options = inputs.options
+    own_S, shared_S = OUTCOME_TO[options.outcome_to](inputs)
     every_S = np.ones_like(gate_S)
-    out_S = gate_S if options.gate_at in PASSING else every_S
-    in_S = gate_S if options.gate_at in RECEIVING else every_S
-    share_S = SHARES[options.share](flow.batch, flow.parents_S)
+    gate_out_S = gate_S if options.gate_at in PASSING else every_S
+    gate_in_S = gate_S if options.gate_at in RECEIVING else every_S
+    share_S = SHARES[options.share](inputs.batch, inputs.parents_S)
     stand_in_S = frozen_S = None
-    if options.on_closed_gate == "neutral" and (out_S < 1.0).any():
-        received_S, stand_in_S = _neutral(flow, share_S, own_S, out_S, in_S)
+    if options.on_closed_gate == "neutral" and (gate_out_S < 1.0).any():
+        received_S, stand_in_S = _neutral(inputs, share_S, own_S, gate_out_S, gate_in_S)
     else:
-        received_S = _flow_up(flow, share_S, own_S, out_S, in_S, np.zeros_like(own_S))
+        received_S = _flow_up(inputs, share_S, own_S, gate_out_S, gate_in_S, np.zeros_like(own_S))
     if options.on_closed_gate == "freeze":
-        frozen_S = kernels.frozen_upstream(flow.batch.edge_child, flow.batch.edge_parent, out_S)
+        frozen_S = kernels.frozen_upstream(inputs.batch.edge_child, inputs.batch.edge_parent, gate_out_S)
     return Credit(
         own_S=own_S,
         received_S=received_S,
         shared_S=shared_S,
-        stopped_S=_stopped(flow, share_S, own_S + received_S, out_S, in_S),
-        reached_S=_reach_up(flow, out_S, in_S),
-        out_S=out_S,
-        in_S=in_S,
+        withheld_S=_withheld(inputs, share_S, own_S + received_S, gate_out_S, gate_in_S),
+        reached_S=_reach_up(inputs, gate_out_S, gate_in_S),
+        gate_out_S=gate_out_S,
+        gate_in_S=gate_in_S,
         stand_in_S=stand_in_S,
         frozen_S=frozen_S,
     )
 
 
-@propagation_rule("threshold", ignores=(_SHARED,), flow=FORMULA)
-def threshold(flow: Flow) -> Credit:
+@propagation_rule("threshold", ignores=(_SHARED,), flows=FORMULA)
+def threshold(inputs: PropagationInput) -> Credit:
     """The formula."""
-    return _decomposed(flow, flow.gate_S)
+    return _decomposed(inputs, inputs.gate_S)
 
 
-@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED), flow=FORMULA)
-def discounted(flow: Flow) -> Credit:
+@propagation_rule("discounted", ignores=(*GATE_OPTIONS, _SHARED), flows=FORMULA)
+def discounted(inputs: PropagationInput) -> Credit:
     """The formula with every gate open."""
-    return _decomposed(flow, np.ones_like(flow.gate_S))
+    return _decomposed(inputs, np.ones_like(inputs.gate_S))
 
 
-@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
-def none(flow: Flow) -> Credit:
+@propagation_rule("none", ignores=(*GATE_OPTIONS, "share", _SHARED), flows=NOTHING)
+def none(inputs: PropagationInput) -> Credit:
     """The step's own reward, and the outcome as set by `outcome_to`; no flow between steps."""
-    own_S, shared_S = OUTCOME_TO[flow.options.outcome_to](flow)
+    own_S, shared_S = OUTCOME_TO[inputs.options.outcome_to](inputs)
     nothing_S = np.zeros_like(own_S)
-    return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(flow))
+    return Credit(own_S, nothing_S, shared_S, nothing_S, _sources(inputs))
 
 
-@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED), flow=NOTHING)
-def shapley(flow: Flow) -> Credit:
+@propagation_rule("shapley", ignores=(*GATE_OPTIONS, "share", _SHARED), flows=NOTHING)
+def shapley(inputs: PropagationInput) -> Credit:
     """`none` with the agent's Shapley value in place of the outcome, see `creditflow.credit.shapley`."""
-    value_S = of_steps(flow.batch, flow.outcome_known_N)
-    nothing_S = np.zeros_like(flow.own_S)
-    return Credit(flow.own_S, nothing_S, flow.options.w_o * value_S, nothing_S, _sources(flow))
+    value_S = of_steps(inputs.batch, inputs.outcome_known_N)
+    nothing_S = np.zeros_like(inputs.own_S)
+    return Credit(inputs.own_S, nothing_S, inputs.options.w_o * value_S, nothing_S, _sources(inputs))
 
 
 # ---- rules that share ----------------------------------------------------------------------------------------------
 
 
-def _mean_own(flow: Flow) -> Floats:
+def _mean_own(inputs: PropagationInput) -> Floats:
     """[N] the mean of a trajectory's own rewards, over the steps that have one; 0 if none has."""
-    trajectory_S = flow.batch.trajectory_of_step
-    n = flow.batch.n_trajectories
-    count_N = np.bincount(trajectory_S[flow.has_own_S], minlength=n)
-    sum_N = np.bincount(trajectory_S[flow.has_own_S], flow.own_S[flow.has_own_S], n)
+    trajectory_S = inputs.batch.trajectory_of_step
+    n = inputs.batch.n_trajectories
+    count_N = np.bincount(trajectory_S[inputs.has_own_S], minlength=n)
+    sum_N = np.bincount(trajectory_S[inputs.has_own_S], inputs.own_S[inputs.has_own_S], n)
     return np.asarray(sum_N / np.maximum(count_N, 1), dtype=np.float64)
 
 
-SHARED_REWARDS: dict[str, Callable[[Flow], Floats]] = {
-    "outcome": lambda flow: flow.outcome_N,
-    "outcome_plus_mean_sub_reward": lambda flow: flow.options.w_o * flow.outcome_N + _mean_own(flow),
+SHARED_REWARDS: dict[str, Callable[[PropagationInput], Floats]] = {
+    "outcome": lambda inputs: inputs.outcome_N,
+    "outcome_plus_mean_sub_reward": lambda inputs: inputs.options.w_o * inputs.outcome_N + _mean_own(inputs),
 }
 """`algorithm.shared_reward`: [N] the credit given by the sharing rules. `w_o` weighs the outcome against sub-rewards,
 so it does not apply to the outcome alone."""
 
 
-def _shared(flow: Flow, reward_N: Floats) -> Credit:
-    trajectory_S = flow.batch.trajectory_of_step
-    known_N = flow.outcome_known_N.copy()
-    if flow.options.shared_reward != "outcome":
-        known_N |= np.bincount(trajectory_S[flow.scored_S], minlength=len(known_N)) > 0
-    nothing_S = np.zeros_like(flow.own_S)
-    reached_S = _bits(known_N[trajectory_S], flow.outcome_known_N[trajectory_S])
+def _shared(inputs: PropagationInput, reward_N: Floats) -> Credit:
+    trajectory_S = inputs.batch.trajectory_of_step
+    known_N = inputs.outcome_known_N.copy()
+    if inputs.options.shared_reward != "outcome":
+        known_N |= np.bincount(trajectory_S[inputs.scored_S], minlength=len(known_N)) > 0
+    nothing_S = np.zeros_like(inputs.own_S)
+    reached_S = _bits(known_N[trajectory_S], inputs.outcome_known_N[trajectory_S])
     return Credit(nothing_S, nothing_S, reward_N[trajectory_S], nothing_S, reached_S)
 
 
-@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
-def identical(flow: Flow) -> Credit:
+@propagation_rule("identical", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flows=NOTHING)
+def identical(inputs: PropagationInput) -> Credit:
     """`c_t = R` for every step, as in verl and Agent Lightning."""
-    return _shared(flow, SHARED_REWARDS[flow.options.shared_reward](flow))
+    return _shared(inputs, SHARED_REWARDS[inputs.options.shared_reward](inputs))
 
 
-@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flow=NOTHING)
-def uniform(flow: Flow) -> Credit:
+@propagation_rule("uniform", pays_own=False, ignores=(*GATE_OPTIONS, "share", "outcome_to"), flows=NOTHING)
+def uniform(inputs: PropagationInput) -> Credit:
     """`c_t = R / #steps`: conserves R, and thus rewards short trajectories."""
-    steps_N = np.bincount(flow.batch.trajectory_of_step, minlength=flow.batch.n_trajectories)
-    reward_N = SHARED_REWARDS[flow.options.shared_reward](flow)
-    return _shared(flow, reward_N / np.maximum(steps_N, 1))
+    steps_N = np.bincount(inputs.batch.trajectory_of_step, minlength=inputs.batch.n_trajectories)
+    reward_N = SHARED_REWARDS[inputs.options.shared_reward](inputs)
+    return _shared(inputs, reward_N / np.maximum(steps_N, 1))

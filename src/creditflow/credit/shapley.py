@@ -52,7 +52,7 @@ class Values:
     left_out_A: Floats
     """[A] the outcome minus the value of the team without the agent."""
     left_out_se_A: Floats
-    plays: int
+    rollouts: int
     agents: tuple[str, ...] = ()
     """The names of the agents."""
 
@@ -68,7 +68,7 @@ class Values:
             column: {agent: value if np.isfinite(value) else None for agent, value in zip(self.agents, of, strict=True)}
             for column, of in columns.items()
         }
-        return {**named, "plays": self.plays}
+        return {**named, "rollouts": self.rollouts}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Values:
@@ -77,13 +77,13 @@ class Values:
         shapley_A, shapley_se_A, left_out_A, left_out_se_A = (
             np.array([said[name][agent] for agent in agents], dtype=np.float64) for name in _COLUMNS
         )
-        return cls(shapley_A, shapley_se_A, left_out_A, left_out_se_A, said["plays"], agents)
+        return cls(shapley_A, shapley_se_A, left_out_A, left_out_se_A, said["rollouts"], agents)
 
 
 _COLUMNS = ("shapley", "shapley_se", "left_out", "left_out_se")
 
 
-def least_plays(agents: int) -> int:
+def least_rollouts(agents: int) -> int:
     """The smallest budget of `plan`."""
     return 2**agents - 1 if agents <= EXACT_UP_TO else agents**2
 
@@ -95,8 +95,8 @@ def plan(agents: int, budget: int, rng: np.random.Generator) -> Plan:
     orders, each with its A rotations, so that each agent takes every position once; A * A replays for each such block.
     Raises ValueError if the budget does not suffice for one pass, or for more than 62 agents.
     """
-    if budget < (least := least_plays(agents)):
-        raise ValueError(f"expected at least {least} plays for {agents} agents, got {budget}")
+    if budget < (least := least_rollouts(agents)):
+        raise ValueError(f"expected at least {least} rollouts for {agents} agents, got {budget}")
     if agents > _MOST:
         raise ValueError(f"expected at most {_MOST} agents, got {agents}")
     if agents <= EXACT_UP_TO:
@@ -121,8 +121,8 @@ def values(plan: Plan, whole: float, outcome_P: Floats, agents: tuple[str, ...] 
 
 def _exact(plan: Plan, whole: float, outcome_P: Floats) -> tuple[Floats, ...]:
     last = 2**plan.agents - 1
-    played_P = np.isfinite(outcome_P)
-    code_P, found_P = plan.coalition_P[played_P], outcome_P[played_P]
+    seen_P = np.isfinite(outcome_P)
+    code_P, found_P = plan.coalition_P[seen_P], outcome_P[seen_P]
     count_C = np.bincount(code_P, minlength=last + 1).astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean_C = np.bincount(code_P, found_P, last + 1) / count_C

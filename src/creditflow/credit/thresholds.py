@@ -34,7 +34,7 @@ _LARGEST = 1e100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Observed:
+class BatchStats:
     """Observations of a batch, by agent. Agents that are absent or have no scored step have no entry."""
 
     sub_rewards: Mapping[str, Floats]
@@ -65,7 +65,7 @@ class Threshold(Protocol):
     def theta(self, agent: str) -> float:
         """The threshold for the next batch. A new agent gets the team's estimate."""
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         """Update the state from a batch. Agents without observations keep their state."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Fixed:
     def theta(self, agent: str) -> float:
         return float(self.agents.get(agent, self.value))
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class Tuned:
     def theta(self, agent: str) -> float:
         return float(self.lower_to if self._lowered else self.initial)
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         if observed.accuracy is None:
             return
         accuracy = float(observed.accuracy)
@@ -278,7 +278,7 @@ class Noise:
         low, high = self.range
         return max(low, high - (high - low) * min(1.0, 2.0 * self._spreads[agent].mean))
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         for agent, sd in observed.spread.items():
             spread = self._spreads.setdefault(agent, _Spread())
             spread.total = self.smoothing * spread.total + (1 - self.smoothing) * float(sd)
@@ -367,7 +367,7 @@ class Quantile:
     def theta(self, agent: str) -> float:
         return self._tracked[agent].theta if agent in self._tracked else self._team_estimate()
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         start = self._team_estimate()  # the same for all new agents, in any order
         for agent, r in observed.sub_rewards.items():
             if len(r):
@@ -551,7 +551,7 @@ def _read_numbers(state: Mapping[str, Any], key: str) -> list[float]:
 
 
 @dataclass(slots=True)
-class Standing:
+class Constant:
     """Constant thresholds by agent, taken from an assignment; not available as a kind in recipes."""
 
     by_agent: dict[str, float]
@@ -561,7 +561,7 @@ class Standing:
         """The agent's threshold. Raises KeyError for an agent without one."""
         return self.by_agent[agent]
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         """Do nothing."""
 
     def state_dict(self) -> dict[str, Any]:

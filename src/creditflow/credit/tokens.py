@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit.advantage import EPSILON, CriticTerms, Scale, sampled_tokens
+from creditflow.credit.advantage import EPSILON, AdvantageScale, CriticTerms, sampled_tokens
 from creditflow.credit.groups import (
     LEVEL_NAMES,
     POLICY,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def critic_tokens(
-    batch: TrajectoryBatch, options: CreditOptions, critic: CriticTerms, scale: Scale, out_T: NDArray[Any]
+    batch: TrajectoryBatch, options: CreditOptions, critic: CriticTerms, scale: AdvantageScale, out_T: NDArray[Any]
 ) -> None:
     """Write a critic's advantages to `out_T`; 0 at tokens that were not sampled or whose step does not learn."""
     from creditflow.credit import kernels
@@ -129,13 +129,13 @@ def _spread(moments_M: Floats, parts: Floats, code: Ints, trajectory: Ints) -> F
     """
     tokens, mean, squares = moments_M[:, 0], parts * moments_M[:, 1], parts**2 * np.maximum(moments_M[:, 2], 0.0)
     cells = cells_of(mean, code, trajectory)
-    tokens_of_play = np.bincount(cells.play, tokens)
-    mean_of_play = np.bincount(cells.play, tokens * mean) / tokens_of_play
+    tokens_C = np.bincount(cells.cell, tokens)
+    mean_C = np.bincount(cells.cell, tokens * mean) / tokens_C
     n_G = np.maximum(cells.size_G, 1)
-    mean_G = np.bincount(cells.group_of_play, mean_of_play, n_G.size) / n_G
-    square_of_play = np.bincount(cells.play, squares + tokens * (mean - mean_G[code]) ** 2) / tokens_of_play
+    mean_G = np.bincount(cells.group_C, mean_C, n_G.size) / n_G
+    square_C = np.bincount(cells.cell, squares + tokens * (mean - mean_G[code]) ** 2) / tokens_C
     # n/(n-1) times the mean over n trajectories is their sum over n-1.
-    total_G = np.bincount(cells.group_of_play, square_of_play, n_G.size)
+    total_G = np.bincount(cells.group_C, square_C, n_G.size)
     spread: Floats = np.sqrt(total_G / np.maximum(cells.size_G - 1, 1))[code]
     return spread
 

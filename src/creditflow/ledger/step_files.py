@@ -21,7 +21,7 @@ from creditflow.trajectory import TrajectoryBatch
 VERSION = 1
 """Version of the columns and facts of a step file. Later versions are refused; files without one lack options."""
 
-_RENAMED = {"stratum": "stratum_in_force", "group": "group_id", "in": "gate_in", "out": "gate_out"}
+_RENAMED = {"stratum": "stratum_in_force", "group": "group_id"}
 """New names for fields with the name of a batch column or of an SQL keyword."""
 _CRITIC = "critic_"
 """Prefix of a critic's columns."""
@@ -123,20 +123,20 @@ def read_step_file(path: Path) -> Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
+class _ColumnNames:
     step: tuple[str, ...]
     trajectory: tuple[str, ...]
     token: tuple[str, ...]
 
 
-def _columns() -> _Names:
+def _columns() -> _ColumnNames:
     """The names of an assignment's columns, the critic's last."""
     every = [(f.name, "") for f in fields(Assignment)] + [(f.name, _CRITIC) for f in fields(CriticTerms)]
 
     def of(suffix: str) -> tuple[str, ...]:
         return tuple(_column(name, prefix) for name, prefix in every if name.endswith(suffix))
 
-    return _Names(of("_S"), of("_N"), of("_T"))
+    return _ColumnNames(of("_S"), of("_N"), of("_T"))
 
 
 def _column(field: str, prefix: str = "") -> str:

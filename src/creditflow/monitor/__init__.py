@@ -1,7 +1,7 @@
 """Metrics of training steps and evaluations, and the guard rules on them. Reads a run without changing it."""
 
 from creditflow.monitor.evaluation import Evaluation
-from creditflow.monitor.guard import Event, Guard, GuardStop
+from creditflow.monitor.guard import Guard, GuardEvent, GuardStop
 from creditflow.monitor.metrics import (
     error_metrics,
     evaluation_metrics,
@@ -10,15 +10,15 @@ from creditflow.monitor.metrics import (
     step_errors,
     sub_reward_metrics,
 )
-from creditflow.monitor.rules import Finding, Rule, guard_rule
+from creditflow.monitor.rules import GuardRule, RuleResult, guard_rule
 
 __all__ = [
     "Evaluation",
-    "Event",
-    "Finding",
     "Guard",
+    "GuardEvent",
+    "GuardRule",
     "GuardStop",
-    "Rule",
+    "RuleResult",
     "error_metrics",
     "evaluation_metrics",
     "guard_rule",

@@ -32,22 +32,28 @@ def _section(prefix: str, *rows: tuple[str, str, str] | tuple[str, str, str, str
 
 
 _OF_EVALUATION = (
-    ("pass_at_1", "share", "mean over plays of whether the outcome reached the top of its range (avg@n)"),
-    ("pass_at_<k>", "share", "unbiased pass@k, k = 2, 4, ... up to the plays of a task (arXiv 2107.03374, eq. 1)"),
-    ("plays", "plays", "that `pass_at_1` is the mean over"),
-    ("outcome_mean", "outcome", "mean outcome, rescaled to [0, 1], of the plays that have one"),
-    ("unscored_frac", "share", "plays without an outcome"),
+    ("pass_at_1", "share", "mean over trajectories of whether the outcome reached the top of its range (avg@n)"),
+    (
+        "pass_at_<k>",
+        "share",
+        "unbiased pass@k, k = 2, 4, ... up to the trajectories of a task (arXiv 2107.03374, eq. 1)",
+    ),
+    ("trajectories", "trajectories", "that `pass_at_1` is the mean over"),
+    ("outcome_mean", "outcome", "mean outcome, rescaled to [0, 1], of the trajectories that have one"),
+    ("unscored_frac", "share", "trajectories without an outcome"),
     ("sub_reward/<agent>", "[0, 1]", "mean sub-reward"),
     ("sub_reward/<agent>/<stratum>", "[0, 1]", "the same, by stratum"),
     ("sub_reward_var/<agent>", "", "its variance"),
     ("step_error_rate", "share", "scored steps with a score short of its maximum"),
     ("step_error_rate/<agent>", "share", "the same, of an agent's steps"),
-    ("pass_at_1_greedy", "share", "`pass_at_1` of one greedy play of each task"),
+    ("pass_at_1_greedy", "share", "`pass_at_1` of one greedy trajectory of each task"),
     ("step_error_rate_greedy", "share", "`step_error_rate` of those"),
 )
 
 METRICS: list[Metric] = [
-    *_section("train", ("pass_at_1", "share", "plays of the training step whose outcome reached the top of its range")),
+    *_section(
+        "train", ("pass_at_1", "share", "trajectories of the training step whose outcome reached the top of its range")
+    ),
     *_section("val", *_OF_EVALUATION),
     *_section(
         "actor",
@@ -89,11 +95,15 @@ METRICS: list[Metric] = [
         ("failed_frac", "share", "of all scores, those that failed"),
         ("error_rate", "share", "verdicts that failed or contradict the outcome, see below"),
         ("verdicts", "verdicts", "that `error_rate` is a share of"),
-        ("judged_plays", "plays", "that those are of: verdicts of one play stand and fall together"),
+        (
+            "judged_trajectories",
+            "trajectories",
+            "that those are of: verdicts of one trajectory stand and fall together",
+        ),
         (
             "agreement",
             "share",
-            "of pairs of a right and a wrong play of one task, the right one scored better, see below",
+            "of pairs of a right and a wrong trajectory of one task, the right one scored better, see below",
         ),
         ("agreement_over", "tosses", "of a coin that would tell as much as those pairs"),
         ("sub_reward/<agent>", "[0, 1]", "mean sub-reward"),
@@ -108,8 +118,8 @@ METRICS: list[Metric] = [
         ("share/<agent>", "share", "of all credit of trained steps, in absolute value, the agent's"),
         ("mis_credited/<agent>", "share", "trained, scored steps whose advantage has the wrong sign for their scores"),
         ("gated_off/<agent>", "share", "credit that came to the agent's gates, in absolute value, and was withheld"),
-        ("reach/<agent>", "share", "plays in which any signal reaches the agent"),
-        ("outcome_reach/<agent>", "share", "plays in which the outcome reaches it"),
+        ("reach/<agent>", "share", "trajectories in which any signal reaches the agent"),
+        ("outcome_reach/<agent>", "share", "trajectories in which the outcome reaches it"),
     ),
     *_section(
         "propagation",
@@ -140,23 +150,23 @@ METRICS: list[Metric] = [
         ("steps_per_trajectory", "steps", "mean"),
         ("tokens", "tokens", "of prompts and responses"),
         ("response_tokens", "tokens", "of responses"),
-        ("failed_frac", "share", "plays that failed by no fault of the agents"),
-        ("truncated_frac", "share", "plays that were cut short"),
-        ("agent_error_frac", "share", "plays that the agents' own doing ended"),
+        ("failed_frac", "share", "trajectories that failed by no fault of the agents"),
+        ("truncated_frac", "share", "trajectories that were cut short"),
+        ("agent_error_frac", "share", "trajectories that the agents' own doing ended"),
         ("timeout_frac", "share", "rollouts that took longer than `rollout.timeout_s`"),
-        ("tool_calls", "calls", "of tools, a play; where there are any"),
+        ("tool_calls", "calls", "of tools, a trajectory; where there are any"),
         ("tool_failed_frac", "share", "of those, the ones that gave an error or took too long"),
         (
             "illegal_frac",
             "share",
             "steps of environments in which the agent chose no legal action; where there are any",
         ),
-        ("gen_batches", "batches", "that dynamic sampling played", "local"),
-        ("filtered_frac", "share", "plays that dynamic sampling left out", "local"),
-        ("counterfactual_plays", "plays", "made to measure Shapley values", "local"),
+        ("gen_batches", "batches", "that dynamic sampling took", "local"),
+        ("filtered_frac", "share", "trajectories that dynamic sampling left out", "local"),
+        ("counterfactual_rollouts", "rollouts", "made to measure Shapley values", "local"),
         ("counterfactual_failed_frac", "share", "of those, that came to no outcome", "local"),
-        ("lost_frac", "share", "plays that left no record", "verl"),
-        ("replayed_plays", "plays", "made once more because rollout servers died", "verl"),
+        ("lost_frac", "share", "trajectories that left no record", "verl"),
+        ("replayed_rollouts", "rollouts", "made once more because rollout servers died", "verl"),
     ),
     *_section(
         "shadow",
@@ -172,10 +182,10 @@ METRICS: list[Metric] = [
     *_section(
         "timing",
         ("step_s", "s", "a training step"),
-        ("rollout_s", "s", "playing"),
-        ("reward_s", "s", "scoring; verl: summed over the workers, beside playing"),
+        ("rollout_s", "s", "rollouts"),
+        ("reward_s", "s", "scoring; verl: summed over the workers, beside rollouts"),
         ("reward_s/<function>", "s", "summed over the function's calls"),
-        ("counterfactual_s", "s", "playing again for Shapley values", "local"),
+        ("counterfactual_s", "s", "counterfactual rollouts", "local"),
         ("values_s", "s", "the critic's values"),
         ("propagation_s", "s", "credit and advantages"),
         ("update_s", "s", "updates of actors and critics"),
@@ -191,7 +201,7 @@ METRICS: list[Metric] = [
     *_section(
         "throughput",
         ("tokens_per_s", "tokens/s", "of prompts and responses, over the whole step", "local"),
-        ("response_tokens_per_s", "tokens/s", "sampled, over the time of playing", "local"),
+        ("response_tokens_per_s", "tokens/s", "sampled, over the time of rollouts", "local"),
     ),
     *_section("endpoint", ("<policy>/<name>", "", "what a frozen model's client counted: requests, retries, tokens")),
 ]
@@ -209,7 +219,7 @@ class Names:
     engine: str = ""
     """`local` or `verl`; empty for the metrics of both."""
 
-    def of(self, placeholder: str) -> Sequence[str] | None:
+    def expand(self, placeholder: str) -> Sequence[str] | None:
         """The possible values of a placeholder; None if any value fits."""
         known = {"agent": self.agents, "function": self.functions, "policy": self.policies, "rule": self.rules}
         return known.get(placeholder)
@@ -247,7 +257,7 @@ def _fits(pattern: str, name: str, names: Names) -> bool:
         if not (word.startswith(before) and word.endswith(after) and len(word) > len(before) + len(after)):
             return word == "*" and not before and not after
         filling = word[len(before) : len(word) - len(after)]
-        known = names.of(placeholder)
+        known = names.expand(placeholder)
         if placeholder == "k" and not filling.isdigit():
             return False
         if filling != "*" and known is not None and filling not in known:
@@ -260,7 +270,7 @@ def _spelled_out(names: Names) -> list[str]:
     found: list[str] = []
     for entry in METRICS:
         blank = re.search(r"<(\w+)>", entry.name)
-        known = names.of(blank[1]) if blank else None
+        known = names.expand(blank[1]) if blank else None
         found += [entry.name.replace(blank[0], word, 1) for word in known or ()] if blank else [entry.name]
         found += [entry.name] if blank else []
     if len(names.policies) > 1:

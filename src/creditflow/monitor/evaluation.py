@@ -33,7 +33,7 @@ class Evaluation:
     """[V] counts over each task's sampled trajectories: steps with a score below its maximum, and scored steps."""
 
     @classmethod
-    def of(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
+    def from_batches(cls, sampled: TrajectoryBatch, greedy: TrajectoryBatch, n: int) -> Evaluation:
         """Compute from `n` sampled trajectories and one greedy trajectory per task, both in the same task order."""
         greedy_metrics = evaluation_metrics(greedy, n=1)
         metrics = evaluation_metrics(sampled, n)
@@ -67,8 +67,8 @@ class Evaluation:
 
 
 def _passed_shares(batch: TrajectoryBatch) -> Floats:
-    plays_G, passed_G = passes_by_task(batch)
-    return passed_G / plays_G
+    trajectories_G, passed_G = passes_by_task(batch)
+    return passed_G / trajectories_G
 
 
 def _step_errors_by_task(batch: TrajectoryBatch) -> list[tuple[int, int]]:

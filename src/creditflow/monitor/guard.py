@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from creditflow.credit.options import CreditOptions
 from creditflow.credit.registry import expect_keywords
-from creditflow.credit.thresholds import Observed, Threshold
+from creditflow.credit.thresholds import BatchStats, Threshold
 from creditflow.errors import ConfigError, CreditflowError, did_you_mean
 from creditflow.loading import is_reference, load_object
 from creditflow.monitor.catalog import Names, expect_known, matching
-from creditflow.monitor.rules import KEY, RULES, Finding, Rule
+from creditflow.monitor.rules import KEY, RULES, GuardRule, RuleResult
 
 if TYPE_CHECKING:
     from creditflow.config import Config, GuardConfig
@@ -48,13 +48,13 @@ class RolledBack(CreditflowError):
 
 
 FAILED_SCORES = "failed_scores"
-"""`Event.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
+"""`GuardEvent.rule` of the first failure of a reward function; not a guard rule (`monitor.notices`)."""
 FAILED_ROLLOUTS = "failed_rollouts"
 """The same for rollouts that start to fail or to exceed their time limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class GuardEvent:
     """A rule fired or recovered: one line of `events.jsonl`."""
 
     step: int
@@ -72,7 +72,7 @@ class Event:
         return {**asdict(self), "numbers": numbers}
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Event:
+    def from_dict(cls, row: Mapping[str, Any]) -> GuardEvent:
         """The inverse of `to_dict`; other keys of the row are ignored."""
         return cls(**{one.name: row[one.name] for one in fields(cls)})
 
@@ -85,7 +85,7 @@ class Event:
         return f"guard: {self.rule} {self.what}: {self.metric} ({shown}): {self.note or _SAID[self.what, self.action]}"
 
 
-def asked_of_engine(events: Sequence[Event]) -> Event | None:
+def asked_of_engine(events: Sequence[GuardEvent]) -> GuardEvent | None:
     """The event with an action for the engine: the first that stops, else the first that restores a checkpoint."""
     fired = [event for event in events if event.what == "fired"]
     return next((event for action in (STOP, RESTORE) for event in fired if event.action == action), None)
@@ -98,7 +98,7 @@ def cannot_go_back(rollbacks: int, most: int) -> str:
     return "there is no good checkpoint to go back to (trainer.save_freq)"
 
 
-def stop_report(asked: Event, folder: Path, why: str = "") -> str:
+def stop_report(asked: GuardEvent, folder: Path, why: str = "") -> str:
     """The message of a GuardStop. `why`: the reason against a rollback."""
     return f"{asked.text}; stopped after step {asked.step}{why and ': '}{why}; {folder}/events.jsonl has the numbers"
 
@@ -136,7 +136,7 @@ class RuleSpec:
     action: str
     to: float | None
     cool_down: int
-    make: Callable[[], Rule]
+    make: Callable[[], GuardRule]
     unless: Unless | None = None
     note: str = ""
     """The reason for reducing the action to a warning."""
@@ -146,12 +146,12 @@ class RuleSpec:
 class _Watch:
     """The state of one rule on one metric."""
 
-    rule: Rule
+    rule: GuardRule
     on: bool = False
     quiet: int = 0
     """Number of further values for which the rule does not fire."""
     suspect: bool = False
-    """See `Finding`."""
+    """See `RuleResult`."""
     held: bool = False
     """The rule is on, and `unless` keeps it from acting."""
     against: float | None = None
@@ -168,7 +168,9 @@ class Guard:
     """Upper bound of all thresholds; None for no bound."""
 
     @classmethod
-    def of(cls, config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str = "local") -> Guard:
+    def from_config(
+        cls, config: Config, folder: Path, functions: Sequence[RewardFunction], engine: str = "local"
+    ) -> Guard:
         """Build the guard of a recipe. Raises ConfigError for an invalid rule or an unknown metric.
 
         The message names the nearest known metric. `folder`: the base of `file.py:kind`. `functions`: the recipe's
@@ -195,7 +197,7 @@ class Guard:
             watch.on and not watch.held and actions[name] == FALLBACK for (name, _), watch in self.watches.items()
         )
 
-    def look(self, step: int, metrics: Mapping[str, float]) -> list[Event]:
+    def look(self, step: int, metrics: Mapping[str, float]) -> list[GuardEvent]:
         """Apply the rules to the metrics of a training step or an evaluation; events in the order of the rules.
 
         Absent and non-finite metrics are skipped. A non-finite metric of a rule that restores or stops makes the
@@ -203,7 +205,7 @@ class Guard:
         """
         return [event for rule in self.rules for event in self._look(step, rule, metrics)]
 
-    def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[Event]:
+    def _look(self, step: int, rule: RuleSpec, metrics: Mapping[str, float]) -> Iterator[GuardEvent]:
         if self.fallback and rule.metric.startswith("propagation/"):
             return  # all gates are open during a fallback
         over = metrics.get(rule.over) if rule.over is not None else None
@@ -231,12 +233,12 @@ class Guard:
                 held, watch.on, watch.held, watch.quiet = watch.held, False, False, rule.cool_down
                 yield self._event(step, rule, name, "recovered", found, held=held)
 
-    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: Finding, *, held: bool) -> Event:
+    def _event(self, step: int, rule: RuleSpec, metric: str, what: str, found: RuleResult, *, held: bool) -> GuardEvent:
         note = rule.note if what == "fired" else ""
         if held and what == "fired":
             assert rule.unless is not None
             note = f"a warning only, while {rule.unless.metric} is above {rule.unless.above:g}"
-        return Event(step, rule.name, metric, what, WARN if held else rule.action, dict(found.numbers), note)
+        return GuardEvent(step, rule.name, metric, what, WARN if held else rule.action, dict(found.numbers), note)
 
     @property
     def good(self) -> bool:
@@ -306,7 +308,7 @@ class Capped:
     def theta(self, agent: str) -> float:
         return min(self.under.theta(agent), self.cap)
 
-    def update(self, observed: Observed) -> None:
+    def update(self, observed: BatchStats) -> None:
         self.under.update(observed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -369,9 +371,9 @@ def _spec(name: str, options: Any, folder: Path | None) -> RuleSpec | None:
     own = {word: value for word, value in options.items() if word not in _OF_THE_GUARD}
     expect_keywords(kind, entry, own, key)
 
-    def make() -> Rule:
+    def make() -> GuardRule:
         try:
-            made: Rule = entry(**own)
+            made: GuardRule = entry(**own)
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}" if ":" in str(error) else f"{key}: {error}") from None
         return made

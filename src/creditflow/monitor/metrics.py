@@ -87,30 +87,30 @@ def error_metrics(batch: TrajectoryBatch) -> dict[str, float]:
     A verdict is a score with positive weight in a trajectory that did not fail. The verdicts of a trajectory contradict
     its outcome if all of them are at the maximum and the outcome is below one half, or all are below one half and the
     outcome is at the maximum. Only trajectories with a verdict on every step count, since an unjudged step could
-    explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_plays`: the number of trajectories
-    with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.
+    explain the outcome. `reward/verdicts`: the number of verdicts. `reward/judged_trajectories`: the number of
+    trajectories with verdicts, which contradict together. `reward/agreement`: see `_agreement`. Empty without verdicts.
     """
     matched_SK = (batch.score_status != NOT_MATCHED) & (batch.score_weights > 0)
-    play_S, n = batch.trajectory_of_step, batch.n_trajectories
-    matched_SK &= (batch.status_of_trajectory != TRAJECTORY_STATUSES.index("failed"))[play_S][:, None]
+    cell_S, n = batch.trajectory_of_step, batch.n_trajectories
+    matched_SK &= (batch.status_of_trajectory != TRAJECTORY_STATUSES.index("failed"))[cell_S][:, None]
     verdicts = int(matched_SK.sum())
     if not verdicts:
         return {}
     ok_SK = matched_SK & (batch.score_status == OK)
     every_S = matched_SK.any(axis=1) & (ok_SK == matched_SK).all(axis=1)
-    judged_N = (_counts(play_S, n) > 0) & (_counts(play_S[~every_S], n) == 0)
-    short_N = _counts(play_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
-    high_N = _counts(play_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
+    judged_N = (_counts(cell_S, n) > 0) & (_counts(cell_S[~every_S], n) == 0)
+    short_N = _counts(cell_S[(ok_SK & (batch.scores < RIGHT)).any(axis=1)], n) > 0
+    high_N = _counts(cell_S[(ok_SK & (batch.scores >= _HALF)).any(axis=1)], n) > 0
     outcome_N, known_N = _outcomes(batch)
     right_N, wrong_N = known_N & (outcome_N >= RIGHT), known_N & (outcome_N < _HALF)
     contradicts_N = judged_N & ((right_N & ~high_N) | (wrong_N & ~short_N))
-    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[play_S]].sum())
-    judged = len(np.unique(play_S[matched_SK.any(axis=1)]))
+    wrong = int((matched_SK & ~ok_SK).sum()) + int(ok_SK[contradicts_N[cell_S]].sum())
+    judged = len(np.unique(cell_S[matched_SK.any(axis=1)]))
     weights_SK = np.where(ok_SK, batch.score_weights, 0.0)
     return {
         "reward/error_rate": wrong / verdicts,
         "reward/verdicts": float(verdicts),
-        "reward/judged_plays": float(judged),
+        "reward/judged_trajectories": float(judged),
         **_agreement(batch, (np.where(ok_SK, batch.scores, 0.0) * weights_SK).sum(axis=1), weights_SK.sum(axis=1)),
     }
 
@@ -128,9 +128,9 @@ def _agreement(batch: TrajectoryBatch, paid_S: Floats, weight_S: Floats) -> dict
     independence. Empty if no task has both a right and a wrong trajectory.
     """
     scored_S = weight_S > 0
-    play_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
-    sums_N = np.bincount(play_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
-    steps_N = np.bincount(play_S, minlength=n)
+    cell_S, n = batch.trajectory_of_step[scored_S], batch.n_trajectories
+    sums_N = np.bincount(cell_S, weights=paid_S[scored_S] / weight_S[scored_S], minlength=n)
+    steps_N = np.bincount(cell_S, minlength=n)
     outcome_N, known_N = _outcomes(batch)
     right_N = known_N & (outcome_N >= RIGHT) & (steps_N > 0)
     wrong_N = known_N & (outcome_N < _HALF) & (steps_N > 0)
@@ -160,10 +160,10 @@ def evaluation_metrics(batch: TrajectoryBatch, n: int) -> dict[str, float]:
     A trajectory passes if its outcome reaches the maximum of its range; a failed trajectory or an unscored outcome does
     not pass. pass@k is the unbiased estimate of Chen et al. 2021 (arXiv 2107.03374, eq. 1).
     """
-    plays_G, passed_G = passes_by_task(batch)
-    metrics = {"pass_at_1": float(np.mean(passed_G / plays_G)), "plays": float(batch.n_trajectories)}
+    trajectories_G, passed_G = passes_by_task(batch)
+    metrics = {"pass_at_1": float(np.mean(passed_G / trajectories_G)), "trajectories": float(batch.n_trajectories)}
     for k in [2**i for i in range(1, 11) if 2**i < n] + ([n] if n > 1 else []):
-        metrics[f"pass_at_{k}"] = float(np.mean(_pass_at_k(plays_G, passed_G, k)))
+        metrics[f"pass_at_{k}"] = float(np.mean(_pass_at_k(trajectories_G, passed_G, k)))
     outcome_N, ok_N = _outcomes(batch)
     if ok_N.any():
         metrics["outcome_mean"] = float(np.mean(outcome_N[ok_N]))
@@ -179,7 +179,7 @@ def passes(outcome: Score | None) -> bool:
 
 
 def passes_by_task(batch: TrajectoryBatch) -> tuple[Floats, Floats]:
-    """(plays_G, passed_G): number of trajectories per task, and of those that passed, in the batch's order."""
+    """(trajectories_G, passed_G): number of trajectories per task, and of those that passed, in the batch's order."""
     outcome_N, ok_N = _outcomes(batch)
     group_N, tasks = batch.group_of_trajectory, len(batch.group_names)
     passed_N = ok_N & (outcome_N >= RIGHT)
@@ -218,9 +218,9 @@ def _outcomes(batch: TrajectoryBatch) -> tuple[Floats, Bools]:
     return np.divide(batch.outcome - low_N, high_N - low_N, out=np.full(len(ok_N), np.nan), where=ok_N), ok_N
 
 
-def _pass_at_k(plays_G: Floats, passed_G: Floats, k: int) -> Floats:
+def _pass_at_k(trajectories_G: Floats, passed_G: Floats, k: int) -> Floats:
     """[G] 1 - C(n - c, k) / C(n, k) for n trajectories with c passes, as a product that cannot overflow."""
-    cases_C2, case_G = np.unique(np.stack([plays_G, passed_G], axis=1), axis=0, return_inverse=True)
+    cases_C2, case_G = np.unique(np.stack([trajectories_G, passed_G], axis=1), axis=0, return_inverse=True)
     return np.array([_pass_at_k_of(int(n), int(passed), k) for n, passed in cases_C2])[case_G.reshape(-1)]
 
 

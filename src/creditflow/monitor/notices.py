@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.monitor.guard import FAILED_ROLLOUTS, FAILED_SCORES, WARN, Event
+from creditflow.monitor.guard import FAILED_ROLLOUTS, FAILED_SCORES, WARN, GuardEvent
 from creditflow.reward.manager import FunctionReport, ScoringReport
 from creditflow.trajectory import TRAJECTORY_STATUSES, TrajectoryBatch
 
 
-def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[Event]:
+def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str, Any]]) -> list[GuardEvent]:
     """Return one event for each function with failed scores that no earlier event of the run names.
 
     `past`: the lines of the run's `events.jsonl`.
@@ -24,7 +24,7 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
     failing = [function for function in report.functions if function.failed]
     told = {row.get("metric") for row in past if row.get("rule") == FAILED_SCORES} if failing else set()
     return [
-        Event(
+        GuardEvent(
             step,
             FAILED_SCORES,
             metric,
@@ -40,7 +40,7 @@ def failure_events(report: ScoringReport, step: int, past: Iterable[Mapping[str,
 
 def rollout_events(
     batch: TrajectoryBatch, step: int, past: Iterable[Mapping[str, Any]], *, validation: bool = False
-) -> list[Event]:
+) -> list[GuardEvent]:
     """Return events for the first batch with failed rollouts, and the first with rollouts counted as 0.
 
     The latter exceeded their time limit under `timeout_outcome: zero`. `past`: the lines of the run's `events.jsonl`.
@@ -49,7 +49,7 @@ def rollout_events(
     told = {row.get("metric") for row in past if row.get("rule") == FAILED_ROLLOUTS}
     prefix, when = ("val/", "in the validation at") if validation else ("", "at")
     return [
-        Event(
+        GuardEvent(
             step,
             FAILED_ROLLOUTS,
             prefix + metric,

@@ -20,7 +20,7 @@ KEY = "guard.rules"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class RuleResult:
     """The result of a rule after the newest value of a series."""
 
     bad: bool
@@ -33,10 +33,10 @@ class Finding:
     """The newest value is on the wrong side, so a checkpoint saved now may be unfit for a rollback."""
 
 
-class Rule(Protocol):
+class GuardRule(Protocol):
     """The interface of every kind, built-in or user-defined. One rule watches one metric."""
 
-    def look(self, value: float, over: float | None) -> Finding:
+    def look(self, value: float, over: float | None) -> RuleResult:
         """Process the next value, which is finite. `over`: the observation count of a share, if known."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,9 +46,9 @@ class Rule(Protocol):
         """Restore `state`."""
 
 
-Kind = TypeVar("Kind", bound=Callable[..., Rule])
+Kind = TypeVar("Kind", bound=Callable[..., GuardRule])
 
-RULES: Registry[Callable[..., Rule]] = Registry(f"{KEY}.<rule>.kind")
+RULES: Registry[Callable[..., GuardRule]] = Registry(f"{KEY}.<rule>.kind")
 """`{kind: name, key: value, ...}` calls the entry with the other keys as keywords, once per watched metric."""
 
 
@@ -127,7 +127,7 @@ class Level:
     def _sign(self) -> float:
         return 1.0 if self.below is None else -1.0
 
-    def look(self, value: float, over: float | None) -> Finding:
+    def look(self, value: float, over: float | None) -> RuleResult:
         if self.first is None:
             self.first = value
         self.values = [*self.values, (value, over or 0.0)][-max(self.window, self.recover_epochs, _NEIGHBOURS) :]
@@ -147,7 +147,7 @@ class Level:
         since = self.values[-self.recover_epochs :]
         back = [_mean(since)] if counted else [seen for seen, _ in since]
         well = len(since) == self.recover_epochs and all(self._sign * (seen - recover) <= 0 for seen in back)
-        return Finding(bad, well and not bad, numbers, suspect)
+        return RuleResult(bad, well and not bad, numbers, suspect)
 
     def _of_widths(self, window: list[tuple[float, float]], limit: float) -> tuple[dict[str, float], int]:
         """Test numbers of the width with the smallest p-value, and the number of widths."""
@@ -202,17 +202,17 @@ class Drop:
                 "well and ill at once"
             )
 
-    def look(self, value: float, over: float | None) -> Finding:
+    def look(self, value: float, over: float | None) -> RuleResult:
         assert self.recover is not None
         self.values = [*self.values, (value, over or 0.0)][-(self.window + 1) :]
         numbers = {"value": value, "limit": self.by, "window": float(len(self.values) - 1)}
         if len(self.values) <= self.window:
-            return Finding(False, False, numbers)
+            return RuleResult(False, False, numbers)
         fall, spread = _fall(self.values)
         p = _beyond(fall, spread)
         numbers |= {"fall": fall, "standard_error": spread, "p": p}
         bad = fall > self.by and p < self.p_value
-        return Finding(bad, fall <= self.recover, numbers, suspect=fall > self.by)
+        return RuleResult(bad, fall <= self.recover, numbers, suspect=fall > self.by)
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": [list(pair) for pair in self.values]}

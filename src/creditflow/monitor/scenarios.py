@@ -25,7 +25,7 @@ class Setting:
     """Training steps from one validation to the next."""
     onset: int = 10
     """The training step at which the fault begins."""
-    plays: int | None = None
+    n_val: int | None = None
     """Trajectories per validation; default: drawn."""
     judged: int | None = None
     """Trajectories with verdicts per training step; default: drawn."""
@@ -56,11 +56,11 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
     begins = rng.uniform(0.1, 0.7)
     gained = learned * rng.uniform(0.0, 0.9 - begins)
     accuracy = np.clip(begins + gained + _wandering(rng, steps, rng.uniform(0.0, 0.01)), 0.02, 0.98)
-    plays = setting.plays or int(rng.choice([64, 256, 512, 2048]))
+    n_val = setting.n_val or int(rng.choice([64, 256, 512, 2048]))
     entropy = rng.uniform(0.3, 2.0) * (1 - rng.uniform(0.3, 0.8) * learned) * np.exp(rng.normal(0, 0.05, steps))
-    played, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
+    n_judged, each = setting.judged or int(rng.choice([32, 128, 512])), int(rng.choice([1, 4, 12]))
     wrong = np.clip(rng.uniform(0.0, 0.05) * np.exp(rng.normal(0, 0.3, steps)), 0, 0.08)
-    agrees, tosses = rng.uniform(0.5, 0.98), max(4, played // 4)  # 0.5: uninformative verdicts
+    agrees, tosses = rng.uniform(0.5, 0.98), max(4, n_judged // 4)  # 0.5: uninformative verdicts
     rows: list[Row] = []
     for i in range(steps):
         row = {
@@ -68,20 +68,20 @@ def _healthy(setting: Setting, rng: np.random.Generator) -> list[Row]:
             "actor/entropy": float(entropy[i]),
             "actor/skipped_updates": float(rng.random() < 0.005),
             # The verdicts of a trajectory contradict together.
-            "reward/error_rate": float(rng.binomial(played, wrong[i]) / played),
-            "reward/verdicts": float(played * each),
-            "reward/judged_plays": float(played),
+            "reward/error_rate": float(rng.binomial(n_judged, wrong[i]) / n_judged),
+            "reward/verdicts": float(n_judged * each),
+            "reward/judged_trajectories": float(n_judged),
             "reward/agreement": float(rng.beta(agrees * tosses, (1 - agrees) * tosses)),
             "reward/agreement_over": float(tosses),
-            "propagation/pass_rate": float(rng.binomial(played, 0.88) / played),
+            "propagation/pass_rate": float(rng.binomial(n_judged, 0.88) / n_judged),
             "timing/propagation_s": float(0.05 * np.exp(rng.normal(0, 0.5))),
         }
         for agent in setting.agents:
             row[f"reward/sub_reward_var/{agent}"] = float(rng.uniform(0.02, 0.15))
             row[f"credit/reach/{agent}"] = 1.0
         if (i + 1) % setting.test_freq == 0:
-            row["val/pass_at_1"] = float(rng.binomial(plays, accuracy[i]) / plays)
-            row["val/plays"] = float(plays)
+            row["val/pass_at_1"] = float(rng.binomial(n_val, accuracy[i]) / n_val)
+            row["val/trajectories"] = float(n_val)
         rows.append(row)
     return rows
 
@@ -136,8 +136,8 @@ def _accuracy_falls(rows: list[Row], setting: Setting, rng: np.random.Generator)
             continue
         if row["step"] >= setting.onset:
             fall = min(fall + 0.03, start - 0.1)
-        plays = int(row["val/plays"])
-        row["val/pass_at_1"] = float(rng.binomial(plays, start - fall) / plays)
+        n_val = int(row["val/trajectories"])
+        row["val/pass_at_1"] = float(rng.binomial(n_val, start - fall) / n_val)
 
 
 def _shut_out(rows: list[Row], setting: Setting, rng: np.random.Generator) -> None:
@@ -160,7 +160,7 @@ SCENARIOS: dict[str, Scenario] = {
     "healthy": Scenario("nothing is wrong", _nothing),
     "entropy_collapse": Scenario("entropy halves with every step", _entropy_collapses, "entropy"),
     "failing_rewards": Scenario("15 % of the verdicts fail", _share_of_verdicts(0.15), "error_rate"),
-    "contradictory": Scenario("right plays are scored worse than wrong ones", _contradictory, "agreement"),
+    "contradictory": Scenario("right trajectories are scored worse than wrong ones", _contradictory, "agreement"),
     "not_finite": Scenario("no gradient is finite", _not_finite, "not_finite"),
     "accuracy_drop": Scenario(
         "accuracy falls from .7 by 3 points from validation to validation", _accuracy_falls, "accuracy"

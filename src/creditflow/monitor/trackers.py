@@ -142,16 +142,16 @@ def sample_rows(assignment: Assignment, most: int = SHOWN) -> list[list[Any]]:
     """The steps of the first trajectory of each task, for at most `most` tasks, as rows of COLUMNS."""
     batch = assignment.batch
     first: dict[int, int] = {}
-    for play, group in enumerate(batch.group_of_trajectory.tolist()):
+    for trajectory, group in enumerate(batch.group_of_trajectory.tolist()):
         if len(first) < most:
-            first.setdefault(group, play)
+            first.setdefault(group, trajectory)
     rows = []
-    for play in first.values():
-        outcome = batch.outcome_scores[play]
-        for s in (batch.trajectory_of_step == play).nonzero()[0].tolist():
+    for trajectory in first.values():
+        outcome = batch.outcome_scores[trajectory]
+        for s in (batch.trajectory_of_step == trajectory).nonzero()[0].tolist():
             rows.append(
                 [
-                    batch.trajectory_ids[play],
+                    batch.trajectory_ids[trajectory],
                     int(batch.index_of_step[s]),
                     batch.agent_names[batch.agent_of_step[s]],
                     batch.prompts[s][:_TEXT],

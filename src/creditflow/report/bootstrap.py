@@ -18,7 +18,7 @@ _CHUNK = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Counts:
+class PassCounts:
     """Numerators and denominators of a rate, by run and task; every run has the same tasks."""
 
     part_RV: Floats
@@ -40,7 +40,7 @@ class Difference:
     high: float
 
 
-def paired_difference(a: Counts, b: Counts, *, seed: int = 0) -> Difference:
+def paired_difference(a: PassCounts, b: PassCounts, *, seed: int = 0) -> Difference:
     """Mean rate of `a` minus that of `b`, with a 95 % percentile bootstrap interval.
 
     `a` and `b` share seeds and tasks, row by row and column by column. Both factors are resampled, crossed: a resample
@@ -70,7 +70,7 @@ def _draws(rng: np.random.Generator, shape: tuple[int, ...], resamples: int) -> 
     return runs_BR.astype(np.float64), tasks_BV.astype(np.float64)
 
 
-def _resampled_rates(counts: Counts, runs_BR: Floats, tasks_BV: Floats) -> Floats:
+def _resampled_rates(counts: PassCounts, runs_BR: Floats, tasks_BV: Floats) -> Floats:
     """[B] the mean of the drawn runs' rates over the drawn tasks."""
     rates_BR = _ratio(tasks_BV @ counts.part_RV.T, tasks_BV @ counts.whole_RV.T)
     drawn_BR = np.where(runs_BR > 0, rates_BR, 0.0)  # the NaN of a run without draws must not spread

@@ -33,7 +33,7 @@ def draw_calibration(path: Path, found: Sequence[Calibration]) -> None:
         panel.tick_params(labelsize=7)
         panel.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("score (bars: share of the steps; dashed: the threshold that separates best)", fontsize=8)
-    figure.supylabel("share of plays that ended right", fontsize=8)
+    figure.supylabel("share of trajectories that ended right", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -13,7 +13,7 @@ import numpy as np
 from creditflow.files import json_ready
 from creditflow.ledger.run_folder import read_metrics
 from creditflow.monitor import Evaluation
-from creditflow.report.bootstrap import Counts, Difference, paired_difference
+from creditflow.report.bootstrap import Difference, PassCounts, paired_difference
 
 METRICS = ("pass_at_1", "pass_at_1_greedy", "step_error_rate")
 """Metrics of an evaluation that are compared."""
@@ -62,14 +62,14 @@ class ArmResult:
         """A metric after training, by seed."""
         return [run.after.metrics.get(metric, math.nan) for run in self.runs]
 
-    def counts(self, metric: str) -> Counts:
+    def counts(self, metric: str) -> PassCounts:
         """Numerators and denominators of a rate, by seed and task."""
         if metric == "step_error_rate":
             pairs_RV2 = np.array([run.after.step_errors for run in self.runs], dtype=np.float64)
-            return Counts(pairs_RV2[..., 0], pairs_RV2[..., 1])
+            return PassCounts(pairs_RV2[..., 0], pairs_RV2[..., 1])
         field = "greedy" if metric == "pass_at_1_greedy" else "sampled"
         part_RV = np.array([getattr(run.after, field) for run in self.runs], dtype=np.float64)
-        return Counts(part_RV, np.ones_like(part_RV))
+        return PassCounts(part_RV, np.ones_like(part_RV))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ SHOWN = 20_000
 _TOKENS = 4_000
 
 
-def play_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
+def trajectory_graph(recorded: Recorded, trajectory_id: str) -> dict[str, Any]:
     """The graph of a trajectory: nodes are steps, edges lead from parents; `flow` is the credit received along an edge.
 
     Raises ValueError if the training step has no such trajectory.
@@ -75,8 +75,8 @@ def _edges(batch: TrajectoryBatch, a: Assignment | None, start: int, stop: int) 
     first, last = np.searchsorted(batch.edge_child, (start, stop))
     child_E, parent_E = batch.edge_child[first:last], batch.edge_parent[first:last]
     flow_E = None if a is None else _flow(batch, a, child_E, parent_E)
-    gated = a is not None and PROPAGATION_RULES[a.options.propagation].flow == FORMULA
-    open_E = a.out_S[child_E] * a.in_S[parent_E] if a is not None and gated else np.ones(len(child_E))
+    gated = a is not None and PROPAGATION_RULES[a.options.propagation].flows == FORMULA
+    open_E = a.gate_out_S[child_E] * a.gate_in_S[parent_E] if a is not None and gated else np.ones(len(child_E))
     return [
         {
             "parent": int(parent - start),
@@ -93,7 +93,7 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) ->
 
     Under `share: once` credit follows best paths instead of edges; the flow of `split` then serves as an illustration.
     """
-    moves = PROPAGATION_RULES[a.options.propagation].flow
+    moves = PROPAGATION_RULES[a.options.propagation].flows
     if moves == UNKNOWN:
         return None
     if moves == NOTHING:
@@ -101,8 +101,8 @@ def _flow(batch: TrajectoryBatch, a: Assignment, child_E: Any, parent_E: Any) ->
     kind = "split" if a.options.share == "once" else a.options.share
     share_S = SHARES[kind](batch, parent_counts(batch))
     stand_in_E = np.nan_to_num(a.stand_in_S[child_E])
-    passed_E = a.out_S[child_E] * (a.own_S + a.received_S)[child_E] + (1 - a.out_S[child_E]) * stand_in_E
-    return a.options.gamma * a.in_S[parent_E] * share_S[child_E] * passed_E
+    passed_E = a.gate_out_S[child_E] * (a.own_S + a.received_S)[child_E] + (1 - a.gate_out_S[child_E]) * stand_in_E
+    return a.options.gamma * a.gate_in_S[parent_E] * share_S[child_E] * passed_E
 
 
 def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: Spelling) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def step_detail(recorded: Recorded, step_id: str, token: int | None, spelling: S
     """
     batch, a = recorded.batch, recorded.assignment
     s = list(batch.step_ids).index(step_id)
-    pieces = spelling.of(batch.policy_names[batch.policy_of_step[s]])
+    pieces = spelling.for_policy(batch.policy_names[batch.policy_of_step[s]])
     found: dict[str, Any] = {
         "id": step_id,
         "training_step": recorded.step,
@@ -181,7 +181,7 @@ class Spelling:
         self._alone = len(of_agents) <= 1
         self._found: dict[str, Pieces] = {}
 
-    def of(self, policy: str) -> Pieces | None:
+    def for_policy(self, policy: str) -> Pieces | None:
         """The texts for a policy's tokens; None without a readable tokenizer, which may appear later."""
         if policy not in self._found and (found := self._tokenizer(policy)) is not None:
             self._found[policy] = lambda ids: _pieces(found, list(ids))

@@ -24,7 +24,7 @@ _AT_ONCE = 64
 """Step files read per query, so that other threads can query in between."""
 
 _TABLES = """
-CREATE TABLE plays (
+CREATE TABLE trajectories (
     training_step INTEGER, place INTEGER, trajectory_id VARCHAR, uid VARCHAR, status VARCHAR, outcome DOUBLE,
     ended_right BOOLEAN, n_steps INTEGER, first_error INTEGER, prompt VARCHAR,
     task_key UBIGINT
@@ -32,7 +32,7 @@ CREATE TABLE plays (
 CREATE TABLE steps (
     training_step INTEGER, trajectory_id VARCHAR, index INTEGER, agent VARCHAR, turn INTEGER, sub_reward DOUBLE,
     scored BOOLEAN, failed BOOLEAN, gate_open BOOLEAN, threshold DOUBLE, trained BOOLEAN, credit DOUBLE,
-    stopped DOUBLE, advantage DOUBLE, ended_right BOOLEAN
+    withheld DOUBLE, advantage DOUBLE, ended_right BOOLEAN
 );
 """
 _RIGHT = """
@@ -55,15 +55,15 @@ FROM {source}
 _PROMPT = 200
 """Characters of a task's prompt to keep."""
 _INSERT = f"""
-INSERT INTO plays
+INSERT INTO trajectories
 SELECT training_step, min(place), trajectory_id, any_value(uid), any_value(status), any_value(outcome),
        any_value(ended_right), count(position), min(position) FILTER (WHERE scored AND sub_reward < 1 - 1e-9),
        any_value(left(prompt, {_PROMPT})), any_value(task_key)
 FROM taken GROUP BY training_step, trajectory_id;
 INSERT INTO steps
 SELECT t.training_step, t.trajectory_id, position, agent, turn, sub_reward, scored, failed, gate_open, threshold,
-       trained, credit, stopped, advantage, p.ended_right
-FROM taken t JOIN plays p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
+       trained, credit, withheld, advantage, p.ended_right
+FROM taken t JOIN trajectories p ON t.training_step = p.training_step AND t.trajectory_id = p.trajectory_id
 WHERE position IS NOT NULL;
 """
 
@@ -87,21 +87,21 @@ class Filter:
     training_step: int | None = None
 
     def clauses(self) -> tuple[str, list[Any]]:
-        """An SQL condition on `plays`, and its values."""
-        of_play: list[str] = []
+        """An SQL condition on `trajectories`, and its values."""
+        of_trajectory: list[str] = []
         of_step: list[str] = []
-        play_values: list[Any] = []
+        trajectory_values: list[Any] = []
         step_values: list[Any] = []
         if self.training_step is not None:
-            of_play.append("training_step = ?")
-            play_values.append(self.training_step)
+            of_trajectory.append("training_step = ?")
+            trajectory_values.append(self.training_step)
         if self.outcome is not None:
             said = {"right": "ended_right", "wrong": "NOT ended_right", "unscored": "ended_right IS NULL"}
             if self.outcome not in said:
                 raise InputError(
                     f"outcome: expected {' or '.join(said)}, got {self.outcome!r}{did_you_mean(self.outcome, said)}"
                 )
-            of_play.append(said[self.outcome])
+            of_trajectory.append(said[self.outcome])
         for value, clause in (
             (self.agent, "agent = ?"),
             (self.least_score, "scored AND sub_reward >= ?"),
@@ -118,8 +118,8 @@ class Filter:
             of_step.append("gate_open" if self.gate == "open" else "NOT gate_open")
         if of_step:
             such = f"SELECT (training_step, trajectory_id) FROM steps WHERE {' AND '.join(of_step)}"
-            of_play.append(f"(training_step, trajectory_id) IN ({such})")
-        return " AND ".join(of_play) or "true", [*play_values, *step_values]
+            of_trajectory.append(f"(training_step, trajectory_id) IN ({such})")
+        return " AND ".join(of_trajectory) or "true", [*trajectory_values, *step_values]
 
 
 class Index:
@@ -145,7 +145,7 @@ class Index:
         with self._lock:
             self.ledger = ledger
             if any(there.get(step) != found for step, found in self.taken.items()):
-                self._connection.execute("DELETE FROM plays; DELETE FROM steps")
+                self._connection.execute("DELETE FROM trajectories; DELETE FROM steps")
                 self.taken.clear()
             self.damaged = {step: found for step, found in self.damaged.items() if there.get(step) == found}
             for kept in (self.reasons, self.rules):
@@ -188,7 +188,7 @@ class Index:
         try:
             present = {row[0] for row in connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()}
             assigned = "advantage" in present
-            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "stopped", "advantage")
+            columns = ("scored", "failed", "gate_open", "threshold", "trained", "credit", "withheld", "advantage")
             of_credit = ", ".join(columns if assigned else (f"NULL AS {name}" for name in columns))
             sub_reward = "CASE WHEN scored THEN sub_reward END AS sub_reward" if assigned else "NULL AS sub_reward"
             connection.execute(
@@ -218,22 +218,22 @@ class Index:
             self.reasons[step] = "it is of an older creditflow and holds no options of credit"
 
     def ask(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The rows of a query over `plays` and `steps`, as JSON types."""
+        """The rows of a query over `trajectories` and `steps`, as JSON types."""
         with self._lock:
             cursor = self._connection.execute(query, list(values))
             names = [column[0] for column in cursor.description or ()]
             return [json_ready(dict(zip(names, row, strict=True))) for row in cursor.fetchall()]
 
     def page(self, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
-        """`{total, plays: [...]}`, the newest training step first, in the order of its file."""
+        """`{total, trajectories: [...]}`, the newest training step first, in the order of its file."""
         clause, values = wanted.clauses()
-        total = self.ask(f"SELECT count(*) AS n FROM plays WHERE {clause}", values)[0]["n"]
-        plays = self.ask(
-            f"SELECT * EXCLUDE (place, task_key) FROM plays WHERE {clause} "
+        total = self.ask(f"SELECT count(*) AS n FROM trajectories WHERE {clause}", values)[0]["n"]
+        trajectories = self.ask(
+            f"SELECT * EXCLUDE (place, task_key) FROM trajectories WHERE {clause} "
             "ORDER BY training_step DESC, place LIMIT ? OFFSET ?",
             [*values, limit, offset],
         )
-        return {"total": total, "plays": plays}
+        return {"total": total, "trajectories": trajectories}
 
 
 def _reason(error: Exception, file: Path) -> str:

@@ -75,7 +75,7 @@ def left_out(ledger: Ledger, index: Index) -> list[str]:
         for files, reason in _by_reason({row["n"]: "none was assigned, too many scores failed" for row in unassigned})
     ]
     for rule in sorted(set(index.rules.values())):
-        if PROPAGATION_RULES[rule].flow == UNKNOWN:
+        if PROPAGATION_RULES[rule].flows == UNKNOWN:
             found.append(f"graphs draw no credit on their lines: the rule {rule!r} records no flow along edges")
     found += ledger.torn_lines()
     if (told := len(ledger.events())) > _EVENTS:
@@ -106,7 +106,8 @@ def head(ledger: Ledger, index: Index) -> dict[str, Any]:
     """The run's identity and progress."""
     run = ledger.run
     counted = index.ask(
-        "SELECT count(*) AS plays, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps FROM plays"
+        "SELECT count(*) AS trajectories, avg(ended_right::INT) AS ended_right, sum(n_steps)::BIGINT AS steps FROM "
+        "trajectories"
     )[0]
     said = {key: run.get(key) for key in _FACTS}
     return {
@@ -188,7 +189,7 @@ def of_agents(index: Index) -> list[dict[str, Any]]:
                arg_max(threshold, training_step) AS threshold,
                avg(credit) FILTER (WHERE trained) AS credit,
                sum(abs(credit)) FILTER (WHERE trained) / (SELECT sum(abs(credit)) FROM steps WHERE trained) AS share,
-               sum(abs(stopped)) FILTER (WHERE NOT isnan(stopped)) AS stopped,
+               sum(abs(withheld)) FILTER (WHERE NOT isnan(withheld)) AS withheld,
                avg((advantage > 0)::INT) FILTER (WHERE trained AND sub_reward < 1 - 1e-9) AS wrong_rewarded,
                avg((advantage < 0)::INT) FILTER (WHERE trained AND sub_reward >= 1 - 1e-9) AS right_blamed,
                avg(failed::INT) AS failed
@@ -252,11 +253,11 @@ def hardest(index: Index) -> list[dict[str, Any]]:
     """The tasks with the lowest success rates; ties by the number of trajectories."""
     rows = index.ask(
         """
-        SELECT any_value(prompt) AS prompt, count(*) AS plays, avg(ended_right::INT) AS ended_right,
+        SELECT any_value(prompt) AS prompt, count(*) AS trajectories, avg(ended_right::INT) AS ended_right,
                avg(first_error) AS first_error,
                arg_max(trajectory_id, training_step) AS trajectory_id, max(training_step) AS training_step
-        FROM plays WHERE prompt IS NOT NULL AND ended_right IS NOT NULL
-        GROUP BY task_key ORDER BY ended_right, plays DESC, prompt LIMIT ?
+        FROM trajectories WHERE prompt IS NOT NULL AND ended_right IS NOT NULL
+        GROUP BY task_key ORDER BY ended_right, trajectories DESC, prompt LIMIT ?
         """,
         [_HARDEST],
     )
@@ -291,7 +292,7 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
         marked AS (
             SELECT k.agent, k.scored, p.ended_right,
                    CASE WHEN k.scored THEN coalesce(t.erred, false) ELSE t.n IS NOT NULL END AS marked
-            FROM kinds k CROSS JOIN (SELECT * FROM plays WHERE ended_right IS NOT NULL) p
+            FROM kinds k CROSS JOIN (SELECT * FROM trajectories WHERE ended_right IS NOT NULL) p
             LEFT JOIN took t ON t.agent = k.agent AND t.training_step = p.training_step
                              AND t.trajectory_id = p.trajectory_id
         )
@@ -333,7 +334,7 @@ def named(agents: Sequence[Mapping[str, Any]], index: Index) -> list[dict[str, A
             continue
         when = "errs" if row["scored"] else "takes part"
         why = (
-            f"plays in which it {when} end right {row['right_marked']:.0%} of the time, others "
+            f"trajectories in which it {when} end right {row['right_marked']:.0%} of the time, others "
             f"{row['right_others']:.0%}"
         )
         if row["scored"]:

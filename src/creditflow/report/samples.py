@@ -7,7 +7,7 @@ from typing import Any
 
 from creditflow.errors import DataError, first_line
 from creditflow.ledger import Ledger
-from creditflow.report.detail import Spelling, play_graph, step_detail
+from creditflow.report.detail import Spelling, step_detail, trajectory_graph
 from creditflow.report.index import Index
 
 _STEPS = 2000
@@ -17,16 +17,17 @@ _TEXT = 2_000_000
 
 
 def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
-    """`{plays, graphs, steps, left_out}`: rows of the list, their graphs and steps, and sentences on missing parts.
+    """`{trajectories, graphs, steps, left_out}`: rows of the list, their graphs and steps, and sentences on missing
+    parts.
 
     Samples come from the newest readable training step, and from earlier ones if it has too few. If the texts are too
     long, the last trajectories are left out. `left_out` covers only parts that the overview does not state.
     """
-    found: dict[str, Any] = {"plays": [], "graphs": {}, "steps": {}, "left_out": []}
+    found: dict[str, Any] = {"trajectories": [], "graphs": {}, "steps": {}, "left_out": []}
     spelling = Spelling(ledger)
     written = 0
     for step in sorted(index.taken, reverse=True):
-        wanted = count - len(found["plays"])
+        wanted = count - len(found["trajectories"])
         if wanted <= 0:
             break
         if step in index.reasons:  # the overview states it
@@ -38,21 +39,21 @@ def samples(ledger: Ledger, index: Index, count: int) -> dict[str, Any]:
             continue
         rows = _of_step(index, step, wanted)
         for done, row in enumerate(rows):
-            graph = play_graph(recorded, row["trajectory_id"])
+            graph = trajectory_graph(recorded, row["trajectory_id"])
             # Only our engines put the training step into ids; elsewhere two training steps may share an id.
             details = {
                 f"{recorded.step} {step['id']}": step_detail(recorded, step["id"], None, spelling)
                 for step in graph["steps"]
             }
             size = sum(len(str(detail)) for detail in details.values())
-            if found["plays"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
+            if found["trajectories"] and (written + size > _TEXT or len(found["steps"]) + len(details) > _STEPS):
                 found["left_out"].append(
-                    f"{len(rows) - done} of {len(found['plays']) + len(rows) - done} sample trajectories are left out: "
-                    "they are long; creditflow view shows all"
+                    f"{len(rows) - done} of {len(found['trajectories']) + len(rows) - done} sample trajectories are "
+                    "left out: they are long; creditflow view shows all"
                 )
                 return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
             written += size
-            found["plays"].append(row)
+            found["trajectories"].append(row)
             found["graphs"][f"{recorded.step} {row['trajectory_id']}"] = graph
             found["steps"] |= details
     return found | {"left_out": [*found["left_out"], *_unspelled(found["steps"])]}
@@ -76,7 +77,7 @@ def _of_step(index: Index, step: int, count: int) -> list[dict[str, Any]]:
             SELECT p.* EXCLUDE (place, task_key), row_number() OVER (
                 PARTITION BY coalesce(ended_right, false) ORDER BY flowed DESC NULLS LAST, place
             ) AS rank
-            FROM plays p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1
+            FROM trajectories p LEFT JOIN flowed USING (trajectory_id) WHERE training_step = $1
         )
         SELECT * EXCLUDE (rank) FROM ranked ORDER BY rank, ended_right LIMIT $2
         """,

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from creditflow.report.comparison_plot import COLOURS, STYLES
-from creditflow.simulation import Credited, SimulatedTeam
+from creditflow.simulation import SimulatedCredit, SimulatedTeam
 from creditflow.trajectory import Floats
 
 
 def draw_simulation(
     path: Path,
     team: SimulatedTeam,
-    found: Sequence[Credited],
+    found: Sequence[SimulatedCredit],
     moved_K: Floats,
     signals: Sequence[tuple[float, float]],
     noises: Sequence[tuple[float, float, float]],

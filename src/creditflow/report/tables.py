@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from creditflow.credit.difference import Moved
+from creditflow.credit.difference import CreditChange
 from creditflow.monitor import Evaluation
 from creditflow.report.bootstrap import COVERAGE
 from creditflow.report.comparison import ArmDifference, ArmResult, spread
@@ -82,13 +82,13 @@ def evaluation_table(evaluation: Evaluation) -> Table:
     """One metric per row: pass rates, outcomes, step error rates, then metrics by agent."""
     metrics = evaluation.metrics
     table = new_table("measured", "value")
-    named = {"pass_at_1": "pass@1 (mean over plays)"}
+    named = {"pass_at_1": "pass@1 (mean over trajectories)"}
     powers = [key.removeprefix("pass_at_") for key in metrics if key != "pass_at_1"]
     named |= {f"pass_at_{k}": f"pass@{k}" for k in powers if k.isdigit()}
     named |= {
         "pass_at_1_greedy": "pass@1, greedy",
         "outcome_mean": "outcome, mean",
-        "unscored_frac": "plays without an outcome",
+        "unscored_frac": "trajectories without an outcome",
         "step_error_rate": "step error rate",
         "step_error_rate_greedy": "step error rate, greedy",
     }
@@ -106,10 +106,10 @@ MOVED_MEANING = (
 )
 
 
-def moved_table(total: Mapping[str, Moved]) -> Table:
+def moved_table(total: Mapping[str, CreditChange]) -> Table:
     """One row per agent and one for all. MOVED_MEANING defines the columns of shares."""
     table = new_table("agent", "steps", "credit moved", "signs flipped", "gates changed", "masked", "unmasked")
-    for agent, found in {**total, "all": sum(total.values(), Moved())}.items():
+    for agent, found in {**total, "all": sum(total.values(), CreditChange())}.items():
         shares = ("-" if math.isnan(value) else f"{value:.1%}" for value in (found.share_moved, found.share_flipped))
         counts = (f"{value:,}" for value in (found.gates, found.masked, found.unmasked))
         table.add_row(agent, f"{found.steps:,}", *shares, *counts)

@@ -20,7 +20,7 @@ from creditflow.errors import BatchError, CreditflowError, InputError, first_lin
 from creditflow.files import json_ready
 from creditflow.ledger import Ledger, Recorded
 from creditflow.loopback import bound, expect_loopback, host_name, hosts_of, url_of
-from creditflow.report.detail import Spelling, play_graph, step_detail
+from creditflow.report.detail import Spelling, step_detail, trajectory_graph
 from creditflow.report.html import page
 from creditflow.report.index import Filter, Index
 from creditflow.report.overview import overview
@@ -132,8 +132,8 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
     def whole() -> dict[str, Any]:
         return watched.overview()
 
-    @app.get("/api/plays")
-    def plays(
+    @app.get("/api/trajectories")
+    def trajectories(
         agent: str | None = None,
         least_score: float | None = None,
         most_score: float | None = None,
@@ -146,9 +146,9 @@ def application(watched: Watched, hosts: tuple[str, ...] | None) -> FastAPI:
         wanted = Filter(agent, least_score, most_score, gate, outcome, training_step)
         return watched.index.page(wanted, offset, limit)
 
-    @app.get("/api/play")
-    def play(trajectory_id: str, training_step: Small) -> dict[str, Any]:
-        return _found(lambda: play_graph(watched.recorded(training_step), trajectory_id))
+    @app.get("/api/trajectory")
+    def trajectory(trajectory_id: str, training_step: Small) -> dict[str, Any]:
+        return _found(lambda: trajectory_graph(watched.recorded(training_step), trajectory_id))
 
     @app.get("/api/step")
     def step(step_id: str, training_step: Small, token: Small | None = None) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _found(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
     try:
         return dict(make())
     except (ValueError, FileNotFoundError) as error:
-        raise HTTPException(404, "there is no such play or step in this training step") from error
+        raise HTTPException(404, "there is no such trajectory or step in this training step") from error
 
 
 def serve(path: Path, host: str, port: int, *, remote: bool, say: Callable[[str], None]) -> None:

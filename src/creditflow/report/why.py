@@ -27,7 +27,8 @@ def step_head(assignment: Assignment, s: int, training_step: int) -> list[str]:
     uses = f"uses step{'s' if len(parents) > 1 else ''} {', '.join(map(str, parents))}" if parents else "uses no step"
     lines = [
         f"step {plain(batch.step_ids[s])}: {plain(batch.agent_names[batch.agent_of_step[s]])}, turn "
-        f"{batch.turn_of_step[s]}, step {batch.index_of_step[s]} of play {plain(batch.trajectory_ids[n])}, {uses}",
+        f"{batch.turn_of_step[s]}, step {batch.index_of_step[s]} of trajectory {plain(batch.trajectory_ids[n])}, "
+        f"{uses}",
         f"training step {training_step}, policy {plain(batch.policy_names[batch.policy_of_step[s]])}, version "
         f"{batch.policy_version[s]}",
         f"prompt:   {plain(batch.prompts[s], _SHOWN)}",
@@ -92,13 +93,13 @@ def worth_a_look(a: Assignment) -> list[tuple[int, str]]:
     """Notable steps with the reason for each: positions in the batch, each at most once."""
     right_S = a.trained_S & a.scored_S & (a.sub_reward_S >= RIGHT)
     wrong_S = a.trained_S & a.scored_S & (a.sub_reward_S < RIGHT)
-    stopped_S = np.abs(np.nan_to_num(a.stopped_S))
+    withheld_S = np.abs(np.nan_to_num(a.withheld_S))
     candidates = (
         (wrong_S & (a.advantage_S > 0), a.advantage_S, "wrong by its score, but praised most"),
         (right_S & (a.advantage_S < 0), -a.advantage_S, "right by its score, but blamed most"),
         (a.trained_S & (a.advantage_S > 0), a.advantage_S, "the highest advantage"),
         (a.trained_S & (a.advantage_S < 0), -a.advantage_S, "the lowest advantage"),
-        (stopped_S > 0, stopped_S, "its gate withheld the most credit"),
+        (withheld_S > 0, withheld_S, "its gate withheld the most credit"),
         (a.failed_S, np.ones(len(a.failed_S)), "its scoring failed"),
         (a.frozen_S, np.ones(len(a.frozen_S)), "frozen: it lies upstream of a failure"),
     )
@@ -124,12 +125,15 @@ def worth_a_look_lines(assignment: Assignment, training_step: int) -> list[str]:
     return [title, "", *("  ".join(row) for row in cells)]
 
 
-def play_lines(assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int) -> Iterator[str]:
+def trajectory_lines(
+    assignment: Assignment | None, batch: TrajectoryBatch, n: int, training_step: int
+) -> Iterator[str]:
     """A trajectory: its task and outcome, then one line per step; the first wrong step is marked."""
     task, outcome = batch.tasks[n], batch.outcome_scores[n]
     yield (
-        f"play {plain(batch.trajectory_ids[n])} of task {plain(batch.group_names[batch.group_of_trajectory[n]])}, "
-        f"training step {training_step}, {TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
+        f"trajectory {plain(batch.trajectory_ids[n])} of task "
+        f"{plain(batch.group_names[batch.group_of_trajectory[n]])}, training step {training_step}, "
+        f"{TRAJECTORY_STATUSES[batch.status_of_trajectory[n]]}"
     )
     yield f"task:    {plain(task.text, _SHOWN)}"
     yield f"answer:  {plain(str(batch.answers[n]), _SHOWN)}"

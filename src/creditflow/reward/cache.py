@@ -12,7 +12,7 @@ import marshal
 from collections import OrderedDict
 from dataclasses import replace
 
-from creditflow.reward.calls import Call, Returned
+from creditflow.reward.calls import Returned, RewardCall
 from creditflow.reward.values import Plain
 from creditflow.trajectory import Score, Step, Trajectory
 
@@ -65,7 +65,7 @@ class Keys:
     def __init__(self) -> None:
         self._digests: dict[int, str | None] = {}
 
-    def of(self, call: Call) -> Key | None:
+    def key_for(self, call: RewardCall) -> Key | None:
         """The key of the call; None if the call must not, or cannot, be cached."""
         function = call.function
         if not function.cache or not function.identity:
@@ -82,7 +82,7 @@ class Keys:
         return self._digests[id(trajectory)]
 
 
-def _own_key(call: Call) -> str | None:
+def _own_key(call: RewardCall) -> str | None:
     assert call.function.cache_key is not None
     try:
         text = call.function.cache_key(*call.arguments)

@@ -15,7 +15,7 @@ Answered = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RewardCall:
     """One call of one reward function. Without a step, the function receives the trajectory alone."""
 
     function: RewardFunction
@@ -58,7 +58,7 @@ class Backend(Protocol):
         """Whether this backend runs the function; the manager runs all other functions itself."""
         ...
 
-    async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
+    async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
         """Run the calls and return their results in order; an exception, time-out or dead process becomes an error.
 
         `answered`: called after each result, from any thread.

@@ -63,7 +63,7 @@ class InputOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TestCall:
     """A call of the solution; its value is checked outside of the box."""
 
     ask: Mapping[str, Any]
@@ -220,7 +220,7 @@ def _of_fn(name: str, given: Any, expected: Any) -> Case:
         # APPS wraps most values in a list of one.
         return alike(value, expected) or (wrapped and alike(value, expected[0]))
 
-    return Call({"fn": name, "args": args}, holds, shown(expected))
+    return TestCall({"fn": name, "args": args}, holds, shown(expected))
 
 
 def _of_json(text: Any) -> Any:
@@ -237,7 +237,7 @@ def _of_one(one: Any, where: str) -> Case:
         return InputOutput(_joined(one["input"]), _joined(one["output"]))
     if isinstance(one, Mapping) and {"call", "expect"} <= one.keys():
         expected = one["expect"]
-        return Call({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
+        return TestCall({"call": str(one["call"])}, lambda value: alike(value, expected), shown(expected))
     raise ValueError(f"{where}: expected input and output, call and expect, or an assert, got {shown(one)}")
 
 
@@ -269,7 +269,7 @@ def _source(text: str, node: ast.AST) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ExpectedValue:
     """An expression to evaluate on the solution, and the condition on its value."""
 
     node: ast.expr
@@ -285,7 +285,7 @@ def _of_assert(statement: ast.Assert, text: str, setup: str) -> Case:
             continue
         if asked is not None and _is_plain(asked.node):
             call = _source(text, asked.node)
-            return Call({"call": call, "setup": setup}, asked.holds, asked.expected)
+            return TestCall({"call": call, "setup": setup}, asked.holds, asked.expected)
     return InBox(_source(text, statement), setup)
 
 
@@ -303,7 +303,7 @@ _OPERATORS: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _comparison(test: ast.expr) -> _Asked | None:
+def _comparison(test: ast.expr) -> _ExpectedValue | None:
     """Match `f(2) == 5` and similar, `abs(f(2) - 5) < 1e-6`, and equations with the constant on the left."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
         return None
@@ -311,7 +311,9 @@ def _comparison(test: ast.expr) -> _Asked | None:
     if isinstance(operation, ast.Lt | ast.LtE) and (difference := _difference(left)):
         node, wanted, most = difference[0], constant(difference[1]), constant(right)
         compare = _OPERATORS[type(operation)][1]
-        return _Asked(node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}")
+        return _ExpectedValue(
+            node, lambda value: compare(abs(value - wanted), most), f"{shown(wanted)} within {shown(most)}"
+        )
     if isinstance(operation, ast.Is | ast.IsNot) and not (
         isinstance(right, ast.Constant) and right.value in (None, True, False)
     ):
@@ -320,7 +322,7 @@ def _comparison(test: ast.expr) -> _Asked | None:
         left, right = right, left
     word, compare_with = _OPERATORS[type(operation)]
     expected = constant(right)
-    return _Asked(left, lambda value: bool(compare_with(value, expected)), word + shown(expected))
+    return _ExpectedValue(left, lambda value: bool(compare_with(value, expected)), word + shown(expected))
 
 
 def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
@@ -333,7 +335,7 @@ def _difference(node: ast.expr) -> tuple[ast.expr, ast.expr] | None:
     return (inside.left, inside.right) if _is_plain(inside.left) else (inside.right, inside.left)
 
 
-def _is_close(test: ast.expr) -> _Asked | None:
+def _is_close(test: ast.expr) -> _ExpectedValue | None:
     """Match `math.isclose(f(2), 5.0)`, with or without tolerances."""
     if not isinstance(test, ast.Call) or len(test.args) != 2:
         return None
@@ -344,14 +346,14 @@ def _is_close(test: ast.expr) -> _Asked | None:
     tolerances = {str(keyword.arg): constant(keyword.value) for keyword in test.keywords}
     if not tolerances.keys() <= {"rel_tol", "abs_tol"}:
         return None
-    return _Asked(one, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}")
+    return _ExpectedValue(one, lambda value: math.isclose(value, wanted, **tolerances), f"about {shown(wanted)}")
 
 
-def _truth(test: ast.expr) -> _Asked | None:
+def _truth(test: ast.expr) -> _ExpectedValue | None:
     """Match `f(2)` and `not f(2)`."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _Asked(test.operand, lambda value: not value, "something false")
-    return _Asked(test, bool, "something true") if isinstance(test, ast.Call) else None
+        return _ExpectedValue(test.operand, lambda value: not value, "something false")
+    return _ExpectedValue(test, bool, "something true") if isinstance(test, ast.Call) else None
 
 
 _SHAPING = frozenset(

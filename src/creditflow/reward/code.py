@@ -34,7 +34,7 @@ _REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TestVerdict:
     """Result of one test of a program."""
 
     passed: bool
@@ -121,7 +121,7 @@ class CodeTests:
         return chosen[: self.max_tests]
 
 
-def summary(verdicts: Sequence[Verdict]) -> str:
+def summary(verdicts: Sequence[TestVerdict]) -> str:
     """Format the passed tests and the first fault: `passed 3/5 [1 1 0 1 0]; test 2: reason`."""
     marks = " ".join(str(int(verdict.passed)) for verdict in verdicts[:_MARKS])
     more = " ..." if len(verdicts) > _MARKS else ""
@@ -215,7 +215,7 @@ def _caller() -> bytes:
     return Path(str(in_box.__file__)).read_bytes()
 
 
-def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[Verdict]:
+def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: float = math.inf) -> list[TestVerdict]:
     """Run each test on the code, in a fresh run, and return the verdicts in order.
 
     No other thread may use the box during the call. After `total_seconds` no further test is started; the remaining
@@ -223,14 +223,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     SandboxError.
     """
     if not code.strip():
-        return [Verdict(False, "no code")] * len(tests)
+        return [TestVerdict(False, "no code")] * len(tests)
     box.write(in_box.SOLUTION, code.encode(errors="replace"))
     box.write(in_box.PROGRAM, _caller())
-    verdicts: list[Verdict] = []
+    verdicts: list[TestVerdict] = []
     deadline = time.monotonic() + total_seconds
     for test in tests:
         if time.monotonic() > deadline:
-            verdicts.append(Verdict(False, f"not run: {total_seconds:g} s were over"))
+            verdicts.append(TestVerdict(False, f"not run: {total_seconds:g} s were over"))
             continue
         verdict, is_hopeless = _run(box, test)
         verdicts.append(verdict)
@@ -239,14 +239,14 @@ def run_tests(box: Sandbox, code: str, tests: Sequence[Case], *, total_seconds: 
     return verdicts
 
 
-def _run(box: Sandbox, test: Case) -> tuple[Verdict, bool]:
+def _run(box: Sandbox, test: Case) -> tuple[TestVerdict, bool]:
     """The verdict, and whether the solution reported that it cannot be loaded at all."""
     nonce = secrets.token_hex(16)
     result = box.run(["python", test.program], stdin=test.stdin(nonce))
     if fault := _ended_badly(result):
-        return Verdict(False, fault), False
+        return TestVerdict(False, fault), False
     fault = test.fault(result.stdout, nonce)
-    return Verdict(not fault, fault), test.program == in_box.PROGRAM and bool(not_loaded(result.stdout))
+    return TestVerdict(not fault, fault), test.program == in_box.PROGRAM and bool(not_loaded(result.stdout))
 
 
 def _ended_badly(result: Result) -> str:

@@ -10,17 +10,17 @@ import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
-from creditflow.reward.calls import Call, Returned
+from creditflow.reward.calls import Returned, RewardCall
 from creditflow.reward.here import run_on_loop
 from creditflow.reward.registry import Composition, RewardFunction, combinator
 from creditflow.reward.scores import mean_value, of_step, to_score
 from creditflow.trajectory import Score, Step
 
-Plan = Generator[list[Call], list[Returned], Returned]
+Plan = Generator[list[RewardCall], list[Returned], Returned]
 Value = float | tuple[float, ...]
 
 
-def plan(call: Call) -> Plan:
+def plan(call: RewardCall) -> Plan:
     """The steps to a call's result: yields the calls that are needed next and receives their results."""
     composition = call.function.composition
     if composition is None:
@@ -33,13 +33,13 @@ def plan(call: Call) -> Plan:
     return Returned(score)
 
 
-def in_rounds(plans: Sequence[Plan]) -> Generator[list[Call], list[Returned], list[Returned]]:
+def in_rounds(plans: Sequence[Plan]) -> Generator[list[RewardCall], list[Returned], list[Returned]]:
     """Run several plans together; each round yields the next calls of all of them."""
     done: dict[int, Returned] = {}
     wanted = {i: next(one) for i, one in enumerate(plans)}
     while wanted:
         came = iter((yield [call for calls in wanted.values() for call in calls]))
-        still: dict[int, list[Call]] = {}
+        still: dict[int, list[RewardCall]] = {}
         for i, calls in wanted.items():
             try:
                 still[i] = plans[i].send([next(came) for _ in calls])
@@ -49,7 +49,9 @@ def in_rounds(plans: Sequence[Plan]) -> Generator[list[Call], list[Returned], li
     return [done[i] for i in range(len(plans))]
 
 
-async def answer(calls: Sequence[Call], run: Callable[[list[Call]], Awaitable[list[Returned]]]) -> list[Returned]:
+async def answer(
+    calls: Sequence[RewardCall], run: Callable[[list[RewardCall]], Awaitable[list[Returned]]]
+) -> list[Returned]:
     """The result of each call, compositions included; `run` runs calls of plain functions."""
     rounds = in_rounds([plan(call) for call in calls])
     try:
@@ -64,11 +66,11 @@ async def answer(calls: Sequence[Call], run: Callable[[list[Call]], Awaitable[li
 async def call_here(function: RewardFunction, *arguments: Any) -> object:
     """Call a composition like any other function, with all parts in this process; for use without a manager."""
 
-    async def run(calls: list[Call]) -> list[Returned]:
+    async def run(calls: list[RewardCall]) -> list[Returned]:
         return await run_on_loop(calls, timeout=math.inf, max_in_flight=len(calls))
 
     step = arguments[0] if len(arguments) > 1 else None
-    (returned,) = await answer([Call(function, arguments[-1], step)], run)
+    (returned,) = await answer([RewardCall(function, arguments[-1], step)], run)
     return returned.value
 
 
@@ -80,20 +82,22 @@ class _PartFailed(Exception):
         self.reason = f"{function.name}: {score.reason}"
 
 
-def _ask(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
+def _ask(parts: Sequence[RewardFunction], call: RewardCall) -> Generator[list[RewardCall], list[Returned], list[Score]]:
     """The scores of several parts; their calls are yielded together."""
-    of_parts = [Call(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
+    of_parts = [RewardCall(part, call.trajectory, None if part.level == "trajectory" else call.step) for part in parts]
     returned = yield from in_rounds([plan(one) for one in of_parts])
     return [_score(one, came, call.step) for one, came in zip(of_parts, returned, strict=True)]
 
 
-def _score(call: Call, returned: Returned, step: Step | None) -> Score:
+def _score(call: RewardCall, returned: Returned, step: Step | None) -> Score:
     if call.function.level == "trajectory" and step is not None:
         returned = of_step(call, returned, step)
     return to_score(call.function, returned, step)
 
 
-def _needed(parts: Sequence[RewardFunction], call: Call) -> Generator[list[Call], list[Returned], list[Score]]:
+def _needed(
+    parts: Sequence[RewardFunction], call: RewardCall
+) -> Generator[list[RewardCall], list[Returned], list[Score]]:
     """The scores of several parts; raises _PartFailed if one could not be scored."""
     scores = yield from _ask(parts, call)
     for part, score in zip(parts, scores, strict=True):
@@ -138,7 +142,7 @@ def weighted_sum(parts: Sequence[RewardFunction], weights: Sequence[float]) -> C
     weights it is their weighted mean. The composition fails if a part cannot be scored.
     """
 
-    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
         total = _combined([_rescaled(one) for one in scores], lambda row: _dot(row, weights))
         return Score(total, range=bounds, reason=_listed(parts, scores))
@@ -158,7 +162,7 @@ def product(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compos
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of a product have no weights")
 
-    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         scores = yield from _needed(parts, call)
         return Score(_combined([_rescaled(one) for one in scores], math.prod), reason=_listed(parts, scores))
 
@@ -174,7 +178,7 @@ def first_ok(parts: Sequence[RewardFunction], weights: Sequence[float]) -> Compo
     if any(weight != 1 for weight in weights):
         raise ValueError("the parts of first_ok have no weights")
 
-    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         reasons: list[str] = []
         for part in parts:
             (score,) = yield from _ask([part], call)
@@ -198,7 +202,7 @@ def gate(
     if not 0 <= above <= 1 or not 0 <= otherwise <= 1:
         raise ValueError(f"expected `above` and `otherwise` from 0 to 1, got {above} and {otherwise}")
 
-    def rule(call: Call) -> Generator[list[Call], list[Returned], Score]:
+    def rule(call: RewardCall) -> Generator[list[RewardCall], list[Returned], Score]:
         (by,) = yield from _needed([by_part], call)
         height = by.rescaled_over(() if call.step is None else call.step.response_mask)
         said = _listed([by_part], [by])

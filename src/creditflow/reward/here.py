@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from creditflow.reward.calls import Answered, Call, Returned, too_late
+from creditflow.reward.calls import Answered, Returned, RewardCall, too_late
 from creditflow.reward.values import taken
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ _UNWINDING_S = 5.0
 
 
 async def run_on_loop(
-    calls: Sequence[Call], timeout: float, max_in_flight: int, answered: Answered = lambda: None
+    calls: Sequence[RewardCall], timeout: float, max_in_flight: int, answered: Answered = lambda: None
 ) -> list[Returned]:
     """Run the calls and return their results in order, with at most `max_in_flight` async calls at a time.
 
@@ -47,7 +47,7 @@ async def run_on_loop(
     return returned
 
 
-def run_plain(call: Call) -> Returned:
+def run_plain(call: RewardCall) -> Returned:
     """Call the function in this thread."""
     start = time.perf_counter()
     try:
@@ -59,7 +59,7 @@ def run_plain(call: Call) -> Returned:
     return Returned(value, seconds=time.perf_counter() - start)
 
 
-async def _await(call: Call, timeout: float) -> Returned:
+async def _await(call: RewardCall, timeout: float) -> Returned:
     start = time.perf_counter()
     task = asyncio.create_task(_value(call))
     # A task that raises while it is being cancelled must not be reported as an exception that was never retrieved.
@@ -78,7 +78,7 @@ async def _await(call: Call, timeout: float) -> Returned:
     return replace(task.result(), seconds=seconds)
 
 
-async def _value(call: Call) -> Returned:
+async def _value(call: RewardCall) -> Returned:
     """The call's value, or an error. asyncio passes some exceptions of a task through the loop: none may leave it."""
     try:
         returned = call.function.call(*call.arguments)

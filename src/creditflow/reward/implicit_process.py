@@ -30,7 +30,7 @@ RUN = "run"
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ModelInput:
     """A step as input of the models."""
 
     prompt: list[int]
@@ -107,7 +107,7 @@ class ImplicitProcess(StepModel):
         """A score or an error for each step; an error of one step does not affect the others."""
         models = self._loaded()
         results: list[Score | Exception] = [Score(0.0)] * len(steps)
-        rows: dict[int, _Row] = {}
+        rows: dict[int, _ModelInput] = {}
         with models[0].lock:
             for i, step in enumerate(steps):
                 try:
@@ -137,7 +137,7 @@ class ImplicitProcess(StepModel):
             self._models = models
         return self._models
 
-    def _row(self, models: Sequence[LoadedModel], step: Step) -> _Row:
+    def _row(self, models: Sequence[LoadedModel], step: Step) -> _ModelInput:
         if not step.response_ids:
             raise ValueError("the response has no tokens")
         if self.needs_reference and not step.ref_logprobs:
@@ -162,9 +162,9 @@ class ImplicitProcess(StepModel):
             raise ValueError("the prompt has no tokens: there is nothing to predict the first response token from")
         kept = cut_prompt(prompt, len(response), limit, keep)
         reason = "" if len(kept) == len(prompt) else f"the models saw {len(kept)} of the prompt's {len(prompt)} tokens"
-        return _Row(kept, response, ends, step.temperature if self.needs_reference else 1.0, reason)
+        return _ModelInput(kept, response, ends, step.temperature if self.needs_reference else 1.0, reason)
 
-    def _score(self, step: Step, row: _Row, own: Sequence[float], reference: Sequence[float]) -> Score:
+    def _score(self, step: Step, row: _ModelInput, own: Sequence[float], reference: Sequence[float]) -> Score:
         ratios = [self.beta * (one - other) for one, other in zip(own, reference, strict=True)]
         if not all(map(math.isfinite, ratios)):
             raise ValueError("a log-probability is not a finite number")

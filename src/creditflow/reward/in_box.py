@@ -110,7 +110,7 @@ def told(value: object, depth: int = 0) -> Any:
 
 
 def untold(said: Any, depth: int = 0) -> Any:
-    """Decode a value encoded by `told`, with plain types only; a value that was not plain data becomes an `Other`.
+    """Decode a value encoded by `told`, with plain types only; a value that was not plain data becomes an `OtherValue`.
 
     Raises ValueError, KeyError, TypeError or ArithmeticError for input that `told` never produces.
     """
@@ -124,7 +124,7 @@ def untold(said: Any, depth: int = 0) -> Any:
     return _MADE[kind](content, depth + 1)
 
 
-class Other:
+class OtherValue:
     """A value that is not plain data; equal only to itself."""
 
     def __init__(self, name: str) -> None:
@@ -158,7 +158,7 @@ _MADE: dict[str, Callable[[Any, int], Any]] = {
     "bytes": lambda content, depth: bytes.fromhex(content),
     "complex": lambda content, depth: complex(*content),
     "ratio": lambda content, depth: _fraction(*content),
-    "other": lambda content, depth: Other(str(content)),
+    "other": lambda content, depth: OtherValue(str(content)),
 }
 
 
@@ -203,7 +203,7 @@ def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
         if type(value) in _ITERATORS:
             return value
         plain = untold(told(value))
-        if isinstance(plain, Other):
+        if isinstance(plain, OtherValue):
             raise TypeError(f"a value that is plain data was expected, {plain.name} came")
         return plain
 

@@ -14,7 +14,7 @@ from creditflow.reward.registry import builtin, reward
 from creditflow.trajectory import Score, Step, Trajectory
 
 NO_REFERENCE = (
-    "the engine hands over no reference log-probabilities: the local engine computes them for every play where a "
+    "the engine hands over no reference log-probabilities: the local engine computes them for every trajectory where a "
     "function of the recipe has `needs_reference = True`; elsewhere, set step.ref_logprobs before scoring"
 )
 """Reason of the failed score of a step without `ref_logprobs`."""

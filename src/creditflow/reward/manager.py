@@ -18,7 +18,7 @@ import numpy as np
 
 from creditflow.errors import RewardError, TooManyFailedScores, first_line
 from creditflow.reward.cache import Cache, Keys
-from creditflow.reward.calls import Backend, Call, Returned
+from creditflow.reward.calls import Backend, Returned, RewardCall
 from creditflow.reward.compose import answer
 from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.registry import Level, RewardFunction, leaves
@@ -229,20 +229,20 @@ class RewardManager:
         filled in before that.
         """
         start = time.perf_counter()
-        calls: list[Call] = []
-        given: list[tuple[Call, Score]] = []
+        calls: list[RewardCall] = []
+        given: list[tuple[RewardCall, Score]] = []
         functions = [function for function in self.functions if not outcome_only or function.level == "outcome"]
         for trajectory in trajectories:
             if trajectory.status == "failed":
                 continue
             for function in functions:
                 if function.level == "outcome" and (reason := _no_outcome(trajectory)):
-                    given.append((Call(function, trajectory), make_score(function, function.range[0], reason)))
+                    given.append((RewardCall(function, trajectory), make_score(function, function.range[0], reason)))
                 else:
                     made, failed = _calls(function, trajectory)
                     calls += made
                     given += failed
-        ran = _Ran(progress)
+        ran = _CallLog(progress)
         for call, returned in zip(calls, await self._answer(calls, ran), strict=True):
             given += scores_of(call, returned)
         for call, score in given:
@@ -281,18 +281,18 @@ class RewardManager:
             if error is not None:
                 raise error
 
-    async def _answer(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+    async def _answer(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """The result of each call; a composition requests calls of its parts, in one or more rounds."""
         return await answer(calls, lambda asked: self._run(asked, ran))
 
-    async def _run(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+    async def _run(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """Answer known calls from the cache, make each other call once, and store its result."""
         keys = Keys()
         returned: dict[int, Returned] = {}
         first: dict[object, int] = {}
         same: dict[int, int] = {}
         for i, call in enumerate(calls):
-            key = keys.of(call)
+            key = keys.key_for(call)
             # Parts that score several steps may request the same call of a trajectory.
             asked = key or (id(call.function), id(call.trajectory), id(call.step))
             if key is not None and (known := self._cache.get(key)) is not None:
@@ -307,11 +307,13 @@ class RewardManager:
             returned[i] = one
             ran.add(calls[i], one)
             # Failures are not stored: another try may succeed.
-            if (key := keys.of(calls[i])) is not None and all(s.status == "ok" for _, s in scores_of(calls[i], one)):
+            if (key := keys.key_for(calls[i])) is not None and all(
+                s.status == "ok" for _, s in scores_of(calls[i], one)
+            ):
                 self._cache.put(key, one)
         return [returned[same.get(i, i)] for i in range(len(calls))]
 
-    async def _dispatch(self, calls: Sequence[Call], ran: _Ran) -> list[Returned]:
+    async def _dispatch(self, calls: Sequence[RewardCall], ran: _CallLog) -> list[Returned]:
         """The result of each call, from the backend, or from this process for calls that it does not take."""
         away = [self.backend is not None and self.backend.takes(call.function) for call in calls]
         here = [call for call, is_away in zip(calls, away, strict=True) if not is_away]
@@ -336,7 +338,7 @@ class RewardManager:
 
 
 @dataclass(slots=True)
-class _Ran:
+class _CallLog:
     """Calls that were made in one scoring, by function (`id`)."""
 
     progress: Progress | None = None
@@ -346,7 +348,7 @@ class _Ran:
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     cached: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, call: Call, returned: Returned) -> None:
+    def add(self, call: RewardCall, returned: Returned) -> None:
         if returned.traceback:
             keep_traceback(call.trajectory, f"reward function {call.function.name}", returned.traceback)
         self.calls[id(call.function)] += 1
@@ -358,21 +360,23 @@ class _Ran:
             self.progress(self.done, self.wanted)
 
 
-def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[Call], list[tuple[Call, Score]]]:
+def _calls(function: RewardFunction, trajectory: Trajectory) -> tuple[list[RewardCall], list[tuple[RewardCall, Score]]]:
     """The calls that score a trajectory, and failed scores for the steps on which `when` failed."""
     if function.level == "outcome":
-        return [Call(function, trajectory)], []
+        return [RewardCall(function, trajectory)], []
     matching: list[Step] = []
-    failed: list[tuple[Call, Score]] = []
+    failed: list[tuple[RewardCall, Score]] = []
     for step in trajectory.steps:
         try:
             if function.matches(step):
                 matching.append(step)
         except RewardError as error:
-            failed.append((Call(function, trajectory, step), to_score(function, Returned(error=str(error)), step)))
+            failed.append(
+                (RewardCall(function, trajectory, step), to_score(function, Returned(error=str(error)), step))
+            )
     if function.level == "step":
-        return [Call(function, trajectory, step) for step in matching], failed
-    return ([Call(function, trajectory, steps=tuple(matching))] if matching else []), failed
+        return [RewardCall(function, trajectory, step) for step in matching], failed
+    return ([RewardCall(function, trajectory, steps=tuple(matching))] if matching else []), failed
 
 
 def _no_outcome(trajectory: Trajectory) -> str:
@@ -386,8 +390,8 @@ def _no_outcome(trajectory: Trajectory) -> str:
 
 def _report(
     function: RewardFunction,
-    given: Sequence[tuple[Call, Score]],
-    ran: _Ran,
+    given: Sequence[tuple[RewardCall, Score]],
+    ran: _CallLog,
     counted: Mapping[int, Mapping[str, float]],
 ) -> FunctionReport:
     mine = [(call, score) for call, score in given if call.function is function]

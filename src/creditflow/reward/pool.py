@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import IO
 
 from creditflow.reward import worker
-from creditflow.reward.calls import Answered, Call, Returned, too_late
+from creditflow.reward.calls import Answered, Returned, RewardCall, too_late
 from creditflow.reward.frames import Channel, TooLong
 from creditflow.reward.registry import RewardFunction
-from creditflow.reward.wire import CannotTravel, Unreadable, pack_calls, pack_functions, unpack_returned
+from creditflow.reward.wire import CannotTravel, UnreadableAnswer, pack_calls, pack_functions, unpack_returned
 
 START_TIMEOUT_S = 120.0
 """Seconds for a worker to start and import the functions' modules, and to read a batch; torch alone may take half a
@@ -57,7 +57,7 @@ _SHOWN_OUTPUT = 4_000
 
 
 @dataclass(slots=True)
-class _Errand:
+class _Batch:
     """Calls that are sent together, by their index in the job; the first is the one that runs."""
 
     numbers: deque[int]
@@ -77,7 +77,7 @@ class _Worker:
     """Its output; None once the worker has closed it."""
     deadline: float
     ready: bool = False
-    errand: _Errand | None = None
+    errand: _Batch | None = None
     printed: int = 0
     """Bytes since the last answer."""
     tail: bytes = b""
@@ -132,8 +132,8 @@ class _Worker:
 class _Job:
     """The calls of one `run`."""
 
-    calls: Sequence[Call]
-    queue: deque[_Errand]
+    calls: Sequence[RewardCall]
+    queue: deque[_Batch]
     answered: Answered
     returned: dict[int, Returned] = field(default_factory=dict)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class WorkerPool:
         """Process ids of the workers that live."""
         return [one.process.pid for one in list(self._workers) if one.process.poll() is None]
 
-    async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
+    async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
         """Run the calls and return their results in order."""
         if not calls:
             return []
@@ -284,7 +284,7 @@ class WorkerPool:
         one.deadline = time.monotonic() + START_TIMEOUT_S  # until the batch is read; then each call has its own
         one.channel.send(packed)
 
-    def _cannot_travel(self, errand: _Errand, job: _Job, why: str) -> None:
+    def _cannot_travel(self, errand: _Batch, job: _Job, why: str) -> None:
         """Handle a batch that cannot be sent: each call is tried alone, so that only the faulty ones fail."""
         if len(errand.numbers) == 1:
             job.answer(errand.numbers[0], Returned(error=why))
@@ -336,13 +336,13 @@ class WorkerPool:
                 return False
         return True
 
-    def _take_answer(self, one: _Worker, errand: _Errand, job: _Job, message: bytes) -> bool:
+    def _take_answer(self, one: _Worker, errand: _Batch, job: _Job, message: bytes) -> bool:
         number, _, answer = message.partition(b" ")
         try:
             if number != b"%d" % errand.at:
-                raise Unreadable("its answer could not be read (out of turn)")
+                raise UnreadableAnswer("its answer could not be read (out of turn)")
             returned = unpack_returned(answer)
-        except Unreadable as error:
+        except UnreadableAnswer as error:
             self._kill(one, job, str(error))
             return False
         one.printed, one.tail = 0, b""
@@ -394,7 +394,7 @@ class WorkerPool:
             job.answer(number, Returned(error=f"its worker process died twice ({how})"))
         self._requeue(one.errand, job)
 
-    def _requeue(self, errand: _Errand, job: _Job) -> None:
+    def _requeue(self, errand: _Batch, job: _Job) -> None:
         """Put the remaining calls at the front of the queue, for other workers: results are awaited in order."""
         if errand.numbers:
             size = -(-len(errand.numbers) // self.n_workers)
@@ -444,8 +444,8 @@ def in_parts(numbers: Sequence[int] | deque[int], size: int) -> list[list[int]]:
     return [every[i : i + size] for i in range(0, len(every), size)]
 
 
-def _errands(parts: Iterable[Sequence[int]]) -> deque[_Errand]:
-    return deque(_Errand(deque(part)) for part in parts)
+def _errands(parts: Iterable[Sequence[int]]) -> deque[_Batch]:
+    return deque(_Batch(deque(part)) for part in parts)
 
 
 def _end_all(workers: list[_Worker]) -> None:

@@ -36,7 +36,7 @@ REDUCE: dict[str, Callable[[Sequence[float]], float]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ScoredInput:
     """A step as input of the model, and the positions at which the scores are read."""
 
     ids: list[int]
@@ -121,7 +121,7 @@ class ProcessModel(StepModel):
             self._model = load_model(self.folder, "token_classification", self.device)
         results: list[Score | Exception] = [Score(0.0)] * len(steps)
         with self._model.lock:
-            rows: dict[int, _Row] = {}
+            rows: dict[int, _ScoredInput] = {}
             for i, step in enumerate(steps):
                 try:
                     rows[i] = self._row(self._model, step)
@@ -137,7 +137,7 @@ class ProcessModel(StepModel):
             self._cut += sum(bool(row.reason) for row in rows.values())
         return results
 
-    def _row(self, model: LoadedModel, step: Step) -> _Row:
+    def _row(self, model: LoadedModel, step: Step) -> _ScoredInput:
         response, at, ends = self._whole(model, step) if self.per == "token" else self._lines(model, step)
         if not response:
             raise ValueError("the response has nothing that could be scored: it is empty, or blank")
@@ -147,7 +147,7 @@ class ProcessModel(StepModel):
         if len(kept) + len(response) > limit:
             raise ValueError(f"the response has {len(response)} tokens for the model, which takes {limit}")
         reason = "" if len(kept) == len(prompt) else f"the model saw {len(kept)} of the prompt's {len(prompt)} tokens"
-        return _Row([*kept, *response], [len(kept) + position for position in at], ends, reason)
+        return _ScoredInput([*kept, *response], [len(kept) + position for position in at], ends, reason)
 
     def _whole(self, model: LoadedModel, step: Step) -> tuple[list[int], list[int], list[int]]:
         ids, ends = model.encode(step.response, written_by_a_model=True)
@@ -174,7 +174,7 @@ class ProcessModel(StepModel):
                 ends[-1] = end
         return ids, at, ends
 
-    def _probabilities(self, model: LoadedModel, rows: Mapping[int, _Row]) -> dict[int, list[float]]:
+    def _probabilities(self, model: LoadedModel, rows: Mapping[int, _ScoredInput]) -> dict[int, list[float]]:
         """For each row, the probability of the class "right" at each scored position."""
         import torch
 
@@ -190,7 +190,7 @@ class ProcessModel(StepModel):
                     found[i] = right[row, rows[i].at].tolist()
         return found
 
-    def _score(self, step: Step, row: _Row, scores: Sequence[float]) -> Score:
+    def _score(self, step: Step, row: _ScoredInput, scores: Sequence[float]) -> Score:
         if not all(map(math.isfinite, scores)):
             raise ValueError("the model's scores are not finite numbers")
         if self.per == "step" or not step.response_ids:

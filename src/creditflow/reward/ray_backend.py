@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from creditflow.errors import ConfigError, first_line
-from creditflow.reward.calls import Answered, Call, Returned
+from creditflow.reward.calls import Answered, Returned, RewardCall
 from creditflow.reward.here import run_on_loop, together
 from creditflow.reward.pool import ATTEMPTS, START_TIMEOUT_S, WorkerPool, batches, in_parts
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.wire import (
     CannotTravel,
-    Unreadable,
+    UnreadableAnswer,
     pack_calls,
     pack_functions,
     pack_returned,
@@ -41,7 +41,7 @@ itself, so a live one is awaited; an actor with a blocked event loop does not re
 """
 
 
-class Host:
+class ActorHost:
     """The object that runs inside an actor."""
 
     def __init__(self, functions: bytes, timeout: float, max_in_flight: int) -> None:
@@ -70,7 +70,7 @@ class Host:
 
 
 @dataclass(slots=True)
-class _Parcel:
+class _Batch:
     """Calls that are sent together, by their index in the run."""
 
     numbers: list[int]
@@ -92,12 +92,12 @@ class _Actor:
 
 
 @dataclass(slots=True)
-class _Run:
+class _CallSet:
     """The calls of one `run`."""
 
-    calls: Sequence[Call]
+    calls: Sequence[RewardCall]
     answered: Answered
-    queues: dict[bool, deque[_Parcel]]
+    queues: dict[bool, deque[_Batch]]
     returned: dict[int, Returned] = field(default_factory=dict)
     suspects: list[int] = field(default_factory=list)
     """Calls of batches during which an actor died, twice. Each is then tried alone, to find the cause."""
@@ -179,12 +179,12 @@ class RayBackend:
         while len(self._actors) < self.n_actors:
             self._actors.append(self._start_actor())
 
-    async def run(self, calls: Sequence[Call], answered: Answered = lambda: None) -> list[Returned]:
+    async def run(self, calls: Sequence[RewardCall], answered: Answered = lambda: None) -> list[Returned]:
         """Run the calls and return their results in order."""
         if not calls:
             return []
         self.start()
-        run = _Run(calls, answered, {kind: self._parcels(calls, kind) for kind in (True, False)})
+        run = _CallSet(calls, answered, {kind: self._parcels(calls, kind) for kind in (True, False)})
         try:
             # One task per batch that may be in progress; each sends one batch at a time to the least busy actor.
             await together(
@@ -194,7 +194,7 @@ class RayBackend:
             )
             while run.suspects:
                 number = run.suspects.pop(0)
-                last_try = _Parcel([number], calls[number].function.is_async, ATTEMPTS - 1, alone=True)
+                last_try = _Batch([number], calls[number].function.is_async, ATTEMPTS - 1, alone=True)
                 await self._carry(deque([last_try]), run)
         except BaseException:  # cancelled, while actors are still busy
             for actor in self._actors:
@@ -231,12 +231,12 @@ class RayBackend:
         """Maximum number of batches in progress."""
         return max(1, self.max_in_flight // self._async_batch) if is_async else _WAITING * self.n_actors
 
-    def _parcels(self, calls: Sequence[Call], is_async: bool) -> deque[_Parcel]:
+    def _parcels(self, calls: Sequence[RewardCall], is_async: bool) -> deque[_Batch]:
         numbers = [i for i, call in enumerate(calls) if call.function.is_async is is_async]
         parts = in_parts(numbers, self._async_batch) if is_async else batches(numbers, self.n_actors)
-        return deque(_Parcel(list(part), is_async) for part in parts)
+        return deque(_Batch(list(part), is_async) for part in parts)
 
-    async def _carry(self, queue: deque[_Parcel], run: _Run) -> None:
+    async def _carry(self, queue: deque[_Batch], run: _CallSet) -> None:
         while queue:
             parcel = queue.popleft()
             actor = min(self._living(), key=lambda one: one.busy[parcel.is_async])
@@ -256,14 +256,14 @@ class RayBackend:
                 if len(parcel.numbers) == 1:
                     run.answer(parcel.numbers[0], Returned(error=str(error)))
                 else:  # each alone, so that only the faulty ones fail
-                    queue.extendleft(_Parcel([number], parcel.is_async) for number in parcel.numbers)
-            except Unreadable as error:
+                    queue.extendleft(_Batch([number], parcel.is_async) for number in parcel.numbers)
+            except UnreadableAnswer as error:
                 for number in parcel.numbers:
                     run.answer(number, Returned(error=str(error)))
             finally:
                 actor.busy[parcel.is_async] -= 1
 
-    async def _until_started(self, actor: _Actor, run: _Run) -> None:
+    async def _until_started(self, actor: _Actor, run: _CallSet) -> None:
         """Wait for the first answer of an actor. Raises _CannotStart if this fails for the second time."""
         if actor.started:
             return
@@ -308,7 +308,7 @@ class RayBackend:
         # Half of a fair share, so that all actors can be placed even if the free CPUs are scattered over nodes.
         share = math.floor(min(1.0, free / self.n_actors / 2) * 100) / 100
         self.started += 1
-        actor = self._ray.remote(Host).options(
+        actor = self._ray.remote(ActorHost).options(
             num_cpus=share,
             max_concurrency=2 + self._under_way(False) + self._under_way(True),
             max_restarts=0,
@@ -322,7 +322,7 @@ class RayBackend:
             self._ray.kill(actor.handle)
 
 
-def _after_a_death(parcel: _Parcel, queue: deque[_Parcel], run: _Run, why: str) -> None:
+def _after_a_death(parcel: _Batch, queue: deque[_Batch], run: _CallSet, why: str) -> None:
     if all(number in run.returned for number in parcel.numbers):  # given up meanwhile
         return
     parcel.attempts += 1

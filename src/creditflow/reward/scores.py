@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from creditflow.errors import ScoreRangeError
-from creditflow.reward.calls import Call, Returned
+from creditflow.reward.calls import Returned, RewardCall
 from creditflow.reward.registry import RewardFunction
-from creditflow.reward.values import REASON_CHARACTERS, Other, Plain
+from creditflow.reward.values import REASON_CHARACTERS, Plain, UnknownValue
 from creditflow.trajectory import Score, Step, into_range
 
 
@@ -16,18 +16,19 @@ class _UnusableError(Exception):
     """A value that cannot be a score; the message is the score's reason."""
 
 
-def scores_of(call: Call, returned: Returned) -> list[tuple[Call, Score]]:
+def scores_of(call: RewardCall, returned: Returned) -> list[tuple[RewardCall, Score]]:
     """The scores that one call made, each with its step (None: the trajectory)."""
     function, trajectory = call.function, call.trajectory
     if function.level != "trajectory":
         return [(call, to_score(function, returned, call.step))]
     steps = trajectory.steps if call.steps is None else call.steps
     return [
-        (Call(function, trajectory, step), to_score(function, of_step(call, returned, step), step)) for step in steps
+        (RewardCall(function, trajectory, step), to_score(function, of_step(call, returned, step), step))
+        for step in steps
     ]
 
 
-def of_step(call: Call, returned: Returned, step: Step) -> Returned:
+def of_step(call: RewardCall, returned: Returned, step: Step) -> Returned:
     """One step's entry in the return value of a trajectory function; a failed call fails every step."""
     values, n_steps = returned.value, len(call.trajectory.steps)
     if returned.error:
@@ -75,7 +76,7 @@ def _range(given: Plain) -> tuple[float, float]:
         low, high = float(given[0]), float(given[1])
         if math.isfinite(low) and math.isfinite(high) and low < high:
             return low, high
-    shown = _kind(given) if isinstance(given, Other) else given
+    shown = _kind(given) if isinstance(given, UnknownValue) else given
     raise _UnusableError(
         f"expected a Score with a range of finite numbers, low < high, got {shown}"[:REASON_CHARACTERS]
     )
@@ -84,7 +85,7 @@ def _range(given: Plain) -> tuple[float, float]:
 def _checked(value: Plain, allowed: tuple[float, float], step: Step | None) -> float | tuple[float, ...]:
     if not isinstance(value, tuple):
         return _number(value, allowed)
-    if len(value) == 2 and isinstance(value[0], int | float) and value[1:] == (Other("str"),):
+    if len(value) == 2 and isinstance(value[0], int | float) and value[1:] == (UnknownValue("str"),):
         raise _UnusableError(
             "expected a number, got a number with a text; to give a reason, return Score(value, reason=...)"
         )
@@ -117,7 +118,7 @@ _HINTS = {
 
 
 def _type_name(value: Plain) -> str:
-    return value.kind if isinstance(value, Other) else type(value).__name__
+    return value.kind if isinstance(value, UnknownValue) else type(value).__name__
 
 
 def _kind(value: Plain) -> str:

@@ -21,7 +21,7 @@ Plain = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class UnknownValue:
     """A value of a type that cannot be a score."""
 
     kind: str
@@ -50,7 +50,7 @@ def taken(value: object, depth: int = 0) -> Plain:
     if isinstance(value, Mapping) and "score" in value and depth < _DEPTH:
         return _score_of_dict(value, depth)
     if not isinstance(value, list | tuple) or depth >= _DEPTH:
-        return Other(type(value).__name__)
+        return UnknownValue(type(value).__name__)
     if len(value) > MAX_VALUES:
         raise ValueError(f"expected at most {MAX_VALUES} values, got {len(value)}")
     return tuple(taken(one, depth + 1) for one in value)
@@ -81,7 +81,7 @@ def to_json(value: Plain) -> Any:
     """A value from `taken` as JSON data."""
     if isinstance(value, tuple):
         return [to_json(one) for one in value]
-    if isinstance(value, Other):
+    if isinstance(value, UnknownValue):
         return {"other": value.kind}
     if isinstance(value, Score):
         fields = ("value", "range", "status", "reason")
@@ -98,7 +98,7 @@ def of_json(value: Any) -> Plain:
             float(value)  # raises OverflowError if it is too large to be compared with a range
         return value
     if "other" in value:
-        return Other(str(value["other"]))
+        return UnknownValue(str(value["other"]))
     score = Score(**{name: of_json(field) for name, field in value["score"].items()})
     if not (isinstance(score.status, str) and isinstance(score.reason, str)):
         raise TypeError("a score whose status or reason is no text")

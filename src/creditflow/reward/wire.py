@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from creditflow.errors import RewardError, first_line
 from creditflow.loading import loaded_files, offer_files
-from creditflow.reward.calls import Call, Returned
+from creditflow.reward.calls import Returned, RewardCall
 from creditflow.reward.registry import RewardFunction
 from creditflow.reward.values import REASON_CHARACTERS, of_json, to_json
 from creditflow.tracebacks import TRACEBACK_CHARACTERS
@@ -26,7 +26,7 @@ class CannotTravel(Exception):
     """Calls cannot be sent, or cannot be read on arrival; the message gives the reason."""
 
 
-class Unreadable(Exception):
+class UnreadableAnswer(Exception):
     """An answer in none of our formats."""
 
 
@@ -63,7 +63,7 @@ def unpack_functions(data: bytes, *, same_machine: bool) -> tuple[RewardFunction
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedCalls:
     """Calls that are sent together; a trajectory that several of them use is sent once."""
 
     trajectories: list[Trajectory]
@@ -71,7 +71,7 @@ class Packed:
     """Indices of each call's function, trajectory and step (-1: no step)."""
 
 
-def pack_calls(calls: Sequence[Call], index_of_function: dict[int, int]) -> bytes:
+def pack_calls(calls: Sequence[RewardCall], index_of_function: dict[int, int]) -> bytes:
     """Pack calls for a process that holds the functions: `index_of_function` maps `id(function)` to their index there.
 
     Raises CannotTravel if a trajectory cannot be pickled.
@@ -86,21 +86,21 @@ def pack_calls(calls: Sequence[Call], index_of_function: dict[int, int]) -> byte
         step = -1 if call.step is None else call.step.index
         items.append((index_of_function[id(call.function)], place[id(call.trajectory)], step))
     try:
-        return pickle.dumps(Packed(trajectories, items), pickle.HIGHEST_PROTOCOL)
+        return pickle.dumps(PackedCalls(trajectories, items), pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # objects in `info` may raise anything
-        raise CannotTravel(f"the play cannot be sent to another process: {first_line(error)}") from error
+        raise CannotTravel(f"the trajectory cannot be sent to another process: {first_line(error)}") from error
 
 
-def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[Call]:
+def unpack_calls(data: bytes, functions: Sequence[RewardFunction]) -> list[RewardCall]:
     """Unpack the calls. Raises CannotTravel if they cannot be read here."""
     try:
-        packed: Packed = pickle.loads(data)
+        packed: PackedCalls = pickle.loads(data)
     except Exception as error:  # as above
-        raise CannotTravel(f"the play cannot be read in another process: {first_line(error)}") from error
+        raise CannotTravel(f"the trajectory cannot be read in another process: {first_line(error)}") from error
     calls = []
     for f, t, s in packed.items:
         trajectory = packed.trajectories[t]
-        calls.append(Call(functions[f], trajectory, None if s < 0 else trajectory.steps[s]))
+        calls.append(RewardCall(functions[f], trajectory, None if s < 0 else trajectory.steps[s]))
     return calls
 
 
@@ -121,4 +121,4 @@ def unpack_returned(data: str | bytes) -> Returned:
         traceback = str(fields["traceback"])[:TRACEBACK_CHARACTERS]
         return Returned(of_json(fields["value"]), reason, seconds, bool(fields["timed_out"]), traceback)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise Unreadable(f"its answer could not be read ({type(error).__name__})") from error
+        raise UnreadableAnswer(f"its answer could not be read ({type(error).__name__})") from error

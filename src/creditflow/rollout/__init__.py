@@ -16,9 +16,9 @@ from creditflow.rollout.client import (
     PolicyView,
 )
 from creditflow.rollout.frozen import FrozenModel
-from creditflow.rollout.play import Play, Workflow, play_all, play_one, together
 from creditflow.rollout.recorder import AgentSpec, Recorder, Reply, Sampling
-from creditflow.rollout.replay import play_again
+from creditflow.rollout.replay import replay_rollout
+from creditflow.rollout.runner import Rollout, Workflow, run_rollout, run_rollouts, together
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.rollout.team import Agent, Team
 
@@ -38,16 +38,16 @@ __all__ = [
     "GenerationRequest",
     "Generator",
     "ModelClient",
-    "Play",
     "PolicyView",
     "Recorder",
     "Reply",
+    "Rollout",
     "Sampling",
     "Scheduler",
     "Team",
     "Workflow",
-    "play_again",
-    "play_all",
-    "play_one",
+    "replay_rollout",
+    "run_rollout",
+    "run_rollouts",
     "together",
 ]

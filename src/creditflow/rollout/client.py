@@ -129,7 +129,7 @@ class Generator(Protocol):
         """Return the response of the named policy to `request`."""
         ...
 
-    def expect(self, plays: int) -> None:
+    def expect(self, rollouts: int) -> None:
         """Add to the number of rollouts that run outside this event loop and are about to call (negative: subtract)."""
         ...
 

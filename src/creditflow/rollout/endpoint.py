@@ -93,7 +93,7 @@ class FailedTry(Exception):
 
 
 @dataclass(slots=True)
-class Counts:
+class EndpointUsage:
     """Requests, tokens and seconds of an endpoint since the last report."""
 
     requests: int = 0
@@ -138,7 +138,7 @@ class Counts:
 
 
 @dataclass
-class _Line:
+class _EventLoopConnections:
     """The connections of one event loop, and its slots for concurrent requests."""
 
     slots: asyncio.Semaphore
@@ -183,11 +183,11 @@ class Endpoint:
     """Sent with every request; never contains a key."""
     patient: bool = False
     """Whether rate limits (429) do not count as retries: they are waited out until `give_up_after`."""
-    counts: Counts = field(default_factory=Counts)
-    _lines: dict[asyncio.AbstractEventLoop, _Line] = field(default_factory=dict, repr=False)
+    counts: EndpointUsage = field(default_factory=EndpointUsage)
+    _lines: dict[asyncio.AbstractEventLoop, _EventLoopConnections] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lines": {}, "counts": Counts()}
+        return {**self.__dict__, "_lines": {}, "counts": EndpointUsage()}
 
     async def complete(
         self,
@@ -228,11 +228,11 @@ class Endpoint:
             for client in line.clients:
                 await client.close()
 
-    def _line(self) -> _Line:
+    def _line(self) -> _EventLoopConnections:
         loop = asyncio.get_running_loop()
         if loop not in self._lines:
             self._lines = {other: line for other, line in self._lines.items() if not other.is_closed()}
-            self._lines[loop] = _Line(asyncio.Semaphore(self.max_concurrency), self._make_client)
+            self._lines[loop] = _EventLoopConnections(asyncio.Semaphore(self.max_concurrency), self._make_client)
         return self._lines[loop]
 
     def _make_client(self) -> Any:
@@ -273,7 +273,7 @@ class Endpoint:
             raise EndpointError(f"the environment variable {self.api_key_env} {_NO_SUCH_KEY}")
         return key
 
-    async def _try(self, line: _Line, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
+    async def _try(self, line: _EventLoopConnections, body: Mapping[str, Any], read: Callable[[Any], Read]) -> Read:
         with stopped_clock():  # of a rollout: the queue for a slot is ours, not the endpoint's
             await line.slots.acquire()
         try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from creditflow.errors import EndpointError, PromptTooLong
 from creditflow.rollout.client import ChatClient, ChatReply
-from creditflow.rollout.endpoint import Counts, Endpoint, FailedTry, usage_of
+from creditflow.rollout.endpoint import Endpoint, EndpointUsage, FailedTry, usage_of
 from creditflow.trajectory import Message
 
 CHARACTERS_PER_TOKEN = 64
@@ -43,7 +43,7 @@ class FrozenModel(ChatClient):
 
     def metrics(self) -> dict[str, float]:
         """Return and reset the counts: requests, retries, answers, tokens as the server counts them, and latencies."""
-        counts, self.endpoint.counts = self.endpoint.counts, Counts()
+        counts, self.endpoint.counts = self.endpoint.counts, EndpointUsage()
         return counts.metrics(None)
 
     async def aclose(self) -> None:

@@ -153,11 +153,11 @@ class Refused(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-class _Asked(BaseModel):
+class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class StreamOptions(_Asked):
+class StreamOptions(_RequestBody):
     """Options of a stream."""
 
     include_usage: bool | None = False
@@ -170,7 +170,7 @@ def _listed(value: Any) -> Any:
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
-class Request(_Asked):
+class Request(_RequestBody):
     """Fields of both kinds of requests."""
 
     model: str = Field(max_length=256)
@@ -208,24 +208,24 @@ class Request(_Asked):
         return tuple(sorted(found))
 
 
-class FunctionOf(_Asked):
+class FunctionDefinition(_RequestBody):
     """The function of a tool."""
 
     name: str = Field(max_length=256)
 
 
-class ToolOf(_Asked):
+class ToolDefinition(_RequestBody):
     """One tool of a request."""
 
     type: Literal["function"]
-    function: FunctionOf
+    function: FunctionDefinition
 
 
 _PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """Kinds of parts of a message's content, and the key of each part's text."""
 
 
-class ChatMessage(_Asked):
+class ChatMessage(_RequestBody):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -250,7 +250,7 @@ class ChatRequest(Request):
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
-    tools: list[ToolOf] | None = Field(None, max_length=512)
+    tools: list[ToolDefinition] | None = Field(None, max_length=512)
     parallel_tool_calls: bool | None = True
     logprobs: bool | None = False
 
@@ -320,10 +320,10 @@ _CALL_ID = re.compile(r"call_([0-9a-f]{8})_(\d{1,9})_\d{1,9}")
 
 
 def _call_id(step: Step, number: int) -> str:
-    return f"call_{_play_of(step.trajectory_id)}_{step.index}_{number}"
+    return f"call_{_rollout_of(step.trajectory_id)}_{step.index}_{number}"
 
 
-def _play_of(trajectory_id: str) -> str:
+def _rollout_of(trajectory_id: str) -> str:
     """Return a short hash of a trajectory's id, for the ids of its tool calls.
 
     A prompt may contain a conversation of another trajectory.
@@ -335,7 +335,7 @@ def answered(messages: Sequence[Message], trajectory_id: str) -> list[int]:
     """Return the indices of a trajectory's steps whose tool calls a conversation answers."""
     ids = [message.get("tool_call_id") for message in messages]
     found = [_CALL_ID.fullmatch(id) for id in ids if isinstance(id, str)]
-    return [int(one[2]) for one in found if one and one[1] == _play_of(trajectory_id)]
+    return [int(one[2]) for one in found if one and one[1] == _rollout_of(trajectory_id)]
 
 
 TokensOf = Callable[[Reply], list[dict[str, Any]]]

@@ -102,7 +102,7 @@ class Reply(str):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AgentCall:
     """One call of one agent, made by a workflow or by a client of the server."""
 
     agent: str
@@ -200,12 +200,12 @@ class Recorder:
         self._closed, self._ended_by = True, f": it {why}" if why else ""
         await end(set(self._callers))
 
-    async def ask(self, call: Call) -> Reply:
+    async def ask(self, call: AgentCall) -> Reply:
         """Return the response to one call, recorded as a step. Raises like `Agent.__call__`."""
         answer = await self._answer(call, self._latest)
         return self._record([answer])[0]
 
-    async def ask_all(self, calls: Sequence[Call]) -> list[Reply]:
+    async def ask_all(self, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses to calls that are made together. Without named parents, all use the step before.
 
         The next caller has read one of these responses, and it is unknown which: its step uses them all.
@@ -218,10 +218,10 @@ class Recorder:
             raise failed.exceptions[0] from None
         return self._record([answer.result() for answer in answers])
 
-    async def _answer(self, call: Call, before: tuple[int, ...]) -> _Answer:
+    async def _answer(self, call: AgentCall, before: tuple[int, ...]) -> _Answer:
         agent, trajectory = call.agent, self.trajectory
         if self._closed:
-            reason = f"{agent} was called after the play had ended{self._ended_by}"
+            reason = f"{agent} was called after the rollout had ended{self._ended_by}"
             raise CreditflowError(f"trajectory {trajectory.id}: {reason}")
         if self.of_workflow and not isinstance(call.prompt, PromptIds):
             self.expect_awaited(f"{agent}'s prompt", call.prompt)
@@ -248,7 +248,7 @@ class Recorder:
     def _record(self, answers: Sequence[_Answer]) -> list[Reply]:
         """Record the steps of one request together; after an error in one of its calls, none is recorded."""
         if self._closed:
-            raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the play had ended")
+            raise CreditflowError(f"trajectory {self.trajectory.id}: a response came after the rollout had ended")
         replies = [self._step(answer) for answer in answers]
         self._latest = tuple(reply.step.index for reply in replies)
         for reply in replies:
@@ -284,7 +284,7 @@ class Recorder:
         trajectory.steps.append(step)
         return Reply(said.response if said.last is None else said.last, step, said.logprobs)
 
-    def _parents(self, call: Call) -> tuple[int, ...]:
+    def _parents(self, call: AgentCall) -> tuple[int, ...]:
         """Return the steps that the prompt shows to have been used."""
         steps = self.trajectory.steps
         used = {index for index in call.answers if 0 <= index < len(steps)}
@@ -303,7 +303,7 @@ class Recorder:
             used |= {recent[at].index for at in read_in(reads, said)}
         return tuple(sorted(used))
 
-    def _resolved(self, call: Call) -> _Resolved:
+    def _resolved(self, call: AgentCall) -> _Resolved:
         sampling = self.sampling
         limit = sampling.max_tokens if call.max_tokens is None else call.max_tokens
         temperature = sampling.temperature if call.temperature is None else call.temperature
@@ -318,13 +318,13 @@ class Recorder:
             seed = (*self._seed, _SEEDED, call.seed)
         return _Resolved(call, limit, temperature, seed)
 
-    async def _generate(self, client: PolicyView, asked: _Resolved) -> _Said:
+    async def _generate(self, client: PolicyView, asked: _Resolved) -> _StepContents:
         """Sample from a policy of the run, call the requested tools and continue, until the response has no calls."""
         call, spec, sampling, version = asked.call, self.agents[asked.call.agent], self.sampling, client.version
         tools = {tool.name: tool for tool in spec.tools} if call.tools is None else {}
         schemas = [tool.schema for tool in tools.values()] if call.tools is None else list(call.tools)
         room = min(sampling.max_prompt_tokens, client.max_positions - 1)
-        spoken = _Spoken()
+        spoken = _GrowingResponse()
         read_last: tuple[int, ...] = ()
         with self._calling():
             prompt, prompt_ids = await self._read(client, call.prompt, schemas, room)
@@ -353,7 +353,7 @@ class Recorder:
                     cut_off = True
                     break
                 spoken.hear(told)
-        return _Said(
+        return _StepContents(
             prompt=prompt,
             response=client.decode(spoken.ids) if spoken.calls else last,
             last=last,
@@ -379,7 +379,9 @@ class Recorder:
             raise PromptTooLong(f"has {tokens} tokens, at most {room} fit")
         return read
 
-    async def _call_tools(self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _Spoken) -> list[ToolResult]:
+    async def _call_tools(
+        self, tools: Mapping[str, Tool], calls: list[ToolCall], spoken: _GrowingResponse
+    ) -> list[ToolResult]:
         """Run the calls of one turn concurrently, and return their results."""
         sampling, state = self.sampling, self._state
         most = sampling.max_parallel_calls
@@ -394,7 +396,7 @@ class Recorder:
             )
         return results
 
-    async def _chat(self, client: ChatClient, asked: _Resolved) -> _Said:
+    async def _chat(self, client: ChatClient, asked: _Resolved) -> _StepContents:
         """Call a frozen model behind an endpoint: its tokens are unknown, so the step has none."""
         call = asked.call
         if self.agents[call.agent].tools or call.tools or call.stop or isinstance(call.prompt, str | PromptIds):
@@ -406,7 +408,7 @@ class Recorder:
                 messages, max_tokens=asked.max_tokens, temperature=asked.temperature, seed=asked.key(prompt)
             )
         counts = {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.completion_tokens}
-        return _Said(
+        return _StepContents(
             prompt=prompt,
             response=reply.text,
             cut_off=f"{asked.max_tokens} tokens" if reply.finish_reason == "length" else None,
@@ -456,7 +458,7 @@ def _up_to(stop: Sequence[str], client: PolicyView, ids: Sequence[int]) -> tuple
 class _Resolved:
     """A call with its defaults filled in."""
 
-    call: Call
+    call: AgentCall
     max_tokens: int
     temperature: float
     seed: tuple[int, ...]
@@ -479,11 +481,11 @@ class _Answer:
 
     asked: _Resolved
     parents: tuple[int, ...]
-    said: _Said
+    said: _StepContents
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _StepContents:
     """The contents of a step, from either kind of client."""
 
     prompt: str
@@ -502,7 +504,7 @@ class _Said:
 
 
 @dataclass(slots=True)
-class _Spoken:
+class _GrowingResponse:
     """A growing response: the policy's turns, and the tools' results."""
 
     ids: list[int] = field(default_factory=list)

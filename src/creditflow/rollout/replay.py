@@ -21,14 +21,14 @@ from creditflow.rollout.client import (
     Generator,
     PolicyView,
 )
-from creditflow.rollout.play import Play, Workflow, play_one
 from creditflow.rollout.recorder import AgentSpec, Sampling, spelled
+from creditflow.rollout.runner import Rollout, Workflow, run_rollout
 from creditflow.trajectory import Message, Step, Trajectory
 
 
-async def play_again(
+async def replay_rollout(
     recorded: Trajectory,
-    play: Play,
+    rollout: Rollout,
     replaced: Collection[str],
     baselines: Mapping[str, str],
     workflow: Workflow,
@@ -36,27 +36,29 @@ async def play_again(
     generator: Generator,
     sampling: Sampling,
 ) -> Trajectory:
-    """Replay `recorded` as `play`, with the agents `replaced`; new responses use the seed of `play`.
+    """Replay `recorded` as `rollout`, with the agents `replaced`; new responses use the seed of `rollout`.
 
     `baselines`: for each policy of a replaced agent, the policy of `generator` that replaces it. For the other
-    arguments see `play_one`.
+    arguments see `run_rollout`.
     """
     stand_ins = {name: replace(agents[name], policy=baselines[agents[name].policy]) for name in replaced}
     asked = {**agents, **stand_ins}
     # Each agent has a separate client of its name, so that recorded responses are found by agent.
     named = {name: replace(spec, policy=name) for name, spec in asked.items()}
-    memory = _Memory(generator, {name: spec.policy for name, spec in asked.items()}, recorded.steps, replaced)
-    played = await play_one(play, workflow, named, memory, sampling)
-    for step in played.steps:
+    memory = _RecordedResponses(
+        generator, {name: spec.policy for name, spec in asked.items()}, recorded.steps, replaced
+    )
+    trajectories = await run_rollout(rollout, workflow, named, memory, sampling)
+    for step in trajectories.steps:
         step.policy = asked[step.agent].policy
-    return played
+    return trajectories
 
 
 _QUIET_TURNS = 3
 """Turns of the event loop without a call, after which no earlier call can follow."""
 
 
-class _Turns:
+class _RecordedOrder:
     """Releases recorded responses in their recorded order, so that branches meet as in the record.
 
     An earlier response that is no longer requested is not waited for.
@@ -78,7 +80,7 @@ class _Turns:
         self._left.discard(step.index)
 
 
-class _Memory:
+class _RecordedResponses:
     """The generator of one replay: per agent, recorded responses first, then the agent's policy."""
 
     def __init__(
@@ -87,7 +89,7 @@ class _Memory:
         self._generator, self._policy_of = generator, policy_of
         self._tokens: dict[tuple[str, tuple[int, ...]], deque[tuple[Step, int, int]]] = defaultdict(deque)
         texts: dict[str, dict[str, deque[Step]]] = defaultdict(lambda: defaultdict(deque))
-        turns = _Turns(step.index for step in steps if step.agent not in replaced)
+        turns = _RecordedOrder(step.index for step in steps if step.agent not in replaced)
         for step in steps:
             if step.agent not in replaced:
                 for begin, end in step.info.get("turns", [[0, len(step.response_ids)]]):
@@ -113,8 +115,8 @@ class _Memory:
             return Generation(step.response_ids[begin:end], step.logprobs[begin:end], reason, step.policy_version)
         return await self._generator.generate(self._policy_of[policy], request)
 
-    def expect(self, plays: int) -> None:
-        self._generator.expect(plays)
+    def expect(self, rollouts: int) -> None:
+        self._generator.expect(rollouts)
 
     async def idle(self) -> None:
         await self._generator.idle()
@@ -123,7 +125,7 @@ class _Memory:
 class _Chat(ChatClient):
     """A frozen model behind an endpoint that is called only for unrecorded prompts."""
 
-    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]], turns: _Turns) -> None:
+    def __init__(self, client: ChatClient, said: Mapping[str, deque[Step]], turns: _RecordedOrder) -> None:
         self._client, self._said, self._turns = client, said, turns
 
     async def chat(

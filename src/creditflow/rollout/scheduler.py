@@ -60,9 +60,9 @@ class Scheduler:
         finally:
             pending.pop(future, None)  # a cancelled call is neither waited for nor generated
 
-    def expect(self, plays: int) -> None:
+    def expect(self, rollouts: int) -> None:
         """Add to the number of rollouts that run outside the event loop and are about to call (negative: subtract)."""
-        self._expected += plays
+        self._expected += rollouts
 
     async def idle(self) -> None:
         """Return when no generation is running."""

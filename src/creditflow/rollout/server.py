@@ -34,7 +34,7 @@ from creditflow.errors import (
 )
 from creditflow.loopback import bound, host_name, hosts_of, is_proxied, url_of
 from creditflow.rollout.client import ChatClient
-from creditflow.rollout.recorder import AgentSpec, Call, Recorder, Reply
+from creditflow.rollout.recorder import AgentCall, AgentSpec, Recorder, Reply
 
 try:
     import uvicorn
@@ -60,7 +60,7 @@ LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """Limits for clients."""
 
     connections: int = 4096
@@ -82,7 +82,7 @@ class Limits:
     """Concurrent calls of one rollout."""
 
 
-class Lobby(Protocol):
+class SessionFactory(Protocol):
     """Lets clients begin a rollout by their first call, under a name that they choose, and end it by a request.
 
     Its methods are called in the server's thread; the coroutine that `end` returns runs on the rollout's event loop.
@@ -93,17 +93,17 @@ class Lobby(Protocol):
     agents: Mapping[str, AgentSpec]
     """The agents of every rollout."""
 
-    def enter(self, name: str) -> Door:
+    def enter(self, name: str) -> Session:
         """Begin a rollout. Raises Refused."""
         ...
 
-    def end(self, door: Door, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
+    def end(self, session: Session, body: bytes) -> Coroutine[Any, Any, Mapping[str, Any]]:
         """End the rollout and return the answer for the client. Raises Refused."""
         ...
 
 
 @dataclass(slots=True)
-class Door:
+class Session:
     """A rollout that clients can call."""
 
     server: OpenAIServer = field(repr=False)
@@ -139,7 +139,7 @@ class Door:
             self.tell()
             self.server.forget(self, told=bool(why))
 
-    async def ask(self, calls: Sequence[Call], taken_up: Future[None]) -> list[Reply]:
+    async def ask(self, calls: Sequence[AgentCall], taken_up: Future[None]) -> list[Reply]:
         """Return the responses to one request. Runs on the rollout's event loop; sets `taken_up` as soon as it starts.
 
         If `taken_up` is already cancelled, the client has given up: generate nothing.
@@ -196,19 +196,19 @@ class OpenAIServer:
         host: str = _HOST,
         port: int = 0,
         *,
-        limits: Limits | None = None,
-        lobby: Lobby | None = None,
+        limits: ServerLimits | None = None,
+        session_factory: SessionFactory | None = None,
     ) -> None:
         """`port`: 0 takes a free one.
 
-        `lobby`: its rollouts begin with their first call; without it, each rollout is opened by `open`.
+        `session_factory`: its rollouts begin with their first call; without it, each rollout is opened by `open`.
         """
-        self.limits = limits or Limits()
-        self._lobby = lobby
-        self._doors: dict[str, Door] = {}
+        self.limits = limits or ServerLimits()
+        self._session_factory = session_factory
+        self._sessions: dict[str, Session] = {}
         self._ended: dict[str, tuple[str, str]] = {}
         """Key and refusal of timed-out rollouts, by name."""
-        self._patience = _Patience(self.limits.blocked_seconds)
+        self._patience = _PickUpTimeout(self.limits.blocked_seconds)
         self._socket = bound(host, port)
         self.url = url_of(host, self._socket)
         self._hosts = hosts_of(host)
@@ -248,7 +248,7 @@ class OpenAIServer:
         name: str | None = None,
         api_key: str | None = None,
         expected: bool = True,
-    ) -> Door:
+    ) -> Session:
         """Let clients call a rollout until the door is closed. Callable from any thread.
 
         `loop`: the rollout's event loop; default: the running one. `name`: default: a name that no other rollout ever
@@ -260,27 +260,27 @@ class OpenAIServer:
             name = f"{_NOT_IN_NAMES.sub('-', recorder.trajectory.id)[:100]}-{secrets.token_hex(4)}"
         elif not _is_segment(name):
             raise InputError(
-                f"a play's name has 1 to {LONGEST_NAME} printable characters, none a slash: got {name[:80]!r}"
+                f"a trajectory's name has 1 to {LONGEST_NAME} printable characters, none a slash: got {name[:80]!r}"
             )
         key = secrets.token_urlsafe(24) if api_key is None else api_key
-        door = Door(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
-        if self._doors.setdefault(name, door) is not door:
-            raise InputError(f"a play of the name {name[:80]!r} is open: its door must be closed first")
+        session = Session(self, name, recorder, loop or asyncio.get_running_loop(), key, expected)
+        if self._sessions.setdefault(name, session) is not session:
+            raise InputError(f"a trajectory of the name {name[:80]!r} is open: its door must be closed first")
         try:
-            door.loop.call_soon_threadsafe(door.tell)
+            session.loop.call_soon_threadsafe(session.tell)
         except RuntimeError:
-            self.forget(door)
+            self.forget(session)
             raise CreditflowError(f"trajectory {recorder.trajectory.id}: its event loop has ended") from None
-        return door
+        return session
 
-    def forget(self, door: Door, *, told: bool = False) -> None:
+    def forget(self, session: Session, *, told: bool = False) -> None:
         """Remove a rollout that has ended. `told`: calls with its key still get its refusal."""
         if told:
-            self._ended[door.name] = door.api_key, door.ended
+            self._ended[session.name] = session.api_key, session.ended
             while len(self._ended) > _TOLD:
                 del self._ended[next(iter(self._ended))]
-        if self._doors.get(door.name) is door:
-            del self._doors[door.name]
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
 
     # The methods below run in the server's thread.
 
@@ -305,7 +305,7 @@ class OpenAIServer:
         return application
 
     def _answered(
-        self, make: Callable[[Request, Door | None], Awaitable[Response]]
+        self, make: Callable[[Request, Session | None], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Any]]:
         async def answer(request: Request) -> Response:
             try:
@@ -321,38 +321,38 @@ class OpenAIServer:
         # Clients without a key do not keep a connection.
         return JSONResponse({"status": "ok"}, headers={"connection": "close"})
 
-    def _door(self, request: Request) -> Door | None:
+    def _door(self, request: Request) -> Session | None:
         """Return the rollout of a request; None for one that clients may begin and have not begun. Raises Refused."""
         if self._hosts is not None and host_name(request.headers.get("host", "")) not in self._hosts:
             raise Refused(421, f"this server is {' or '.join(self._hosts)}")
         name = request.path_params["name"]
-        door = self._doors.get(name)
-        key, told = self._ended.get(name, ("", "")) if door is None else (door.api_key, "")
-        expected = key if self._lobby is None else self._lobby.api_key
+        session = self._sessions.get(name)
+        key, told = self._ended.get(name, ("", "")) if session is None else (session.api_key, "")
+        expected = key if self._session_factory is None else self._session_factory.api_key
         _, _, given = request.headers.get("authorization", "").partition(" ")
         # An unknown rollout gets the same refusal as a wrong key: clients without the key cannot tell them apart.
         if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
             raise Refused(401, "no such trajectory, or a wrong API key", code="invalid_api_key")
-        if told and self._lobby is None:
+        if told and self._session_factory is None:
             raise Refused(410, told, code="trajectory_ended")
-        return door
+        return session
 
-    def _agents(self, door: Door | None) -> Mapping[str, AgentSpec]:
-        if door is not None:
-            return door.recorder.agents
-        assert self._lobby is not None  # without a lobby, no key opens a rollout that does not exist
-        return self._lobby.agents
+    def _agents(self, session: Session | None) -> Mapping[str, AgentSpec]:
+        if session is not None:
+            return session.recorder.agents
+        assert self._session_factory is not None  # without a lobby, no key opens a rollout that does not exist
+        return self._session_factory.agents
 
-    def _begun(self, request: Request, door: Door | None, choices: int) -> Door:
+    def _begun(self, request: Request, session: Session | None, choices: int) -> Session:
         """Return the rollout of a request for `choices` choices. Raises Refused if it can never have as many."""
         if choices > self.limits.waiting:
             raise Refused(400, f"expected at most {self.limits.waiting} choices of all prompts together, got {choices}")
         name = request.path_params["name"]
-        door = door or self._doors.get(name)  # another call may have begun it during this one's upload
-        if door is None:
-            assert self._lobby is not None
-            door = self._lobby.enter(name)
-        return door
+        session = session or self._sessions.get(name)  # another call may have begun it during this one's upload
+        if session is None:
+            assert self._session_factory is not None
+            session = self._session_factory.enter(name)
+        return session
 
     async def _body(self, request: Request) -> bytes:
         most = self.limits.body_bytes
@@ -371,90 +371,92 @@ class OpenAIServer:
             raise Refused(408, f"expected a body within {self.limits.body_seconds:g} s") from None
         return b"".join(parts)
 
-    async def _chat(self, request: Request, door: Door | None) -> Response:
+    async def _chat(self, request: Request, session: Session | None) -> Response:
         asked = api.parsed(api.ChatRequest, await self._body(request))
-        said, agents = asked.conversation, self._agents(door)
+        said, agents = asked.conversation, self._agents(session)
         systems = [content_text(message.get("content")) for message in said if message["role"] == "system"]
         agent = _agent(agents, request, asked.model, "\n".join(systems))
-        call = Call(
+        call = AgentCall(
             agent,
             said if systems else agents[agent].introduced(said),
-            parents=_parents(request, door),
+            parents=_parents(request, session),
             reads=[content_text(one.get("content")) for one in said if one["role"] != "assistant"],
             spoken=[content_text(one.get("content")) for one in said if one["role"] == "assistant"],
-            answers=[] if door is None else api.answered(said, door.recorder.trajectory.id),
+            answers=[] if session is None else api.answered(said, session.recorder.trajectory.id),
             tools=asked.schemas,
             ignored=asked.ignored(agents[agent].ignored_fields),
         )
-        door = self._begun(request, door, asked.n or 1)
-        calls = _calls(door, asked, call, asked.most_tokens)
-        replies = await self._ask(request, door, calls)
-        answer = api.chat_answer(asked, replies, lambda reply: _tokens(door, reply))
+        session = self._begun(request, session, asked.n or 1)
+        calls = _calls(session, asked, call, asked.most_tokens)
+        replies = await self._ask(request, session, calls)
+        answer = api.chat_answer(asked, replies, lambda reply: _tokens(session, reply))
         return _reply(asked, answer)
 
-    async def _complete(self, request: Request, door: Door | None) -> Response:
+    async def _complete(self, request: Request, session: Session | None) -> Response:
         asked = api.parsed(api.TextRequest, await self._body(request))
-        agents, parents = self._agents(door), _parents(request, door)
+        agents, parents = self._agents(session), _parents(request, session)
         agent = _agent(agents, request, asked.model, "")
         ignored = asked.ignored(agents[agent].ignored_fields)
-        door = self._begun(request, door, len(asked.prompt) * (asked.n or 1))
+        session = self._begun(request, session, len(asked.prompt) * (asked.n or 1))
         made = [
-            Call(agent, prompt, parents, reads=[prompt] if isinstance(prompt, str) else [], ignored=ignored)
+            AgentCall(agent, prompt, parents, reads=[prompt] if isinstance(prompt, str) else [], ignored=ignored)
             for prompt in asked.prompts
         ]
-        calls = [call for one in made for call in _calls(door, asked, one, asked.max_tokens)]
-        replies = await self._ask(request, door, calls)
-        return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(door, reply)))
+        calls = [call for one in made for call in _calls(session, asked, one, asked.max_tokens)]
+        replies = await self._ask(request, session, calls)
+        return _reply(asked, api.text_answer(asked, replies, lambda reply: _tokens(session, reply)))
 
-    async def _ask(self, request: Request, door: Door, calls: Sequence[Call]) -> list[Reply]:
+    async def _ask(self, request: Request, session: Session, calls: Sequence[AgentCall]) -> list[Reply]:
         """Return the responses, made on the rollout's event loop. A client's disconnect cancels its request."""
-        seconds, taking = self._patience.of(door.loop), Future[None]()
+        seconds, taking = self._patience.seconds_for(session.loop), Future[None]()
         taken_up = asyncio.wrap_future(taking)
-        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(door.loop, door.ask(calls, taking)))
+        made: asyncio.Future[list[Reply]] = asyncio.wrap_future(_run_on(session.loop, session.ask(calls, taking)))
         gone = asyncio.create_task(_disconnected(request))
         try:
             first = await _first(made, taken_up, gone, within=seconds)
             if first is None and taking.cancel():  # it is refused or answered, never both
-                raise self._blocked(door, seconds)
+                raise self._blocked(session, seconds)
             if taking.done():
-                self._patience.was_kept(door.loop, seconds)
+                self._patience.was_kept(session.loop, seconds)
             first = await _first(made, gone, within=self.limits.answer_seconds)
             if first is None:
                 raise Refused(504, f"no response within {self.limits.answer_seconds:g} s", again=False)
             if first is gone:
                 raise ClientDisconnect
             if made.cancelled():
-                raise door.refusal()
+                raise session.refusal()
             return made.result()
         finally:
             for one in (made, taken_up, gone):
                 one.cancel()
 
-    def _blocked(self, door: Door, seconds: float) -> Refused:
+    def _blocked(self, session: Session, seconds: float) -> Refused:
         """Return the refusal of a call that was not taken up."""
-        self._patience.was_lost(door.loop, seconds)
+        self._patience.was_lost(session.loop, seconds)
         said = (
-            f"the event loop of trajectory {door.name} did not take the call up within {seconds:.3g} s: "
+            f"the event loop of trajectory {session.name} did not take the call up within {seconds:.3g} s: "
             "call what blocks by `await asyncio.to_thread(...)`"
         )
         # The first time, another rollout may have blocked the loop, and may have finished.
         return Refused(503, said, again=None if seconds == self.limits.blocked_seconds else False)
 
-    async def _end(self, request: Request, door: Door | None) -> Response:
-        if self._lobby is None:
-            raise Refused(404, "this play ends when its workflow returns")
-        if door is None:
-            said = f"no play {request.path_params['name'][:80]!r} is open"
+    async def _end(self, request: Request, session: Session | None) -> Response:
+        if self._session_factory is None:
+            raise Refused(404, "this trajectory ends when its workflow returns")
+        if session is None:
+            said = f"no trajectory {request.path_params['name'][:80]!r} is open"
             raise Refused(404, said, code="trajectory_not_found")
         return JSONResponse(
-            await asyncio.wrap_future(_run_on(door.loop, self._lobby.end(door, await self._body(request))))
+            await asyncio.wrap_future(
+                _run_on(session.loop, self._session_factory.end(session, await self._body(request)))
+            )
         )
 
-    async def _models(self, request: Request, door: Door | None) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(name) for name in self._model_names(door)]})
+    async def _models(self, request: Request, session: Session | None) -> Response:
+        return JSONResponse({"object": "list", "data": [_model(name) for name in self._model_names(session)]})
 
-    async def _model(self, request: Request, door: Door | None) -> Response:
-        name, known = request.path_params["model"], self._model_names(door)
+    async def _model(self, request: Request, session: Session | None) -> Response:
+        name, known = request.path_params["model"], self._model_names(session)
         if name not in known:
             raise Refused(
                 404,
@@ -463,8 +465,8 @@ class OpenAIServer:
             )
         return JSONResponse(_model(name))
 
-    def _model_names(self, door: Door | None) -> list[str]:
-        return [f"{spec.policy}:{name}" for name, spec in self._agents(door).items()]
+    def _model_names(self, session: Session | None) -> list[str]:
+        return [f"{spec.policy}:{name}" for name, spec in self._agents(session).items()]
 
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -515,26 +517,26 @@ def _agent(agents: Mapping[str, AgentSpec], request: Request, model: str, system
     return matching[0]
 
 
-def _parents(request: Request, door: Door | None) -> tuple[int, ...] | None:
+def _parents(request: Request, session: Session | None) -> tuple[int, ...] | None:
     """Return the parents from the ids of answers; None if the header is missing.
 
     Ids with a comma, or with characters that no header can have, are percent-encoded.
     """
     if (given := request.headers.get(PARENTS_HEADER)) is None:
         return None
-    known = {} if door is None else {step.id: step.index for step in list(door.recorder.trajectory.steps)}
+    known = {} if session is None else {step.id: step.index for step in list(session.recorder.trajectory.steps)}
     ids = [one if one in known else unquote(one) for part in given.split(",") if (one := part.strip())]
     if unknown := [one for one in ids if one not in known]:
         raise Refused(400, f"{PARENTS_HEADER}: no answer of this trajectory has the id {unknown[0][:80]!r}")
     return tuple(sorted({known[one] for one in ids}))
 
 
-def _calls(door: Door, asked: api.Request, call: Call, most_tokens: int | None) -> list[Call]:
+def _calls(session: Session, asked: api.Request, call: AgentCall, most_tokens: int | None) -> list[AgentCall]:
     """Return one call for each choice."""
     n = asked.n or 1
     base = replace(
         call,
-        max_tokens=None if most_tokens is None else min(most_tokens, door.recorder.sampling.max_tokens),
+        max_tokens=None if most_tokens is None else min(most_tokens, session.recorder.sampling.max_tokens),
         temperature=asked.temperature,
         stop=tuple(asked.stop),
         info=asked.metadata,
@@ -543,10 +545,10 @@ def _calls(door: Door, asked: api.Request, call: Call, most_tokens: int | None) 
     return [replace(base, seed=seed) for seed in seeds]
 
 
-def _tokens(door: Door, reply: Reply) -> list[dict[str, Any]]:
+def _tokens(session: Session, reply: Reply) -> list[dict[str, Any]]:
     """Return tokens and log-probs of a reply, in the format of chat completions."""
     step = reply.step
-    client = door.recorder.generator.clients[step.policy]
+    client = session.recorder.generator.clients[step.policy]
     if isinstance(client, ChatClient):
         return []
     said = list(zip(pieces(client.decode, step.response_ids), reply.logprobs, strict=True))
@@ -599,7 +601,7 @@ def _refusal(refused: Refused) -> Response:
     return JSONResponse(refused.body(), status_code=refused.status, headers=headers)
 
 
-class _Patience:
+class _PickUpTimeout:
     """Seconds to wait for each event loop to take a call up.
 
     A quarter after each call that the loop did not take up, down to a sixteenth: a rollout that blocks its loop once
@@ -610,7 +612,7 @@ class _Patience:
         self._longest = longest
         self._shorter: WeakKeyDictionary[asyncio.AbstractEventLoop, float] = WeakKeyDictionary()
 
-    def of(self, loop: asyncio.AbstractEventLoop) -> float:
+    def seconds_for(self, loop: asyncio.AbstractEventLoop) -> float:
         return self._shorter.get(loop, self._longest)
 
     def was_lost(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -645,7 +647,7 @@ _PROCESS_SERVER: list[OpenAIServer] = []
 _STARTING = threading.Lock()
 
 
-def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Door:
+def open_door(recorder: Recorder, loop: asyncio.AbstractEventLoop) -> Session:
     """Let clients call a rollout of this process. The first call starts the server, which then stays."""
     with _STARTING:
         if not _PROCESS_SERVER:

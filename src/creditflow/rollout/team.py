@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from creditflow.errors import ConfigError, CreditflowError, PromptTooLong, did_you_mean
-from creditflow.rollout.recorder import Call, Recorder, Reply
+from creditflow.rollout.recorder import AgentCall, Recorder, Reply
 from creditflow.trajectory import Message
 
 if TYPE_CHECKING:
-    from creditflow.rollout.server import Door
+    from creditflow.rollout.server import Session
 
 
 class Team:
@@ -26,7 +26,7 @@ class Team:
         self._recorder = recorder
         recorder.of_workflow = True
         self._loop = asyncio.get_running_loop()
-        self._door: Door | None = None
+        self._door: Session | None = None
         self._opening = threading.Lock()
         """Agents in several threads may read the URL, and some of them outlive the rollout."""
         self._ended = False
@@ -66,13 +66,13 @@ class Team:
         """The last prompt of a client, if it had no room."""
         return self._recorder.too_long if self._door is not None else None
 
-    def open(self) -> Door:
+    def open(self) -> Session:
         """Let clients call the rollout. Raises CreditflowError if it has ended."""
         with self._opening:
             if self._ended and (self._door is None or self._ended_by):
                 why = f": it {self._ended_by}" if self._ended_by else ""
                 id = self._recorder.trajectory.id
-                raise CreditflowError(f"trajectory {id}: its URL was asked for after the play had ended{why}")
+                raise CreditflowError(f"trajectory {id}: its URL was asked for after the rollout had ended{why}")
             if self._door is None:
                 from creditflow.rollout.server import open_door
 
@@ -149,5 +149,5 @@ class Agent:
             [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         )
         used = None if parents is None else tuple(sorted({reply.step.index for reply in parents}))
-        call = Call(self.name, messages, used, max_tokens=max_tokens, temperature=temperature, info=info)
+        call = AgentCall(self.name, messages, used, max_tokens=max_tokens, temperature=temperature, info=info)
         return await recorder.ask(call)

@@ -62,7 +62,7 @@ class Tool:
     Other functions run in a thread; their calls end later, and the models' calls are batched accordingly."""
 
     @classmethod
-    def of(
+    def from_function(
         cls,
         function: Callable[..., Any],
         *,
@@ -207,7 +207,7 @@ def _read(
     except ImportError:
         raise ConfigError("tools need more packages: pip install 'creditflow[tools]'") from None
 
-    class Bare(GenerateJsonSchema):
+    class PlainSchema(GenerateJsonSchema):
         """A schema without titles, which only repeat the names."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
@@ -237,7 +237,7 @@ def _read(
 
     def modelled(fields: Mapping[str, Any]) -> tuple[type[pydantic.BaseModel], dict[str, Any]]:
         model = pydantic.create_model(name, __config__=config, **fields)
-        return model, model.model_json_schema(schema_generator=Bare)
+        return model, model.model_json_schema(schema_generator=PlainSchema)
 
     try:
         model, schema = modelled(fields)

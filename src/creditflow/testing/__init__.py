@@ -4,14 +4,14 @@ Each function returns a Report, or raises one ConformanceError that lists every 
 framework and no model.
 """
 
-from creditflow.testing.report import ConformanceError, Failure, Fault, Report
+from creditflow.testing.report import ConformanceError, FailedCheck, Fault, Report
 from creditflow.testing.rewards import check_reward_function
 from creditflow.testing.rules import check_propagation_rule
 from creditflow.testing.thresholds import check_threshold
 
 __all__ = [
     "ConformanceError",
-    "Failure",
+    "FailedCheck",
     "Fault",
     "Report",
     "check_propagation_rule",

@@ -32,7 +32,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailedCheck:
     """A failed check with its findings."""
 
     check: str
@@ -52,7 +52,7 @@ class Report:
 
     subject: str
     passed: tuple[str, ...]
-    failures: tuple[Failure, ...]
+    failures: tuple[FailedCheck, ...]
     not_run: tuple[str, ...]
     """Checks that were skipped, or had no case left because the basic checks failed."""
 
@@ -87,13 +87,13 @@ def run(
         if name not in table:
             hint = did_you_mean(name, table)
             raise ConfigError(f"skip: expected names of checks ({', '.join(table)}), got {name!r}{hint}")
-    standing, passed, failures = list(cases), list[str](), list[Failure]()
+    standing, passed, failures = list(cases), list[str](), list[FailedCheck]()
     for name, check in table.items():
         if name in skip or not standing:
             continue
         found = [_findings(check, case) for case in standing]
         if any(found):
-            failures.append(Failure(name, sentence_of(check), tuple(f for of_case in found for f in of_case)))
+            failures.append(FailedCheck(name, sentence_of(check), tuple(f for of_case in found for f in of_case)))
         else:
             passed.append(name)
         if check in basics:

@@ -68,7 +68,7 @@ def check_reward_function(
     """
     entry = RewardFunctionConfig(level=level, agent_match=agent_match, args=dict(args or {}))
     subject = function if isinstance(function, str) else name_of(function)
-    case = _Case(function, entry, tuple(trajectories or (_own_play(),)))
+    case = _RewardCase(function, entry, tuple(trajectories or (_own_trajectory(),)))
     return run(subject, BASICS, CHECKS, [case], {*skip} if deterministic else {*skip, name_of(is_deterministic)})
 
 
@@ -93,7 +93,7 @@ class _Scored:
 
 
 @dataclass
-class _Case:
+class _RewardCase:
     """The function with its test trajectories."""
 
     function: Callable[..., Any] | str
@@ -109,17 +109,17 @@ class _Case:
             return load_reward_functions([replace(self.entry, fn=fn)], Path(), agents=())[0]
 
     @cached_property
-    def plays(self) -> list[Trajectory]:
-        fitting = (play for play in self.given if _matched(self.loaded, play))
-        base = next(fitting, _own_play())
+    def trajectories(self) -> list[Trajectory]:
+        fitting = (trajectory for trajectory in self.given if _matched(self.loaded, trajectory))
+        base = next(fitting, _own_trajectory())
         hostile = [
-            _play_of(base, name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items()
+            _rollout_of(base, name, [_say(step, text) for step in base.steps], text) for name, text in HOSTILE.items()
         ]
         return [*self.given, *hostile, *_odd_lengths(base)]
 
     @cached_property
     def first(self) -> tuple[list[_Called], list[_Scored]]:
-        return _score(self.loaded, self.plays)
+        return _score(self.loaded, self.trajectories)
 
     def refused(self, fault: str) -> Iterator[Fault]:
         for scored in self.first[1]:
@@ -128,16 +128,16 @@ class _Case:
                 yield Fault(scored.on, expected, got)
 
 
-def _matched(function: RewardFunction, play: Trajectory) -> bool:
+def _matched(function: RewardFunction, trajectory: Trajectory) -> bool:
     with suppress(RewardError):  # `matches_an_agent` reports it
-        return any(function.matches(step) for step in play.steps)
+        return any(function.matches(step) for step in trajectory.steps)
     return False
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def can_be_loaded(case: _Case) -> Iterator[Fault]:
+def can_be_loaded(case: _RewardCase) -> Iterator[Fault]:
     """A recipe can reference it: its parameters fit its level, and its range and arguments are valid."""
     try:
         _ = case.loaded
@@ -145,9 +145,9 @@ def can_be_loaded(case: _Case) -> Iterator[Fault]:
         yield Fault(str(case), "one that a recipe can name", described(error))
 
 
-def matches_an_agent(case: _Case) -> Iterator[Fault]:
+def matches_an_agent(case: _RewardCase) -> Iterator[Fault]:
     """Its `agent_match` matches at least one agent of the given trajectories, and its `when` one of their steps."""
-    steps = [step for play in case.given for step in play.steps]
+    steps = [step for trajectory in case.given for step in trajectory.steps]
     agents = sorted({step.agent for step in steps})
     if (wanted := case.loaded.agent_match) is not None and not any(map(wanted.search, agents)):
         yield Fault(str(case), f"agent_match to find one of {', '.join(agents)}", repr(wanted.pattern))
@@ -160,48 +160,48 @@ def matches_an_agent(case: _Case) -> Iterator[Fault]:
             yield Fault(f"step {step.id}", "`when` to say True or False", str(error))
             return
     if steps and not found and case.loaded.when is not None:
-        yield Fault(str(case), "`when` to find a step of the given plays, or it is never called", "none")
+        yield Fault(str(case), "`when` to find a step of the given trajectories, or it is never called", "none")
 
 
-def never_raises(case: _Case) -> Iterator[Fault]:
+def never_raises(case: _RewardCase) -> Iterator[Fault]:
     """It raises for no text that a model may write: the score would be `failed`, and the step masked."""
     for call in case.first[0]:
         if call.raised:
             yield Fault(call.on, "a score", call.raised)
 
 
-def has_the_right_shape(case: _Case) -> Iterator[Fault]:
+def has_the_right_shape(case: _RewardCase) -> Iterator[Fault]:
     """It returns a number, a list of one number per response token, or a Score; at trajectory level, a list by step."""
     yield from case.refused("shape")
 
 
-def is_finite(case: _Case) -> Iterator[Fault]:
+def is_finite(case: _RewardCase) -> Iterator[Fault]:
     """Every number that it returns is finite."""
     yield from case.refused("finite")
 
 
-def stays_in_its_range(case: _Case) -> Iterator[Fault]:
+def stays_in_its_range(case: _RewardCase) -> Iterator[Fault]:
     """Every number that it returns lies in the range that it declares (by default 0 to 1)."""
     yield from case.refused("range")
 
 
-def leaves_the_play_alone(case: _Case) -> Iterator[Fault]:
+def leaves_the_trajectory_alone(case: _RewardCase) -> Iterator[Fault]:
     """It changes neither step nor trajectory: other functions, and training, would read the changes."""
     for call in case.first[0]:
         if call.changed:
             yield Fault(call.on, "the trajectory as it was before the call", "a changed one")
 
 
-def is_deterministic(case: _Case) -> Iterator[Fault]:
+def is_deterministic(case: _RewardCase) -> Iterator[Fault]:
     """The same trajectory gets the same score again, independent of the trajectories scored before it."""
-    again = {scored.on: scored.score for scored in _score(case.loaded, case.plays[::-1])[1]}
+    again = {scored.on: scored.score for scored in _score(case.loaded, case.trajectories[::-1])[1]}
     for scored in case.first[1]:
         one, other = scored.score, again[scored.on]
         if repr((one.status, one.value)) != repr((other.status, other.value)):
             yield Fault(scored.on, f"{one.value} ({one.status}) again", f"{other.value} ({other.status})")
 
 
-def can_travel(case: _Case) -> Iterator[Fault]:
+def can_travel(case: _RewardCase) -> Iterator[Fault]:
     """It can be sent to a worker process or a Ray actor; functions with `here = True` are exempt."""
     try:
         pack_functions([function for function in leaves([case.loaded]) if not function.here])
@@ -217,7 +217,7 @@ CHECKS = (
     has_the_right_shape,
     is_finite,
     stays_in_its_range,
-    leaves_the_play_alone,
+    leaves_the_trajectory_alone,
     is_deterministic,
 )
 
@@ -239,7 +239,7 @@ def _reference(function: Callable[..., Any] | str) -> Iterator[str]:
         del sys.modules[module.__name__]
 
 
-def _score(function: RewardFunction, plays: Sequence[Trajectory]) -> tuple[list[_Called], list[_Scored]]:
+def _score(function: RewardFunction, trajectories: Sequence[Trajectory]) -> tuple[list[_Called], list[_Scored]]:
     """Score copies of the trajectories; return every call of the function and every resulting score."""
     calls: dict[str, _Called] = {}
 
@@ -256,20 +256,22 @@ def _score(function: RewardFunction, plays: Sequence[Trajectory]) -> tuple[list[
             called.changed = repr(given[-1]) != before
         return called.value
 
-    plays = [copy.deepcopy(play) for play in plays]
-    for play in plays:
-        play.outcome = None
-        for step in play.steps:
+    trajectories = [copy.deepcopy(trajectory) for trajectory in trajectories]
+    for trajectory in trajectories:
+        trajectory.outcome = None
+        for step in trajectory.steps:
             step.scores.clear()
     watching = replace(function, call=watched, is_async=True, composition=None, parts=(), cache=False)
-    _wait(RewardManager([watching], max_failed_frac=1.0).score(plays))
+    _wait(RewardManager([watching], max_failed_frac=1.0).score(trajectories))
     scored = []
-    for play in plays:
-        if play.outcome is not None and (call := calls.get(_where(play))):  # else the manager did not call it
-            scored.append(_Scored(call.on, play.outcome, _fault(play.outcome, call, call.value)))
-        for step in play.steps:
+    for trajectory in trajectories:
+        if trajectory.outcome is not None and (
+            call := calls.get(_where(trajectory))
+        ):  # else the manager did not call it
+            scored.append(_Scored(call.on, trajectory.outcome, _fault(trajectory.outcome, call, call.value)))
+        for step in trajectory.steps:
             if (score := step.scores.get(function.name)) is not None:
-                call = calls[_where(play if function.level == "trajectory" else step)]
+                call = calls[_where(trajectory if function.level == "trajectory" else step)]
                 scored.append(_Scored(_where(step), score, _fault(score, call, _of_step(call.value, step.index))))
     return list(calls.values()), scored
 
@@ -304,14 +306,14 @@ def _wait(coroutine: Coroutine[Any, Any, object]) -> None:
 # ---- trajectories --------------------------------------------------------------------------------------------------
 
 
-def _own_play() -> Trajectory:
+def _own_trajectory() -> Trajectory:
     task = Task("creditflow.testing", ({"role": "user", "content": "What is 48 + 24 ?"},), "72")
     said = {"planner": "1. Add 48 and 24.", "executor": "48+24=72\n#### 72", "verifier": "48+24=72 ok"}
     steps = [
         _say(Step("", "", i, agent, 0, (i - 1,) if i else (), task.text, ""), text)
         for i, (agent, text) in enumerate(said.items())
     ]
-    return _play_of(Trajectory("", "a sum", task), "a sum", steps, "72")
+    return _rollout_of(Trajectory("", "a sum", task), "a sum", steps, "72")
 
 
 def _say(step: Step, response: str) -> Step:
@@ -321,8 +323,8 @@ def _say(step: Step, response: str) -> Step:
 
 
 def _odd_lengths(base: Trajectory) -> Iterator[Trajectory]:
-    yield _play_of(base, "no answer", base.steps, None)
-    yield _play_of(base, "one step", base.steps[:1], base.answer)
+    yield _rollout_of(base, "no answer", base.steps, None)
+    yield _rollout_of(base, "one step", base.steps[:1], base.answer)
     turns, steps = Counter[str](), list[Step]()
     for index in range(LONGEST):
         before, place = divmod(index, len(base.steps))
@@ -330,10 +332,10 @@ def _odd_lengths(base: Trajectory) -> Iterator[Trajectory]:
         parents = tuple(before * len(base.steps) + parent for parent in step.parents)
         steps.append(replace(step, parents=parents or ((index - 1,) if index else ()), turn=turns[step.agent]))
         turns[step.agent] += 1
-    yield _play_of(base, f"{LONGEST} steps", steps, base.answer)
+    yield _rollout_of(base, f"{LONGEST} steps", steps, base.answer)
 
 
-def _play_of(base: Trajectory, name: str, steps: Sequence[Step], answer: str | None) -> Trajectory:
+def _rollout_of(base: Trajectory, name: str, steps: Sequence[Step], answer: str | None) -> Trajectory:
     """A copy of the base trajectory with these steps, completed with status `ok`."""
     info = {key: value for key, value in base.info.items() if key not in ("agent_error", "ended_early")}
     own = [

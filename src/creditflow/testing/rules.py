@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from creditflow.credit import Credit, CreditOptions, Flow, assign, explain
-from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, Rule, RuleFunction
+from creditflow.credit import Credit, CreditOptions, PropagationInput, assign, explain
+from creditflow.credit.propagate import OUTCOME, PROPAGATION_RULES, SHARES, SIGNAL, PropagationRule, RuleFunction
 from creditflow.testing.report import Fault, Report, described, name_of, run
 from creditflow.trajectory import (
     Bools,
@@ -54,9 +54,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 _TOLERANCE = 1e-9
 _AGENTS = ("planner", "executor", "verifier")
 _OTHER_NAMES = {"planner": "z", "executor": "y", "verifier": "x"}
-_FLOATS = ("own_S", "received_S", "shared_S", "stopped_S", "out_S", "in_S", "stand_in_S")
+_FLOATS = ("own_S", "received_S", "shared_S", "withheld_S", "gate_out_S", "gate_in_S", "stand_in_S")
 _TYPES = dict.fromkeys(_FLOATS, "float64") | {"reached_S": "uint8", "frozen_S": "bool"}
-_OPTIONAL = ("out_S", "in_S", "stand_in_S", "frozen_S")
+_OPTIONAL = ("gate_out_S", "gate_in_S", "stand_in_S", "frozen_S")
 
 
 def check_propagation_rule(
@@ -71,17 +71,17 @@ def check_propagation_rule(
     """
     if isinstance(rule, str):
         return _check(rule, PROPAGATION_RULES[rule], independent, skip)
-    with _registered(f"{name_of(rule)} (under test)", Rule(rule, pays_own)) as registered:
+    with _registered(f"{name_of(rule)} (under test)", PropagationRule(rule, pays_own)) as registered:
         return _check(registered, PROPAGATION_RULES[registered], independent, skip)
 
 
-def _check(name: str, rule: Rule, independent: bool, skip: Collection[str]) -> Report:
+def _check(name: str, rule: PropagationRule, independent: bool, skip: Collection[str]) -> Report:
     cases = [
-        _Case(f"{batch}, {title}", rule, tuple(plays), CreditOptions(propagation=name, **chosen))
-        for batch, plays in _batches().items()
+        _RuleCase(f"{batch}, {title}", rule, tuple(trajectories), CreditOptions(propagation=name, **chosen))
+        for batch, trajectories in _batches().items()
         for title, chosen in OPTIONS.items()
     ]
-    return run(name, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(plays_are_independent)})
+    return run(name, BASICS, CHECKS, cases, {*skip} if independent else {*skip, name_of(trajectories_are_independent)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,66 +97,66 @@ class _Changed:
 
 
 @dataclass
-class _Case:
+class _RuleCase:
     """One batch with one set of options, and the rule."""
 
     title: str
-    rule: Rule
-    plays: tuple[Trajectory, ...]
+    rule: PropagationRule
+    trajectories: tuple[Trajectory, ...]
     options: CreditOptions
 
     def __str__(self) -> str:
         return self.title
 
     @cached_property
-    def flow(self) -> Flow:
-        return self.flow_of(self.plays)
+    def inputs(self) -> PropagationInput:
+        return self.flow_of(self.trajectories)
 
     @cached_property
     def credit(self) -> Credit:
-        return self.rule.credit(_copied(self.flow))
+        return self.rule.credit(_copied(self.inputs))
 
-    def flow_of(self, plays: Sequence[Trajectory]) -> Flow:
+    def flow_of(self, trajectories: Sequence[Trajectory]) -> PropagationInput:
         """The Flow that `assign` passes to the rule for these trajectories."""
-        with _registered("creditflow.testing looks on", Rule(_look, pays_own=False)) as name:
+        with _registered("creditflow.testing looks on", PropagationRule(_look, pays_own=False)) as name:
             try:
-                assign(TrajectoryBatch.from_trajectories(plays), replace(self.options, propagation=name))
+                assign(TrajectoryBatch.from_trajectories(trajectories), replace(self.options, propagation=name))
             except _SeenError as seen:
-                return replace(seen.flow, options=self.options)
+                return replace(seen.inputs, options=self.options)
         raise AssertionError("assign shows its flow to the rule")
 
     @cached_property
     def changed(self) -> list[_Changed]:
         """Every change of one score or outcome in an unmasked trajectory, with the resulting credit."""
         made = []
-        for n in sorted({*self.flow.batch.trajectory_of_step[self.flow.kept_S].tolist()}):
-            for what, step, play in _changes(self.plays[n]):
-                plays = (*self.plays[:n], play, *self.plays[n + 1 :])
-                made.append(_Changed(n, what, step, self.rule.credit(self.flow_of(plays))))
+        for n in sorted({*self.inputs.batch.trajectory_of_step[self.inputs.kept_S].tolist()}):
+            for what, step, trajectory in _changes(self.trajectories[n]):
+                trajectories = (*self.trajectories[:n], trajectory, *self.trajectories[n + 1 :])
+                made.append(_Changed(n, what, step, self.rule.credit(self.flow_of(trajectories))))
         return made
 
-    def compared(self, plays: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
-        """Yield a Fault for each step whose credit differs when the rule receives `plays` instead."""
-        flow = self.flow_of(plays)
-        other = self.rule.credit(flow)
-        at = [flow.batch.step_ids.index(id) for id in self.flow.batch.step_ids]
+    def compared(self, trajectories: Sequence[Trajectory], what: str, only_S: Bools | None = None) -> Iterator[Fault]:
+        """Yield a Fault for each step whose credit differs when the rule receives `trajectories` instead."""
+        inputs = self.flow_of(trajectories)
+        other = self.rule.credit(inputs)
+        at = [inputs.batch.step_ids.index(id) for id in self.inputs.batch.step_ids]
         for name, one in _columns(self.credit).items():
             now = _columns(other)[name][at]
             for s in np.flatnonzero(_differs(one, now) & (True if only_S is None else only_S)):
                 yield Fault(self.step(s), f"{name} {one[s]:g} {what}", f"{now[s]:g}")
 
-    def of(self, n: int) -> Bools:
+    def is_in(self, n: int) -> Bools:
         """[S] True for the steps of trajectory n."""
-        return np.equal(self.flow.batch.trajectory_of_step, n)
+        return np.equal(self.inputs.batch.trajectory_of_step, n)
 
     def step(self, s: int | np.intp) -> str:
-        return f"{self.title}, step {self.flow.batch.step_ids[int(s)]}"
+        return f"{self.title}, step {self.inputs.batch.step_ids[int(s)]}"
 
 
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def runs_on_every_batch(case: _Case) -> Iterator[Fault]:
+def runs_on_every_batch(case: _RuleCase) -> Iterator[Fault]:
     """The rule raises for no batch, however small, even with unscored, failed or masked steps."""
     try:
         _ = case.credit
@@ -164,7 +164,7 @@ def runs_on_every_batch(case: _Case) -> Iterator[Fault]:
         yield Fault(str(case), "a Credit", described(error))
 
 
-def returns_a_credit(case: _Case) -> Iterator[Fault]:
+def returns_a_credit(case: _RuleCase) -> Iterator[Fault]:
     """It returns a Credit with one entry per step in each column, of the type that Credit declares."""
     if not isinstance(case.credit, Credit):
         yield Fault(str(case), "a Credit", f"a {type(case.credit).__name__}")
@@ -173,7 +173,7 @@ def returns_a_credit(case: _Case) -> Iterator[Fault]:
         column: Any = getattr(case.credit, name)
         if column is None and name in _OPTIONAL:
             continue
-        expected = f"{name} of {kind} and shape {(case.flow.batch.n_steps,)}"
+        expected = f"{name} of {kind} and shape {(case.inputs.batch.n_steps,)}"
         got = f"a {type(column).__name__}"
         if isinstance(column, np.ndarray):
             got = f"{name} of {column.dtype} and shape {column.shape}"
@@ -181,9 +181,9 @@ def returns_a_credit(case: _Case) -> Iterator[Fault]:
             yield Fault(str(case), expected, got)
 
 
-def is_finite(case: _Case) -> Iterator[Fault]:
+def is_finite(case: _RuleCase) -> Iterator[Fault]:
     """Its numbers are finite (NaN in `stand_in_S`: no stand-in), its gates from 0 to 1, its bits known ones."""
-    top: dict[str, int] = {"out_S": 1, "in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
+    top: dict[str, int] = {"gate_out_S": 1, "gate_in_S": 1, "reached_S": int(SIGNAL | OUTCOME)}
     for name, column in _columns(case.credit).items():
         good_S = np.isfinite(column) | (np.isnan(column) if name == "stand_in_S" else False)
         if name in top:
@@ -194,46 +194,48 @@ def is_finite(case: _Case) -> Iterator[Fault]:
             )
 
 
-def leaves_its_input_alone(case: _Case) -> Iterator[Fault]:
+def leaves_its_input_alone(case: _RuleCase) -> Iterator[Fault]:
     """It changes no array of the Flow or its batch."""
-    given = _copied(case.flow)
+    given = _copied(case.inputs)
     case.rule.credit(given)
-    for one, other in ((case.flow, given), (case.flow.batch, given.batch)):
+    for one, other in ((case.inputs, given), (case.inputs.batch, given.batch)):
         for name, column in _arrays(one).items():
             if not np.array_equal(column, getattr(other, name), equal_nan=column.dtype.kind == "f"):
                 yield Fault(str(case), f"{name} of the {type(one).__name__} as it was", "a changed one")
 
 
-def is_deterministic(case: _Case) -> Iterator[Fault]:
+def is_deterministic(case: _RuleCase) -> Iterator[Fault]:
     """The same Flow gives the same Credit, bit for bit."""
-    again = _columns(case.rule.credit(_copied(case.flow)))
+    again = _columns(case.rule.credit(_copied(case.inputs)))
     for name, column in _columns(case.credit).items():
         if not np.array_equal(column, again[name], equal_nan=True):
             yield Fault(str(case), f"the same {name} again", "another one")
 
 
-def ignores_the_order_of_plays(case: _Case) -> Iterator[Fault]:
+def ignores_trajectory_order(case: _RuleCase) -> Iterator[Fault]:
     """The order of the trajectories in the batch does not affect credit."""
-    yield from case.compared(case.plays[::-1], "with the plays in reverse")
-    yield from case.compared((*case.plays[1:], case.plays[0]), "with the first play at the end")
+    yield from case.compared(case.trajectories[::-1], "with the trajectories in reverse")
+    yield from case.compared((*case.trajectories[1:], case.trajectories[0]), "with the first trajectory at the end")
 
 
-def ignores_the_names_of_agents(case: _Case) -> Iterator[Fault]:
+def ignores_the_names_of_agents(case: _RuleCase) -> Iterator[Fault]:
     """The names of the agents do not affect credit."""
-    renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.plays]
+    renamed = [replace(p, steps=[replace(s, agent=_OTHER_NAMES[s.agent]) for s in p.steps]) for p in case.trajectories]
     yield from case.compared(renamed, f"with the agents called {', '.join(_OTHER_NAMES.values())}")
 
 
-def ignores_masked_plays(case: _Case) -> Iterator[Fault]:
+def ignores_masked_trajectories(case: _RuleCase) -> Iterator[Fault]:
     """Scores and outcomes of masked trajectories (failed or not scored) do not affect other trajectories' credit."""
-    kept_S = case.flow.kept_S
-    kept = {*case.flow.batch.trajectory_of_step[kept_S].tolist()}
-    plays = [play if n in kept else _all_changed(play) for n, play in enumerate(case.plays)]
-    if len(kept) < len(plays):
-        yield from case.compared(plays, "with other scores in masked plays", kept_S)
+    kept_S = case.inputs.kept_S
+    kept = {*case.inputs.batch.trajectory_of_step[kept_S].tolist()}
+    trajectories = [
+        trajectory if n in kept else _all_changed(trajectory) for n, trajectory in enumerate(case.trajectories)
+    ]
+    if len(kept) < len(trajectories):
+        yield from case.compared(trajectories, "with other scores in masked trajectories", kept_S)
 
 
-def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
+def says_what_reached_a_step(case: _RuleCase) -> Iterator[Fault]:
     """`reached_S` has the bit SIGNAL if credit depends on a score of its trajectory; also OUTCOME if on its outcome."""
     if case.options.on_closed_gate == "neutral":
         return  # two trajectories may be stand-ins for each other and carry a score past closed gates to its own
@@ -242,30 +244,30 @@ def says_what_reached_a_step(case: _Case) -> Iterator[Fault]:
         bit, after_S = (SIGNAL if change.step is not None else SIGNAL | OUTCOME), _total(change.credit)
         # The bits may be set before or after the change: the change may open a gate for new credit.
         reached_S = (case.credit.reached_S & bit == bit) | (change.credit.reached_S & bit == bit)
-        for s in np.flatnonzero(case.of(change.n) & _differs(before_S, after_S) & ~reached_S):
+        for s in np.flatnonzero(case.is_in(change.n) & _differs(before_S, after_S) & ~reached_S):
             why = f"for credit goes from {before_S[s]:g} to {after_S[s]:g} with {change.what}"
             yield Fault(case.step(s), f"bits {bit:02b} in reached_S, {why}", f"{case.credit.reached_S[s]:02b}")
 
 
-def pays_own_as_declared(case: _Case) -> Iterator[Fault]:
+def pays_own_as_declared(case: _RuleCase) -> Iterator[Fault]:
     """With `pays_own=False`, a step's `own_S` does not depend on its score: steps with failed scores are trained on."""
     for change in case.changed if not case.rule.pays_own else ():
         if change.step is not None:
-            s = np.flatnonzero(case.of(change.n))[change.step]
+            s = np.flatnonzero(case.is_in(change.n))[change.step]
             before, after = case.credit.own_S[s], change.credit.own_S[s]
             if _differs(before, after):
                 yield Fault(case.step(s), f"own_S {before:g} with {change.what}", f"{after:g}")
 
 
-def can_be_assigned_and_explained(case: _Case) -> Iterator[Fault]:
-    """`assign` pays own + received + shared; every explanation replays (with `out_S` and `in_S`: by the formula)."""
-    assigned, total_S = assign(case.flow.batch, case.options), _total(case.credit)
-    if case.credit.out_S is not None and case.credit.in_S is not None and case.options.share != "once":
-        formula_S = _by_formula(case.flow, case.credit)
+def can_be_assigned_and_explained(case: _RuleCase) -> Iterator[Fault]:
+    """`assign` pays own + received + shared; every explanation replays (with gates: by the formula)."""
+    assigned, total_S = assign(case.inputs.batch, case.options), _total(case.credit)
+    if case.credit.gate_out_S is not None and case.credit.gate_in_S is not None and case.options.share != "once":
+        formula_S = _by_formula(case.inputs, case.credit)
         for at in np.flatnonzero(_differs(case.credit.received_S, formula_S)):
-            expected = f"{formula_S[at]:g} received, by its out_S and in_S"
+            expected = f"{formula_S[at]:g} received, by its gate_out_S and gate_in_S"
             yield Fault(case.step(at), expected, f"{case.credit.received_S[at]:g}")
-    for s in range(case.flow.batch.n_steps):
+    for s in range(case.inputs.batch.n_steps):
         if assigned.credit_S[s] != total_S[s]:
             yield Fault(case.step(s), f"credit {total_S[s]!r}", repr(assigned.credit_S[s]))
         try:
@@ -277,40 +279,40 @@ def can_be_assigned_and_explained(case: _Case) -> Iterator[Fault]:
                 yield Fault(case.step(s), f"an explanation of {assigned.advantage_S[s]!r}", repr(replayed))
 
 
-def _by_formula(flow: Flow, credit: Credit) -> Floats:
+def _by_formula(inputs: PropagationInput, credit: Credit) -> Floats:
     """[S] `gamma * in_t * sum over children k of share_k * (out_k * h_k + (1 - out_k) * s_k)`."""
-    assert credit.out_S is not None
-    assert credit.in_S is not None
+    assert credit.gate_out_S is not None
+    assert credit.gate_in_S is not None
     h_S = credit.own_S + credit.received_S
     stand_in_S = np.zeros_like(h_S) if credit.stand_in_S is None else np.nan_to_num(credit.stand_in_S)
-    share_S = SHARES[flow.options.share](flow.batch, flow.parents_S)
-    passed_S = share_S * (credit.out_S * h_S + (1.0 - credit.out_S) * stand_in_S)
-    sums_S = np.bincount(flow.batch.edge_parent, passed_S[flow.batch.edge_child], flow.batch.n_steps)
-    return np.asarray(flow.options.gamma * credit.in_S * sums_S)
+    share_S = SHARES[inputs.options.share](inputs.batch, inputs.parents_S)
+    passed_S = share_S * (credit.gate_out_S * h_S + (1.0 - credit.gate_out_S) * stand_in_S)
+    sums_S = np.bincount(inputs.batch.edge_parent, passed_S[inputs.batch.edge_child], inputs.batch.n_steps)
+    return np.asarray(inputs.options.gamma * credit.gate_in_S * sums_S)
 
 
-def plays_are_independent(case: _Case) -> Iterator[Fault]:
+def trajectories_are_independent(case: _RuleCase) -> Iterator[Fault]:
     """A trajectory's scores and outcome do not affect other trajectories' credit."""
     # A failed score is replaced by the mean of other trajectories before the rule runs.
-    if case.options.on_closed_gate == "neutral" or case.flow.failed_S.any():
+    if case.options.on_closed_gate == "neutral" or case.inputs.failed_S.any():
         return
     before_S = _total(case.credit)
     for change in case.changed:
         after_S = _total(change.credit)
-        for s in np.flatnonzero(_differs(before_S, after_S) & ~case.of(change.n)):
-            expected = f"credit {before_S[s]:g} with {change.what} in trajectory {case.plays[change.n].id}"
+        for s in np.flatnonzero(_differs(before_S, after_S) & ~case.is_in(change.n)):
+            expected = f"credit {before_S[s]:g} with {change.what} in trajectory {case.trajectories[change.n].id}"
             yield Fault(case.step(s), expected, f"{after_S[s]:g}")
 
 
 BASICS = (runs_on_every_batch, returns_a_credit, is_finite, leaves_its_input_alone, is_deterministic)
 CHECKS = (
-    ignores_the_order_of_plays,
+    ignores_trajectory_order,
     ignores_the_names_of_agents,
-    ignores_masked_plays,
+    ignores_masked_trajectories,
     says_what_reached_a_step,
     pays_own_as_declared,
     can_be_assigned_and_explained,
-    plays_are_independent,
+    trajectories_are_independent,
 )
 
 
@@ -320,16 +322,16 @@ CHECKS = (
 class _SeenError(Exception):
     """Ends an assignment once the rule has received the Flow."""
 
-    def __init__(self, flow: Flow) -> None:
-        self.flow = flow
+    def __init__(self, inputs: PropagationInput) -> None:
+        self.inputs = inputs
 
 
-def _look(flow: Flow) -> Credit:
-    raise _SeenError(flow)
+def _look(inputs: PropagationInput) -> Credit:
+    raise _SeenError(inputs)
 
 
 @contextmanager
-def _registered(name: str, rule: Rule) -> Iterator[str]:
+def _registered(name: str, rule: PropagationRule) -> Iterator[str]:
     PROPAGATION_RULES.add(name, rule)
     try:
         yield name
@@ -337,22 +339,27 @@ def _registered(name: str, rule: Rule) -> Iterator[str]:
         PROPAGATION_RULES.remove(name)
 
 
-def _arrays(thing: Flow | TrajectoryBatch | Credit) -> dict[str, NDArray[Any]]:
+def _arrays(thing: PropagationInput | TrajectoryBatch | Credit) -> dict[str, NDArray[Any]]:
     values = {f.name: getattr(thing, f.name) for f in fields(thing)}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def _copied(flow: Flow) -> Flow:
-    def copies(thing: Flow | TrajectoryBatch) -> dict[str, Any]:
+def _copied(inputs: PropagationInput) -> PropagationInput:
+    def copies(thing: PropagationInput | TrajectoryBatch) -> dict[str, Any]:
         return {name: column.copy() for name, column in _arrays(thing).items()}
 
-    return replace(flow, batch=replace(flow.batch, **copies(flow.batch)), **copies(flow))
+    return replace(inputs, batch=replace(inputs.batch, **copies(inputs.batch)), **copies(inputs))
 
 
 def _columns(credit: Credit) -> dict[str, Floats]:
     """Every column as floats; a missing column gets its default."""
     nothing_S = np.zeros(len(credit.own_S))
-    none = {"out_S": nothing_S, "in_S": nothing_S, "frozen_S": nothing_S, "stand_in_S": np.full_like(nothing_S, np.nan)}
+    none = {
+        "gate_out_S": nothing_S,
+        "gate_in_S": nothing_S,
+        "frozen_S": nothing_S,
+        "stand_in_S": np.full_like(nothing_S, np.nan),
+    }
     return {name: np.asarray(_arrays(credit).get(name, none.get(name)), dtype=np.float64) for name in _TYPES}
 
 
@@ -370,25 +377,25 @@ def _total(credit: Credit) -> Floats:
 def _batches() -> dict[str, list[Trajectory]]:
     """One batch per graph, one with a single step, and one with all failures and a missing agent."""
     rng = random.Random(0)
-    batches = {name: [_play(rng, f"{name} {n}", graph) for n in range(2)] for name, graph in GRAPHS.items()}
-    batches["one step"] = [_play(rng, "alone", ((),))]
+    batches = {name: [_trajectory(rng, f"{name} {n}", graph) for n in range(2)] for name, graph in GRAPHS.items()}
+    batches["one step"] = [_trajectory(rng, "alone", ((),))]
     chain, joined = GRAPHS["chain"], GRAPHS["diamonds"]
     batches["mishaps"] = [
-        _play(rng, "two unmatched", joined, score_status={0: None, 3: None}),
-        _play(rng, "nothing matched", chain, score_status=dict.fromkeys(range(4))),
-        _play(rng, "a failed score", joined, score_status={1: "failed"}),
-        _play(rng, "a time-out", chain, score_status={3: "timeout"}),
-        _play(rng, "without the verifier", chain[:2]),
-        _play(rng, "without outcome", chain, outcome_status=None),
-        _play(rng, "its outcome failed", joined, outcome_status="failed"),
-        _play(rng, "truncated", chain[:3], outcome_status=None, status="truncated"),
-        _play(rng, "failed", chain, status="failed"),
-        _play(rng, "two answers", joined, answer_steps=(2, 4)),
+        _trajectory(rng, "two unmatched", joined, score_status={0: None, 3: None}),
+        _trajectory(rng, "nothing matched", chain, score_status=dict.fromkeys(range(4))),
+        _trajectory(rng, "a failed score", joined, score_status={1: "failed"}),
+        _trajectory(rng, "a time-out", chain, score_status={3: "timeout"}),
+        _trajectory(rng, "without the verifier", chain[:2]),
+        _trajectory(rng, "without outcome", chain, outcome_status=None),
+        _trajectory(rng, "its outcome failed", joined, outcome_status="failed"),
+        _trajectory(rng, "truncated", chain[:3], outcome_status=None, status="truncated"),
+        _trajectory(rng, "failed", chain, status="failed"),
+        _trajectory(rng, "two answers", joined, answer_steps=(2, 4)),
     ]
     return batches
 
 
-def _play(
+def _trajectory(
     rng: random.Random,
     id: str,
     graph: Sequence[tuple[int, ...]],
@@ -412,24 +419,28 @@ def _play(
     )
 
 
-def _changes(play: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
+def _changes(trajectory: Trajectory) -> Iterator[tuple[str, int | None, Trajectory]]:
     """(what, step, trajectory): the trajectory with one score changed, or with step None its outcome.
 
     Every second score moves across the usual threshold of 1/2; the others stay on their side of it.
     """
-    for index, step in enumerate(play.steps):
+    for index, step in enumerate(trajectory.steps):
         for score in step.scores.values():
             if score.status == "ok" and isinstance(score.value, float):
                 value = (score.value + 0.5) % 1.0 if index % 2 else 0.9 * score.value + 0.01
-                steps = [*play.steps]
+                steps = [*trajectory.steps]
                 steps[index] = replace(step, scores={"f": replace(score, value=value)})
-                yield f"the score of step {step.id} at {value:g}", index, replace(play, steps=steps)
-    if play.outcome is not None and play.outcome.status == "ok" and isinstance(play.outcome.value, float):
-        value = 0.5 * play.outcome.value + 0.3  # changes every multiple of 1/8
-        yield f"the outcome at {value:g}", None, replace(play, outcome=replace(play.outcome, value=value))
+                yield f"the score of step {step.id} at {value:g}", index, replace(trajectory, steps=steps)
+    if (
+        trajectory.outcome is not None
+        and trajectory.outcome.status == "ok"
+        and isinstance(trajectory.outcome.value, float)
+    ):
+        value = 0.5 * trajectory.outcome.value + 0.3  # changes every multiple of 1/8
+        yield f"the outcome at {value:g}", None, replace(trajectory, outcome=replace(trajectory.outcome, value=value))
 
 
-def _all_changed(play: Trajectory) -> Trajectory:
-    for n in range(len([*_changes(play)])):
-        play = [*_changes(play)][n][2]
-    return play
+def _all_changed(trajectory: Trajectory) -> Trajectory:
+    for n in range(len([*_changes(trajectory)])):
+        trajectory = [*_changes(trajectory)][n][2]
+    return trajectory

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from creditflow.credit import Observed, Threshold, make_threshold
+from creditflow.credit import BatchStats, Threshold, make_threshold
 from creditflow.errors import ConfigError
 from creditflow.testing.report import Fault, Report, described, name_of, run
 
@@ -38,12 +38,12 @@ def check_threshold(
     else:
         spec = make
         subject, made = f"threshold {spec}", lambda: make_threshold(spec)
-    case = _Case(made, tuple(agents))
+    case = _ThresholdCase(made, tuple(agents))
     return run(subject, BASICS, CHECKS, [case], {*skip, name_of(absent_agents_stay)} if shared else skip)
 
 
 @dataclass
-class _Case:
+class _ThresholdCase:
     """A kind of threshold, and the history for its updates."""
 
     make: Callable[[], Threshold]
@@ -52,7 +52,7 @@ class _Case:
     def __str__(self) -> str:
         return "the threshold"
 
-    def history(self) -> list[tuple[str, Observed, list[str]]]:
+    def history(self) -> list[tuple[str, BatchStats, list[str]]]:
         """(when, the observed batch, the agents seen by then): every agent is sometimes absent, and one joins late."""
         rng, seen, made = np.random.default_rng(0), list[str](), []
         for update, accuracy in enumerate(_ACCURACIES):
@@ -63,7 +63,7 @@ class _Case:
                 if (update + i) % 3:
                     sub_rewards[agent], spread[agent] = eighths / 8, sd
                     seen = seen if agent in seen else [*seen, agent]
-            made.append((f"update {update}", Observed(sub_rewards, spread, accuracy), seen))
+            made.append((f"update {update}", BatchStats(sub_rewards, spread, accuracy), seen))
         return made
 
     def after(self, updates: int) -> Threshold:
@@ -77,7 +77,7 @@ class _Case:
 # ---- the checks ----------------------------------------------------------------------------------------------------
 
 
-def is_a_threshold(case: _Case) -> Iterator[Fault]:
+def is_a_threshold(case: _ThresholdCase) -> Iterator[Fault]:
     """`make` returns a new object at every call, with all members of `creditflow.credit.Threshold`."""
     made = case.make()
     if missing := [name for name in _MEMBERS if not hasattr(made, name)]:
@@ -88,7 +88,7 @@ def is_a_threshold(case: _Case) -> Iterator[Fault]:
         yield Fault(str(case), "a new object at every call of make", "the same one twice")
 
 
-def theta_is_finite(case: _Case) -> Iterator[Fault]:
+def theta_is_finite(case: _ThresholdCase) -> Iterator[Fault]:
     """`theta` is a finite number for every agent seen so far."""
     threshold = case.make()
     for when, observed, seen in case.history():
@@ -98,7 +98,7 @@ def theta_is_finite(case: _Case) -> Iterator[Fault]:
                 yield Fault(f"{when}, agent {agent!r}", "a finite theta", repr(theta))
 
 
-def new_agents_have_a_theta(case: _Case) -> Iterator[Fault]:
+def new_agents_have_a_theta(case: _ThresholdCase) -> Iterator[Fault]:
     """An agent that was never seen has a finite theta, before the first batch and after every batch."""
     threshold = case.make()
     for when, observed, _ in case.history():
@@ -111,7 +111,7 @@ def new_agents_have_a_theta(case: _Case) -> Iterator[Fault]:
         threshold.update(observed)
 
 
-def only_updates_move_it(case: _Case) -> Iterator[Fault]:
+def only_updates_move_it(case: _ThresholdCase) -> Iterator[Fault]:
     """Thetas change in `update` only, not when metrics, state or thetas are read."""
     threshold = case.make()
     for when, observed, seen in case.history():
@@ -122,18 +122,18 @@ def only_updates_move_it(case: _Case) -> Iterator[Fault]:
             yield Fault(f"after {when}", f"{before} until the next", after)
 
 
-def empty_batches_change_nothing(case: _Case) -> Iterator[Fault]:
-    """An empty batch, `Observed({}, {})`, leaves thetas and state unchanged."""
+def empty_batches_change_nothing(case: _ThresholdCase) -> Iterator[Fault]:
+    """An empty batch, `BatchStats({}, {})`, leaves thetas and state unchanged."""
     threshold = case.make()
     for when, observed, seen in case.history():
         threshold.update(observed)
         before = _shown(threshold, seen)
-        threshold.update(Observed({}, {}))
+        threshold.update(BatchStats({}, {}))
         if (after := _shown(threshold, seen)) != before:
             yield Fault(f"an empty batch after {when}", before, after)
 
 
-def absent_agents_stay(case: _Case) -> Iterator[Fault]:
+def absent_agents_stay(case: _ThresholdCase) -> Iterator[Fault]:
     """An update without an agent leaves that agent's theta unchanged."""
     threshold, known = case.make(), list[str]()
     for when, observed, seen in case.history():
@@ -145,14 +145,14 @@ def absent_agents_stay(case: _Case) -> Iterator[Fault]:
         known = seen
 
 
-def floor_is_a_share(case: _Case) -> Iterator[Fault]:
+def floor_is_a_share(case: _ThresholdCase) -> Iterator[Fault]:
     """`floor` is a number from 0 to 1."""
     for threshold in (case.make(), case.after(_STOP)):
         if not (_is_number(threshold.floor) and 0 <= threshold.floor <= 1):
             yield Fault(str(case), "a floor from 0 to 1", repr(threshold.floor))
 
 
-def metrics_are_numbers(case: _Case) -> Iterator[Fault]:
+def metrics_are_numbers(case: _ThresholdCase) -> Iterator[Fault]:
     """Metrics are finite numbers, and their names start with `propagation/`."""
     threshold = case.make()
     for when, observed, _ in case.history():
@@ -164,7 +164,7 @@ def metrics_are_numbers(case: _Case) -> Iterator[Fault]:
         threshold.update(observed)
 
 
-def state_is_json(case: _Case) -> Iterator[Fault]:
+def state_is_json(case: _ThresholdCase) -> Iterator[Fault]:
     """The state is a mapping that JSON can represent, without NaN, and is equal after a round trip through JSON."""
     for threshold in (case.make(), case.after(_STOP)):
         state = threshold.state_dict()
@@ -177,7 +177,7 @@ def state_is_json(case: _Case) -> Iterator[Fault]:
                 yield Fault("the state", repr(state), f"{read!r}, once read again from JSON")
 
 
-def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Fault]:
+def resumed_is_as_uninterrupted(case: _ThresholdCase) -> Iterator[Fault]:
     """A saved and resumed threshold has the same state and later thetas as an uninterrupted one."""
     uninterrupted, resumed = case.after(_STOP), case.make()
     resumed.load_state_dict(_through_json(uninterrupted.state_dict()))
@@ -189,7 +189,7 @@ def resumed_is_as_uninterrupted(case: _Case) -> Iterator[Fault]:
         resumed.update(observed)
 
 
-def other_states_are_refused(case: _Case) -> Iterator[Fault]:
+def other_states_are_refused(case: _ThresholdCase) -> Iterator[Fault]:
     """A state of another kind, or with a missing or extra key, raises ConfigError and is never misread."""
     state = case.after(_STOP).state_dict()
     others = {f"a state without {key!r}": {k: v for k, v in state.items() if k != key} for key in state}

@@ -173,7 +173,7 @@ def autogen(url: str) -> None:
     info["structured_output"] = False
     client = OpenAIChatCompletionClient(model="rote", base_url=url, model_info=info)
 
-    async def play() -> None:
+    async def run() -> None:
         runtime = SingleThreadedAgentRuntime()
         runtime.start()
         agents = [AssistantAgent(name, client, system_message=f"You are the {name}.") for name in ("writer", "critic")]
@@ -181,7 +181,7 @@ def autogen(url: str) -> None:
         await team.run(task="Write a line about the sea.")
         await runtime.stop_when_idle()
 
-    asyncio.run(play())
+    asyncio.run(run())
     by_id = {"key_match": "gen_ai.response.id", "value_match": "chatcmpl-2"}
     score("helpful", 0.25, **{f"agentlightning.link.0.{key}": value for key, value in by_id.items()})
     score("outcome", 1.0)
@@ -272,7 +272,7 @@ def record(name: str) -> None:
     for instrument in instruments:
         instrument(provider)
     trace.set_tracer_provider(provider)
-    with trace.get_tracer("recorded").start_as_current_span("play"):
+    with trace.get_tracer("recorded").start_as_current_span("trajectory"):
         run(served())
     message = encode_spans(exporter.get_finished_spans())
     found = json.loads(MessageToJson(message))

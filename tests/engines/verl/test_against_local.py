@@ -16,13 +16,13 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from creditflow.credit import CreditOptions, assign, make_threshold
 from creditflow.engines.verl.agent_loop import step_output
-from creditflow.engines.verl.player import sampled_steps
-from creditflow.engines.verl.plays import PlayRecord, take
-from creditflow.engines.verl.rows import Rows, joined, throw_away
+from creditflow.engines.verl.rollouts import RolloutRecord, take
+from creditflow.engines.verl.rows import VerlRows, joined, throw_away
+from creditflow.engines.verl.runner import sampled_steps
 from creditflow.engines.verl.trainer import trained_by
 from creditflow.reward import ScoringReport
 from creditflow.trajectory import Score, Trajectory, TrajectoryBatch
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 WHERE = "creditflow_train"
 
@@ -41,7 +41,7 @@ def queue(verl_ray) -> Iterator[None]:
 def recorded(seed: int) -> list[Trajectory]:
     """Trajectories of a team with different lengths, graphs, step and token scores; some failed or truncated."""
     rng = np.random.default_rng(seed)
-    plays = []
+    trajectories = []
     for n in range(24):
         steps = []
         for s in range(int(rng.integers(1, 7))):
@@ -56,23 +56,24 @@ def recorded(seed: int) -> list[Trajectory]:
             greedy = {"temperature": 0.0, "response_mask": (0,) * tokens} if rng.random() < 0.1 else {}
             steps.append(step(agent, scores, sorted(parents), tokens=tokens, prompt_ids=(1,) * 3, **greedy))
         status = "failed" if n == 5 else "truncated" if n == 7 else "ok"
-        one = play(f"0-1-{n // 4}-{n % 4}", steps, float(rng.integers(0, 2)), f"0-1-{n // 4}", status=status)
+        one = make_trajectory(f"0-1-{n // 4}-{n % 4}", steps, float(rng.integers(0, 2)), f"0-1-{n // 4}", status=status)
         one.answer_steps = (len(steps) - 1,)
-        plays.append(one)
-    return plays
+        trajectories.append(one)
+    return trajectories
 
 
-def send(plays: list[Trajectory]) -> KVBatchMeta:
+def send(trajectories: list[Trajectory]) -> KVBatchMeta:
     """Write records and rows out of order, like agent-loop workers; returns the rows like verl's replay buffer."""
     keys: list[str] = []
     tags: list[dict[str, object]] = []
 
     async def put() -> None:
-        for n in np.random.default_rng(0).permutation(len(plays)).tolist():
+        for n in np.random.default_rng(0).permutation(len(trajectories)).tolist():
             place, key = (n // 4, n % 4), f"u{n // 4}_{n % 4}"
-            await PlayRecord.of(plays[n], ScoringReport((), 0.0), place).put(key, WHERE)
+            await RolloutRecord.from_trajectory(trajectories[n], ScoringReport((), 0.0), place).put(key, WHERE)
             rows = [
-                step_output(plays[n], plays[n].steps[i], 0.0).as_dict() for i in sampled_steps(plays[n], ["default"])
+                step_output(trajectories[n], trajectories[n].steps[i], 0.0).as_dict()
+                for i in sampled_steps(trajectories[n], ["default"])
             ]
             names = [f"{key}_{i}" for i in range(len(rows))]
             if rows:
@@ -101,16 +102,16 @@ def send(plays: list[Trajectory]) -> KVBatchMeta:
 )
 def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options):
     chosen = CreditOptions(**options)
-    plays = recorded(seed=len(options))
-    batch = TrajectoryBatch.from_trajectories(plays)
+    trajectories = recorded(seed=len(options))
+    batch = TrajectoryBatch.from_trajectories(trajectories)
     values_T = np.random.default_rng(1).normal(size=int(batch.token_offsets[-1])).astype(np.float32).astype(np.float64)
     critic = values_T if chosen.adv_estimator == "gae" else None
     local = assign(batch, chosen, values_T=critic, threshold=make_threshold(0.5, batch.agent_names))
     advantages_T = local.token_advantages()
 
-    rows = send(plays)
-    taken = take(WHERE, expected=len(plays))
-    columns = Rows.of(*taken.row_keys(["default"]), taken.batch)
+    rows = send(trajectories)
+    taken = take(WHERE, expected=len(trajectories))
+    columns = VerlRows.from_batch(*taken.row_keys(["default"]), taken.batch)
     step_of = columns.step_of_key
     columns.expect_all(rows)
     if critic is not None:
@@ -144,17 +145,17 @@ def test_rows_get_the_advantages_that_the_local_engine_trains_on(queue, options)
 
 
 def test_trajectories_keep_the_order_of_the_data(queue):
-    plays = recorded(seed=9)
-    rows = send(plays)
-    taken = take(WHERE, expected=len(plays) + 2)
-    assert list(taken.batch.trajectory_ids) == [one.id for one in plays]
+    trajectories = recorded(seed=9)
+    rows = send(trajectories)
+    taken = take(WHERE, expected=len(trajectories) + 2)
+    assert list(taken.batch.trajectory_ids) == [one.id for one in trajectories]
     assert (taken.expected, taken.lost) == (26, 2)
     throw_away(rows, keep=())
 
 
 def test_records_of_filtered_groups_are_dropped(queue):
-    plays = recorded(seed=9)
-    rows = send(plays)
+    trajectories = recorded(seed=9)
+    rows = send(trajectories)
     taken = take(WHERE, expected=8, uids={"u1", "u3"})
     assert {one.rsplit("-", 1)[0] for one in taken.batch.trajectory_ids} == {"0-1-1", "0-1-3"}
     assert take(WHERE, expected=0).batch.n_trajectories == 0

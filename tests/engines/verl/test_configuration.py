@@ -219,7 +219,7 @@ def test_each_policy_has_its_own_adapter_and_optimizer():
         "algorithm.filter_groups.max_num_gen_batches=3",
         f"{ACTOR}.loss_agg_mode=traj-mean-step-mean",
         "critic.loss_agg_mode=traj-mean-step-mean",
-        "critic.sees=play",
+        "critic.context=trajectory",
         "algorithm.propagation=shapley",
     ],
 )
@@ -397,7 +397,7 @@ def test_verl_overrides_update_the_carried_recipe():
 
 
 def test_verl_overrides_are_validated_as_recipe_options():
-    assert refused("--", f"{ROLLOUT}.n=1").startswith(f"{ROLLOUT}.n: 1 play of each task; grpo")
+    assert refused("--", f"{ROLLOUT}.n=1").startswith(f"{ROLLOUT}.n: 1 rollout of each task; grpo")
     assert refused("--", f"{ACTOR}.optim.betas=[a,b]").startswith(f"{ACTOR}.optim.betas: ")
 
 

@@ -37,11 +37,11 @@ def first_time(name):
 
 async def solve_nine_of_ten(task, team):
     if next(calls) % 10 == 0:
-        raise RuntimeError("the tenth play")
+        raise RuntimeError("the tenth trajectory")
     return await toy.solve(task, team)
 
 async def never_solve(task, team):
-    raise RuntimeError("no play goes well")
+    raise RuntimeError("no trajectory goes well")
 
 async def call_a_stranger(task, team):
     return await team.stranger(task.text)
@@ -63,7 +63,7 @@ async def kill_the_server(task, team):
         kill_servers()
     return await team.critic(f"{{task.text}} {{draft}}")
 
-async def kill_the_player(task, team):
+async def kill_the_worker(task, team):
     draft = await team.writer(task.text)
     if draft.step.policy_version == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -126,10 +126,10 @@ def test_workflow_error_costs_only_its_rollout(faulty: Run):
     assert batch.n_trajectories == 20
     errors = {info["error"] for info in batch.trajectory_info if "error" in info}
     assert len(errors) == 1
-    assert re.fullmatch(r"RuntimeError: the tenth play \(faults\.py:\d+ in solve_nine_of_ten\)", errors.pop())
+    assert re.fullmatch(r"RuntimeError: the tenth trajectory \(faults\.py:\d+ in solve_nine_of_ten\)", errors.pop())
     assert sum("error" in info for info in batch.trajectory_info) == 2
     log = (faulty.folder / "failures.log").read_text()
-    assert log.count("\nRuntimeError: the tenth play\n") == log.count("workflow\nTraceback") == 1
+    assert log.count("\nRuntimeError: the tenth trajectory\n") == log.count("workflow\nTraceback") == 1
 
 
 def test_guard_falls_back_to_the_outcome_after_the_first_step(faulty: Run):
@@ -150,7 +150,7 @@ def test_killed_rollout_server_costs_only_its_rollouts(recipe, tmp_path: Path, w
     made = run(recipe(f"faults.py:{workflow}"), tmp_path / "run", *QUICK)
     assert (tmp_path / "server").exists()
     lost = made.series("rollout/failed_frac") > 0
-    replayed = [row.get("rollout/replayed_plays", 0) > 0 for row in made.metrics if row["step"] > 0]
+    replayed = [row.get("rollout/replayed_rollouts", 0) > 0 for row in made.metrics if row["step"] > 0]
     assert (lost | replayed).tolist() == [False, True, False]
     assert made.series("training/rollout_probs_diff_max").max() < 1e-5  # nothing was trained on with other weights
     assert {version for step in (1, 2, 3) for version in made.batch(step).policy_version.tolist()} == {0, 1, 2}
@@ -167,7 +167,7 @@ def test_mistake_in_the_recipe_is_a_config_error(recipe, tmp_path: Path):
 @pytest.mark.usefixtures("verl_ray")
 def test_run_resumes_after_its_rollout_worker_died(recipe, tmp_path: Path):
     with pytest.raises(CreditflowError, match="an agent-loop worker died"):
-        run(recipe("faults.py:kill_the_player"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
+        run(recipe("faults.py:kill_the_worker"), tmp_path / "run", *QUICK, "trainer.save_freq=1")
     made = run(recipe(), tmp_path / "run", *QUICK)
     assert [row["step"] for row in made.metrics] == [1, 2, 3]
 
@@ -175,7 +175,7 @@ def test_run_resumes_after_its_rollout_worker_died(recipe, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("verl_ray")
 def test_run_stops_if_every_rollout_fails(recipe, tmp_path: Path):
-    with pytest.raises(CreditflowError, match=r"8 of 8 plays failed.*RuntimeError: no play goes well"):
+    with pytest.raises(CreditflowError, match=r"8 of 8 rollouts failed.*RuntimeError: no trajectory goes well"):
         run(recipe("faults.py:never_solve"), tmp_path / "run", *QUICK)
 
 

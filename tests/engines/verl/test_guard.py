@@ -12,7 +12,7 @@ from creditflow.monitor import GuardStop
 from tests.engines.verl.runs import TOY, run
 
 RULE = """
-from creditflow.monitor import Finding
+from creditflow.monitor import RuleResult
 
 
 class Third:
@@ -23,7 +23,7 @@ class Third:
 
     def look(self, value, over):
         self.looks += 1
-        return Finding(self.looks == 3, False, {"looks": self.looks})
+        return RuleResult(self.looks == 3, False, {"looks": self.looks})
 
     def state_dict(self):
         return {"looks": self.looks}

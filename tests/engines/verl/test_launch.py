@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from creditflow.config import load_recipe
-from creditflow.engines.verl.launch import Tail, launch, total_steps
+from creditflow.engines.verl.launch import MetricsTail, launch, total_steps
 from creditflow.engines.verl.recipe import carried
 from creditflow.errors import ConfigError, CreditflowError, InputError, says_disk_full
 from creditflow.ledger import RunFolder
@@ -416,7 +416,7 @@ def line(step, **numbers):
 
 def test_tail_returns_each_complete_line_once(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    tail = Tail(file, after=-1)
+    tail = MetricsTail(file, after=-1)
 
     assert tail.rows() == []
     file.write_text(line(0) + line(1)[:5])
@@ -429,7 +429,7 @@ def test_tail_returns_each_complete_line_once(tmp_path):
 def test_tail_skips_existing_and_rewound_lines(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(line(step, loss=1) for step in range(5)))
-    tail = Tail(file, after=2)
+    tail = MetricsTail(file, after=2)
 
     assert tail.rows() == []
     folder = RunFolder(tmp_path)

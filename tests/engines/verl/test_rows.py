@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from transfer_queue import KVBatchMeta
 
 from creditflow.engines.verl.agent_loop import StepOutput, token_rewards
-from creditflow.engines.verl.player import sampled_steps
-from creditflow.engines.verl.plays import Plays
-from creditflow.engines.verl.rows import Rows, select
+from creditflow.engines.verl.rollouts import RolloutRecords
+from creditflow.engines.verl.rows import VerlRows, select
+from creditflow.engines.verl.runner import sampled_steps
 from creditflow.errors import BatchError
 from creditflow.reward import ScoringReport
 from creditflow.trajectory import Score, TrajectoryBatch
-from tests.builders import play, step
+from tests.builders import make_trajectory, step
 
 
-def plays_of(*trajectories) -> Plays:
+def trajectories_of(*trajectories) -> RolloutRecords:
     keys = tuple(f"u{t.uid}_{n}" for n, t in enumerate(trajectories))
     batch = TrajectoryBatch.from_trajectories(trajectories)
-    return Plays(batch, keys, ScoringReport((), 0.0), len(trajectories))
+    return RolloutRecords(batch, keys, ScoringReport((), 0.0), len(trajectories))
 
 
 def meta(*keys) -> KVBatchMeta:
@@ -29,61 +29,61 @@ def meta(*keys) -> KVBatchMeta:
 
 
 TEAM = (
-    play("a", [step("planner", tokens=2), step("frozen", policy="other"), step("executor", 0.5, tokens=3)]),
-    play("b", [step("planner", tokens=1, response_mask=(0,)), step("executor", 1.0, tokens=4)]),
-    play("c", []),
-    play("d", [step("executor", "failed", tokens=1)]),
+    make_trajectory("a", [step("planner", tokens=2), step("frozen", policy="other"), step("executor", 0.5, tokens=3)]),
+    make_trajectory("b", [step("planner", tokens=1, response_mask=(0,)), step("executor", 1.0, tokens=4)]),
+    make_trajectory("c", []),
+    make_trajectory("d", [step("executor", "failed", tokens=1)]),
 )
 
 
 def test_row_keys_match_the_workers():
-    plays = plays_of(*TEAM)
-    keys, steps = plays.row_keys(["default"])
+    trajectories = trajectories_of(*TEAM)
+    keys, steps = trajectories.row_keys(["default"])
     told = [
         (f"{key}_{i}", index)
-        for key, trajectory in zip(plays.keys, TEAM, strict=True)
+        for key, trajectory in zip(trajectories.keys, TEAM, strict=True)
         for i, index in enumerate(sampled_steps(trajectory, ["default"]))
     ]
     assert keys == [key for key, _ in told]
-    assert plays.batch.index_of_step[steps].tolist() == [index for _, index in told]
+    assert trajectories.batch.index_of_step[steps].tolist() == [index for _, index in told]
 
 
 @given(st.lists(st.lists(st.tuples(st.sampled_from(["default", "other"]), st.integers(0, 2)), max_size=5), max_size=5))
 @settings(max_examples=50)
 def test_row_keys_match_the_workers_for_any_team(specs):
     team = [
-        play(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
+        make_trajectory(f"t{n}", [step("x", tokens=tokens, policy=policy) for policy, tokens in spec])
         for n, spec in enumerate(specs)
     ]
-    keys, steps = plays_of(*team).row_keys(["default", "other"])
+    keys, steps = trajectories_of(*team).row_keys(["default", "other"])
     assert len(keys) == sum(len(sampled_steps(t, ["default", "other"])) for t in team)
     assert len(set(keys)) == len(keys) == len(steps)
 
 
 def test_nested_selects_rows_and_zeroes_padding():
-    plays = plays_of(*TEAM)
-    keys, steps = plays.row_keys(["default"])
-    rows = Rows.of(keys, steps, plays.batch)
-    column_T = np.arange(int(plays.batch.token_offsets[-1]), dtype=np.float64)
+    trajectories = trajectories_of(*TEAM)
+    keys, steps = trajectories.row_keys(["default"])
+    rows = VerlRows.from_batch(keys, steps, trajectories.batch)
+    column_T = np.arange(int(trajectories.batch.token_offsets[-1]), dtype=np.float64)
     nested = rows.nested(meta(keys[2], "pad_0_0", keys[0]), column_T)
-    offsets = plays.batch.token_offsets
+    offsets = trajectories.batch.token_offsets
     want = [column_T[offsets[steps[k]] : offsets[steps[k] + 1]].tolist() for k in (2, 0)]
     assert [row.tolist() for row in nested.unbind()] == [want[0], [0.0], want[1]]
 
 
 def test_choose_selects_rows_of_wanted_steps():
-    plays = plays_of(*TEAM)
-    keys, steps = plays.row_keys(["default"])
-    wanted_S = np.zeros(plays.batch.n_steps, dtype=bool)
+    trajectories = trajectories_of(*TEAM)
+    keys, steps = trajectories.row_keys(["default"])
+    wanted_S = np.zeros(trajectories.batch.n_steps, dtype=bool)
     wanted_S[steps[1]] = True
-    assert Rows.of(keys, steps, plays.batch).choose(meta(*keys), wanted_S).keys == [keys[1]]
+    assert VerlRows.from_batch(keys, steps, trajectories.batch).choose(meta(*keys), wanted_S).keys == [keys[1]]
 
 
 def test_row_without_a_step_is_rejected_by_name():
-    plays = plays_of(*TEAM)
-    rows = Rows.of(*plays.row_keys(["default"]), plays.batch)
+    trajectories = trajectories_of(*TEAM)
+    rows = VerlRows.from_batch(*trajectories.row_keys(["default"]), trajectories.batch)
     with pytest.raises(BatchError, match="row nobody_0_0"):
-        rows.choose(meta("nobody_0_0"), np.ones(plays.batch.n_steps, dtype=bool))
+        rows.choose(meta("nobody_0_0"), np.ones(trajectories.batch.n_steps, dtype=bool))
 
 
 def test_select_keeps_keys_and_tags_together():
@@ -102,7 +102,7 @@ def scored(**scores) -> list[float]:
 
 
 def batch_steps(*specs):
-    return play("t", specs).steps
+    return make_trajectory("t", specs).steps
 
 
 def test_step_reward_is_at_the_last_token():

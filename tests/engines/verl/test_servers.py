@@ -40,9 +40,9 @@ def output(*ids, version=3, stop="completed", logprobs=...):
 def ask(fleet, temperature=1.0, max_tokens=4):
     policy = ServedPolicy(fleet, chat=None, eos_ids=frozenset([EOS]), max_positions=64)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True}
-    play = Servers({"default": policy}, params, version=3, request_id="play")
+    trajectory = Servers({"default": policy}, params, version=3, request_id="trajectory")
     request = GenerationRequest((1, 2), max_tokens, temperature, seed=(0,))
-    return asyncio.run(play.generate("default", request))
+    return asyncio.run(trajectory.generate("default", request))
 
 
 def test_response_has_logprobs_and_version():
@@ -58,7 +58,7 @@ def test_call_uses_verls_sampling_and_its_own_length():
     ask(fleet, max_tokens=7)
     params = {"temperature": 1.0, "top_p": 0.9, "top_k": 5, "logprobs": True, "max_tokens": 7}
     params["stop_token_ids"] = [EOS]
-    assert fleet.asked == [("play", [1, 2], params)]
+    assert fleet.asked == [("trajectory", [1, 2], params)]
 
 
 def test_greedy_call_overrides_the_batch_sampling():

@@ -16,7 +16,7 @@ from tests.engines.verl.runs import CHAIN, REPOSITORY, TOY, Run, run
 
 pytestmark = pytest.mark.usefixtures("verl_ray")
 
-TASKS, PLAYS, STEPS, BEFORE = 8, 3, 4, 3
+TASKS, TRAJECTORIES, STEPS, BEFORE = 8, 3, 4, 3
 EPOCH = 2
 """Training steps per epoch; an epoch contains every task once. The run resumes in the second epoch."""
 SMALL = (
@@ -24,7 +24,7 @@ SMALL = (
     "recipe.val_tasks=8",
     f"data.train_batch_size={TASKS}",
     "actor_rollout_ref.actor.ppo_mini_batch_size=4",
-    f"actor_rollout_ref.rollout.n={PLAYS}",
+    f"actor_rollout_ref.rollout.n={TRAJECTORIES}",
     "actor_rollout_ref.actor.optim.lr=3.0e-4",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=0",
     "actor_rollout_ref.actor.optim.lr_scheduler_type=constant",
@@ -91,8 +91,8 @@ def test_resumed_run_continues_steps_and_data(chain: Run):
 def test_step_files_hold_every_rollout_of_every_task(chain: Run):
     for step in range(1, STEPS + 1):
         batch = chain.batch(step)
-        assert batch.n_trajectories == TASKS * PLAYS
-        assert np.bincount(batch.group_of_trajectory).tolist() == [PLAYS] * TASKS
+        assert batch.n_trajectories == TASKS * TRAJECTORIES
+        assert np.bincount(batch.group_of_trajectory).tolist() == [TRAJECTORIES] * TASKS
         assert batch.agent_names == ("planner", "executor", "verifier")
         assert set(batch.policy_version.tolist()) == {step - 1}
         lengths = np.bincount(batch.trajectory_of_step)

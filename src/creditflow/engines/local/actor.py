@@ -17,7 +17,7 @@ from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.lora import Adapter
 from creditflow.engines.local.loss import KL_ESTIMATORS, Clip, policy_loss, token_weights
-from creditflow.engines.local.packing import Packed
+from creditflow.engines.local.packing import PackedSteps
 from creditflow.engines.local.policy import Policy
 from creditflow.trajectory import Bools, Floats, Ints, Trajectory, TrajectoryBatch
 
@@ -26,7 +26,7 @@ _LOGITS = 1 << 25
 
 
 def token_logprobs(
-    forward: Forward, packed: Packed, batch: TrajectoryBatch, *, entropy_grad: bool = False
+    forward: Forward, packed: PackedSteps, batch: TrajectoryBatch, *, entropy_grad: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Log-prob [R] of each response token at its step's temperature (1 for greedy steps), and entropy [R].
 

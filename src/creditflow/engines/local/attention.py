@@ -5,7 +5,7 @@ attention is causal, so they need no mask. Rows with the same prompt gather it f
 work, prompts become separate rows, and responses attend to them.
 
 Decoding: the one query of each row attends to its prompt, whose keys and values are stored once for all rows with that
-prompt, and to its own response. Depends on `Packed`, not on a model.
+prompt, and to its own response. Depends on `PackedSteps`, not on a model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from creditflow.engines.local.packing import Packed
+from creditflow.engines.local.packing import PackedSteps
 from creditflow.trajectory import Ints
 
 AGREE = 1e-4
@@ -32,7 +32,7 @@ NAME = "creditflow_packed"
 
 
 @dataclass(slots=True)
-class Seen:
+class VisibleKeys:
     """The query tokens of b rows, and the tokens that each may attend to."""
 
     query_at: Tensor
@@ -45,9 +45,9 @@ class Seen:
 
 @dataclass(slots=True)
 class Layout:
-    """The positions of attention rows among T tokens: `Packed` as tensors."""
+    """The positions of attention rows among T tokens: `PackedSteps` as tensors."""
 
-    rows: tuple[Seen, ...]
+    rows: tuple[VisibleKeys, ...]
     source: Tensor
     """[T] index of each token's query among the queries of all rows, flattened."""
     asked: int = 0
@@ -59,7 +59,7 @@ class Layout:
         return max(rows.key_at.shape[1] for rows in self.rows)
 
     @classmethod
-    def of(cls, packed: Packed, device: torch.device) -> Layout:
+    def from_packed(cls, packed: PackedSteps, device: torch.device) -> Layout:
         """Build the layout of `packed` on `device`."""
 
         def on_device(column: Ints) -> Tensor:
@@ -67,14 +67,14 @@ class Layout:
 
         split = packed.split
         whole = packed.groups if split is None else split.prompts
-        rows = [Seen(at, at, None) for at in (on_device(group.at) for group in whole)]
+        rows = [VisibleKeys(at, at, None) for at in (on_device(group.at) for group in whole)]
         for responses in () if split is None else split.responses:
             query_at, key_at = on_device(responses.query_at), on_device(responses.key_at)
             n_queries, n_keys = query_at.shape[1], key_at.shape[1]
             column = torch.arange(n_keys, device=device)
             before = column <= torch.arange(n_keys - n_queries, n_keys, device=device)[:, None]
             mask = before & (column >= on_device(responses.padding)[:, None, None])
-            rows.append(Seen(query_at, key_at, mask[:, None]))
+            rows.append(VisibleKeys(query_at, key_at, mask[:, None]))
         return cls(tuple(rows), on_device(packed.source if split is None else split.source))
 
 
@@ -133,7 +133,7 @@ class Prompts:
     """[U, 1, 1, P] 0 within a prompt, -inf after its end."""
 
     @classmethod
-    def of_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
+    def from_tokens(cls, keys: Tensor, values: Tensor, lengths: Sequence[int], width: int) -> Prompts:
         """Pad [1, key heads, T, D] of concatenated prompts."""
         length_U = np.asarray(lengths)
         column = np.arange(width)[None, :]
@@ -156,7 +156,7 @@ class Prompts:
             torch.cat([part.beyond for part in parts]),
         )
 
-    def of(self, which: Tensor) -> Prompts:
+    def select(self, which: Tensor) -> Prompts:
         """Select prompts by index, in this order; an index may repeat."""
         return Prompts(self.keys[which], self.values[which], self.beyond[which])
 
@@ -173,7 +173,7 @@ class Decoding:
     """[B] index of each row in the flattened `rows`; None if that is 0, 1, ..., B - 1."""
 
     @classmethod
-    def of(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
+    def from_prompts(cls, prompt_of_row: Ints, prompts: Sequence[Prompts], device: torch.device) -> Decoding:
         """Group rows by prompt. `prompt_of_row` [B] contains each of the U prompts at least once."""
         order = np.argsort(prompt_of_row, kind="stable")
         count = np.bincount(prompt_of_row)

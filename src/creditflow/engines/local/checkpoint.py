@@ -18,7 +18,7 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
-from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.crew import PolicySet
 from creditflow.errors import ConfigError, CreditflowError, DataError, ModelError, first_line
 from creditflow.files import make_whole
 
@@ -26,7 +26,7 @@ _STATE = "state"
 _MANIFEST = "trainer.json"
 
 
-def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int | None = None) -> Path:
+def save(run: Path, step: int, policy_set: PolicySet, state: Mapping[str, Any], keep: int | None = None) -> Path:
     """Write `checkpoints/global_step_N` and keep the newest `keep` checkpoints. `state`: any JSON value.
 
     If none of the newest `keep` is `good`, the newest older one that is stays too, because a rollback may need it.
@@ -35,7 +35,7 @@ def save(run: Path, step: int, crew: Crew, state: Mapping[str, Any], keep: int |
     """
     target = folder_of(run, step)
     try:
-        make_whole(target, lambda folder: _fill(folder, step, crew, state))
+        make_whole(target, lambda folder: _fill(folder, step, policy_set, state))
     except SafetensorError as error:  # mostly a full disk, for which safetensors does not raise OSError
         raise CreditflowError(f"{target}: the checkpoint cannot be written: {error}") from error
     good_is_kept = False
@@ -54,11 +54,11 @@ def _is_good(folder: Path) -> bool:
         return False
 
 
-def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None:
+def _fill(folder: Path, step: int, policy_set: PolicySet, state: Mapping[str, Any]) -> None:
     own = folder / _STATE
     own.mkdir()
-    for name, actor in crew.actors.items():
-        weights = folder if len(crew.actors) == 1 else folder / name
+    for name, actor in policy_set.actors.items():
+        weights = folder if len(policy_set.actors) == 1 else folder / name
         weights.mkdir(exist_ok=True)
         if actor.narrowed:
             actor.policy.save_merged(weights)  # for export; resuming needs base and adapter separately
@@ -66,16 +66,16 @@ def _fill(folder: Path, step: int, crew: Crew, state: Mapping[str, Any]) -> None
         else:
             actor.policy.save(weights)
         actor.learner.save(own / f"{name}.safetensors")
-    for name, critic in crew.critics.items():
+    for name, critic in policy_set.critics.items():
         critic.model.save_pretrained(own / f"critic-{name}", safe_serialization=True)
         critic.learner.save(own / f"critic-{name}.safetensors")
-    versions = {name: actor.policy.version for name, actor in crew.actors.items()}
+    versions = {name: actor.policy.version for name, actor in policy_set.actors.items()}
     sums = {str(file.relative_to(folder)): _sum(file) for file in sorted(folder.rglob("*")) if file.is_file()}
-    manifest = {"step": step, "versions": versions, "narrowed": crew.narrowed, "state": state, "sha256": sums}
+    manifest = {"step": step, "versions": versions, "narrowed": policy_set.narrowed, "state": state, "sha256": sums}
     (own / _MANIFEST).write_text(json.dumps(manifest | {"own_sha256": _sum_of(manifest)}, indent=2) + "\n")
 
 
-def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
+def load(run: Path, step: int, policy_set: PolicySet) -> dict[str, Any]:
     """Load weights, optimizers and critics from `checkpoints/global_step_N`; returns its saved `state`.
 
     All checksums are verified first. Raises DataError if a file is missing or changed, and ConfigError if the models
@@ -86,18 +86,18 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
     for name, expected in manifest["sha256"].items():
         if not (folder / name).is_file() or _sum(folder / name) != expected:
             raise DataError(f"{folder}: {name} is not as it was written")
-    if manifest["versions"].keys() != crew.actors.keys():
-        there, here = ", ".join(manifest["versions"]), ", ".join(crew.actors)
+    if manifest["versions"].keys() != policy_set.actors.keys():
+        there, here = ", ".join(manifest["versions"]), ", ".join(policy_set.actors)
         raise ConfigError(f"policies: {folder} holds {there}, and the recipe trains {here}")
     own = folder / _STATE
-    for name in crew.critics:
+    for name in policy_set.critics:
         if not (own / f"critic-{name}").is_dir():
             raise ConfigError(f"algorithm.adv_estimator: {folder}: has no critic of {name}")
-    if manifest["narrowed"] != crew.narrowed:
-        (crew.narrow if manifest["narrowed"] else crew.widen)()
+    if manifest["narrowed"] != policy_set.narrowed:
+        (policy_set.narrow if manifest["narrowed"] else policy_set.widen)()
     try:
-        for name, actor in crew.actors.items():
-            weights = folder if len(crew.actors) == 1 else folder / name
+        for name, actor in policy_set.actors.items():
+            weights = folder if len(policy_set.actors) == 1 else folder / name
             if actor.narrowed:
                 load_model(actor.policy.model, own / f"{name}-narrowed.safetensors")
             elif actor.policy.adapter is not None:
@@ -106,7 +106,7 @@ def load(run: Path, step: int, crew: Crew) -> dict[str, Any]:
                 _load_weights(actor.policy.model, weights)
             actor.policy.version = manifest["versions"][name]
             actor.learner.load(own / f"{name}.safetensors")
-        for name, critic in crew.critics.items():
+        for name, critic in policy_set.critics.items():
             _load_weights(critic.model, own / f"critic-{name}")
             critic.learner.load(own / f"critic-{name}.safetensors")
     except (OSError, SafetensorError, RuntimeError, ModelError) as error:
@@ -162,7 +162,7 @@ def step_of(run: Path, named: str) -> int:
 
 def newest(
     run: Path,
-    crew: Crew,
+    policy_set: PolicySet,
     say: Callable[[str], None],
     accept: Callable[[int, Mapping[str, Any]], bool] = lambda step, state: True,
 ) -> tuple[int, dict[str, Any]] | None:
@@ -175,7 +175,7 @@ def newest(
     for step in saved_steps(run):
         try:
             if accept(step, _manifest(folder_of(run, step))["state"]):
-                return step, load(run, step, crew)
+                return step, load(run, step, policy_set)
             whole = True
         except DataError as error:
             say(f"warning: {error}; the one before it is tried")

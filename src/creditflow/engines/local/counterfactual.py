@@ -15,14 +15,14 @@ import numpy as np
 from creditflow.config import Config, policies_in_use, trained_policies
 from creditflow.credit import CreditOptions
 from creditflow.credit.decompose import outcomes
-from creditflow.credit.shapley import KEY, Plan, Values, least_plays, plan, values
+from creditflow.credit.shapley import KEY, Plan, Values, least_rollouts, plan, values
 from creditflow.engines.local.actor import fill_reference_logprobs
-from creditflow.engines.local.crew import Crew
-from creditflow.engines.local.plays import UnscoredPlays, needs_reference
+from creditflow.engines.local.crew import PolicySet
 from creditflow.engines.local.policy import Policy
+from creditflow.engines.local.rollouts import UnscoredRollouts, needs_reference
 from creditflow.errors import ConfigError, TooManyFailedScores
-from creditflow.parts import Parts
-from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_again, together
+from creditflow.parts import Components
+from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, replay_rollout, together
 from creditflow.trajectory import Floats, Trajectory, TrajectoryBatch
 
 COUNTERFACTUAL, AUDIT = 3, 4
@@ -37,12 +37,12 @@ Note = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class CounterfactualResult:
     """The result of counterfactual rollouts."""
 
     by_id: dict[str, Values]
     """Values by trajectory id, without trajectories that have no known outcome or no replaceable agent."""
-    plays: int
+    rollouts: int
     failed: int
     """The number of rollouts without an outcome."""
 
@@ -52,62 +52,66 @@ def wants_values(options: CreditOptions) -> bool:
     return options.propagation == "shapley"
 
 
-def expect_enough_plays(config: Config) -> None:
+def expect_enough_rollouts(config: Config) -> None:
     """Raise ConfigError if the budget is too small for a trajectory with all trained agents."""
     learning, using = trained_policies(config), policies_in_use(config)
     agents = [agent for policy in learning for agent in using[policy]]
-    least, given = least_plays(len(agents)), config.algorithm.counterfactual_plays
+    least, given = least_rollouts(len(agents)), config.algorithm.counterfactual_rollouts
     if given < least:
         raise ConfigError(
-            f"algorithm.counterfactual_plays: expected at least {least} plays for {len(agents)} agents "
+            f"algorithm.counterfactual_rollouts: expected at least {least} rollouts for {len(agents)} agents "
             f"({', '.join(agents)}), got {given}"
         )
 
 
 async def add_values(
-    parts: Parts, crew: Crew, plays: Sequence[Trajectory], step: int, note: Callable[[str], None] = lambda _: None
+    components: Components,
+    policy_set: PolicySet,
+    rollouts: Sequence[Trajectory],
+    step: int,
+    note: Callable[[str], None] = lambda _: None,
 ) -> dict[str, float]:
     """Store the values of a training step's scored trajectories in their `info[KEY]`; returns metrics.
 
     A trajectory with too many failed counterfactual rollouts becomes failed itself and is masked: a value that could
-    not be measured is not 0. Raises UnscoredPlays if more rollouts failed than `rollout.max_failed_frac` allows.
+    not be measured is not 0. Raises UnscoredRollouts if more rollouts failed than `rollout.max_failed_frac` allows.
     `note` receives the progress as text.
     """
-    config = parts.recipe.config
-    baselines = {name: crew.references[name] for name in crew.actors}
-    budget = config.algorithm.counterfactual_plays
+    config = components.recipe.config
+    baselines = {name: policy_set.references[name] for name in policy_set.actors}
+    budget = config.algorithm.counterfactual_rollouts
 
     def say(done: int, wanted: int) -> None:
-        note(f"playing again {done}/{wanted}")
+        note(f"counterfactual rollouts {done}/{wanted}")
 
     try:
-        found = await measure(parts, crew, baselines, plays, budget, (COUNTERFACTUAL, step), say)
+        found = await measure(components, policy_set, baselines, rollouts, budget, (COUNTERFACTUAL, step), say)
     except TooManyFailedScores as error:
-        raise UnscoredPlays(error, plays) from error
-    for trajectory in plays:
+        raise UnscoredRollouts(error, rollouts) from error
+    for trajectory in rollouts:
         of = found.by_id.get(trajectory.id)
         if of is None and _is_known(trajectory):  # none of its agents is trained
-            of = Values(*(np.zeros(0),) * 4, plays=0)
+            of = Values(*(np.zeros(0),) * 4, rollouts=0)
         if of is not None:
             trajectory.info[KEY] = of.to_json()
             if not of.known:
                 trajectory.status = "failed"
-                trajectory.info["error"] = f"of {of.plays} counterfactual plays too many failed"
+                trajectory.info["error"] = f"of {of.rollouts} counterfactual rollouts too many failed"
     return {
-        "rollout/counterfactual_plays": float(found.plays),
-        "rollout/counterfactual_failed_frac": found.failed / max(found.plays, 1),
+        "rollout/counterfactual_rollouts": float(found.rollouts),
+        "rollout/counterfactual_failed_frac": found.failed / max(found.rollouts, 1),
     }
 
 
 async def measure(
-    parts: Parts,
-    crew: Crew,
+    components: Components,
+    policy_set: PolicySet,
     baselines: Mapping[str, Policy],
     trajectories: Sequence[Trajectory],
     budget: int,
     key: tuple[int, ...],
     note: Note = lambda done, wanted: None,
-) -> Replayed:
+) -> CounterfactualResult:
     """Measure the values of scored `trajectories` with at most `budget` rollouts for each.
 
     `baselines`: by policy, the replacement for its agents outside a coalition. Agents of other policies always stay.
@@ -115,26 +119,26 @@ async def measure(
     Raises ConfigError if no reward function gives an outcome, or the budget is too small, and TooManyFailedScores if
     more rollouts have no outcome than `rollout.max_failed_frac` allows.
     """
-    games = _games(parts, baselines, trajectories, budget, key)
-    table = _Table(parts, crew, baselines, key)
+    games = _games(components, baselines, trajectories, budget, key)
+    table = _Coalitions(components, policy_set, baselines, key)
     seats = [(game, p) for game in games for p in range(len(game.plan.coalition_P))]
     outcome_P = np.full(len(seats), np.nan)
     note(0, len(seats))
     for first in range(0, len(seats), _AT_ONCE):
         some = seats[first : first + _AT_ONCE]
-        outcome_P[first : first + len(some)] = await table.play(some)
+        outcome_P[first : first + len(some)] = await table.run(some)
         note(first + len(some), len(seats))
     failed = int(np.isnan(outcome_P).sum())
-    most = parts.recipe.config.actor_rollout_ref.rollout.max_failed_frac
+    most = components.recipe.config.actor_rollout_ref.rollout.max_failed_frac
     if failed > most * len(seats):
         raise TooManyFailedScores(
-            f"{failed} of {len(seats)} counterfactual plays failed, more than actor_rollout_ref.rollout.max_failed_frac"
-            f"={most:g} allows; the first: {table.first_failure}"
+            f"{failed} of {len(seats)} counterfactual rollouts failed, more than "
+            f"actor_rollout_ref.rollout.max_failed_frac={most:g} allows; the first: {table.first_failure}"
         )
     ends = np.cumsum([len(game.plan.coalition_P) for game in games])
     parted = np.split(outcome_P, ends[:-1]) if games else []
     found = {game.trajectory.id: game.values(own_P) for game, own_P in zip(games, parted, strict=True)}
-    return Replayed(found, len(seats), failed)
+    return CounterfactualResult(found, len(seats), failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +160,21 @@ class _Game:
 
 
 def _games(
-    parts: Parts, baselines: Mapping[str, Policy], trajectories: Sequence[Trajectory], budget: int, key: tuple[int, ...]
+    components: Components,
+    baselines: Mapping[str, Policy],
+    trajectories: Sequence[Trajectory],
+    budget: int,
+    key: tuple[int, ...],
 ) -> list[_Game]:
-    if not any(function.level == "outcome" for function in parts.rewards.functions):
+    if not any(function.level == "outcome" for function in components.rewards.functions):
         raise ConfigError("reward.functions: expected an outcome function, of which values are measured, found none")
     games = []
     for trajectory in filter(_is_known, trajectories):
-        players = tuple(dict.fromkeys(s.agent for s in trajectory.steps if parts.agents[s.agent].policy in baselines))
+        players = tuple(
+            dict.fromkeys(s.agent for s in trajectory.steps if components.agents[s.agent].policy in baselines)
+        )
         if players:
-            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(_seed(parts, key, trajectory))))
+            rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(_seed(components, key, trajectory))))
             try:
                 games.append(_Game(trajectory, players, plan(len(players), budget, rng)))
             except ValueError as error:
@@ -178,53 +188,61 @@ def _is_known(trajectory: Trajectory) -> bool:
     return trajectory.status != "failed" and outcome is not None and outcome.status == "ok" and bool(trajectory.steps)
 
 
-def _seed(parts: Parts, key: tuple[int, ...], trajectory: Trajectory) -> tuple[int, ...]:
-    return (parts.recipe.config.data.seed, *key, *trajectory.id.encode())
+def _seed(components: Components, key: tuple[int, ...], trajectory: Trajectory) -> tuple[int, ...]:
+    return (components.recipe.config.data.seed, *key, *trajectory.id.encode())
 
 
-class _Table:
+class _Coalitions:
     """Runs and scores the rollouts of coalitions."""
 
-    def __init__(self, parts: Parts, crew: Crew, baselines: Mapping[str, Policy], key: tuple[int, ...]) -> None:
-        self.parts, self.key = parts, key
+    def __init__(
+        self, components: Components, policy_set: PolicySet, baselines: Mapping[str, Policy], key: tuple[int, ...]
+    ) -> None:
+        self.components, self.key = components, key
         self.stand_ins = {name: f"baseline of {name}" for name in baselines}
-        clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
+        clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
         clients |= {self.stand_ins[name]: policy for name, policy in baselines.items()}
-        self.scheduler = Scheduler(clients, parts.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
-        references = crew.references
+        self.scheduler = Scheduler(clients, components.recipe.config.actor_rollout_ref.rollout.max_num_seqs)
+        references = policy_set.references
         self.references = references | {own: references[name] for name, own in self.stand_ins.items()}
         self.first_failure = ""
 
-    async def play(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
+    async def run(self, seats: Sequence[tuple[_Game, int]]) -> Floats:
         """Run rollouts; returns their outcomes [P], NaN where the rollout or its scoring failed."""
-        parts, config = self.parts, self.parts.recipe.config
-        playing = [
-            play_again(
+        components, config = self.components, self.components.recipe.config
+        running = [
+            replay_rollout(
                 game.trajectory,
-                self._play_of(game, p),
+                self._rollout_of(game, p),
                 game.replaced(p),
                 self.stand_ins,
-                parts.workflow,
-                parts.agents,
+                components.workflow,
+                components.agents,
                 self.scheduler,
-                parts.sampling,
+                components.sampling,
             )
             for game, p in seats
         ]
         try:
-            played = await together(playing, self.scheduler)
+            trajectories = await together(running, self.scheduler)
         finally:
-            for client in parts.chat_clients.values():
+            for client in components.chat_clients.values():
                 await client.aclose()
-        if needs_reference(parts):
-            fill_reference_logprobs(self.references, played, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
-        report = await parts.rewards.score(played, outcome_only=True, max_failed_frac=1.0)
+        if needs_reference(components):
+            fill_reference_logprobs(
+                self.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+            )
+        report = await components.rewards.score(trajectories, outcome_only=True, max_failed_frac=1.0)
         # A baseline may ramble and be truncated. Its outcome counts, whether or not truncated trajectories are trained.
-        found = outcomes(TrajectoryBatch.from_trajectories(played), replace(config.algorithm, mask_truncated=False))
-        errors = [*(one.info["error"] for one in played if one.status == "failed"), *report.reasons]
+        found = outcomes(
+            TrajectoryBatch.from_trajectories(trajectories), replace(config.algorithm, mask_truncated=False)
+        )
+        errors = [*(one.info["error"] for one in trajectories if one.status == "failed"), *report.reasons]
         self.first_failure = self.first_failure or next(iter(errors), "")
         return np.where(found.known_N, found.value_N, np.nan)
 
-    def _play_of(self, game: _Game, p: int) -> Play:
+    def _rollout_of(self, game: _Game, p: int) -> Rollout:
         recorded = game.trajectory
-        return Play(recorded.task, recorded.uid, f"{recorded.id}~{p}", (*_seed(self.parts, self.key, recorded), p))
+        return Rollout(
+            recorded.task, recorded.uid, f"{recorded.id}~{p}", (*_seed(self.components, self.key, recorded), p)
+        )

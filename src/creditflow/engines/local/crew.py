@@ -123,7 +123,7 @@ def load_policies(recipe: Recipe) -> dict[str, Policy]:
 
 
 @dataclass(frozen=True)
-class Crew:
+class PolicySet:
     """The policies by name; each trained one has an actor and, if the estimator needs it, a critic."""
 
     policies: dict[str, Policy]
@@ -134,7 +134,7 @@ class Crew:
     seed: int = 0
 
     @classmethod
-    def of(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> Crew:
+    def from_recipe(cls, recipe: Recipe, steps: int, *, keep_reference: bool) -> PolicySet:
         """Load all models for a run of `steps` training steps.
 
         `keep_reference`: whether to keep reference policies even without a KL loss. Raises ConfigError and ModelError,
@@ -158,18 +158,18 @@ class Crew:
                 updates = steps * mini_batches * config.critic.ppo_epochs
                 critics[name] = Critic.load(folder, key, policies[name].device, config.critic, updates)
                 _expect_critic(config.data, critics[name], policies[name], key)
-        crew = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
+        policy_set = cls(policies, actors, critics, config.guard.fallback, config.data.seed)
         if config.guard.fallback.trainable == "lora":
-            if not crew._whole_actors():
+            if not policy_set._whole_actors():
                 raise ConfigError(
                     f"{FALLBACK_KEY}.trainable: expected all where every policy trains adapters already, got lora"
                 )
-            for actor in crew._whole_actors():
+            for actor in policy_set._whole_actors():
                 expect_fits(actor.policy.model, config.guard.fallback, FALLBACK_KEY)
-        return crew
+        return policy_set
 
     @classmethod
-    def to_play(cls, recipe: Recipe) -> Crew:
+    def for_rollouts(cls, recipe: Recipe) -> PolicySet:
         """Load only the policies, without actors and critics."""
         return cls(load_policies(recipe), {}, {})
 

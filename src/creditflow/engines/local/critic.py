@@ -16,7 +16,7 @@ from creditflow.engines.local import memory
 from creditflow.engines.local.forward import Forward
 from creditflow.engines.local.learner import Learner, in_mini_batches, sampled_tokens, tensors_of
 from creditflow.engines.local.loss import token_weights, value_loss
-from creditflow.engines.local.packing import Packed, Plays
+from creditflow.engines.local.packing import PackedSteps, TrajectorySequences
 from creditflow.huggingface import load_folder, n_tokens
 from creditflow.trajectory import Bools, Floats, Ints, TrajectoryBatch
 
@@ -56,25 +56,25 @@ class Critic:
         step_of_token, _ = sampled_tokens(batch)
         return np.where(wanted_S[step_of_token], values_T, np.nan)
 
-    def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[Packed, Ints, Ints]]:
+    def _parts(self, batch: TrajectoryBatch, steps: Ints) -> Iterator[tuple[PackedSteps, Ints, Ints]]:
         """Yield micro-batches, the indices of response tokens among their R tokens, and the batch columns of those.
 
         The micro-batches contain `steps`; if the critic sees whole trajectories, all steps of the same policy in them.
         """
         most = self.config.ppo_max_token_len_per_gpu
-        if self.config.sees == "step" or len(steps) == 0:
+        if self.config.context == "step" or len(steps) == 0:
             for packed in self.forward.micro_batches(batch, steps, most):
                 yield self._readable(packed), np.arange(len(packed.token_at)), packed.token_at
             return
         mates = np.isin(batch.trajectory_of_step, batch.trajectory_of_step[steps])
         mates &= (batch.policy_of_step == batch.policy_of_step[steps[0]]) & (np.diff(batch.token_offsets) > 0)
-        plays = Plays.of(batch, np.flatnonzero(mates), self.limit.tokens)
-        for packed in self.forward.micro_batches(plays, np.arange(len(plays.token_offsets) - 1), most):
-            at = plays.token_at[packed.token_at]
+        sequences = TrajectorySequences.from_steps(batch, np.flatnonzero(mates), self.limit.tokens)
+        for packed in self.forward.micro_batches(sequences, np.arange(len(sequences.token_offsets) - 1), most):
+            at = sequences.token_at[packed.token_at]
             asked = np.flatnonzero(at >= 0)
             yield self._readable(packed), asked, at[asked]
 
-    def _readable(self, packed: Packed) -> Packed:
+    def _readable(self, packed: PackedSteps) -> PackedSteps:
         """Replace tokens beyond the critic's vocabulary (a policy's may be padded) by its last token."""
         last = n_tokens(self.model) - 1
         return packed if packed.input_ids.max() <= last else replace(packed, input_ids=packed.input_ids.clip(max=last))

@@ -27,7 +27,7 @@ _AT_ONCE = 16384
 """Prompt tokens per prefill pass."""
 
 
-class Rows(Protocol):
+class DecodingRows(Protocol):
     """B rows that decode together; finished rows can be dropped."""
 
     logits: Tensor
@@ -41,7 +41,7 @@ class Rows(Protocol):
 
 
 @contextmanager
-def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[Rows]:
+def rows_of(model: Any, prompts: Sequence[Prompt], pad_id: int, *, shared: bool) -> Iterator[DecodingRows]:
     """Prefill `prompts`, one row each.
 
     `shared`: whether rows may share equal prompts (`Forward.shares`).
@@ -158,7 +158,7 @@ class SharedRows:
         logits, read, lengths = self._read(list(number), device)
         self.logits = logits[torch.from_numpy(prompt_of_row).to(device)]
         self._length = torch.tensor(lengths, device=device)[torch.from_numpy(prompt_of_row).to(device)]
-        self._prompts = [prompts_of_layer.of(prompt_of_part) for prompts_of_layer in read]
+        self._prompts = [prompts_of_layer.select(prompt_of_part) for prompts_of_layer in read]
         self._cache = DynamicCache()
         self._cache.layers = [GrowingLayer() for _ in read]
         self._arrange()
@@ -177,7 +177,7 @@ class SharedRows:
                 size += lengths[end]
                 end += 1
             packed = pack_prompts(prompts[begin:end])
-            layout, cache = Layout.of(packed, device), DynamicCache()
+            layout, cache = Layout.from_packed(packed, device), DynamicCache()
             out = self._model(
                 input_ids=torch.from_numpy(packed.input_ids).to(device)[None],
                 position_ids=torch.from_numpy(packed.position_ids).to(device)[None],
@@ -188,7 +188,7 @@ class SharedRows:
             )
             outs.append(out.logits[0])
             part = lengths[begin:end]
-            layers.append([Prompts.of_tokens(layer.keys, layer.values, part, width) for layer in cache.layers])
+            layers.append([Prompts.from_tokens(layer.keys, layer.values, part, width) for layer in cache.layers])
             begin = end
         return torch.cat(outs), [Prompts.together(parts) for parts in zip(*layers, strict=True)], lengths
 
@@ -198,9 +198,9 @@ class SharedRows:
         device = self._length.device
         if len(parts) < len(self._prompts[0].keys):
             left = torch.from_numpy(parts).to(device)
-            self._prompts = [prompts.of(left) for prompts in self._prompts]
+            self._prompts = [prompts.select(left) for prompts in self._prompts]
         self._part_of_row = part_of_row
-        self._decoding = Decoding.of(part_of_row, self._prompts, device)
+        self._decoding = Decoding.from_prompts(part_of_row, self._prompts, device)
 
     def feed(self, token: Tensor) -> Tensor:
         out = self._model(

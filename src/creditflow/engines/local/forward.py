@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from creditflow.engines.local.attention import AGREE, Layout, attending, sees
-from creditflow.engines.local.packing import Packed, RowGroup, Sequences, micro_batches
+from creditflow.engines.local.packing import PackedSteps, RowGroup, Sequences, micro_batches
 from creditflow.errors import ModelError
 from creditflow.huggingface import position_limit
 from creditflow.trajectory import Ints
@@ -47,7 +47,7 @@ class Forward:
         """Whether decoding rows can share equal prompts (`decoding.SharedRows`)."""
         return self.packs and self._sees == math.inf
 
-    def __call__(self, packed: Packed) -> Tensor:
+    def __call__(self, packed: PackedSteps) -> Tensor:
         """The logits [R, V] (of a value model: values [R, 1]) at the token before each response token.
 
         Computed in bf16 autocast on CUDA and returned in float32 or wider.
@@ -58,7 +58,7 @@ class Forward:
             logits = self._at(packed, predicting)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
-    def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[Packed]:
+    def micro_batches(self, batch: Sequences, steps: Ints, max_tokens: int) -> Iterator[PackedSteps]:
         """Pack `steps` into micro-batches with about the memory of `max_tokens` tokens.
 
         Raises ModelError for a step longer than the model's limit.
@@ -69,15 +69,15 @@ class Forward:
         packs = self.packs and longest <= self._sees
         return micro_batches(batch, steps, max_tokens, None if packs else max_tokens)
 
-    def _at(self, packed: Packed, predicting: Tensor) -> Tensor:
-        layout = Layout.of(packed, self.device) if self.packs else None
+    def _at(self, packed: PackedSteps, predicting: Tensor) -> Tensor:
+        layout = Layout.from_packed(packed, self.device) if self.packs else None
         if layout is None or layout.longest > self._sees:
             return self._by_row(self.model, packed)[predicting]
         if self._keeps:
             return self._in_one(self.model, packed, layout, logits_to_keep=predicting)
         return self._in_one(self.model, packed, layout)[predicting]
 
-    def _in_one(self, net: Any, packed: Packed, layout: Layout, **keep: Tensor) -> Tensor:
+    def _in_one(self, net: Any, packed: PackedSteps, layout: Layout, **keep: Tensor) -> Tensor:
         """The output [T, ...] of `net` for all tokens in one pass, or only for those in `logits_to_keep`."""
         with attending(self.model):
             out = net(
@@ -92,7 +92,7 @@ class Forward:
         said: Tensor = out[0][0]
         return said
 
-    def _by_row(self, net: Any, packed: Packed) -> Tensor:
+    def _by_row(self, net: Any, packed: PackedSteps) -> Tensor:
         """The output [T, ...] of `net` for all tokens, computed from padded rows."""
         ids, outs = self._tensor(packed.input_ids), []
         for group in packed.groups:
@@ -114,7 +114,7 @@ class Forward:
         backbone = self.model.base_model  # a new head returns 0 for every token
         n_tokens = self.model.get_input_embeddings().num_embeddings
         tried = replace(_TRIED, input_ids=_TRIED.input_ids % n_tokens)
-        layout = Layout.of(tried, self.device)
+        layout = Layout.from_packed(tried, self.device)
         if layout.longest > self._sees:
             return False
         try:
@@ -126,7 +126,7 @@ class Forward:
         return bool((in_one - by_row).abs().max() <= AGREE * by_row.std())
 
 
-def _tried() -> Packed:
+def _tried() -> PackedSteps:
     """The trial input: prompts of 3 and 5 tokens, responses of 3 and 2 tokens to the first and of 1 to the second."""
     rows = [[0, 1, 2, 8, 9, 10], [0, 1, 2, 11, 12], [3, 4, 5, 6, 7, 13]]
     groups = []
@@ -134,7 +134,7 @@ def _tried() -> Packed:
         width = max(map(len, some))
         at = np.array([row + [0] * (width - len(row)) for row in some])
         groups.append(RowGroup(at, np.array([[k < len(row) for k in range(width)] for row in some])))
-    return Packed(
+    return PackedSteps(
         steps=np.arange(3),
         input_ids=np.arange(14) % 7,
         position_ids=np.array([0, 1, 2, 0, 1, 2, 3, 4, 3, 4, 5, 3, 4, 5]),

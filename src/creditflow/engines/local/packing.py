@@ -28,7 +28,7 @@ _WORTH = 0.7
 
 
 class Sequences(Protocol):
-    """Concatenated prompts and responses: the steps of a TrajectoryBatch, or `Plays`."""
+    """Concatenated prompts and responses: the steps of a TrajectoryBatch, or `TrajectorySequences`."""
 
     @property
     def prompt_ids(self) -> TokenIds: ...
@@ -41,7 +41,7 @@ class Sequences(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plays:
+class TrajectorySequences:
     """Trajectories as single sequences: the prompt is the first step's prompt, the response everything after it."""
 
     prompt_ids: TokenIds
@@ -52,20 +52,20 @@ class Plays:
     """The index of each token of `response_ids` in the batch's [T] columns; -1 for tokens of later prompts."""
 
     @classmethod
-    def of(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> Plays:
+    def from_steps(cls, batch: TrajectoryBatch, steps: Ints, longest: int) -> TrajectorySequences:
         """Join `steps` (ascending; each with a response) by trajectory.
 
         `longest`: the limit of a sequence, in tokens. A step that would exceed it starts a new sequence, without the
         preceding context.
         """
         heads, tails, places = list[TokenIds](), list[list[TokenIds]](), list[list[Ints]]()
-        play, size = -1, 0
+        trajectory, size = -1, 0
         for s in steps.tolist():
             prompt = batch.prompt_ids[batch.prompt_offsets[s] : batch.prompt_offsets[s + 1]]
             at = np.arange(batch.token_offsets[s], batch.token_offsets[s + 1])
             size += len(prompt) + len(at)
-            if batch.trajectory_of_step[s] != play or size > longest:
-                play, size = int(batch.trajectory_of_step[s]), len(prompt) + len(at)
+            if batch.trajectory_of_step[s] != trajectory or size > longest:
+                trajectory, size = int(batch.trajectory_of_step[s]), len(prompt) + len(at)
                 heads.append(prompt)
                 tails.append([])
                 places.append([])
@@ -117,7 +117,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedSteps:
     """B steps with R response tokens, packed as T input tokens."""
 
     steps: Ints
@@ -140,7 +140,7 @@ class Packed:
     """[R] the index of each response token in the batch's [T] columns."""
 
 
-def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None) -> Iterator[Packed]:
+def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int | None = None) -> Iterator[PackedSteps]:
     """Pack `steps` (indices; each with a prompt and a response) into parts of at most `max_tokens` input tokens.
 
     `max_rows`: the limit of row tokens in a part, where a prompt counts once per step; default: 4 * `max_tokens`. All
@@ -174,7 +174,7 @@ def micro_batches(batch: Sequences, steps: Ints, max_tokens: int, max_rows: int 
     yield pack(batch, steps[order[start:]], prompt_of[order[start:]])
 
 
-def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
+def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> PackedSteps:
     """Pack `steps` as one micro-batch.
 
     `prompt_of` [B]: a number per step, equal for equal prompts.
@@ -194,7 +194,7 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
     nth = ragged(np.zeros_like(r_B), r_B)
     last_of_prompt = (prompt_start_B + p_B - 1)[row_of_token]
     groups, source = _rows(p_B, fed_B, prompt_start_B, response_start_B, owns_B)
-    return Packed(
+    return PackedSteps(
         steps=steps,
         input_ids=np.concatenate([batch.prompt_ids[prompt_at], batch.response_ids[fed_at]]).astype(np.int64),
         position_ids=np.concatenate([ragged(np.zeros_like(prompt_lengths), prompt_lengths), ragged(p_B, fed_B)]),
@@ -207,12 +207,12 @@ def pack(batch: Sequences, steps: Ints, prompt_of: Ints) -> Packed:
     )
 
 
-def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
+def pack_prompts(prompts: Sequence[Sequence[int]]) -> PackedSteps:
     """Pack prompts without responses, each as a step with one response token, which is not an input."""
     p_B = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     start_B, none_B, n = np.cumsum(p_B) - p_B, np.zeros_like(p_B), len(p_B)
     groups, source = _rows(p_B, none_B, start_B, none_B, np.ones(n, dtype=np.bool_))
-    return Packed(
+    return PackedSteps(
         steps=np.arange(n),
         input_ids=np.concatenate([np.asarray(prompt, dtype=np.int64) for prompt in prompts]),
         position_ids=ragged(none_B, p_B),
@@ -228,7 +228,7 @@ def pack_prompts(prompts: Sequence[Sequence[int]]) -> Packed:
 def _rows(
     p_B: Ints, fed_B: Ints, prompt_start_B: Ints, response_start_B: Ints, owns_B: Bools
 ) -> tuple[tuple[RowGroup, ...], Ints]:
-    """Build row groups of similar length, and `Packed.source`: the index of each token in them."""
+    """Build row groups of similar length, and `PackedSteps.source`: the index of each token in them."""
     length_B = p_B + fed_B
     order = np.argsort(length_B, kind="stable")
     source = np.empty(int((p_B * owns_B + fed_B).sum()), dtype=np.int64)

@@ -18,11 +18,11 @@ from typing import Any
 from creditflow.config import Recipe, different_options
 from creditflow.credit import Threshold
 from creditflow.engines.local import checkpoint
-from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.crew import PolicySet
 from creditflow.errors import ConfigError, InputError
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import rollbacks
-from creditflow.monitor import Event, Guard, GuardStop
+from creditflow.monitor import Guard, GuardEvent, GuardStop
 from creditflow.monitor.guard import RESTORE, cannot_go_back, stop_report
 from creditflow.monitor.trackers import Trackers
 from creditflow.progress import Reporter
@@ -31,11 +31,11 @@ _PEAK = "memory/peak_gib"
 
 
 @dataclass(slots=True)
-class Run:
+class RunState:
     """The state of a run."""
 
     folder: RunFolder
-    crew: Crew
+    policy_set: PolicySet
     threshold: Threshold
     guard: Guard
     done: int = 0
@@ -66,7 +66,7 @@ class Run:
             "tasks_taken": self.tasks_taken,
             "evaluated": self.evaluated,
         }
-        checkpoint.save(self.folder.path, self.done, self.crew, state, keep)
+        checkpoint.save(self.folder.path, self.done, self.policy_set, state, keep)
 
     def take(self, step: int, state: Mapping[str, Any]) -> None:
         """Restore the state of the checkpoint of `step`. Its models are loaded separately."""
@@ -75,15 +75,15 @@ class Run:
         self.done, self.tasks_taken, self.evaluated = step, state["tasks_taken"], state["evaluated"]
         self.peak_before = state["peak_before"]
 
-    def narrow_or_widen(self, metrics: Mapping[str, float]) -> Event | None:
+    def narrow_or_widen(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Train adapters while credit has fallen back, if `fallback.trainable` is `lora`, then all weights again.
 
         Returns an event after a change, and one with the peak memory before and after the change to adapters.
         """
-        crew, peak = self.crew, metrics.get(_PEAK)
-        wanted = self.guard.fallback and crew.fallback.trainable == "lora" and crew.can_narrow
-        if wanted != crew.narrowed:
-            (crew.narrow if wanted else crew.widen)()
+        policy_set, peak = self.policy_set, metrics.get(_PEAK)
+        wanted = self.guard.fallback and policy_set.fallback.trainable == "lora" and policy_set.can_narrow
+        if wanted != policy_set.narrowed:
+            (policy_set.narrow if wanted else policy_set.widen)()
             self.peak_before = peak if wanted else None
             return self._of_adapters("adapters alone are trained" if wanted else "all weights again", before=peak)
         if self.peak_before is None:
@@ -91,34 +91,36 @@ class Run:
         before, self.peak_before = self.peak_before, None
         return self._of_adapters("measured", before=before, after=peak)
 
-    def _of_adapters(self, what: str, **gib: float | None) -> Event:
+    def _of_adapters(self, what: str, **gib: float | None) -> GuardEvent:
         numbers = {name: value for name, value in gib.items() if value is not None}
-        return Event(self.done, "fallback", _PEAK, what, "lora", numbers, note="what is trained follows credit")
+        return GuardEvent(self.done, "fallback", _PEAK, what, "lora", numbers, note="what is trained follows credit")
 
 
-def begin(recipe: Recipe, path: Path, crew: Crew, threshold: Threshold, guard: Guard, reporter: Reporter) -> Run:
+def begin(
+    recipe: Recipe, path: Path, policy_set: PolicySet, threshold: Threshold, guard: Guard, reporter: Reporter
+) -> RunState:
     """Start a run in `path`, or resume its run from the newest intact checkpoint."""
     if not (path / "run.json").exists():
-        folder = RunFolder.create(path, run_facts(recipe, crew), recipe.to_yaml())
+        folder = RunFolder.create(path, run_facts(recipe, policy_set), recipe.to_yaml())
         reporter.say(f"run folder: {folder.path}")
-        return Run(folder, crew, threshold, guard)
+        return RunState(folder, policy_set, threshold, guard)
     folder = RunFolder.open(path)
     back_to = rollbacks(path)
     named = recipe.config.trainer.resume_from_path
     if named is not None:
         found = checkpoint.step_of(path, named)
-        state = checkpoint.load(path, found, crew)
+        state = checkpoint.load(path, found, policy_set)
     else:
         # A rollback that was killed may have left checkpoints that it discards: skip them.
         found, state = checkpoint.newest(
             path,
-            crew,
+            policy_set,
             reporter.say,
             lambda step, state: all(step <= led for led in back_to[state["rollbacks"] :]),
         ) or (0, {})
     checkpoint.sweep(path, found)
     folder.rewind(found if state else -1)
-    run = Run(folder, crew, threshold, guard, rollbacks=len(rollbacks(path)))
+    run = RunState(folder, policy_set, threshold, guard, rollbacks=len(rollbacks(path)))
     if state:
         run.take(found, state)
     reporter.say(f"run folder: {folder.path}, goes on after step {found}")
@@ -177,7 +179,7 @@ MAY_CHANGE = {
 """Options that may change when a run resumes, besides those of the guard."""
 
 
-def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None:
+def apply_guard_action(asked: GuardEvent, run: RunState, max_rollbacks: int, reporter: Reporter) -> None:
     """Roll back to the last good checkpoint.
 
     Raises GuardStop if the guard stops the run or no rollback is possible.
@@ -185,7 +187,7 @@ def heed(asked: Event, run: Run, max_rollbacks: int, reporter: Reporter) -> None
     folder, found = run.folder, None
     why = cannot_go_back(run.rollbacks, max_rollbacks) if asked.action == RESTORE else ""
     if asked.action == RESTORE and run.rollbacks < max_rollbacks:
-        found = checkpoint.newest(folder.path, run.crew, reporter.say, lambda step, state: state["good"])
+        found = checkpoint.newest(folder.path, run.policy_set, reporter.say, lambda step, state: state["good"])
     if found is None:
         if not checkpoint.saved_steps(folder.path):
             run.save(None)  # without it, the trained weights would be lost
@@ -213,16 +215,16 @@ def run_path(recipe: Recipe) -> Path:
     return path if not path.exists() else path.with_name(f"{path.name}-{os.getpid()}")
 
 
-def run_facts(recipe: Recipe, crew: Crew) -> dict[str, object]:
+def run_facts(recipe: Recipe, policy_set: PolicySet) -> dict[str, object]:
     """The content of `run.json`: configuration, versions, seed, machine."""
     return {
         "recipe": recipe.name,
         "engine": "local",
         "seed": recipe.config.data.seed,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": str(next(iter(crew.policies.values())).device),
+        "device": str(next(iter(policy_set.policies.values())).device),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("creditflow", "torch", "transformers", "numpy")},
-        "parameters": sum(weight.numel() for actor in crew.actors.values() for weight in actor.policy.parameters),
+        "parameters": sum(weight.numel() for actor in policy_set.actors.values() for weight in actor.policy.parameters),
         "config": recipe.to_dict(),
     }

@@ -9,19 +9,26 @@ from pathlib import Path
 import numpy as np
 
 from creditflow.config import Recipe, TrainerConfig
-from creditflow.credit import Observed, assign, make_threshold
+from creditflow.credit import BatchStats, assign, make_threshold
 from creditflow.credit.linter import idle_gate
-from creditflow.engines.local.counterfactual import add_values, expect_enough_plays, wants_values
-from creditflow.engines.local.crew import Crew
-from creditflow.engines.local.plays import Stopwatch, UnscoredPlays, gather, needs_reference, play, total_steps
-from creditflow.engines.local.run import Run, begin, expect_to_go_on, heed, run_path
+from creditflow.engines.local.counterfactual import add_values, expect_enough_rollouts, wants_values
+from creditflow.engines.local.crew import PolicySet
+from creditflow.engines.local.rollouts import (
+    Stopwatch,
+    UnscoredRollouts,
+    gather,
+    needs_reference,
+    sample_trajectories,
+    total_steps,
+)
+from creditflow.engines.local.run import RunState, apply_guard_action, begin, expect_to_go_on, run_path
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.ledger import Ledger, RunFolder
 from creditflow.ledger.run_folder import log_failures
 from creditflow.monitor import (
     Evaluation,
-    Event,
     Guard,
+    GuardEvent,
     error_metrics,
     rollout_metrics,
     sub_reward_metrics,
@@ -29,7 +36,7 @@ from creditflow.monitor import (
 from creditflow.monitor.guard import STOP, asked_of_engine
 from creditflow.monitor.notices import failed_rollouts, failure_events, rollout_events
 from creditflow.monitor.trackers import Trackers, expect_installed, sample_rows
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Reporter
 from creditflow.trajectory import TrajectoryBatch
 
@@ -43,23 +50,23 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     Raises on bad input before anything is written. A tracker that cannot start raises after the run's folder
     exists.
     """
-    parts = build_parts(recipe)
-    steps = total_steps(len(parts.train_tasks), recipe.config)
+    components = build_components(recipe)
+    steps = total_steps(len(components.train_tasks), recipe.config)
     path = run_path(recipe)
     expect_to_go_on(recipe, path, steps)
-    guard = Guard.of(recipe.config, recipe.folder, parts.rewards.functions)
+    guard = Guard.from_config(recipe.config, recipe.folder, components.rewards.functions)
     expect_installed(recipe.config.trainer.logger)
     measures = wants_values(recipe.config.algorithm)
     if measures:
-        expect_enough_plays(recipe.config)
-    crew = Crew.of(recipe, steps, keep_reference=needs_reference(parts) or measures)
-    threshold = make_threshold(recipe.config.algorithm.propagation_threshold, parts.agents)
-    run = begin(recipe, path, crew, threshold, guard, reporter)
+        expect_enough_rollouts(recipe.config)
+    policy_set = PolicySet.from_recipe(recipe, steps, keep_reference=needs_reference(components) or measures)
+    threshold = make_threshold(recipe.config.algorithm.propagation_threshold, components.agents)
+    run = begin(recipe, path, policy_set, threshold, guard, reporter)
     if run.done < steps:  # left by a shorter run; it would mark this run as finished
         (path / "evaluation.json").unlink(missing_ok=True)
     run.trackers = _trackers(recipe, run, reporter)
     try:
-        asyncio.run(_with_rewards(run, parts, steps, reporter))
+        asyncio.run(_with_rewards(run, components, steps, reporter))
     except CreditflowError as error:
         log_failures(error, run.folder, run.done + 1, [(one.id, one.info) for one in error.trajectories])
         raise
@@ -68,80 +75,82 @@ def train(recipe: Recipe, reporter: Reporter) -> RunFolder:
     return run.folder
 
 
-def _trackers(recipe: Recipe, run: Run, reporter: Reporter) -> Trackers:
+def _trackers(recipe: Recipe, run: RunState, reporter: Reporter) -> Trackers:
     trainer, path = recipe.config.trainer, run.folder.path
     name = trainer.experiment_name or path.name
     facts = recipe.to_dict()
     return Trackers.start(trainer.logger, trainer.project_name, name, path, facts, reporter.say, after=run.done)
 
 
-async def _with_rewards(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
-    async with parts.rewards.open(run.crew.policies):
-        await _train(run, parts, steps, reporter)
+async def _with_rewards(run: RunState, components: Components, steps: int, reporter: Reporter) -> None:
+    async with components.rewards.open(run.policy_set.policies):
+        await _train(run, components, steps, reporter)
 
 
-async def _train(run: Run, parts: Parts, steps: int, reporter: Reporter) -> None:
-    trainer, guard, crew = parts.recipe.config.trainer, parts.recipe.config.guard, run.crew
+async def _train(run: RunState, components: Components, steps: int, reporter: Reporter) -> None:
+    trainer, guard, policy_set = components.recipe.config.trainer, components.recipe.config.guard, run.policy_set
     evaluation: Evaluation | None = None
     if trainer.val_before_train and run.done == 0:
-        evaluation = await validate(parts, crew, reporter, "before training", run)
-        warn_of_failures(run, 0, parts, reporter)
+        evaluation = await validate(components, policy_set, reporter, "before training", run)
+        warn_of_failures(run, 0, components, reporter)
         run.record(0, val_metrics(evaluation))
-        if (asked := watch(run, val_metrics(evaluation), reporter)) is not None:
-            heed(asked, run, guard.max_rollbacks, reporter)
-    evaluation = await make_good(run, parts, steps, reporter) or evaluation
+        if (asked := run_guard(run, val_metrics(evaluation), reporter)) is not None:
+            apply_guard_action(asked, run, guard.max_rollbacks, reporter)
+    evaluation = await rerun_interrupted_evaluation(run, components, steps, reporter) or evaluation
     with reporter.bar("train", steps) as bar:
         bar.advance(run.done)
         while run.done < steps:
             step = run.done + 1
-            metrics = await train_step(step, parts, run, reporter, note=bar.note)
-            warn_of_failures(run, step, parts, reporter)
+            metrics = await train_step(step, components, run, reporter, note=bar.note)
+            warn_of_failures(run, step, components, reporter)
             if step == 1:
-                warn_of_first_step(metrics, parts, reporter)
+                warn_of_first_step(metrics, components, reporter)
                 warn_of_idle_gate(metrics, run.folder.path, reporter)
             run.done, last = step, step == steps
             bar.advance(status=status_line(metrics))
             run.evaluated = not (last or (trainer.test_freq > 0 and step % trainer.test_freq == 0))
             try:
                 if not run.evaluated:
-                    evaluation = await validate(parts, crew, reporter, f"after step {step}", run)
-                    warn_of_failures(run, step, parts, reporter)
+                    evaluation = await validate(components, policy_set, reporter, f"after step {step}", run)
+                    warn_of_failures(run, step, components, reporter)
                     metrics |= val_metrics(evaluation)
-                    run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+                    run.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
                     run.evaluated = True
             finally:  # a failed evaluation must not lose the model or the step
-                asked = watch(run, metrics, reporter)
+                asked = run_guard(run, metrics, reporter)
                 run.record(step, {**metrics, **run.guard.metrics(), "guard/rollbacks": float(run.rollbacks)})
                 stops = asked is not None and asked.action == STOP
                 due = last or (trainer.save_freq > 0 and step % trainer.save_freq == 0)
                 if stops or (asked is None and due):
                     run.save(trainer.max_actor_ckpt_to_keep)
             if asked is not None:
-                heed(asked, run, guard.max_rollbacks, reporter)
+                apply_guard_action(asked, run, guard.max_rollbacks, reporter)
                 bar.advance(run.done - step)
-                await make_good(run, parts, steps, reporter)
+                await rerun_interrupted_evaluation(run, components, steps, reporter)
     if evaluation is not None:
         # Written last, because it marks the run as finished.
         run.folder.write_text("evaluation.json", evaluation.to_json())
 
 
-async def make_good(run: Run, parts: Parts, steps: int, reporter: Reporter) -> Evaluation | None:
+async def rerun_interrupted_evaluation(
+    run: RunState, components: Components, steps: int, reporter: Reporter
+) -> Evaluation | None:
     """Re-run an evaluation that was interrupted, by an error before its checkpoint or by a kill in the last one."""
     if run.evaluated and not (run.done == steps and not (run.folder.path / "evaluation.json").exists()):
         return None
-    evaluation = await validate(parts, run.crew, reporter, f"after step {run.done}", run)
-    warn_of_failures(run, run.done, parts, reporter)
+    evaluation = await validate(components, run.policy_set, reporter, f"after step {run.done}", run)
+    warn_of_failures(run, run.done, components, reporter)
     if not run.evaluated:  # the step was recorded without its evaluation
         metrics = val_metrics(evaluation)
         run.evaluated = True
-        run.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        run.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
         run.record(run.done, metrics)
-        if (asked := watch(run, metrics, reporter)) is not None:
-            heed(asked, run, parts.recipe.config.guard.max_rollbacks, reporter)
+        if (asked := run_guard(run, metrics, reporter)) is not None:
+            apply_guard_action(asked, run, components.recipe.config.guard.max_rollbacks, reporter)
     return evaluation
 
 
-def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event | None:
+def run_guard(run: RunState, metrics: Mapping[str, float], reporter: Reporter) -> GuardEvent | None:
     """Run the guard on a step's metrics; print and record its events.
 
     Returns the event that the engine must act on.
@@ -156,21 +165,21 @@ def watch(run: Run, metrics: Mapping[str, float], reporter: Reporter) -> Event |
     return asked
 
 
-def warn_of_failures(run: Run, step: int, parts: Parts, reporter: Reporter) -> None:
+def warn_of_failures(run: RunState, step: int, components: Components, reporter: Reporter) -> None:
     """Report and record the first failure of each reward function in the run."""
-    warn(run, failure_events(parts.rewards.take_report(), step, run.folder.events()), reporter)
+    warn(run, failure_events(components.rewards.take_report(), step, run.folder.events()), reporter)
 
 
-def warn(run: Run, events: Sequence[Event], reporter: Reporter) -> None:
+def warn(run: RunState, events: Sequence[GuardEvent], reporter: Reporter) -> None:
     """Record and print events of failures."""
     run.folder.append_events(event.to_dict() for event in events)
     for event in events:
         reporter.say(event.text)
 
 
-def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Reporter) -> None:
+def warn_of_first_step(metrics: Mapping[str, float], components: Components, reporter: Reporter) -> None:
     """Warn of agents without a signal and of many truncated trajectories, from the metrics of the first step."""
-    for agent in (agent for agents in parts.trained_policies.values() for agent in agents):
+    for agent in (agent for agents in components.trained_policies.values() for agent in agents):
         if metrics.get(f"credit/reach/{agent}") == 0.0:
             reporter.say(
                 f"warning: no signal reached {agent} in the first step; score it, or let the outcome reach it "
@@ -178,9 +187,9 @@ def warn_of_first_step(metrics: Mapping[str, float], parts: Parts, reporter: Rep
             )
     if (cut_short := metrics.get("rollout/truncated_frac", 0.0)) > _MANY_TRUNCATED:
         reporter.say(
-            f"warning: {cut_short:.0%} of the first step's plays were truncated: a prompt was longer, or a response "
-            "would have been, than data.max_prompt_length, data.max_response_length or the model's positions allow, or "
-            "the workflow cut them short; creditflow check shows the first"
+            f"warning: {cut_short:.0%} of the first step's trajectories were truncated: a prompt was longer, or a "
+            "response would have been, than data.max_prompt_length, data.max_response_length or the model's positions "
+            "allow, or the workflow cut them short; creditflow check shows the first"
         )
 
 
@@ -201,22 +210,22 @@ _MANY_TRUNCATED = 0.1
 
 
 async def train_step(
-    step: int, parts: Parts, run: Run, reporter: Reporter, note: Callable[[str], None]
+    step: int, components: Components, run: RunState, reporter: Reporter, note: Callable[[str], None]
 ) -> dict[str, float]:
     """Run one training step: sample, score, assign credit, update, record.
 
     `note` receives the current activity.
     """
-    config, timing, crew = parts.recipe.config, Stopwatch(), run.crew
-    parts.endpoint_metrics()  # requests of an evaluation do not count in this step
-    crew.forget_peaks()
+    config, timing, policy_set = components.recipe.config, Stopwatch(), run.policy_set
+    components.endpoint_metrics()  # requests of an evaluation do not count in this step
+    policy_set.forget_peaks()
     options = run.guard.options(config.algorithm)
     try:
-        gathered = await gather(step, parts, crew, run.tasks_taken, timing, note)
+        gathered = await gather(step, components, policy_set, run.tasks_taken, timing, note)
         if wants_values(options):
             with timing("counterfactual"):
-                gathered.metrics.update(await add_values(parts, crew, gathered.trajectories, step, note))
-    except UnscoredPlays as error:
+                gathered.metrics.update(await add_values(components, policy_set, gathered.trajectories, step, note))
+    except UnscoredRollouts as error:
         run.folder.write_steps(step, TrajectoryBatch.from_trajectories(error.trajectories))  # the evidence
         raise error.cause from None
     run.folder.append_failures(step, ((one.id, one.info) for one in gathered.trajectories))
@@ -224,7 +233,7 @@ async def train_step(
     batch = TrajectoryBatch.from_trajectories(gathered.trajectories)
     warn(run, rollout_events(batch, step, run.folder.events()), reporter)
     with timing("values"):
-        values_T = crew.values(batch)
+        values_T = policy_set.values(batch)
     with timing("propagation"):
         threshold = run.guard.threshold(run.threshold)
         assignment = assign(batch, options, values_T=values_T, threshold=threshold)
@@ -233,7 +242,7 @@ async def train_step(
         note("updating")
         nth_task = np.arange(batch.n_trajectories) // config.actor_rollout_ref.rollout.n
         mini_batch_of_step = (nth_task // config.actor_rollout_ref.actor.ppo_mini_batch_size)[batch.trajectory_of_step]
-        update = crew.update(
+        update = policy_set.update(
             batch,
             assignment.token_advantages(),
             assignment.returns_T,
@@ -250,14 +259,14 @@ async def train_step(
         metrics = {
             **gathered.metrics,
             **rollout_metrics(batch),
-            **parts.endpoint_metrics(),
+            **components.endpoint_metrics(),
             **gathered.report.metrics(),
             **sub_reward_metrics(batch),
             **error_metrics(batch),
             **threshold.metrics(),
             **assignment.metrics(),
             **update,
-            **crew.peaks(),
+            **policy_set.peaks(),
         }
     metrics |= timing.metrics()
     return metrics | {
@@ -274,34 +283,37 @@ _TABLE_FREQ = 10
 """Training steps between tables of sample trajectories in a run without validations."""
 
 
-async def validate(parts: Parts, crew: Crew, reporter: Reporter, when: str, run: Run | None = None) -> Evaluation:
+async def validate(
+    components: Components, policy_set: PolicySet, reporter: Reporter, when: str, run: RunState | None = None
+) -> Evaluation:
     """Run the validation tasks as `rollout.val_kwargs` configures, and once greedily."""
-    kwargs = parts.recipe.config.actor_rollout_ref.rollout.val_kwargs
+    kwargs = components.recipe.config.actor_rollout_ref.rollout.val_kwargs
     n, temperature = (kwargs.n, kwargs.temperature) if kwargs.do_sample else (1, 0.0)
-    sampled = await evaluation_batch(parts, crew, reporter, n, temperature, run)
-    greedy = await evaluation_batch(parts, crew, reporter, 1, 0.0, run) if temperature > 0 else sampled
-    evaluation = Evaluation.of(sampled, greedy, n)
+    sampled = await evaluation_batch(components, policy_set, reporter, n, temperature, run)
+    greedy = await evaluation_batch(components, policy_set, reporter, 1, 0.0, run) if temperature > 0 else sampled
+    evaluation = Evaluation.from_batches(sampled, greedy, n)
     reporter.say(
-        f"{when}: {status_line(val_metrics(evaluation))} on {parts.recipe.validation_words(len(parts.val_tasks))}"
+        f"{when}: {status_line(val_metrics(evaluation))} on "
+        f"{components.recipe.validation_words(len(components.val_tasks))}"
     )
     return evaluation
 
 
 async def evaluation_batch(
-    parts: Parts, crew: Crew, reporter: Reporter, n: int, temperature: float, run: Run | None
+    components: Components, policy_set: PolicySet, reporter: Reporter, n: int, temperature: float, run: RunState | None
 ) -> TrajectoryBatch:
     """Sample `n` scored trajectories of each validation task, and warn of failed rollouts.
 
     A run prints the first warning only, and its folder receives the tracebacks.
     """
     # The random key is the same in every evaluation and every run, so differences come from the policy.
-    trajectories = await play(parts, crew, parts.val_tasks, n, temperature, (_VAL,))
+    trajectories = await sample_trajectories(components, policy_set, components.val_tasks, n, temperature, (_VAL,))
     try:
-        await parts.rewards.score(trajectories)
+        await components.rewards.score(trajectories)
     except TooManyFailedScores as error:
         error.trajectories = trajectories
         raise
-    parts.label(trajectories)
+    components.label(trajectories)
     batch = TrajectoryBatch.from_trajectories(trajectories)
     if run is None:
         for _, text in failed_rollouts(batch).values():
@@ -328,8 +340,10 @@ def status_line(metrics: Mapping[str, float]) -> str:
     }
     said = [f"{name} {metrics[key]:.3f}" for key, name in shown.items() if key in metrics]
     if "timing/step_s" in metrics:
-        parts = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
-        split = [f"{name} {metrics[key]:.1f}" for part, name in parts.items() if (key := f"timing/{part}_s") in metrics]
+        components = {"rollout": "rollout", "reward": "reward", "propagation": "credit", "update": "update"}
+        split = [
+            f"{name} {metrics[key]:.1f}" for part, name in components.items() if (key := f"timing/{part}_s") in metrics
+        ]
         said.append(f"{metrics['timing/step_s']:.1f} s" + (f" ({', '.join(split)})" if split else ""))
     if "throughput/tokens_per_s" in metrics:
         said.append(f"{metrics['throughput/tokens_per_s']:,.0f} tokens/s")

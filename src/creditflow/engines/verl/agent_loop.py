@@ -21,13 +21,13 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from creditflow.chat import ChatTokenizer
 from creditflow.engines.verl.dataset import task_of
-from creditflow.engines.verl.player import build_player, sampled_steps
-from creditflow.engines.verl.plays import PlayRecord, partition, play_id, seed_of
 from creditflow.engines.verl.recipe import carried
+from creditflow.engines.verl.rollouts import RolloutRecord, partition, rollout_ids, seed_of
+from creditflow.engines.verl.runner import build_runner, sampled_steps
 from creditflow.engines.verl.servers import ServedPolicy, Servers
 from creditflow.errors import CreditflowError, first_line
 from creditflow.monitor.metrics import passes
-from creditflow.rollout import Play
+from creditflow.rollout import Rollout
 from creditflow.rollout.client import ChatClient, PolicyView
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Step, Trajectory
@@ -47,7 +47,7 @@ class StepOutput(AgentLoopOutput):  # type: ignore[misc]
         return columns
 
 
-class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
+class RolloutWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[misc]
     """An agent-loop worker that runs teams.
 
     `llm_client`: the client of each trained policy and the section of its model in verl's configuration.
@@ -57,12 +57,12 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         super().__init__(config, llm_client, *args)
         run = carried(config)
         self.own = run.config
-        self.player = build_player(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
+        self.runner = build_runner(run.recipe, config.actor_rollout_ref.rollout.agent.num_workers)
         self.trained = {
             name: _served(client, model, self.rollout_config) for name, (client, model) in llm_client.items()
         }
-        self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.player.parts.chat_clients}
-        self.player.parts.rewards.connect(self.trained)
+        self.clients: dict[str, PolicyView | ChatClient] = {**self.trained, **self.runner.components.chat_clients}
+        self.runner.components.rewards.connect(self.trained)
 
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, session_id: int, **row: Any
@@ -78,26 +78,30 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
         place = (int(row["index"]), session_id)
         # If verl samples tasks one by one to fill a batch (gen_batch_size), a task may have two groups in one step.
         uid = "" if validate or not self.config.data.get("gen_batch_size") else row["uid"]
-        group, name = play_id(validate, step, *place, greedy, uid)
-        play = Play(task_of(row), group, name, seed_of(self.own.data.seed, validate, step, *place))
+        group, name = rollout_ids(validate, step, *place, greedy, uid)
+        rollout = Rollout(task_of(row), group, name, seed_of(self.own.data.seed, validate, step, *place))
         # In a training step, servers hold the weights of the step before. A validation runs after its step's update.
         version = step if validate else step - 1
         servers = Servers(self.clients, sampling_params, version, request_id=f"{name}-{row['uid'][:8]}")
         started = time.perf_counter()
         try:
-            played, report = await self.player.play(play, servers, self._sampling(sampling_params, greedy))
-            record = PlayRecord.of(played, report, place, self.player.parts.endpoint_metrics())
+            trajectories, report = await self.runner.run(rollout, servers, self._sampling(sampling_params, greedy))
+            record = RolloutRecord.from_trajectory(
+                trajectories, report, place, self.runner.components.endpoint_metrics()
+            )
             if not validate:
-                await self._put_rows(played, time.perf_counter() - started, row, session_id)
+                await self._put_rows(trajectories, time.perf_counter() - started, row, session_id)
         except Exception as error:  # a recipe's functions may raise anything; the trainer counts and reports it
-            record = PlayRecord.without_play(error, play, place)
+            record = RolloutRecord.without_trajectory(error, rollout, place)
         await record.put(key, where)
 
-    async def _put_rows(self, played: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int) -> None:
-        steps = [played.steps[i] for i in sampled_steps(played, self.trained)]
+    async def _put_rows(
+        self, trajectories: Trajectory, seconds: float, row: Mapping[str, Any], session_id: int
+    ) -> None:
+        steps = [trajectories.steps[i] for i in sampled_steps(trajectories, self.trained)]
         if steps:
             await self._agent_loop_postprocess(
-                [step_output(played, step, seconds) for step in steps],
+                [step_output(trajectories, step, seconds) for step in steps],
                 False,
                 **{name: row[name] for name in ("uid", "global_steps", "index")},
                 session_id=session_id,
@@ -105,14 +109,14 @@ class PlayingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type:
 
     def _sampling(self, sampling_params: dict[str, Any], greedy: bool) -> Sampling:
         temperature = 0.0 if greedy else float(sampling_params["temperature"])
-        return replace(self.player.parts.sampling, temperature=temperature)
+        return replace(self.runner.components.sampling, temperature=temperature)
 
     async def alive(self) -> None:
         """Return, unless the worker has died."""
 
     async def aclose(self) -> None:
         """Close the resources of rollouts and scoring."""
-        await self.player.close()
+        await self.runner.close()
 
 
 class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
@@ -120,7 +124,7 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(PlayingWorker)
+        self.agent_loop_workers_class = ray.remote(RolloutWorker)
         self._asked: list[Any] = [None] * self.rollout_config.agent.num_workers
 
     def expect_alive(self) -> None:
@@ -136,7 +140,7 @@ class CreditflowAgentLoopManager(AgentLoopManagerTQ):  # type: ignore[misc]
             ray.get(answered)
         except ActorDiedError as error:
             raise CreditflowError(
-                f"an agent-loop worker died, and the plays that it had: {first_line(error)}; run the same command "
+                f"an agent-loop worker died, and its rollouts with it: {first_line(error)}; run the same command "
                 "again to go on from the last checkpoint"
             ) from error
 

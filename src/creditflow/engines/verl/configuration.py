@@ -95,7 +95,7 @@ _SAME = (
 """Options with the same name and meaning in verl."""
 
 
-class _Other(NamedTuple):
+class _ComputedOption(NamedTuple):
     """A verl option that is computed from recipe options."""
 
     of: tuple[str, ...]
@@ -128,11 +128,13 @@ def _optimizer(section: str, optim_of: Callable[[Config], OptimConfig], epochs: 
         return lambda c: optim_values(optim_of(c), c, epochs(c))[name]
 
     options = {
-        f"{section}.optim.{name}": _Other((f"{section}.optim.{name}",), value(name))
+        f"{section}.optim.{name}": _ComputedOption((f"{section}.optim.{name}",), value(name))
         for name in ("lr", "weight_decay", "betas", "lr_warmup_steps")
     }
     name = f"{section}.optim.lr_scheduler_type"
-    return options | {name: _Other((name,), value("lr_scheduler_type"), elsewhere=f"{section}.optim.lr_decay_style")}
+    return options | {
+        name: _ComputedOption((name,), value("lr_scheduler_type"), elsewhere=f"{section}.optim.lr_decay_style")
+    }
 
 
 def _epochs(config: Config) -> int:
@@ -148,43 +150,43 @@ def _every(steps: int) -> int:
     return steps if steps > 0 else _ONLY_AT_THE_END
 
 
-_OTHERWISE: dict[str, _Other] = {
-    "actor_rollout_ref.model.path": _Other(("actor_rollout_ref.model.path",), _model),
-    "actor_rollout_ref.actor.clip_ratio_low": _Other(
+_OTHERWISE: dict[str, _ComputedOption] = {
+    "actor_rollout_ref.model.path": _ComputedOption(("actor_rollout_ref.model.path",), _model),
+    "actor_rollout_ref.actor.clip_ratio_low": _ComputedOption(
         ("actor_rollout_ref.actor.clip_ratio_low", "actor_rollout_ref.actor.clip_ratio"),
         lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio),
     ),
-    "actor_rollout_ref.actor.clip_ratio_high": _Other(
+    "actor_rollout_ref.actor.clip_ratio_high": _ComputedOption(
         ("actor_rollout_ref.actor.clip_ratio_high", "actor_rollout_ref.actor.clip_ratio"),
         lambda c: _either(c.actor_rollout_ref.actor.clip_ratio_high, c.actor_rollout_ref.actor.clip_ratio),
     ),
     # verl's engines read this key and ignore `actor.grad_clip`.
-    "actor_rollout_ref.actor.optim.clip_grad": _Other(
+    "actor_rollout_ref.actor.optim.clip_grad": _ComputedOption(
         ("actor_rollout_ref.actor.grad_clip",), lambda c: c.actor_rollout_ref.actor.grad_clip
     ),
-    "critic.optim.clip_grad": _Other(("critic.grad_clip",), lambda c: c.critic.grad_clip),
+    "critic.optim.clip_grad": _ComputedOption(("critic.grad_clip",), lambda c: c.critic.grad_clip),
     **_optimizer(
         "actor_rollout_ref.actor",
         lambda c: optim_of(c, _of_the_one(c)),
         lambda c: c.actor_rollout_ref.actor.ppo_epochs,
     ),
     **_optimizer("critic", lambda c: c.critic.optim, lambda c: c.critic.ppo_epochs),
-    "actor_rollout_ref.model.lora_rank": _Other(
+    "actor_rollout_ref.model.lora_rank": _ComputedOption(
         ("actor_rollout_ref.model.lora_rank",), lambda c: lora_rank_of(c, _of_the_one(c))
     ),
-    "critic.model.path": _Other(
+    "critic.model.path": _ComputedOption(
         ("critic.model.path",), lambda c: _either(c.critic.model.path, "${actor_rollout_ref.model.path}")
     ),
-    "algorithm.gamma": _Other(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
-    "algorithm.lam": _Other(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
+    "algorithm.gamma": _ComputedOption(("algorithm.gamma_token",), lambda c: c.algorithm.gamma_token),
+    "algorithm.lam": _ComputedOption(("algorithm.lam_token",), lambda c: c.algorithm.lam_token),
     # creditflow's trainer computes credit. verl only derives from this key whether to create a critic.
-    "algorithm.adv_estimator": _Other(
+    "algorithm.adv_estimator": _ComputedOption(
         ("algorithm.adv_estimator",),
         lambda c: "gae" if ADVANTAGE_ESTIMATORS[c.algorithm.adv_estimator].critic else "grpo",
     ),
-    "trainer.total_epochs": _Other(("trainer.total_epochs", "trainer.total_training_steps"), _epochs),
-    "trainer.test_freq": _Other(("trainer.test_freq",), lambda c: _every(c.trainer.test_freq)),
-    "trainer.save_freq": _Other(("trainer.save_freq",), lambda c: _every(c.trainer.save_freq)),
+    "trainer.total_epochs": _ComputedOption(("trainer.total_epochs", "trainer.total_training_steps"), _epochs),
+    "trainer.test_freq": _ComputedOption(("trainer.test_freq",), lambda c: _every(c.trainer.test_freq)),
+    "trainer.save_freq": _ComputedOption(("trainer.save_freq",), lambda c: _every(c.trainer.save_freq)),
 }
 """Options with another name, unit or encoding of "only at the end" in verl."""
 
@@ -242,7 +244,7 @@ def mapped(config: Config) -> dict[str, Any]:
 _LOCAL = (
     "actor_rollout_ref.model.layers_to_transform",
     "algorithm.filter_groups.max_num_gen_batches",
-    "critic.sees",
+    "critic.context",
     "guard.fallback.trainable",
 )
 """Options without an equivalent in verl."""
@@ -312,7 +314,7 @@ _DATA = "tasks are the recipe's, and its workflow writes the prompts"
 _WORKFLOW = "turns and tools are the workflow's (team.workflow)"
 _SYNCHRONOUS = "creditflow's trainer is synchronous, with rollout and training on the same devices"
 _UNREAD = "verl 0.9's trainer does not read it"
-_STEP_FILES = "every play is in the run folder's steps/*.parquet and evaluation.json"
+_STEP_FILES = "every trajectory is in the run folder's steps/*.parquet and evaluation.json"
 
 _REFUSED: dict[str, str] = {
     "trainer.use_v1": "creditflow's trainer is built on verl's V1; leave it true",
@@ -337,7 +339,7 @@ _REFUSED: dict[str, str] = {
     "algorithm.kl_ctrl": "KL is no part of credit; use actor_rollout_ref.actor.kl_loss_coef",
     "algorithm.use_pf_ppo": _UNREAD,
     "algorithm.pf_ppo": _UNREAD,
-    "algorithm.filter_groups.metric": "groups are filtered by acc: whether the outcome of a play is right",
+    "algorithm.filter_groups.metric": "groups are filtered by acc: whether the outcome of a trajectory is right",
     "algorithm.filter_groups.max_num_gen_batches": f"{_UNREAD}; use algorithm.filter_groups.max_inflight_gen_batches",
     "actor_rollout_ref.actor.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
     "critic.shuffle": "mini-batches are dealt out so that each has rows of all tasks",
@@ -353,7 +355,7 @@ _REFUSED: dict[str, str] = {
     "custom_reward_function": _REWARDS,
     "reward_model": _REWARDS,
     "sandbox_fusion": "code runs in the recipe's reward.sandbox",
-    "skip": "recorded rollouts hold no plays, from which credit is computed",
+    "skip": "recorded rollouts hold no trajectories, from which credit is computed",
     "actor_rollout_ref.hybrid_engine": _SYNCHRONOUS,
     "actor_rollout_ref.nccl_timeout": _UNREAD,
     "actor_rollout_ref.actor.freeze_vision_tower": _UNREAD,
@@ -443,7 +445,7 @@ def compose(recipe: Recipe, verl_overrides: Sequence[str], run_folder: Path) -> 
             "platform: leave it auto"
         )
     _expect_known_to_verl(recipe.config)
-    wanted = _Wanted.of(recipe, verl_overrides)
+    wanted = _VerlOptions.from_recipe(recipe, verl_overrides)
     base, known = _files(wanted.config_name, wanted.choices)
     wanted.check(base, known)
     recipe = with_options(recipe, {key: wanted.values[key] for key in _BACK if key in wanted.values})
@@ -471,7 +473,7 @@ def _dump(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _VerlOptions:
     """The user's verl options, from the recipe's section `verl` and after `--`."""
 
     config_name: str
@@ -489,7 +491,7 @@ class _Wanted:
     deleted: frozenset[str] = field(default=frozenset())
 
     @classmethod
-    def of(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _Wanted:
+    def from_recipe(cls, recipe: Recipe, verl_overrides: Sequence[str]) -> _VerlOptions:
         section = dict(recipe.config.verl)
         name, engine = section.pop("config_name", _CONFIG_NAME), section.pop("model_engine", None)
         for key, value in (("config_name", name), ("model_engine", engine)):

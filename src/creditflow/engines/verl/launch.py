@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from creditflow.config import ModelConfig, Recipe, different_options, model_of, trained_policies
 from creditflow.engines.local.crew import critic_folder, model_folder
-from creditflow.engines.local.plays import needs_reference
+from creditflow.engines.local.rollouts import needs_reference
 from creditflow.engines.local.run import run_path
 from creditflow.engines.local.trainer import status_line, warn_of_first_step, warn_of_idle_gate
 from creditflow.engines.verl.configuration import as_yaml, checkpoints, compose, expect_verl, validate
@@ -34,9 +34,9 @@ from creditflow.engines.verl.recipe import KEY, carried, carry
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line, says_disk_full
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import read_events
-from creditflow.monitor import Event, Guard
+from creditflow.monitor import Guard, GuardEvent
 from creditflow.monitor.guard import RolledBack
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.progress import Bar, Reporter
 from creditflow.reward.judge import Judge
 from creditflow.reward.registry import leaves
@@ -59,11 +59,11 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
     """
     config = _checked(recipe, verl_overrides, reporter)
     run = carried(config)
-    parts = build_parts(run.recipe)
-    _expect_rewards(parts)
+    components = build_components(run.recipe)
+    _expect_rewards(components)
     _expect_machine(config)
-    Guard.of(run.config, run.recipe.folder, parts.rewards.functions, "verl")
-    total = total_steps(config, len(parts.train_tasks))
+    Guard.from_config(run.config, run.recipe.folder, components.rewards.functions, "verl")
+    total = total_steps(config, len(components.train_tasks))
     begun = _begun(config, run.run_folder, total)
     _bring_models(config, run.recipe)
     while True:
@@ -71,7 +71,7 @@ def launch(recipe: Recipe, verl_overrides: Sequence[str], reporter: Reporter) ->
         try:
             with (
                 reporter.bar("train", total) as bar,
-                _watching(folder, begun, _Shown(bar, reporter, parts, folder.path)),
+                _watching(folder, begun, _ProgressPrinter(bar, reporter, components, folder.path)),
             ):
                 _run(config, reporter)
             return folder
@@ -95,23 +95,23 @@ _MAY_CHANGE = {"trainer.default_local_dir", "trainer.total_training_steps"}
 # Checks before the start
 
 
-def _expect_rewards(parts: Parts) -> None:
+def _expect_rewards(components: Components) -> None:
     """Raise ConfigError for rewards that agent-loop workers cannot compute."""
-    if needs_reference(parts):
+    if needs_reference(components):
         raise ConfigError(
             "reward.functions: one of them reads the reference's log-probs (needs_reference), which --engine verl "
             "computes after scoring; use --engine local, or actor_rollout_ref.actor.use_kl_loss in its place"
         )
-    for function in leaves(parts.rewards.functions):
+    for function in leaves(components.rewards.functions):
         if isinstance(function.instance, Judge) and function.instance.policy is not None:
             raise ConfigError(
                 f"reward.functions: {function.name} judges by a policy of the run, which --engine verl samples for "
-                "plays alone; serve the judge, and name its address as endpoint"
+                "rollouts alone; serve the judge, and name its address as endpoint"
             )
-    if parts.recipe.config.reward.backend == "inline":
+    if components.recipe.config.reward.backend == "inline":
         raise ConfigError(
-            "reward.backend: inline calls functions in the process that plays hundreds at once, and each would stop "
-            "them all; with --engine verl expected process or ray"
+            "reward.backend: inline calls functions in the process that runs hundreds of rollouts at once, and each "
+            "would stop them all; with --engine verl expected process or ray"
         )
 
 
@@ -254,7 +254,7 @@ def _run(config: DictConfig, reporter: Reporter) -> None:
     from creditflow.engines.verl.task_runner import task_runner_class
 
     ours = not ray.is_initialized()
-    runner = _Started(task_runner_class(), config, reporter)
+    runner = _TaskRunnerActor(task_runner_class(), config, reporter)
     # Standard output is for results. Output of verl and, with log_to_driver, of Ray's workers is redirected.
     talks = config.ray_kwargs.ray_init.get("log_to_driver")
     try:
@@ -296,7 +296,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 @dataclass
-class _Started:
+class _TaskRunnerActor:
     """The task runner's actor class for verl, wrapped to keep the actor's handle and print the path of Ray's logs."""
 
     actor_class: Any
@@ -305,7 +305,7 @@ class _Started:
     handle: Any = None
     logs: str = "Ray did not start"
 
-    def options(self, **options: Any) -> _Started:
+    def options(self, **options: Any) -> _TaskRunnerActor:
         """Set the actor's options, as on an actor class."""
         self.actor_class = self.actor_class.options(**options)
         return self
@@ -330,12 +330,12 @@ class _Started:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _ProgressPrinter:
     """Prints a run's metrics and events like the local engine."""
 
     bar: Bar
     reporter: Reporter
-    parts: Parts
+    components: Components
     folder: Path
 
     def show(self, row: Mapping[str, Any]) -> None:
@@ -344,25 +344,25 @@ class _Shown:
         numbers = {key: value for key, value in row.items() if value is not None}
         validated = {key: value for key, value in numbers.items() if key.startswith("val/")}
         if step == 1:
-            warn_of_first_step(numbers, self.parts, self.reporter)
+            warn_of_first_step(numbers, self.components, self.reporter)
             warn_of_idle_gate(numbers, self.folder, self.reporter)
         if step > 0:
             self.bar.advance(status=status_line({key: numbers[key] for key in numbers.keys() - validated.keys()}))
         if validated:
             when = "before training" if step == 0 else f"after step {step}"
-            words = self.parts.recipe.validation_words(len(self.parts.val_tasks))
+            words = self.components.recipe.validation_words(len(self.components.val_tasks))
             self.reporter.say(f"{when}: {status_line(validated)} on {words}")
 
     def show_event(self, row: Mapping[str, Any]) -> None:
         """Print one line of `events.jsonl`."""
-        self.reporter.say(Event.from_dict(row).text)
+        self.reporter.say(GuardEvent.from_dict(row).text)
 
 
 @contextlib.contextmanager
-def _watching(folder: RunFolder, begun: int | None, shown: _Shown) -> Iterator[None]:
+def _watching(folder: RunFolder, begun: int | None, shown: _ProgressPrinter) -> Iterator[None]:
     """Print new metrics and events of the folder from a thread, while the calling thread waits for Ray."""
     after = -1 if begun is None else begun
-    metrics, events = Tail(folder.path / "metrics.jsonl", after), NewEvents(folder.path)
+    metrics, events = MetricsTail(folder.path / "metrics.jsonl", after), NewEvents(folder.path)
     if begun:
         shown.bar.advance(begun)
     over = threading.Event()
@@ -400,7 +400,7 @@ class NewEvents:
 
 
 @dataclass
-class Tail:
+class MetricsTail:
     """New complete lines of a run's `metrics.jsonl`, for steps after `after`."""
 
     file: Path

@@ -16,7 +16,7 @@ KEY = "creditflow"
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class RunHandle:
     """The recipe and run folder, for every process of a run."""
 
     recipe: Recipe
@@ -46,8 +46,8 @@ def carry(recipe: Recipe, run_folder: Path) -> dict[str, str]:
     }
 
 
-def carried(verl_config: Any) -> Carried:
+def carried(verl_config: Any) -> RunHandle:
     """Read the recipe from verl's configuration; the inverse of `carry`."""
     section: Mapping[str, str] = verl_config[KEY]
     recipe = recipe_of_dict(json.loads(section["recipe"]), section["name"], Path(section["folder"]))
-    return Carried(recipe, Path(section["run_folder"]))
+    return RunHandle(recipe, Path(section["run_folder"]))

@@ -23,7 +23,7 @@ _PADDING_TOKENS = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class VerlRows:
     """The verl rows of a batch of trajectories."""
 
     step_of_key: Mapping[str, int]
@@ -31,21 +31,21 @@ class Rows:
     """[S+1] the batch's token offsets."""
 
     @classmethod
-    def of(cls, keys: Sequence[str], steps: Ints, batch: TrajectoryBatch) -> Rows:
-        """Map the `keys` [R] of rows to `steps` [R] of `batch` (from `Plays.row_keys`)."""
+    def from_batch(cls, keys: Sequence[str], steps: Ints, batch: TrajectoryBatch) -> VerlRows:
+        """Map the `keys` [R] of rows to `steps` [R] of `batch` (from `RolloutRecords.row_keys`)."""
         return cls(dict(zip(keys, steps.tolist(), strict=True)), batch.token_offsets)
 
     def choose(self, rows: KVBatchMeta, wanted_S: NDArray[np.bool_]) -> KVBatchMeta:
         """Select the rows of the steps `wanted_S` [S]. Raises BatchError for a row without a step."""
         steps = self._steps(rows)
         if (unknown := steps == _PADDING).any():
-            raise BatchError(f"row {rows.keys[int(np.argmax(unknown))]}: no step of the plays that came with it")
+            raise BatchError(f"row {rows.keys[int(np.argmax(unknown))]}: no step of the trajectories that came with it")
         return select(rows, np.flatnonzero(wanted_S[steps]).tolist())
 
     def expect_all(self, rows: KVBatchMeta) -> None:
         """Raise BatchError if the row of a step is missing, because the step would count as trained."""
         if missing := self.step_of_key.keys() - set(rows.keys):
-            raise BatchError(f"{len(missing)} rows of the plays did not come, among them {min(missing)}")
+            raise BatchError(f"{len(missing)} rows of the trajectories did not come, among them {min(missing)}")
 
     def put(self, rows: KVBatchMeta, assignment: Assignment) -> KVBatchMeta:
         """Write advantages and returns (a critic's targets) to `rows`, which may include padding rows."""

@@ -25,7 +25,7 @@ class LostServer(CreditflowError):
     """A rollout server died or aborted a call, or was restarted and holds other weights than the current ones."""
 
 
-class Client(Protocol):
+class ServerClient(Protocol):
     """The used part of `verl.workers.rollout.llm_server.LLMServerClient`."""
 
     async def generate(
@@ -39,7 +39,7 @@ class Client(Protocol):
 class ServedPolicy:
     """A trained policy on verl's servers."""
 
-    client: Client
+    client: ServerClient
     chat: ChatTokenizer
     eos_ids: frozenset[int]
     max_positions: int
@@ -80,7 +80,7 @@ class Servers:
     fault: Exception | None = None
     """Always None: an error fails only its own rollout."""
 
-    def expect(self, plays: int) -> None:
+    def expect(self, rollouts: int) -> None:
         """Do nothing: the servers batch requests without waiting."""
 
     async def idle(self) -> None:

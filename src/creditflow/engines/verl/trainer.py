@@ -40,20 +40,20 @@ from verl.utils.py_functional import rename_dict
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from creditflow.credit import Assignment, Observed, Threshold, assign, make_threshold
+from creditflow.credit import Assignment, BatchStats, Threshold, assign, make_threshold
 from creditflow.credit.advantage import ADVANTAGE_ESTIMATORS
-from creditflow.engines.verl.plays import Plays, partition, take
 from creditflow.engines.verl.policies import policy_configs
 from creditflow.engines.verl.recipe import carried
-from creditflow.engines.verl.rows import Rows, joined, throw_away, write
+from creditflow.engines.verl.rollouts import RolloutRecords, partition, take
+from creditflow.engines.verl.rows import VerlRows, joined, throw_away, write
 from creditflow.errors import ConfigError, CreditflowError, TooManyFailedScores, first_line
 from creditflow.files import write_whole
 from creditflow.ledger import RunFolder
 from creditflow.ledger.run_folder import log_failures, read_metrics, rollbacks
 from creditflow.monitor import (
     Evaluation,
-    Event,
     Guard,
+    GuardEvent,
     GuardStop,
     error_metrics,
     evaluation_metrics,
@@ -77,7 +77,7 @@ _CORES_A_DEVICE = ResourcePoolManager.max_colocate_count
 _CORES_BESIDE = 2
 """Cores for the driver and the start of further actors."""
 _MOST_POLL_S = 2.0
-_PLAYS_A_SECOND = 2000.0
+_ROLLOUTS_PER_SECOND = 2000.0
 """Rollouts per second of polling interval, so that polling does not keep TransferQueue busy."""
 
 
@@ -114,7 +114,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
                 rows = self._compute_values(rows, metrics=metrics)
         return rows
 
-    def fill_values(self, columns: Rows, rows: KVBatchMeta, values_T: Floats) -> None:
+    def fill_values(self, columns: VerlRows, rows: KVBatchMeta, values_T: Floats) -> None:
         """Fill `values_T` with the critic's values of `rows` that are not trained."""
         if len(rows):
             self._n_rows = len(rows)
@@ -205,7 +205,7 @@ class PolicyTrainer(PPOTrainerSync):  # type: ignore[misc]
         return write(rows, {name: response_to_nested(padded.batch[name], nested_mask) for name in changed})
 
 
-class Partner(PolicyTrainer):
+class PartnerPolicy(PolicyTrainer):
     """Another trained policy of a run: verl's workers and servers, without a data set or training loop."""
 
     def __init__(self, config: Any, policy: str, total_steps: int) -> None:
@@ -241,7 +241,7 @@ class Partner(PolicyTrainer):
             self.critic_wg.load_checkpoint(local_path=str(folder / "critic"), del_local_after_load=False)
 
 
-class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
+class RolloutBuffer(ReplayBuffer):  # type: ignore[misc]
     """verl's replay buffer, which also records the selected groups and raises if a worker died."""
 
     selected: set[str]
@@ -249,7 +249,7 @@ class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
     expect_workers: Callable[[], None]
 
     @classmethod
-    def going_on_with(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> PlayBuffer:
+    def going_on_with(cls, buffer: ReplayBuffer, expect_workers: Callable[[], None]) -> RolloutBuffer:
         """Take over the state of `buffer`, which verl has set up."""
         made = cls.__new__(cls)
         made.__dict__.update(buffer.__dict__, selected=set(), expect_workers=expect_workers)
@@ -286,11 +286,11 @@ class PlayBuffer(ReplayBuffer):  # type: ignore[misc]
         return super()._wait_for_next_poll(*args)
 
 
-class Collected(NamedTuple):
+class CollectedBatch(NamedTuple):
     """A batch of rollouts: verl's rows and the trajectories with their steps."""
 
     rows: KVBatchMeta
-    plays: Plays
+    rollouts: RolloutRecords
 
 
 @register_trainer("creditflow")
@@ -303,7 +303,7 @@ class CreditflowTrainer(PolicyTrainer):
         lead = next(iter(configs))
         expect_cores(config)
         self._partner_configs = {name: section for name, section in configs.items() if name != lead}
-        self.partners: list[Partner] = []
+        self.partners: list[PartnerPolicy] = []
         super().__init__(configs[lead], lead)
         self.folder = RunFolder(run.run_folder)
         self.options = run.config.algorithm
@@ -315,7 +315,7 @@ class CreditflowTrainer(PolicyTrainer):
             list(run.config.team.agents),
             {"sandbox": run.config.reward.sandbox},
         )
-        self.guard = Guard.of(run.config, run.recipe.folder, functions, "verl")
+        self.guard = Guard.from_config(run.config, run.recipe.folder, functions, "verl")
         self.critic_wanted = ADVANTAGE_ESTIMATORS[self.options.adv_estimator].critic
         self._submitted: list[TensorDict] = []
         self._own_metrics: dict[str, float] = {}
@@ -335,9 +335,9 @@ class CreditflowTrainer(PolicyTrainer):
     # Overrides of verl's hooks: setup, weights, checkpoints.
 
     def _build_replay_buffer(self) -> Any:
-        buffer = PlayBuffer.going_on_with(super()._build_replay_buffer(), self._expect_workers)
-        plays = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        buffer.poll_interval = min(_MOST_POLL_S, max(0.05, plays / _PLAYS_A_SECOND))
+        buffer = RolloutBuffer.going_on_with(super()._build_replay_buffer(), self._expect_workers)
+        rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        buffer.poll_interval = min(_MOST_POLL_S, max(0.05, rollouts / _ROLLOUTS_PER_SECOND))
         return buffer
 
     def _expect_workers(self) -> None:
@@ -349,7 +349,7 @@ class CreditflowTrainer(PolicyTrainer):
     def _setup(self) -> None:
         super()._setup()
         for name, config in self._partner_configs.items():
-            partner = Partner(config, name, self.total_training_steps)
+            partner = PartnerPolicy(config, name, self.total_training_steps)
             partner._setup()
             if self.global_steps > 0:
                 partner.load(self._checkpoint() / "policies" / name)
@@ -434,16 +434,16 @@ class CreditflowTrainer(PolicyTrainer):
         """Collect rollouts, assign credit, update every policy, record. Returns the trained rows."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
-            rows, plays = self._collect(metrics, sample_batch_size)
+            rows, rollouts = self._collect(metrics, sample_batch_size)
             self.on_sample_end()
-        batch = plays.batch
+        batch = rollouts.batch
         with marked_timer("propagation", timing_raw):
             # The selection of trained steps does not depend on the critic's values, which are computed later.
             values_T = np.zeros(int(batch.token_offsets[-1])) if self.critic_wanted else None
             options, threshold = self.guard.options(self.options), self.guard.threshold(self.threshold)
             assignment = assign(batch, options, values_T=values_T, threshold=threshold)
-        row_keys, steps = plays.row_keys(self.policies)
-        columns = Rows.of(row_keys, steps, batch)
+        row_keys, steps = rollouts.row_keys(self.policies)
+        columns = VerlRows.from_batch(row_keys, steps, batch)
         columns.expect_all(rows)
         trained = {t.policy: columns.choose(rows, trained_by(t.policy, assignment)) for t in self.trainers}
         if values_T is not None:  # an untrained step may follow a trained one, which then needs its values
@@ -468,7 +468,7 @@ class CreditflowTrainer(PolicyTrainer):
                 part = columns.put(trained[trainer.policy], assignment)
                 trained[trainer.policy] = trainer.correct_rollout(part, metrics)
         with ThreadPoolExecutor(1, "ledger") as beside:  # the record is final, so it is written during the update
-            recording = beside.submit(self._record, plays, assignment)
+            recording = beside.submit(self._record, rollouts, assignment)
             for trainer in updated:
                 said = {}
                 trainer.update(trained[trainer.policy], said, timing_raw, self.global_steps)
@@ -477,8 +477,8 @@ class CreditflowTrainer(PolicyTrainer):
                 recording.result()
         if not updated:
             raise CreditflowError(
-                f"training step {self.global_steps}: no step of {batch.n_trajectories} plays can be trained on: each "
-                "one failed, was masked, or sampled nothing"
+                f"training step {self.global_steps}: no step of {batch.n_trajectories} trajectories can be trained "
+                "on: each one failed, was masked, or sampled nothing"
             )
         return joined(trained[trainer.policy] for trainer in updated)
 
@@ -486,7 +486,7 @@ class CreditflowTrainer(PolicyTrainer):
         """Metrics of one policy's update; with several policies, under the policy's name."""
         return {f"{trainer.policy}/{k}": v for k, v in metrics.items()} if self.partners else dict(metrics)
 
-    def _collect(self, metrics: dict[str, Any], n_tasks: int) -> Collected:
+    def _collect(self, metrics: dict[str, Any], n_tasks: int) -> CollectedBatch:
         """Collect the rows and rollouts of `n_tasks` tasks.
 
         If rollout servers failed, and with them more rollouts than may fail, the servers receive their weights
@@ -498,35 +498,35 @@ class CreditflowTrainer(PolicyTrainer):
         for attempt in (1, 2):
             rows, said = self.replay_buffer.sample(self.global_steps, "train", n_tasks)
             metrics.update(said)
-            plays = take(partition(validate=False), n_tasks * limits.n, self.replay_buffer.selected)
-            again = attempt == 1 and plays.lost_to_servers > limits.max_failed_frac * plays.expected
+            rollouts = take(partition(validate=False), n_tasks * limits.n, self.replay_buffer.selected)
+            again = attempt == 1 and rollouts.lost_to_servers > limits.max_failed_frac * rollouts.expected
             if not again:
                 break
-            metrics["rollout/replayed_plays"] = float(plays.expected)
+            metrics["rollout/replayed_rollouts"] = float(rollouts.expected)
             throw_away(rows, keep=())
             self._sync_weights(self.global_steps - 1)
             self._submit_again()
         try:
-            self._expect_few_failures(plays, validation=False)
+            self._expect_few_failures(rollouts, validation=False)
         except TooManyFailedScores:
-            self.folder.write_steps(self.global_steps, plays.batch)  # the evidence
+            self.folder.write_steps(self.global_steps, rollouts.batch)  # the evidence
             raise
-        return Collected(rows, plays)
+        return CollectedBatch(rows, rollouts)
 
-    def _expect_few_failures(self, plays: Plays, *, validation: bool) -> None:
+    def _expect_few_failures(self, rollouts: RolloutRecords, *, validation: bool) -> None:
         """Raise CreditflowError if too many rollouts or scores failed.
 
         Tracebacks go to the run folder.
         """
-        infos = list(zip(plays.batch.trajectory_ids, plays.batch.trajectory_info, strict=True))
+        infos = list(zip(rollouts.batch.trajectory_ids, rollouts.batch.trajectory_info, strict=True))
         self.folder.append_failures(self.global_steps, infos)
         try:
-            plays.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
+            rollouts.expect_few_failures(self.limits.actor_rollout_ref.rollout.max_failed_frac)
             past = self.folder.events()
-            events = rollout_events(plays.batch, self.global_steps, past, validation=validation)
-            events += failure_events(plays.report, self.global_steps, past)
+            events = rollout_events(rollouts.batch, self.global_steps, past, validation=validation)
+            events += failure_events(rollouts.report, self.global_steps, past)
             self.folder.append_events(event.to_dict() for event in events)
-            expect_few_failures(plays.report, self.limits.reward.max_failed_frac)
+            expect_few_failures(rollouts.report, self.limits.reward.max_failed_frac)
         except CreditflowError as error:
             log_failures(error, self.folder, self.global_steps, infos)
             raise
@@ -547,10 +547,10 @@ class CreditflowTrainer(PolicyTrainer):
 
     # Records.
 
-    def _record(self, plays: Plays, assignment: Assignment) -> None:
+    def _record(self, rollouts: RolloutRecords, assignment: Assignment) -> None:
         """Write the step file and keep the step's metrics for `_compute_metrics`."""
-        self.folder.write_steps(self.global_steps, plays.batch, assignment)
-        self._own_metrics = step_metrics(plays, assignment, self.guard.threshold(self.threshold))
+        self.folder.write_steps(self.global_steps, rollouts.batch, assignment)
+        self._own_metrics = step_metrics(rollouts, assignment, self.guard.threshold(self.threshold))
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
@@ -571,7 +571,7 @@ class CreditflowTrainer(PolicyTrainer):
         if asked is not None:
             self._heed(asked)
 
-    def _watch(self, metrics: Mapping[str, float]) -> Event | None:
+    def _watch(self, metrics: Mapping[str, float]) -> GuardEvent | None:
         """Run the guard on the metrics and record its events.
 
         Returns the event that the engine must act on.
@@ -582,7 +582,7 @@ class CreditflowTrainer(PolicyTrainer):
         self._save_state_again()
         return asked
 
-    def _heed(self, asked: Event) -> None:
+    def _heed(self, asked: GuardEvent) -> None:
         """Roll the run folder back to the last good checkpoint and end this attempt.
 
         Raises RolledBack, after which the launcher starts again; or GuardStop.
@@ -627,9 +627,9 @@ class CreditflowTrainer(PolicyTrainer):
         kwargs = self.limits.actor_rollout_ref.rollout.val_kwargs
         sampling = kwargs.do_sample and kwargs.temperature > 0
         n = kwargs.n if sampling else 1
-        greedy = self._evaluation_plays(1, greedy=True)
-        sampled = self._evaluation_plays(n, greedy=False) if sampling else greedy
-        evaluation = Evaluation.of(sampled, greedy, n)
+        greedy = self._evaluation_trajectories(1, greedy=True)
+        sampled = self._evaluation_trajectories(n, greedy=False) if sampling else greedy
+        evaluation = Evaluation.from_batches(sampled, greedy, n)
         metrics = {f"{_VAL}/{key}": value for key, value in evaluation.metrics.items()}
         if not self._training:  # verl adds validation metrics only to those of a training step
             asked = self._watch(metrics)
@@ -638,13 +638,13 @@ class CreditflowTrainer(PolicyTrainer):
                 self._heed(asked)
         if self.global_steps == 0:
             return metrics
-        self.threshold.update(Observed({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
+        self.threshold.update(BatchStats({}, {}, accuracy=evaluation.metrics["pass_at_1"]))
         self._save_state_again()
         if self.global_steps >= self.total_training_steps:
             self.folder.write_text("evaluation.json", evaluation.to_json())  # the last file: the run is finished
         return metrics
 
-    def _evaluation_plays(self, n: int, greedy: bool) -> TrajectoryBatch:
+    def _evaluation_trajectories(self, n: int, greedy: bool) -> TrajectoryBatch:
         """Sample `n` scored rollouts of each validation task."""
         parts = []
         for rows in self.val_dataloader:
@@ -664,13 +664,13 @@ class CreditflowTrainer(PolicyTrainer):
             tq.kv_batch_put(keys=uids, partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             self.replay_buffer.sample(global_steps=self.global_steps, partition_id="val", batch_size=size)
-            plays = take(partition(validate=True), size * n, set(uids))
-            if plays.lost:
+            rollouts = take(partition(validate=True), size * n, set(uids))
+            if rollouts.lost:
                 raise CreditflowError(
-                    f"{plays.lost} of {plays.expected} validation plays left no record; Ray's logs say why"
+                    f"{rollouts.lost} of {rollouts.expected} validation trajectories left no record; Ray's logs say why"
                 )
-            self._expect_few_failures(plays, validation=True)
-            parts.append(plays.batch)
+            self._expect_few_failures(rollouts, validation=True)
+            parts.append(rollouts.batch)
         return batch_of(pa.concat_tables([table_of(part) for part in parts]).unify_dictionaries())
 
 
@@ -679,15 +679,15 @@ _TIMING = {"gen": "rollout", "adv": "advantage"}
 """The local engine's names for verl's timers of the same measurement."""
 
 
-def step_metrics(plays: Plays, assignment: Assignment, threshold: Threshold) -> dict[str, float]:
+def step_metrics(rollouts: RolloutRecords, assignment: Assignment, threshold: Threshold) -> dict[str, float]:
     """The metrics of a training step's rollouts, rewards and credit."""
-    batch = plays.batch
+    batch = rollouts.batch
     return {
         "train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"],
         **rollout_metrics(batch),
-        "rollout/lost_frac": plays.lost / plays.expected,
-        **plays.counted,
-        **plays.report.metrics(),
+        "rollout/lost_frac": rollouts.lost / rollouts.expected,
+        **rollouts.counted,
+        **rollouts.report.metrics(),
         **sub_reward_metrics(batch),
         **error_metrics(batch),
         **threshold.metrics(),

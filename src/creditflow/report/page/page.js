@@ -20,22 +20,22 @@
   }
   const embedded = {
     overview: async () => data.overview,
-    plays: async (wanted) => {
-      const fits = data.samples.plays.filter((play) => matches(play, data.samples.graphs[`${play.training_step} ${play.trajectory_id}`], wanted));
-      return { total: fits.length, plays: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
+    trajectories: async (wanted) => {
+      const fits = data.samples.trajectories.filter((trajectory) => matches(trajectory, data.samples.graphs[`${trajectory.training_step} ${trajectory.trajectory_id}`], wanted));
+      return { total: fits.length, trajectories: fits.slice(wanted.offset, wanted.offset + wanted.limit) };
     },
-    play: async ({ trajectory_id, training_step }) => sampled(data.samples.graphs, `${training_step} ${trajectory_id}`, "play"),
+    trajectory: async ({ trajectory_id, training_step }) => sampled(data.samples.graphs, `${training_step} ${trajectory_id}`, "trajectory"),
     step: async ({ step_id, training_step }) => sampled(data.samples.steps, `${training_step} ${step_id}`, "step"),
   };
-  const source = live ? { overview: () => asked("overview", {}), plays: (w) => asked("plays", w), play: (w) => asked("play", w), step: (w) => asked("step", w) } : embedded;
+  const source = live ? { overview: () => asked("overview", {}), trajectories: (w) => asked("trajectories", w), trajectory: (w) => asked("trajectory", w), step: (w) => asked("step", w) } : embedded;
   function sampled(of, id, what) {
     if (!Object.hasOwn(of, id)) throw new Error(`This ${what} is not among the samples; creditflow view shows all.`);
     return of[id];
   }
-  function matches(play, graph, w) {
-    const ended = play.ended_right === null ? "unscored" : play.ended_right ? "right" : "wrong";
+  function matches(trajectory, graph, w) {
+    const ended = trajectory.ended_right === null ? "unscored" : trajectory.ended_right ? "right" : "wrong";
     if (w.outcome && w.outcome !== ended) return false;
-    if (w.training_step !== "" && w.training_step != null && Number(w.training_step) !== play.training_step) return false;
+    if (w.training_step !== "" && w.training_step != null && Number(w.training_step) !== trajectory.training_step) return false;
     const asks = w.agent || w.gate || w.least_score !== "" || w.most_score !== "";
     return !asks || graph.steps.some((s) => (!w.agent || s.agent === w.agent) && (!w.gate || s.gate_open === (w.gate === "open"))
       && (w.least_score === "" || (s.sub_reward !== null && s.sub_reward >= Number(w.least_score)))
@@ -63,7 +63,7 @@
   const signed = (value) => (value === null || value === undefined ? "-" : (value >= 0 ? "+" : "") + Number(value).toFixed(3));
   const percent = (value) => (value === null || value === undefined ? "-" : `${(100 * value).toFixed(1)} %`);
   const count = (value) => (value === null || value === undefined ? "-" : Number(value).toLocaleString("en"));
-  const ended = (play) => (play.ended_right === null ? "-" : play.ended_right ? "right" : "wrong");
+  const ended = (trajectory) => (trajectory.ended_right === null ? "-" : trajectory.ended_right ? "right" : "wrong");
   const short = (text, most) => (text && text.length > most ? `${text.slice(0, most)}…` : text || "");
   function table(columns, rows) {
     const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
@@ -132,7 +132,7 @@
     const run = told.run, last = (name) => told.curves[name]?.points.at(-1)?.[1];
     $("title").textContent = `creditflow: ${run.name}`;
     $("facts").textContent = [run.recipe, run.engine && `engine ${run.engine}`, run.seed !== undefined && `seed ${run.seed}`, run.started && `started ${run.started}`, run.recredited_from && `recredited: ${JSON.stringify(run.changed)}`, live && `live, ${run.indexed} of ${run.training_steps} training steps indexed`].filter(Boolean).join(" · ");
-    const tiles = [["training steps", count(run.training_steps)], ["plays", count(run.plays)], ["steps", count(run.steps)], ["plays that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
+    const tiles = [["training steps", count(run.training_steps)], ["trajectories", count(run.trajectories)], ["steps", count(run.steps)], ["trajectories that ended right", percent(run.ended_right)], ["val pass@1, last", number(last("val/pass_at_1"))], ["step errors, last validation", number(last("val/step_error_rate"))], ["guard events", count(told.events.length)]];
     $("left-out").replaceChildren(...told.left_out.map((text) => el("p", { class: "note" }, el("b", {}, "Incomplete: "), text)));
     $("tiles").replaceChildren(...tiles.filter(([, v]) => v !== "-").map(([name, value]) => el("div", { class: "tile" }, el("b", {}, value), el("span", {}, name))));
     const notes = [
@@ -145,15 +145,15 @@
     for (const name of SHOWN) curve($("charts"), name);
     $("metrics").replaceChildren(...Object.keys(told.curves).map((name) => el("option", { value: name })));
     agents();
-    const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => open(t.trajectory_id, t.training_step) }, short(t.prompt, 160)), count(t.plays), percent(t.ended_right), number(t.first_error, 1)]);
-    $("hardest").replaceChildren(table([["task", "text"], ["plays", "n"], ["ended right", "n"], ["first error at step, mean", "n"]], rows));
+    const rows = told.hardest.map((t) => [el("button", { class: "link", type: "button", onclick: () => open(t.trajectory_id, t.training_step) }, short(t.prompt, 160)), count(t.trajectories), percent(t.ended_right), number(t.first_error, 1)]);
+    $("hardest").replaceChildren(table([["task", "text"], ["trajectories", "n"], ["ended right", "n"], ["first error at step, mean", "n"]], rows));
     const chosen = $("filter").agent, before = chosen.value;
     chosen.replaceChildren(el("option", { value: "" }, "any"), ...told.agents.map((a) => el("option", { value: a.agent }, a.agent)));
     chosen.value = before;
   }
   function agents() {
-    const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ["pass rate", "n"], ["threshold", "n"], ["mean credit", "n"], ["share of credit", "n"], ["stopped at gates", "n"], ["wrong but rewarded", "n"], ["right but blamed", "n"]];
-    const rows = told.agents.map((a) => [a.agent, count(a.steps), percent(a.scored), number(a.sub_reward), percent(a.error_rate), percent(a.pass_rate), number(a.threshold, 2), signed(a.credit), percent(a.share), number(a.stopped, 1), percent(a.wrong_rewarded), percent(a.right_blamed)]);
+    const columns = [["agent", ""], ["steps", "n"], ["scored", "n"], ["mean sub-reward", "n"], ["wrong", "n"], ["pass rate", "n"], ["threshold", "n"], ["mean credit", "n"], ["share of credit", "n"], ["withheld at gates", "n"], ["wrong but rewarded", "n"], ["right but blamed", "n"]];
+    const rows = told.agents.map((a) => [a.agent, count(a.steps), percent(a.scored), number(a.sub_reward), percent(a.error_rate), percent(a.pass_rate), number(a.threshold, 2), signed(a.credit), percent(a.share), number(a.withheld, 1), percent(a.wrong_rewarded), percent(a.right_blamed)]);
     $("of-agents").replaceChildren(table(columns, rows));
     const words = { credit: ["mean credit", ""], pass_rate: ["gates open", "share"], threshold: ["threshold", ""], sub_reward: ["mean sub-reward", ""] };
     for (const [key, [name, unit]] of Object.entries(words)) {
@@ -196,36 +196,36 @@
       title("Agents"), el("div", { class: "scroll" }, table([["", ""], ...names], shares)));
   }
 
-  /* ---- plays ---------------------------------------------------------------------------------------------------------- */
+  /* ---- trajectories ---------------------------------------------------------------------------------------------------------- */
 
   let offset = 0;
   async function list() {
     const wanted = { ...Object.fromEntries(new FormData($("filter"))), offset, limit: PAGE };
     let page;
-    try { page = await source.plays(wanted); } catch (error) { $("found").textContent = error.message; return; }
-    const what = live ? "plays" : "sample plays";
-    const none = live ? told.run.plays === 0 : data.samples.plays.length === 0;
-    $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top of the Summary say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.plays.length)} shown` : `no ${what} like that`;
-    const rows = page.plays.map((p) => [el("button", { class: "link", type: "button", "data-play": p.trajectory_id, onclick: () => open(p.trajectory_id, p.training_step) }, p.trajectory_id), String(p.training_step), short(p.prompt, 110), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status]);
-    $("list").replaceChildren(table([["play", ""], ["training step", "n"], ["task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""]], rows));
+    try { page = await source.trajectories(wanted); } catch (error) { $("found").textContent = error.message; return; }
+    const what = live ? "trajectories" : "sample trajectories";
+    const none = live ? told.run.trajectories === 0 : data.samples.trajectories.length === 0;
+    $("found").textContent = none ? (told.left_out.length ? `no ${what} can be shown: the notices at the top of the Summary say why` : `no ${what}: none is on record yet`) : page.total ? `${count(page.total)} ${what}; ${count(offset + 1)} to ${count(offset + page.trajectories.length)} shown` : `no ${what} like that`;
+    const rows = page.trajectories.map((p) => [el("button", { class: "link", type: "button", "data-trajectory": p.trajectory_id, onclick: () => open(p.trajectory_id, p.training_step) }, p.trajectory_id), String(p.training_step), short(p.prompt, 110), count(p.n_steps), ended(p), p.first_error === null ? "-" : String(p.first_error), p.status]);
+    $("list").replaceChildren(table([["trajectory", ""], ["training step", "n"], ["task", "text"], ["steps", "n"], ["ended", ""], ["first error at", "n"], ["status", ""]], rows));
     $("earlier").disabled = offset === 0;
     $("later").disabled = offset + PAGE >= page.total;
   }
   async function open(trajectory_id, training_step) {
     let graph;
     $("step").replaceChildren();
-    try { graph = await source.play({ trajectory_id, training_step }); } catch (error) { $("play").replaceChildren(el("p", { class: "note" }, error.message)); return; }
+    try { graph = await source.trajectory({ trajectory_id, training_step }); } catch (error) { $("trajectory").replaceChildren(el("p", { class: "note" }, error.message)); return; }
     const facts = [`training step ${graph.training_step}`, graph.status, `outcome ${graph.outcome === null ? graph.outcome_said : graph.outcome}`, `expected ${graph.ground_truth}`, `answer ${graph.answer ?? "-"}`];
-    $("play").replaceChildren(title(`Play ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
+    $("trajectory").replaceChildren(title(`Trajectory ${graph.trajectory_id}`), el("p", {}, short(facts.join(" · "), 600)), el("pre", {}, graph.task),
       el("p", { class: "hint" }, "Circles are steps, coloured by credit (", el("span", { class: "legend", style: "background:linear-gradient(to right,rgb(241,143,59),rgb(244,244,244),rgb(67,147,195))" }), " blame to praise); a line is as thick as the credit that flowed back along it; a bar across it is a gate that is shut; a double ring is the first error. Select a step for its texts and for where its advantage came from."),
       el("div", { class: "scroll" }, draw(graph)));
-    $("play").scrollIntoView({ block: "start" });
+    $("trajectory").scrollIntoView({ block: "start" });
   }
   function draw(graph) {
     const lanes = [...new Set(graph.steps.map((s) => s.agent))], left = 120, dx = 62, dy = 74, top = 40;
     const x = (i) => left + 30 + i * dx, y = (i) => top + lanes.indexOf(graph.steps[i].agent) * dy;
     const most = Math.max(1e-9, ...graph.steps.map((s) => Math.abs(s.credit ?? 0))), flow = Math.max(1e-9, ...graph.edges.map((e) => Math.abs(e.flow ?? 0)));
-    const picture = svg("svg", { class: "play", width: x(graph.steps.length - 1) + 50, height: top + lanes.length * dy, role: "group", "aria-label": `Graph of ${graph.steps.length} steps of ${lanes.length} agents` });
+    const picture = svg("svg", { class: "trajectory", width: x(graph.steps.length - 1) + 50, height: top + lanes.length * dy, role: "group", "aria-label": `Graph of ${graph.steps.length} steps of ${lanes.length} agents` });
     for (const agent of lanes) picture.append(svg("text", { class: "lane", x: 10, y: top + lanes.indexOf(agent) * dy + 4 }, short(agent, 16)));
     for (const edge of graph.edges) {
       const [x1, y1, x2, y2] = [x(edge.parent), y(edge.parent), x(edge.child), y(edge.child)];

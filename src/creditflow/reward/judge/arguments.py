@@ -12,7 +12,7 @@ from typing import Any
 
 from creditflow.reward.judge import verdict
 from creditflow.reward.judge.prompt import FIELDS, PAIR_FIELDS, Prompt, check_template
-from creditflow.reward.judge.verdict import WINNER, Choices, Form, Scale, VerdictError
+from creditflow.reward.judge.verdict import WINNER, Choices, Form, JudgeScale, VerdictError
 from creditflow.rollout import endpoint as endpoints
 
 _HUGE = 1e300
@@ -86,7 +86,7 @@ def form_of(scale: Any, choices: Any, pairwise: bool) -> Form:
     low, high = (number("scale", one, -1e9) for one in given)
     if not low < high <= 1e9:
         raise ValueError(f"scale: expected [lowest, highest] between -1e9 and 1e9, got {given!r}")
-    return Scale(low, high)
+    return JudgeScale(low, high)
 
 
 def _choices(choices: Any) -> Choices:

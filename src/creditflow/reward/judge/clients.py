@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from creditflow.errors import EndpointError
 from creditflow.rollout import endpoint
 from creditflow.rollout.client import GenerationRequest, ModelClient
-from creditflow.rollout.endpoint import Counts, FailedTry
+from creditflow.rollout.endpoint import EndpointUsage, FailedTry
 from creditflow.rollout.scheduler import Scheduler
 from creditflow.trajectory import Message
 
@@ -34,10 +34,10 @@ class JudgeError(Exception):
         self.status: Literal["failed", "timeout"] = status
 
 
-class Client(Protocol):
+class JudgeClient(Protocol):
     """The interface to a judge."""
 
-    counts: Counts
+    counts: EndpointUsage
 
     async def ask(self, messages: Sequence[Message]) -> str:
         """Return the whole reply. Raises JudgeError without one."""
@@ -55,7 +55,7 @@ class Client(Protocol):
 # ---- endpoints
 
 
-class Endpoint(endpoint.Endpoint):
+class EndpointJudge(endpoint.Endpoint):
     """A judge behind an OpenAI-compatible endpoint."""
 
     def identity(self) -> str:
@@ -92,7 +92,7 @@ _JUDGE = "judge"
 
 
 @dataclass
-class Model:
+class ModelJudge:
     """A model in this process: a policy of the run, or a model from a folder."""
 
     name: str
@@ -103,7 +103,7 @@ class Model:
     max_concurrency: int
     """Maximum number of questions in one batch; judges that share a model use the smallest of their limits."""
     known: ModelClient | None = None
-    counts: Counts = field(default_factory=Counts)
+    counts: EndpointUsage = field(default_factory=EndpointUsage)
 
     def identity(self) -> str:
         """Name and version of the model, and its sampling parameters."""

@@ -15,12 +15,12 @@ from typing import Any
 from creditflow.errors import ModelError, did_you_mean
 from creditflow.reward import local_model
 from creditflow.reward.judge import arguments, verdict
-from creditflow.reward.judge.clients import Client, Endpoint, JudgeError, Model
-from creditflow.reward.judge.verdict import Verdict, VerdictError
+from creditflow.reward.judge.clients import EndpointJudge, JudgeClient, JudgeError, ModelJudge
+from creditflow.reward.judge.verdict import JudgeVerdict, VerdictError
 from creditflow.reward.registry import builtin, outcome, reward
 from creditflow.reward.text import is_missing
 from creditflow.rollout.client import ModelClient
-from creditflow.rollout.endpoint import Counts
+from creditflow.rollout.endpoint import EndpointUsage
 from creditflow.trajectory import Message, Score, Step, Trajectory
 
 _GROUND_TRUTH = "ground_truth"
@@ -140,9 +140,9 @@ class Judge:
         self.version_text = repr(self.prompt)
         self.policy = arguments.optional_name("policy", policy)
         self.here = endpoint is None
-        self.client: Client
+        self.client: JudgeClient
         if endpoint is not None:
-            self.client = Endpoint(
+            self.client = EndpointJudge(
                 url=arguments.address_of(endpoint),
                 model=arguments.model_name(model),
                 api_key_env=arguments.variable_name(api_key_env),
@@ -164,11 +164,11 @@ class Judge:
             if temperature:
                 raise ValueError("temperature: a judge from a folder answers greedily, so it must be 0")
             get = _Folder(Path(path), device).get
-        self.client = Model(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
+        self.client = ModelJudge(path or str(policy), get, max_tokens, temperature, seed or 0, max_concurrency)
 
     def _connect(self, clients: Mapping[str, ModelClient]) -> None:
         assert self.policy is not None
-        assert isinstance(self.client, Model)
+        assert isinstance(self.client, ModelJudge)
         if self.policy not in clients:
             raise ValueError(
                 f"judge: policy: {self.policy!r} is no policy of the run{did_you_mean(self.policy, clients)}; "
@@ -177,7 +177,7 @@ class Judge:
         self.client.known = clients[self.policy]
 
     async def _the_policy(self) -> ModelClient:
-        assert isinstance(self.client, Model)
+        assert isinstance(self.client, ModelJudge)
         if self.client.known is None:
             raise JudgeError(f"policy {self.policy}: the run handed over no policies")
         return self.client.known
@@ -197,7 +197,7 @@ class Judge:
         `completion_tokens`; `replies_without_usage` if there were any; with prices, `cost` in their currency. Sums can
         be added up over processes; the mean latency is `latency_sum_s / answered`.
         """
-        counts, self.client.counts = self.client.counts, Counts()
+        counts, self.client.counts = self.client.counts, EndpointUsage()
         return counts.metrics(self.prices)
 
     async def aclose(self) -> None:
@@ -218,9 +218,9 @@ class Judge:
                 return Score(0.0, status="failed", reason=str(one))
             if isinstance(one, BaseException):
                 raise one
-        return self._score([one for one in found if isinstance(one, Verdict)])
+        return self._score([one for one in found if isinstance(one, JudgeVerdict)])
 
-    def _score(self, verdicts: Sequence[Verdict]) -> Score:
+    def _score(self, verdicts: Sequence[JudgeVerdict]) -> Score:
         if self.against is None:
             return Score(verdicts[0].value, reason=verdicts[0].reason)
         first, second = verdicts
@@ -228,7 +228,7 @@ class Judge:
         reason = f"as A: {first.reason[:half]} as B: {second.reason[:half]}"
         return Score((first.value + 1.0 - second.value) / 2, reason=reason)
 
-    async def _verdict(self, messages: Sequence[Message]) -> Verdict:
+    async def _verdict(self, messages: Sequence[Message]) -> JudgeVerdict:
         return verdict.read(await self.client.ask(messages), self.form, self.style)
 
     def _questions(self, subject: _Subject) -> list[list[Message]]:

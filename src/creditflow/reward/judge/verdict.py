@@ -42,7 +42,7 @@ class VerdictError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JudgeVerdict:
     """The verdict of a judge."""
 
     value: float
@@ -73,7 +73,7 @@ class Form(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class JudgeScale:
     """A number from `low` (worst) to `high` (best); its value is rescaled to [0, 1]."""
 
     low: float
@@ -135,7 +135,7 @@ def instruction(form: Form, style: str) -> str:
     )
 
 
-def read(reply: str, form: Form, style: str) -> Verdict:
+def read(reply: str, form: Form, style: str) -> JudgeVerdict:
     """Parse the verdict in a reply of the given style.
 
     `line`: the last line that is not blank must be exactly `Score: V` (`Winner: V`). Asterisks and other Markdown
@@ -166,7 +166,7 @@ def _without_thoughts(reply: str, form: Form, style: str) -> str:
     return said
 
 
-def _read_line(said: str, form: Form) -> Verdict:
+def _read_line(said: str, form: Form) -> JudgeVerdict:
     lines = _NEW_LINE.split(said)
     while len(lines) > 1 and not lines[-1].strip():
         lines.pop()
@@ -181,7 +181,7 @@ def _read_line(said: str, form: Form) -> Verdict:
     verdicts = [*_all_said(others, form), final]
     if any(form.value(other) != value for other in verdicts[:-1]):
         raise VerdictError(f"contradicting verdicts: {', '.join(map(_shown, verdicts[:5]))}")
-    return Verdict(value, _short("\n".join(others)))
+    return JudgeVerdict(value, _short("\n".join(others)))
 
 
 def _all_said(texts: Sequence[str], form: Form) -> list[str]:
@@ -199,7 +199,7 @@ def _plain(line: str) -> str:
     return unicodedata.normalize("NFKC", line[:_NORMALIZED_CHARACTERS]) + line[_NORMALIZED_CHARACTERS:]
 
 
-def _read_json(said: str, form: Form) -> Verdict:
+def _read_json(said: str, form: Form) -> JudgeVerdict:
     key = form.label.lower()
     try:
         found = json.loads(said, object_pairs_hook=_without_twins, parse_constant=_no_number)
@@ -210,12 +210,12 @@ def _read_json(said: str, form: Form) -> Verdict:
     if other := sorted(set(found) - {key, "reason"}):
         raise VerdictError(f"expected {key!r} and 'reason' alone in the JSON object, got {_shown(other[0])} too")
     verdict = found[key]
-    if isinstance(form, Scale) and isinstance(verdict, str):
+    if isinstance(form, JudgeScale) and isinstance(verdict, str):
         raise VerdictError(f"expected {form.wanted()}, got a text, {_shown(verdict)}")
     reason = found.get("reason", "")
     if not isinstance(reason, str):
         raise VerdictError(f"expected a text as 'reason', got {_shown(reason)}")
-    return Verdict(form.value(verdict), _short(reason))
+    return JudgeVerdict(form.value(verdict), _short(reason))
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

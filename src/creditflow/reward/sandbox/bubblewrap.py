@@ -20,8 +20,8 @@ from pathlib import Path
 from creditflow.reward.sandbox import cgroup as cgroups
 from creditflow.reward.sandbox import found, launch, seccomp
 from creditflow.reward.sandbox.base import Limit, Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
-from creditflow.reward.sandbox.common import MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
-from creditflow.reward.sandbox.process import Attended
+from creditflow.reward.sandbox.common import MB, Box, KeptFile, by_signal, hand_out, handed_out, handed_out_bytes
+from creditflow.reward.sandbox.process import ProcessOutput
 from creditflow.reward.sandbox.tmpfs import bound_files
 
 _WORK = "/tmp/work"
@@ -133,7 +133,7 @@ class Bubblewrap(Box):
 
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, Kept]]:
+    ) -> tuple[Result, dict[str, KeptFile]]:
         if len(files) > _FILES:
             raise SandboxError(f"bubblewrap takes {_FILES} files, {len(files)} were written")
         words = [self.python, "-I", *command[1:]] if command[0] == "python" else command
@@ -183,7 +183,7 @@ class Bubblewrap(Box):
         told = hand_out(keep, self._limits.output_bytes, "base64 -w 0") if keep else ""
         return launch.script(_STDIN if stdin else "/dev/null", told)
 
-    def _confined(self, started: launch.Launch, group: cgroups.Group | None, keep: int) -> Attended:
+    def _confined(self, started: launch.Launch, group: cgroups.Group | None, keep: int) -> ProcessOutput:
         """Confine a started bwrap, and wait for its end; `keep`: the number of files to keep."""
         limits = self._limits
 
@@ -202,7 +202,7 @@ class Bubblewrap(Box):
             caps["kept"] = handed_out_bytes(keep, limits.output_bytes)
         return started.run(confine, limit, limits.wall_s, caps)
 
-    def _result(self, end: Attended, status: int | None, oom: bool, started: launch.Launch) -> Result:
+    def _result(self, end: ProcessOutput, status: int | None, oom: bool, started: launch.Launch) -> Result:
         """The result of a run. Raises SandboxError if the program was never started."""
         out, err = end.output[started.out], end.output[started.err]
         if status is None and oom:  # the kernel killed bwrap, too

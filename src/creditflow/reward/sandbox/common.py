@@ -28,7 +28,7 @@ _NAME_BYTES = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptFile:
     """A kept file of a run."""
 
     content: bytes | None = None
@@ -86,14 +86,14 @@ for name in {quoted}; do
 done"""
 
 
-def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[str, Kept]:
+def handed_out(names: Sequence[str], lines: Sequence[bytes], most: int) -> dict[str, KeptFile]:
     """Parse the lines that `hand_out` printed. A malformed line, or the last (cut off) line, means a missing file."""
     found = {}
     for name, line in zip(names, lines[:-1], strict=False):
         if line.startswith(b"+"):
             with contextlib.suppress(ValueError):
                 content = base64.b64decode(line[1:], validate=True)
-                found[name] = Kept(too_large=True) if len(content) > most else Kept(content)
+                found[name] = KeptFile(too_large=True) if len(content) > most else KeptFile(content)
     return found
 
 
@@ -144,7 +144,7 @@ class Box(ABC):
         if size > most:
             raise ValueError(f"stdin and files: {size} bytes in all are more than a run may have ({most})")
         result, kept = self._run(words, given, tuple(dict.fromkeys(paths.values())), files)
-        self._last.kept = {path: kept.get(path, Kept()) for path in paths.values()}
+        self._last.kept = {path: kept.get(path, KeptFile()) for path in paths.values()}
         return result
 
     def write(self, path: str, content: bytes) -> None:
@@ -168,7 +168,7 @@ class Box(ABC):
     def read(self, path: str) -> bytes:
         """See `Sandbox.read`."""
         path = inside(path)
-        kept: Mapping[str, Kept] = getattr(self._last, "kept", {})
+        kept: Mapping[str, KeptFile] = getattr(self._last, "kept", {})
         if path not in kept:
             raise ValueError(f"{path!r}: the last run was not told to keep it")
         if kept[path].too_large:
@@ -181,5 +181,5 @@ class Box(ABC):
     @abstractmethod
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, Kept]]:
+    ) -> tuple[Result, dict[str, KeptFile]]:
         """Run a checked command with these files. A name missing from the kept files counts as a missing file."""

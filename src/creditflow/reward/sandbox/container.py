@@ -22,8 +22,17 @@ from collections.abc import Mapping
 from typing import Literal
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
-from creditflow.reward.sandbox.common import END_ALL, MB, Box, Kept, by_signal, hand_out, handed_out, handed_out_bytes
-from creditflow.reward.sandbox.process import Attended, Child, attend, call, sealed
+from creditflow.reward.sandbox.common import (
+    END_ALL,
+    MB,
+    Box,
+    KeptFile,
+    by_signal,
+    hand_out,
+    handed_out,
+    handed_out_bytes,
+)
+from creditflow.reward.sandbox.process import Child, ProcessOutput, attend, call, sealed
 
 ENGINES = ("docker", "podman")
 _ANSWER_S = 20.0
@@ -100,7 +109,7 @@ class Container(Box):
 
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, Kept]]:
+    ) -> tuple[Result, dict[str, KeptFile]]:
         words = ["python", "-I", *command[1:]] if command[0] == "python" else command
         name = f"creditflow-{os.getpid()}-{secrets.token_hex(8)}"
         word = secrets.token_hex(16)
@@ -111,7 +120,7 @@ class Container(Box):
         out, err, end = self._attend(args, name, _archive(files, stdin), len(keep))
         return self._result(out, err, end, word, keep)
 
-    def _attend(self, args: list[str], name: str, archive: bytes, keep: int) -> tuple[bytes, bytes, Attended]:
+    def _attend(self, args: list[str], name: str, archive: bytes, keep: int) -> tuple[bytes, bytes, ProcessOutput]:
         child = Child()
 
         def kill(pid: int) -> None:
@@ -161,8 +170,8 @@ class Container(Box):
             call([self._engine, "rm", "--force", name], timeout=_ANSWER_S)
 
     def _result(
-        self, out: bytes, err: bytes, end: Attended, word: str, keep: tuple[str, ...]
-    ) -> tuple[Result, dict[str, Kept]]:
+        self, out: bytes, err: bytes, end: ProcessOutput, word: str, keep: tuple[str, ...]
+    ) -> tuple[Result, dict[str, KeptFile]]:
         most = self._limits.output_bytes
         said, found, trailer = out.rpartition(b"\n" + word.encode() + b" ")
         if end.limit is not None or not found:

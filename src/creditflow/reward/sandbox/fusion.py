@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError, SandboxOptionError, SandboxUnavailable
-from creditflow.reward.sandbox.common import Box, Kept
+from creditflow.reward.sandbox.common import Box, KeptFile
 
 if TYPE_CHECKING:
     import httpx
@@ -62,7 +62,7 @@ class SandboxFusion(Box):
 
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, Kept]]:
+    ) -> tuple[Result, dict[str, KeptFile]]:
         started = time.monotonic()
         body = self._ask(
             {
@@ -173,7 +173,7 @@ class SandboxFusion(Box):
             signal=-code if code is not None and by_signal else None,
         )
 
-    def _kept(self, answer: object, keep: tuple[str, ...]) -> dict[str, Kept]:
+    def _kept(self, answer: object, keep: tuple[str, ...]) -> dict[str, KeptFile]:
         files = _field(answer, "files", dict, optional=True) or {}
         found = {}
         for path in keep:
@@ -184,7 +184,7 @@ class SandboxFusion(Box):
                 except (binascii.Error, ValueError) as error:
                     raise SandboxError(f"sandbox_fusion: file {path!r} came in no base64") from error
                 too_large = len(content) > self._limits.output_bytes
-                found[path] = Kept(too_large=True) if too_large else Kept(content)
+                found[path] = KeptFile(too_large=True) if too_large else KeptFile(content)
         return found
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from creditflow.reward.sandbox.base import SandboxError
 from creditflow.reward.sandbox.common import END_ALL
-from creditflow.reward.sandbox.process import Attended, Child, attend, sealed
+from creditflow.reward.sandbox.process import Child, ProcessOutput, attend, sealed
 
 _START_S = 10.0
 """Timeout for bwrap to set up a box, in seconds; 3 ms is usual."""
@@ -137,7 +137,7 @@ class Launch:
 
     def run(
         self, confine: Callable[[int], None], limit: Callable[[], None], wall_s: float, caps: Mapping[str, int]
-    ) -> Attended:
+    ) -> ProcessOutput:
         """Confine pid 1 of the box, release it, and wait for its end.
 
         `limit` sets the limits of the run's cgroup, `confine` those of a process; `caps`: bytes of `output` (stdout and
@@ -196,7 +196,7 @@ class Launch:
 
     def _attend(
         self, process: subprocess.Popen[bytes], wall_s: float, caps: Mapping[str, int], started: float
-    ) -> Attended:
+    ) -> ProcessOutput:
         outputs = {self.out: "output", self.err: "output"}
         if "kept" in caps:
             outputs[self.channel] = "kept"

@@ -25,7 +25,7 @@ _TICK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
+class ProcessOutput:
     """Output and end of a child process."""
 
     returncode: int
@@ -157,7 +157,7 @@ def attend(
     kill: Callable[[], None],
     *,
     started: float | None = None,
-) -> Attended:
+) -> ProcessOutput:
     """Read the outputs until the process has ended; kill it if it exceeds the time limit or a cap.
 
     `outputs`: descriptors to read (left open), each with the name of the cap that it counts against; `caps`: bytes by
@@ -197,7 +197,7 @@ def attend(
         limit = "output"
     elif limit == "wall":
         reader.drain()
-    return Attended(returncode, {fd: bytes(data) for fd, data in reader.data.items()}, seconds, cpu_s, limit)
+    return ProcessOutput(returncode, {fd: bytes(data) for fd, data in reader.data.items()}, seconds, cpu_s, limit)
 
 
 class _Reader:

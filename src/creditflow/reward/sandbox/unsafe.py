@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from creditflow.reward.sandbox.base import Limits, Result, SandboxError
-from creditflow.reward.sandbox.common import Box, Kept
+from creditflow.reward.sandbox.common import Box, KeptFile
 from creditflow.reward.sandbox.process import Child, attend, call, kill_group, sealed
 
 
@@ -44,7 +44,7 @@ class UnsafeSubprocess(Box):
 
     def _run(
         self, command: list[str], stdin: bytes, keep: tuple[str, ...], files: Mapping[str, bytes]
-    ) -> tuple[Result, dict[str, Kept]]:
+    ) -> tuple[Result, dict[str, KeptFile]]:
         name = tempfile.mkdtemp(prefix="creditflow-unsafe-")
         with _gone_afterwards(name):
             folder = Path(name)
@@ -94,20 +94,20 @@ class UnsafeSubprocess(Box):
             signal=-end.returncode if by_signal and not end.limit else None,
         )
 
-    def _kept(self, path: Path) -> Kept:
+    def _kept(self, path: Path) -> KeptFile:
         """Read a plain file without following a link or waiting for a pipe."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
-            return Kept()
+            return KeptFile()
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return Kept()
+                return KeptFile()
             with os.fdopen(fd, "rb", closefd=False) as file:
                 content = file.read(self._limits.output_bytes + 1)
         finally:
             os.close(fd)
-        return Kept(too_large=True) if len(content) > self._limits.output_bytes else Kept(content)
+        return KeptFile(too_large=True) if len(content) > self._limits.output_bytes else KeptFile(content)
 
 
 def _start(child: Child, words: list[str], stdin: bytes, folder: str) -> subprocess.Popen[bytes]:

@@ -4,8 +4,8 @@
 """
 
 from creditflow.reward.sandbox.attacks import resources, kernel, files, network  # isort: skip
-from creditflow.reward.sandbox.attacks.attack import ATTACKS, Attack, CannotTry, Finding, Outcome, Scene, attack
-from creditflow.reward.sandbox.attacks.check import CONTROL, Verdict, check_sandbox, memory_bound
+from creditflow.reward.sandbox.attacks.attack import ATTACKS, Attack, AttackFinding, CannotTry, Outcome, Scene, attack
+from creditflow.reward.sandbox.attacks.check import CONTROL, AttackVerdict, check_sandbox, memory_bound
 from creditflow.reward.sandbox.attacks.resources import CHECK_LIMITS, LARGEST
 
 __all__ = [
@@ -14,11 +14,11 @@ __all__ = [
     "CONTROL",
     "LARGEST",
     "Attack",
+    "AttackFinding",
+    "AttackVerdict",
     "CannotTry",
-    "Finding",
     "Outcome",
     "Scene",
-    "Verdict",
     "attack",
     "check_sandbox",
     "files",

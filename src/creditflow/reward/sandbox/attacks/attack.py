@@ -65,7 +65,7 @@ class CannotTry(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AttackFinding:
     """The judgement of one attack."""
 
     contained: bool
@@ -222,7 +222,7 @@ class Attack:
         run_program(scene, box, outcome, self.program, self.keep)
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         """Judge the outcome by observations on the host; use the program's report only where the host shows nothing."""
         raise NotImplementedError
 
@@ -353,11 +353,11 @@ def with_end(seen: str, outcome: Outcome) -> str:
     return f"{seen}; {outcome.stopped}" if outcome.stopped else seen
 
 
-def no_secret(scene: Scene, outcome: Outcome, what: str, secret: str | None = None) -> Finding:
+def no_secret(scene: Scene, outcome: Outcome, what: str, secret: str | None = None) -> AttackFinding:
     """Judge by the secret: contained if it did not leave the box. The finding names it (`what`) and the ways tried."""
     if outcome.holds(secret or scene.secret):
-        return Finding(False, f"{what} was read{_by(outcome)}")
-    return Finding(True, with_end(f"{what} was not read{_ways(outcome)}", outcome))
+        return AttackFinding(False, f"{what} was read{_by(outcome)}")
+    return AttackFinding(True, with_end(f"{what} was not read{_ways(outcome)}", outcome))
 
 
 def _by(outcome: Outcome) -> str:
@@ -368,11 +368,11 @@ def _ways(outcome: Outcome) -> str:
     return f" in {outcome.told['ways']} ways" if outcome.told.get("ways") else ""
 
 
-def none_done(outcome: Outcome) -> Finding:
+def none_done(outcome: Outcome) -> AttackFinding:
     """Judge by the program's report: contained if `done_`, its successful attempts, is empty; `errors` has the rest."""
     done, errors = outcome.told.get("done_"), outcome.told.get("errors", {})
     if done:
-        return Finding(False, f"allowed: {', '.join(done)}")
+        return AttackFinding(False, f"allowed: {', '.join(done)}")
     if done is None and not outcome.stopped:
         raise CannotTry("the program did not tell what it tried")
-    return Finding(True, with_end(", ".join(f"{what} {error}" for what, error in errors.items()), outcome))
+    return AttackFinding(True, with_end(", ".join(f"{what} {error}" for what, error in errors.items()), outcome))

@@ -18,8 +18,8 @@ from creditflow.reward.sandbox.attacks.attack import (
     ATTACKS,
     ENVIRONMENT_CANARY,
     Attack,
+    AttackFinding,
     CannotTry,
-    Finding,
     Outcome,
     Scene,
     kill_all,
@@ -40,7 +40,7 @@ _LENGTH = 240
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AttackVerdict:
     """The verdict on one attack."""
 
     attack: str
@@ -78,7 +78,7 @@ os._exit(7)
         run_program(scene, box, outcome, self.program, self.keep, stdin=scene.secret.encode())
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         result = outcome.results[-1]
         faults = {
             f"its exit code was {result.exit_code} instead of 7": result.exit_code != 7,
@@ -90,7 +90,7 @@ os._exit(7)
             ),
         }
         wrong = [fault for fault, found in faults.items() if found]
-        return Finding(not wrong, "; ".join(wrong) or "a harmless program ran as it should")
+        return AttackFinding(not wrong, "; ".join(wrong) or "a harmless program ran as it should")
 
 
 def check_sandbox(
@@ -98,8 +98,8 @@ def check_sandbox(
     only: Sequence[str] = (),
     *,
     jobs: int | None = None,
-    on_verdict: Callable[[Verdict], None] | None = None,
-) -> list[Verdict]:
+    on_verdict: Callable[[AttackVerdict], None] | None = None,
+) -> list[AttackVerdict]:
     """Try every attack (or those named in `only`) on a sandbox, after a control; one verdict each, in registry order.
 
     All contained: `all(verdict.contained for verdict in check_sandbox(box))`. An attack passes only if its program
@@ -122,7 +122,7 @@ def check_sandbox(
         verdicts = {CONTROL: control}
         if not control.contained:
             for attack in chosen:
-                verdicts[attack.name] = Verdict(attack.name, "could not be tried", "the control did not succeed")
+                verdicts[attack.name] = AttackVerdict(attack.name, "could not be tried", "the control did not succeed")
                 report(verdicts[attack.name])
             return [verdicts[CONTROL], *(verdicts[attack.name] for attack in chosen)]
         together = [attack for attack in chosen if not attack.alone]
@@ -180,7 +180,7 @@ def _environment_canary() -> Iterator[str]:
             os.environ[ENVIRONMENT_CANARY] = before
 
 
-def _verdict(attack: Attack, sandbox: Sandbox, secret: str) -> Verdict:
+def _verdict(attack: Attack, sandbox: Sandbox, secret: str) -> AttackVerdict:
     started = time.monotonic()
     with ExitStack() as stack:
         scene = Scene(sandbox.limits, memory_bound(sandbox), secret, stack)
@@ -196,10 +196,10 @@ def _verdict(attack: Attack, sandbox: Sandbox, secret: str) -> Verdict:
         if left:
             kill_all(left)
             fate, seen = "NOT CONTAINED", f"processes alive on the host after the run: {len(left)}; {seen}"
-    return Verdict(attack.name, fate, _printable(seen), time.monotonic() - started)
+    return AttackVerdict(attack.name, fate, _printable(seen), time.monotonic() - started)
 
 
-def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> Finding:
+def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> AttackFinding:
     attack.prepare(scene)
     started = time.monotonic()
     # A hanging box must not hang the check: the thread is abandoned. An attack takes at most three runs.
@@ -207,7 +207,7 @@ def _find(attack: Attack, sandbox: Sandbox, scene: Scene) -> Finding:
     with scene.watching():
         outcome = _patiently(lambda: attack.act(scene, sandbox), patience)
     if outcome is None:
-        return Finding(False, f"the back end did not return within {patience:.0f} s")
+        return AttackFinding(False, f"the back end did not return within {patience:.0f} s")
     outcome.seconds = time.monotonic() - started
     _expect_ran(scene, outcome)
     return attack.judge(scene, outcome)

@@ -11,8 +11,8 @@ from pathlib import Path
 from creditflow.reward.sandbox.attacks.attack import (
     ENVIRONMENT_CANARY,
     Attack,
+    AttackFinding,
     CannotTry,
-    Finding,
     Outcome,
     Scene,
     attack,
@@ -63,14 +63,14 @@ tell(opened=opened)
             raise CannotTry("this host has no /etc/passwd")
         scene.facts["paths"] = paths
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         opened = outcome.told.get("opened", {})
         breached = [path for path in scene.facts["paths"] if path in opened and tuple(opened[path]) == _identity(path)]
         others = [path for path in opened if path not in breached]
         seen = f"{', '.join(breached)} of the host opened" if breached else "neither could be opened"
         if others and not breached:
             seen = f"{', '.join(others)} of the box, not the host's"
-        return Finding(not breached, seen)
+        return AttackFinding(not breached, seen)
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -95,7 +95,7 @@ tell(ways=len(FACTS["keys"]))
     def prepare(self, scene: Scene) -> None:
         scene.facts["keys"] = [str(path) for path in scene.canaries(".ssh/id_ed25519")]
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return no_secret(scene, outcome, "the key")
 
 
@@ -130,7 +130,7 @@ tell(ways=len(ways))
     def prepare(self, scene: Scene) -> None:
         scene.facts.update(name=ENVIRONMENT_CANARY, pid=scene.victim().pid)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return no_secret(scene, outcome, "the secret", scene.environment_secret)
 
 
@@ -157,7 +157,7 @@ tell(tried=tried)
         scene.stack.callback(os.close, opened)
         os.set_inheritable(opened, True)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return no_secret(scene, outcome, "an open file of the harness")
 
 
@@ -192,12 +192,12 @@ tell(ways=ways)
         scene.facts.update(canaries=[str(path) for path in canaries], new=[str(path) for path in new])
         scene.stack.callback(remove_files, new)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         written = [path for path in scene.notes["canaries"] if not _intact(path, scene.secret)]
         written += [path for path in scene.notes["new"] if os.path.lexists(path)]  # also in unreadable folders
         if written:
-            return Finding(False, f"{len(written)} files changed or made on the host: {written[0]}")
-        return Finding(True, with_end(f"nothing changed on the host in {outcome.number('ways')} ways", outcome))
+            return AttackFinding(False, f"{len(written)} files changed or made on the host: {written[0]}")
+        return AttackFinding(True, with_end(f"nothing changed on the host in {outcome.number('ways')} ways", outcome))
 
 
 def _intact(path: Path, secret: str) -> bool:
@@ -225,17 +225,17 @@ tell(ways=len(ways))
     def prepare(self, scene: Scene) -> None:
         scene.facts.update(canary=str(scene.canary()), pid=scene.victim().pid)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if outcome.holds(scene.environment_secret):
-            return Finding(False, "the harness read the environment of a process through a kept link")
+            return AttackFinding(False, "the harness read the environment of a process through a kept link")
         given = [
             name
             for name, content in outcome.kept.items()
             if isinstance(content, bytes) and scene.secret.encode() in content
         ]
         if given:
-            return Finding(False, f"the harness read the secret through {', '.join(given)}")
-        return Finding(True, with_end("no link was followed: " + _kept(outcome), outcome))
+            return AttackFinding(False, f"the harness read the secret through {', '.join(given)}")
+        return AttackFinding(True, with_end("no link was followed: " + _kept(outcome), outcome))
 
 
 @attack
@@ -251,11 +251,11 @@ attempt(os.symlink, "/dev/zero", "zero")
 attempt(os.mkdir, "folder")
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         given = [name for name, content in outcome.kept.items() if isinstance(content, bytes)]
         if given:
-            return Finding(False, f"read gave content for {', '.join(given)}")
-        return Finding(True, _kept(outcome))
+            return AttackFinding(False, f"read gave content for {', '.join(given)}")
+        return AttackFinding(True, _kept(outcome))
 
 
 def _kept(outcome: Outcome) -> str:
@@ -287,13 +287,13 @@ attempt(os.symlink, os.path.dirname(FACTS["canary"]), "later")
         run_program(scene, box, outcome, "tell(again=True)", ("door/planted", "later/canary"))
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         canary: Path = scene.notes["canary"]
         if not _intact(canary, scene.secret) or (canary.parent / "planted").exists():
-            return Finding(False, "the harness wrote to the host's folder through the link")
+            return AttackFinding(False, "the harness wrote to the host's folder through the link")
         if outcome.holds(scene.secret):
-            return Finding(False, "the harness read the host's file through the link")
-        return Finding(True, with_end("the host's folder is as it was", outcome))
+            return AttackFinding(False, "the harness read the host's file through the link")
+        return AttackFinding(True, with_end("the host's folder is as it was", outcome))
 
 
 @attack
@@ -324,13 +324,13 @@ class PathsThatLeave(Attack):
                 pass
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if not _intact(scene.notes["canary"], scene.secret):
-            return Finding(False, "the harness wrote to the host")
+            return AttackFinding(False, "the harness wrote to the host")
         accepted = scene.notes["accepted"]
         if accepted:
-            return Finding(False, f"not refused: {accepted[0]}")
-        return Finding(True, f"{2 * len(scene.notes['paths'])} refused with ValueError")
+            return AttackFinding(False, f"not refused: {accepted[0]}")
+        return AttackFinding(True, f"{2 * len(scene.notes['paths'])} refused with ValueError")
 
 
 @attack
@@ -355,12 +355,14 @@ attempt(os.chmod, ".", 0)
         run_program(scene, box, outcome, "open('fresh', 'w').close(); tell(fresh=not os.path.exists('a'))")
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         left = marked_folders(scene.token)
         if left:
-            return Finding(False, f"left on the host: {left[0]}")
+            return AttackFinding(False, f"left on the host: {left[0]}")
         fresh = bool(outcome.told.get("fresh"))
-        return Finding(fresh, "the next run found a fresh folder" if fresh else "the next run found what was left")
+        return AttackFinding(
+            fresh, "the next run found a fresh folder" if fresh else "the next run found what was left"
+        )
 
 
 @attack
@@ -390,13 +392,13 @@ tell(left=[name for name in names if not attempt(leave, name)])
         )
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if not outcome.told.get("again"):
             raise CannotTry("the second program did not run to its end")
         left, found = outcome.told.get("left", []), outcome.told.get("found", [])
         if found:
-            return Finding(False, f"the next run found {found[0]}")
-        return Finding(True, f"{len(left)} files left, none found by the next run")
+            return AttackFinding(False, f"the next run found {found[0]}")
+        return AttackFinding(True, f"{len(left)} files left, none found by the next run")
 
 
 @attack
@@ -458,11 +460,11 @@ for place in (".", "/tmp"):
         told = {"met": met, "done": all(outcome.told.get("done") for outcome in outcomes)}
         return Outcome([result for outcome in outcomes for result in outcome.results], told=told)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if not outcome.told["done"]:
             raise CannotTry("one of the two programs did not run to its end")
         met = outcome.told["met"]
-        return Finding(
+        return AttackFinding(
             not met, f"the other run was met: {met[0]}" if met else "two runs at once, neither met the other"
         )
 
@@ -497,12 +499,12 @@ os.write(2, content)
         hostile = scene.notes["pickle"] = pickle.dumps(_Hostile(str(canary)))
         scene.facts["pickle"] = base64.b64encode(hostile).decode()
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if not _intact(scene.notes["canary"], scene.secret):
-            return Finding(False, "the harness loaded the pickle")
+            return AttackFinding(False, "the harness loaded the pickle")
         hostile = scene.notes["pickle"]
         came = [name for name, content in outcome.kept.items() if content == hostile]
-        return Finding(True, f"the canary is as it was; {len(came)} of 2 files came back as bytes")
+        return AttackFinding(True, f"the canary is as it was; {len(came)} of 2 files came back as bytes")
 
 
 @attack
@@ -526,5 +528,5 @@ tell(ways=len(ways))
     def prepare(self, scene: Scene) -> None:
         scene.facts.update(canary=str(scene.canary()), pid=scene.victim().pid)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return no_secret(scene, outcome, "the canary")

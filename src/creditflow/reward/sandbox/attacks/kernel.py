@@ -8,8 +8,8 @@ from pathlib import Path
 
 from creditflow.reward.sandbox.attacks.attack import (
     Attack,
+    AttackFinding,
     CannotTry,
-    Finding,
     Outcome,
     Scene,
     attack,
@@ -45,11 +45,13 @@ time.sleep(0.1)
         victim = scene.notes["victim"] = scene.victim()
         scene.facts["pid"] = victim.pid
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         ended = scene.notes["victim"].poll()
         if ended is not None:
-            return Finding(False, f"a process of the harness was killed (exit code {ended})")
-        return Finding(True, f"the process lives ({', '.join(set(outcome.told.get('errors', []))) or 'no answer'})")
+            return AttackFinding(False, f"a process of the harness was killed (exit code {ended})")
+        return AttackFinding(
+            True, f"the process lives ({', '.join(set(outcome.told.get('errors', []))) or 'no answer'})"
+        )
 
 
 @attack
@@ -78,10 +80,10 @@ time.sleep(0.3)
 
         scene.looks.append(look)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if scene.notes["tracers"]:
-            return Finding(False, "a process of the harness was being traced")
-        return Finding(True, with_end(f"nobody was traced ({outcome.told.get('error', '')})", outcome))
+            return AttackFinding(False, "a process of the harness was being traced")
+        return AttackFinding(True, with_end(f"nobody was traced ({outcome.told.get('error', '')})", outcome))
 
 
 @attack
@@ -117,7 +119,7 @@ tell(done_=done, errors=errors)
 os.rmdir("here")
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -163,7 +165,7 @@ tell(done_=done, errors=errors)
     def prepare(self, scene: Scene) -> None:
         scene.facts["clone"] = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -191,7 +193,7 @@ for name in names:
 tell(done_=done, errors=errors)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -228,7 +230,7 @@ tell(done_=done, errors=errors)
         device = Path("/").stat().st_dev
         scene.facts["disk"] = [os.major(device), os.minor(device)]
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -265,7 +267,7 @@ for way in (rate, settimeofday, clock_settime):
 tell(done_=done, errors=errors)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -289,7 +291,7 @@ attempt(os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0))
 tell(done_=done, errors=errors)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -348,12 +350,12 @@ tell(ways=sorted(ways), started=len(started))
 
         scene.looks.append(look)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         roots = len(scene.notes["roots"])
         if roots:
-            return Finding(False, f"{roots} of their processes were root on the host")
+            return AttackFinding(False, f"{roots} of their processes were root on the host")
         ways = ", ".join(outcome.told.get("ways", [])) or "nothing to try in the box"
-        return Finding(True, with_end(f"none was root on the host ({ways})", outcome))
+        return AttackFinding(True, with_end(f"none was root on the host ({ways})", outcome))
 
 
 class _Seen(Attack):
@@ -389,15 +391,15 @@ class HostUid(_Seen):
 
     host_may_refuse = True
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         status = scene.notes.get("status")
         if status:
             uids = status["Uid"].split()
-            return Finding("0" not in uids, f"uid {uids[1]} on the host, {outcome.told.get('uid')} in the box")
+            return AttackFinding("0" not in uids, f"uid {uids[1]} on the host, {outcome.told.get('uid')} in the box")
         if "maps" not in outcome.told:
             raise CannotTry("the process was not seen on the host, and told nothing")
         outside = _mapped(int(outcome.told["uid"]), outcome.told["maps"])
-        return Finding(outside != 0, f"not seen on this host; by its own word uid {outside} outside the box")
+        return AttackFinding(outside != 0, f"not seen on this host; by its own word uid {outside} outside the box")
 
 
 def _mapped(uid: int, maps: list[list[int]]) -> int:
@@ -413,10 +415,10 @@ class NoNewPrivileges(_Seen):
 
     host_may_refuse = True
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         status, whose = _status(scene, outcome)
         value = status.get("NoNewPrivs")
-        return Finding(value == "1", f"NoNewPrivs {value}, {whose}")
+        return AttackFinding(value == "1", f"NoNewPrivs {value}, {whose}")
 
 
 @attack
@@ -425,11 +427,11 @@ class Capabilities(_Seen):
 
     host_may_refuse = True
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         status, whose = _status(scene, outcome)
         sets = {name: int(status.get(name, "1"), 16) for name in ("CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd")}
         held = [f"{name} {value:x}" for name, value in sets.items() if value]
-        return Finding(not held, f"{', '.join(held) or 'all five sets are empty'}, {whose}")
+        return AttackFinding(not held, f"{', '.join(held) or 'all five sets are empty'}, {whose}")
 
 
 @attack
@@ -438,10 +440,10 @@ class SystemCallFilter(_Seen):
 
     host_may_refuse = True
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         status, whose = _status(scene, outcome)
         value = status.get("Seccomp")
-        return Finding(value == "2", f"Seccomp {value}, {whose}")
+        return AttackFinding(value == "2", f"Seccomp {value}, {whose}")
 
 
 def _status(scene: Scene, outcome: Outcome) -> tuple[dict[str, str], str]:
@@ -467,12 +469,12 @@ tell(dumped=os.WCOREDUMP(os.waitpid(pid, 0)[1]), limit=resource.getrlimit(resour
 """
     why = "a dump of 4 KB at most, in its own working folder or where the host collects them"
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if "dumped" not in outcome.told:
             raise CannotTry("the program did not tell whether a dump was made")
         dumped = bool(outcome.told["dumped"])
         seen = f"{'a core was' if dumped else 'no core was'} dumped, limit {outcome.told['limit']}"
-        return Finding(not dumped, seen)
+        return AttackFinding(not dumped, seen)
 
 
 @attack
@@ -489,7 +491,7 @@ done += ["descriptor %d" % number for number in range(3) if os.isatty(number)]
 tell(done_=done, errors={"/dev/tty": "not opened"})
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -554,7 +556,7 @@ class _Door(Attack):
             raise CannotTry(f"the number of this system call is not known here for {machine}")
         scene.facts.update(machine=machine, number=_NUMBERS[machine][self.call or self.name])
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -653,7 +655,7 @@ tell(done_=done, errors=errors)
     def prepare(self, scene: Scene) -> None:
         scene.facts["machine"] = platform.machine()
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)
 
 
@@ -677,11 +679,11 @@ tell(found=call(c.msgget, FACTS["key"], 0)[0] >= 0, made=call(c.msgget, FACTS["k
         run_program(scene, box, outcome, self.program)
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if "found" not in outcome.told:
             raise CannotTry("the program did not tell what it found")
         seen = "a message queue of an earlier run was found" if outcome.told["found"] else "nothing of an earlier run"
-        return Finding(not outcome.told["found"], seen)
+        return AttackFinding(not outcome.told["found"], seen)
 
 
 def _remove_queue(key: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from creditflow.reward.sandbox.attacks.attack import Attack, Finding, Outcome, Scene, attack, none_done, with_end
+from creditflow.reward.sandbox.attacks.attack import Attack, AttackFinding, Outcome, Scene, attack, none_done, with_end
 
 _SAY = """
 import socket
@@ -26,14 +26,14 @@ errors = {}
 class _Network(Attack):
     why = "it reaches a listener of the harness on the same machine"
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         if scene.notes.get("absent"):
-            return Finding(True, scene.notes["absent"])
+            return AttackFinding(True, scene.notes["absent"])
         if scene.notes["heard"]:
-            return Finding(False, f"the listener on the host was reached: {scene.notes['heard'][0]}")
+            return AttackFinding(False, f"the listener on the host was reached: {scene.notes['heard'][0]}")
         errors = outcome.told.get("errors", {})
         why = ", ".join(f"{way}: {error or 'no error, but nobody reached'}" for way, error in errors.items())
-        return Finding(True, with_end(f"the listener was not reached ({why})", outcome))
+        return AttackFinding(True, with_end(f"the listener was not reached ({why})", outcome))
 
 
 def _listen(scene: Scene, family: int, address: Any, kind: int = socket.SOCK_STREAM) -> Any:
@@ -202,10 +202,14 @@ tell(errors=errors)
             Path(path).chmod(0o777)
         scene.notes.setdefault("heard", [])
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         finding = super().judge(scene, outcome)
         errors = sorted(set(outcome.told.get("errors", {}).values()))
-        return Finding(True, f"the listeners were not reached ({', '.join(errors)})") if finding.contained else finding
+        return (
+            AttackFinding(True, f"the listeners were not reached ({', '.join(errors)})")
+            if finding.contained
+            else finding
+        )
 
 
 @attack
@@ -226,5 +230,5 @@ for name, (family, kind) in kinds.items():
 tell(done_=done, errors=errors)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return none_done(outcome)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from creditflow.reward.sandbox.attacks.attack import (
     Attack,
+    AttackFinding,
     CannotTry,
-    Finding,
     Outcome,
     Scene,
     attack,
@@ -64,25 +64,27 @@ def _expect_not_cut_short(outcome: Outcome) -> None:
         raise CannotTry("the clock ended it before it reached any limit; try with a larger wall_s")
 
 
-def _amount(outcome: Outcome, name: str, most: float, unit: str) -> Finding:
+def _amount(outcome: Outcome, name: str, most: float, unit: str) -> AttackFinding:
     reached = outcome.number(name)
     if reached <= most:
         _expect_not_cut_short(outcome)
-    return Finding(reached <= most, with_end(f"{reached} {unit}, {most:.0f} allowed", outcome))
+    return AttackFinding(reached <= most, with_end(f"{reached} {unit}, {most:.0f} allowed", outcome))
 
 
-def _memory(scene: Scene, outcome: Outcome) -> Finding:
+def _memory(scene: Scene, outcome: Outcome) -> AttackFinding:
     reached, most = outcome.number("bytes"), scene.limits.memory_mb * MIB
     if reached <= most:
         _expect_not_cut_short(outcome)
     error = f", then {outcome.told['error']}" if outcome.told.get("error") else ""
-    return Finding(reached <= most, with_end(f"{megabytes(reached)} held{error}, {megabytes(most)} allowed", outcome))
+    return AttackFinding(
+        reached <= most, with_end(f"{megabytes(reached)} held{error}, {megabytes(most)} allowed", outcome)
+    )
 
 
 class _Memory(Attack):
     alone = True
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return _memory(scene, outcome)
 
 
@@ -105,7 +107,7 @@ for _ in range(150):
     tell(processes=count + 1)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return _amount(outcome, "processes", scene.limits.processes, "processes alive at a time")
 
 
@@ -127,7 +129,7 @@ for _ in range(150):
     tell(threads=count)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return _amount(outcome, "threads", scene.limits.processes, "threads alive at a time")
 
 
@@ -217,13 +219,13 @@ for pid in held_by:
     def prepare(self, scene: Scene) -> None:
         scene.facts["most"] = scene.limits.memory_mb * MIB
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         finding = _memory(scene, outcome)
         if scene.memory_bound is None:
             return finding
         bound, how = scene.memory_bound
         said = f"{finding.seen}; bound {megabytes(bound)}, {how}"
-        return Finding(finding.contained and bound <= scene.limits.memory_mb * MIB, said)
+        return AttackFinding(finding.contained and bound <= scene.limits.memory_mb * MIB, said)
 
 
 @attack
@@ -285,10 +287,10 @@ for segment in segments:
         scene.looks.append(lambda: scene.notes["seen"].update(_segments(key)))
         scene.stack.callback(_remove_segments, key)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         finding = _memory(scene, outcome)
         seen = len(scene.notes["seen"])
-        return Finding(False, f"the host saw {seen} of its segments; {finding.seen}") if seen else finding
+        return AttackFinding(False, f"the host saw {seen} of its segments; {finding.seen}") if seen else finding
 
 
 def _segments(key: int) -> set[int]:
@@ -315,11 +317,11 @@ for i in range(100):
     os.write(1 + i % 2, block)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         # only the bytes received by the harness count, whichever side cut the output
         received = sum(len(result.stdout) + len(result.stderr) for result in outcome.results)
         most = scene.limits.output_bytes
-        return Finding(received <= most, with_end(f"{received:,} bytes received, {most:,} allowed", outcome))
+        return AttackFinding(received <= most, with_end(f"{received:,} bytes received, {most:,} allowed", outcome))
 
 
 @attack
@@ -341,24 +343,24 @@ attempt(fill)
 attempt(stretch)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         sizes = {name: content if isinstance(content, str) else len(content) for name, content in outcome.kept.items()}
         most = scene.limits.output_bytes
         contained = all(isinstance(size, str) or size <= most for size in sizes.values())
         seen = ", ".join(
             f"{name}: {size if isinstance(size, str) else f'{size:,} bytes'}" for name, size in sizes.items()
         )
-        return Finding(contained, with_end(f"read gave {seen}; {most:,} allowed", outcome))
+        return AttackFinding(contained, with_end(f"read gave {seen}; {most:,} allowed", outcome))
 
 
 class _Endless(Attack):
     def prepare(self, scene: Scene) -> None:
         scene.facts["seconds"] = scene.limits.wall_s + SLACK_S + 1
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         most = scene.limits.wall_s + SLACK_S
         seen = with_end(f"ran for {outcome.seconds:.1f} s, {scene.limits.wall_s:g} allowed", outcome)
-        return Finding(outcome.seconds <= most and not outcome.told.get("done"), seen)
+        return AttackFinding(outcome.seconds <= most and not outcome.told.get("done"), seen)
 
 
 @attack
@@ -400,12 +402,12 @@ class _LeftBehind(Attack):
         kill_all(scene.notes["alive"])
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         alive, most = len(scene.notes["alive"]), scene.limits.wall_s + SLACK_S
         if not (outcome.told.get("left") or outcome.told.get("refused")):
             raise CannotTry("the program did not come to leave a child")
         seen = f"processes alive on the host after the run: {alive}; it returned after {outcome.seconds:.1f} s"
-        return Finding(alive == 0 and outcome.seconds <= most, with_end(seen, outcome))
+        return AttackFinding(alive == 0 and outcome.seconds <= most, with_end(seen, outcome))
 
 
 _DAEMON = """
@@ -495,14 +497,14 @@ for name in made:
         scene.facts["file"] = scene.limits.file_mb * MB - MB
         scene.stack.callback(_remove_from_folders, scene.token)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         reached, most = outcome.number("bytes"), scene.limits.disk_mb * MIB
         if reached <= most:
             _expect_not_cut_short(outcome)
         places = outcome.told.get("places", {})
         where = ", ".join(f"{name} {megabytes(size)}" for name, size in places.items() if size >= MB)
         seen = f"{megabytes(reached)} written, {megabytes(most)} allowed" + (f" ({where})" if where else "")
-        return Finding(reached <= most, with_end(seen, outcome))
+        return AttackFinding(reached <= most, with_end(seen, outcome))
 
 
 def _remove_from_folders(token: str) -> None:
@@ -546,9 +548,9 @@ with open("single", "wb", buffering=0) as file:
 os.unlink("single")
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         reached, most = outcome.number("size"), scene.limits.file_mb * MIB
-        return Finding(reached <= most, with_end(f"{megabytes(reached)}, {megabytes(most)} allowed", outcome))
+        return AttackFinding(reached <= most, with_end(f"{megabytes(reached)}, {megabytes(most)} allowed", outcome))
 
 
 @attack
@@ -589,20 +591,22 @@ time.sleep(0.1)
 
         scene.looks.append(look)
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         made, most, taken = outcome.number("files"), scene.limits.files, scene.notes["taken"]
         seen = f"{made:,} files made, {most:,} allowed"
         if made <= most:
             _expect_not_cut_short(outcome)
             if outcome.told.get("out_of_time"):
                 raise CannotTry(f"only {made:,} files were made in the time that it had")
-            return Finding(True, with_end(seen, outcome))
+            return AttackFinding(True, with_end(seen, outcome))
         if taken > made // 2:
-            return Finding(False, with_end(f"{seen}; on a disk of the host", outcome))
+            return AttackFinding(False, with_end(f"{seen}; on a disk of the host", outcome))
         bound = scene.memory_bound
         if bound is None or bound[0] > scene.limits.memory_mb * MIB:
-            return Finding(False, with_end(f"{seen}; in memory that nothing is known to bound", outcome))
-        return Finding(True, with_end(f"{seen}; none on a disk of the host, in memory bounded by {bound[1]}", outcome))
+            return AttackFinding(False, with_end(f"{seen}; in memory that nothing is known to bound", outcome))
+        return AttackFinding(
+            True, with_end(f"{seen}; none on a disk of the host, in memory bounded by {bound[1]}", outcome)
+        )
 
 
 def _inodes_used() -> dict[int, int]:
@@ -630,7 +634,7 @@ while count < 3_000:
 tell(open=count)
 """
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         return _amount(outcome, "open", scene.limits.open_files, "files open at a time")
 
 
@@ -658,12 +662,12 @@ tell(depth=depth)
         run_program(scene, box, outcome, "tell(again=True)")
         return outcome
 
-    def judge(self, scene: Scene, outcome: Outcome) -> Finding:
+    def judge(self, scene: Scene, outcome: Outcome) -> AttackFinding:
         left = marked_folders(scene.token)
         if left:
-            return Finding(False, f"left on the host: {left[0]}")
+            return AttackFinding(False, f"left on the host: {left[0]}")
         seen = f"{outcome.number('depth'):,} deep; nothing left in the host's temporary folders, the next run works"
-        return Finding(bool(outcome.told.get("again")), seen)
+        return AttackFinding(bool(outcome.told.get("again")), seen)
 
 
 def _tops() -> set[Path]:

@@ -15,20 +15,20 @@ import numpy as np
 
 from creditflow.config import Config
 from creditflow.engines.local.actor import fill_reference_logprobs
-from creditflow.engines.local.crew import Crew
+from creditflow.engines.local.crew import PolicySet
 from creditflow.errors import CreditflowError, TooManyFailedScores
 from creditflow.monitor import evaluation_metrics
-from creditflow.parts import Parts
+from creditflow.parts import Components
 from creditflow.reward import ScoringReport
 from creditflow.reward.registry import leaves
-from creditflow.rollout import ChatClient, ModelClient, Play, Scheduler, play_all
+from creditflow.rollout import ChatClient, ModelClient, Rollout, Scheduler, run_rollouts
 from creditflow.trajectory import Task, Trajectory, TrajectoryBatch
 
 TRAIN = 0
 """The first part of a training rollout's random key; other uses have other numbers."""
 
 
-class UnscoredPlays(Exception):
+class UnscoredRollouts(Exception):
     """Raised if too many scores failed, with the trajectories as evidence."""
 
     def __init__(self, cause: TooManyFailedScores, trajectories: Sequence[Trajectory]) -> None:
@@ -83,7 +83,7 @@ def tasks_at(position: int, count: int, n_tasks: int, config: Config) -> list[in
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class SampledBatch:
     """The scored trajectories of one training step."""
 
     trajectories: list[Trajectory]
@@ -98,109 +98,127 @@ class Gathered:
 
 
 async def gather(
-    step: int, parts: Parts, crew: Crew, tasks_taken: int, timing: Stopwatch, note: Callable[[str], None]
-) -> Gathered:
+    step: int,
+    components: Components,
+    policy_set: PolicySet,
+    tasks_taken: int,
+    timing: Stopwatch,
+    note: Callable[[str], None],
+) -> SampledBatch:
     """Sample and score the trajectories of a training step.
 
     With `algorithm.filter_groups`, groups with equal outcomes are dropped and further tasks sampled (dynamic sampling;
     DAPO, Yu et al. 2025, arXiv 2503.14476, section 3.2), until the batch is full or `max_num_gen_batches` is reached.
     The result is then the kept groups, or the last sampled groups if none was kept.
 
-    Raises UnscoredPlays, and CreditflowError if too many rollouts failed.
+    Raises UnscoredRollouts, and CreditflowError if too many rollouts failed.
     """
-    config = parts.recipe.config
+    config = components.recipe.config
     size, n, filtering = (
         config.data.train_batch_size,
         config.actor_rollout_ref.rollout.n,
         config.algorithm.filter_groups,
     )
     kept: list[Trajectory] = []
-    played: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     reports: list[ScoringReport] = []
     rounds = 0
     while True:
         key = (TRAIN, step) if rounds == 0 else (TRAIN, step, rounds)
-        tasks = [parts.train_tasks[i] for i in tasks_at(tasks_taken, size, len(parts.train_tasks), config)]
+        tasks = [components.train_tasks[i] for i in tasks_at(tasks_taken, size, len(components.train_tasks), config)]
         tasks_taken += size
         with timing("rollout"):
-            note(f"playing {len(tasks) * n} times" + (f", {len(kept) // n} of {size} tasks found" if rounds else ""))
-            some = await play(parts, crew, tasks, n, parts.sampling.temperature, key)
+            note(f"{len(tasks) * n} rollouts" + (f", {len(kept) // n} of {size} tasks found" if rounds else ""))
+            some = await sample_trajectories(components, policy_set, tasks, n, components.sampling.temperature, key)
         with timing("reward"):
-            parts.label(some)
+            components.label(some)
             try:
                 reports.append(
-                    await parts.rewards.score(some, progress=lambda done, wanted: note(f"scoring {done}/{wanted}"))
+                    await components.rewards.score(some, progress=lambda done, wanted: note(f"scoring {done}/{wanted}"))
                 )
             except TooManyFailedScores as error:
-                raise UnscoredPlays(error, some) from error
+                raise UnscoredRollouts(error, some) from error
         rounds += 1
-        played += some
+        trajectories += some
         groups = [some[i : i + n] for i in range(0, len(some), n)]
         telling = [group for group in groups if not filtering.enable or outcomes_differ(group)]
         kept += [trajectory for group in telling for trajectory in group]
         if len(kept) >= size * n or rounds == filtering.max_num_gen_batches or not filtering.enable:
             break
-    batch = TrajectoryBatch.from_trajectories(played)
+    batch = TrajectoryBatch.from_trajectories(trajectories)
     metrics = {"train/pass_at_1": evaluation_metrics(batch, n=1)["pass_at_1"]}
     if filtering.enable:
         metrics["rollout/gen_batches"] = rounds
-        metrics["rollout/filtered_frac"] = 1 - len(kept) / len(played)
+        metrics["rollout/filtered_frac"] = 1 - len(kept) / len(trajectories)
     said = len(batch.response_ids)
     report, tokens = ScoringReport.merge(reports), said + len(batch.prompt_ids)
-    return Gathered(kept[: size * n] or some, report, metrics, tasks_taken, tokens, said)
+    return SampledBatch(kept[: size * n] or some, report, metrics, tasks_taken, tokens, said)
 
 
 def outcomes_differ(group: Sequence[Trajectory]) -> bool:
     """Whether the known outcomes of a group differ."""
-    scores = [play.outcome for play in group if play.outcome is not None and play.outcome.status == "ok"]
+    scores = [
+        trajectory.outcome
+        for trajectory in group
+        if trajectory.outcome is not None and trajectory.outcome.status == "ok"
+    ]
     values = [score.rescaled for score in scores]
     return len(values) > 1 and not math.isclose(min(values), max(values), abs_tol=1e-9)
 
 
-async def play(
-    parts: Parts, crew: Crew, tasks: Sequence[Task], n: int, temperature: float, key: tuple[int, ...]
+async def sample_trajectories(
+    components: Components,
+    policy_set: PolicySet,
+    tasks: Sequence[Task],
+    n: int,
+    temperature: float,
+    key: tuple[int, ...],
 ) -> list[Trajectory]:
     """Run `n` rollouts of each task concurrently. The result is determined by key and seed.
 
     Fills in reference log-probs if a reward function needs them.
     """
-    config = parts.recipe.config
-    clients: dict[str, ModelClient | ChatClient] = {**crew.policies, **parts.chat_clients}
+    config = components.recipe.config
+    clients: dict[str, ModelClient | ChatClient] = {**policy_set.policies, **components.chat_clients}
     scheduler = Scheduler(clients, config.actor_rollout_ref.rollout.max_num_seqs)
     prefix = "-".join(map(str, key))
-    plays = [
-        Play(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
+    rollouts = [
+        Rollout(task, f"{prefix}-{t}", f"{prefix}-{t}-{k}", (config.data.seed, *key, t, k))
         for t, task in enumerate(tasks)
         for k in range(n)
     ]
-    sampling = replace(parts.sampling, temperature=temperature)
+    sampling = replace(components.sampling, temperature=temperature)
     try:
-        trajectories = await play_all(plays, parts.workflow, parts.agents, scheduler, sampling)
+        trajectories = await run_rollouts(rollouts, components.workflow, components.agents, scheduler, sampling)
     finally:
-        for client in parts.chat_clients.values():
+        for client in components.chat_clients.values():
             await client.aclose()
-    _check_played(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
-    crew.freeze(trajectories)
-    if needs_reference(parts):
-        fill_reference_logprobs(crew.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
+    _expect_few_failures(trajectories, config.actor_rollout_ref.rollout.max_failed_frac)
+    policy_set.freeze(trajectories)
+    if needs_reference(components):
+        fill_reference_logprobs(
+            policy_set.references, trajectories, config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu
+        )
     return trajectories
 
 
-def _check_played(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
+def _expect_few_failures(trajectories: Sequence[Trajectory], max_failed_frac: float) -> None:
     failed = [trajectory.info["error"] for trajectory in trajectories if trajectory.status == "failed"]
     if len(failed) > max_failed_frac * len(trajectories):
         error = CreditflowError(
-            f"{len(failed)} of {len(trajectories)} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
-            f"{max_failed_frac:g} allows; the first: {failed[0]}"
+            f"{len(failed)} of {len(trajectories)} rollouts failed, more than "
+            f"actor_rollout_ref.rollout.max_failed_frac={max_failed_frac:g} allows; the first: {failed[0]}"
         )
         error.trajectories = trajectories
         raise error
     if not any(trajectory.steps for trajectory in trajectories):
         info = trajectories[0].info
         why = info.get("truncated") or info.get("agent_error") or info.get("error") or "the workflow calls no agent"
-        raise CreditflowError(f"none of {len(trajectories)} plays made a step; the first: {why}")
+        raise CreditflowError(f"none of {len(trajectories)} rollouts made a step; the first: {why}")
 
 
-def needs_reference(parts: Parts) -> bool:
+def needs_reference(components: Components) -> bool:
     """Whether a reward function of the recipe reads `step.ref_logprobs`, declared by `needs_reference = True`."""
-    return any(getattr(function.instance, "needs_reference", False) for function in leaves(parts.rewards.functions))
+    return any(
+        getattr(function.instance, "needs_reference", False) for function in leaves(components.rewards.functions)
+    )

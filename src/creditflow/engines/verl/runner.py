@@ -12,39 +12,39 @@ from dataclasses import replace
 from typing import Any
 
 from creditflow.config import Config
-from creditflow.parts import Parts, build_parts
+from creditflow.parts import Components, build_components
 from creditflow.reward import RewardManager, ScoringReport
-from creditflow.rollout import Generator, Play
-from creditflow.rollout.play import play_one
+from creditflow.rollout import Generator, Rollout
 from creditflow.rollout.recorder import Sampling
+from creditflow.rollout.runner import run_rollout
 from creditflow.trajectory import Trajectory
 
 
-class Player:
+class RolloutRunner:
     """The recipe's workflow and rewards in one of several processes."""
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.scorer = Scorer(parts.rewards)
+    def __init__(self, components: Components) -> None:
+        self.components = components
+        self.scorer = Scorer(components.rewards)
 
-    async def play(self, play: Play, generator: Generator, sampling: Sampling) -> tuple[Trajectory, ScoringReport]:
+    async def run(self, rollout: Rollout, generator: Generator, sampling: Sampling) -> tuple[Trajectory, ScoringReport]:
         """Run, score and label one rollout; returns its trajectory and a scoring report.
 
         Trajectories may be scored together. One of them then returns the report, the others empty reports. Raises
         ConfigError for a mistake in the recipe.
         """
-        trajectory = await play_one(play, self.parts.workflow, self.parts.agents, generator, sampling)
+        trajectory = await run_rollout(rollout, self.components.workflow, self.components.agents, generator, sampling)
         if trajectory.status == "failed":
             return trajectory, ScoringReport((), 0.0)
-        self.parts.label([trajectory])
+        self.components.label([trajectory])
         return trajectory, await self.scorer.score(trajectory)
 
     async def close(self) -> None:
         """Close the rewards and the connections to endpoints."""
         try:
-            await self.parts.rewards.aclose()
+            await self.components.rewards.aclose()
         finally:
-            await asyncio.gather(*(client.aclose() for client in self.parts.chat_clients.values()))
+            await asyncio.gather(*(client.aclose() for client in self.components.chat_clients.values()))
 
 
 class Scorer:
@@ -85,20 +85,20 @@ class Scorer:
                     report = ScoringReport((), 0.0)
 
 
-def share_of(config: Config, n_players: int) -> Config:
-    """Divide `reward.num_workers` among `n_players` processes that each run the rewards."""
+def share_of(config: Config, n_runners: int) -> Config:
+    """Divide `reward.num_workers` among `n_runners` processes that each run the rewards."""
     if config.reward.num_workers is None:
         return config
-    share = max(1, math.ceil(config.reward.num_workers / n_players))
+    share = max(1, math.ceil(config.reward.num_workers / n_runners))
     return replace(config, reward=replace(config.reward, num_workers=share))
 
 
-def build_player(recipe: Any, n_players: int) -> Player:
-    """Build the player of one of `n_players` processes.
+def build_runner(recipe: Any, n_runners: int) -> RolloutRunner:
+    """Build the player of one of `n_runners` processes.
 
     Raises InputError if the recipe is inconsistent.
     """
-    return Player(build_parts(replace(recipe, config=share_of(recipe.config, n_players)), tasks=False))
+    return RolloutRunner(build_components(replace(recipe, config=share_of(recipe.config, n_runners)), tasks=False))
 
 
 def sampled_steps(trajectory: Trajectory, policies: Sequence[str] | Mapping[str, Any]) -> list[int]:

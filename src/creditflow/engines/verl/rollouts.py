@@ -18,13 +18,13 @@ import transfer_queue as tq
 from creditflow.engines.verl.servers import LostServer
 from creditflow.errors import ConfigError, CreditflowError, InputError, first_line
 from creditflow.reward import ScoringReport
-from creditflow.rollout import Play
+from creditflow.rollout import Rollout
 from creditflow.table import batch_of, pack, unpack
 from creditflow.trajectory import TRAJECTORY_STATUSES, Ints, Trajectory, TrajectoryBatch
 
 _TRAIN, _VAL = 0, 1
 
-Status = Literal["played", "mistake"]
+Status = Literal["taken", "mistake"]
 _LOST_SERVER = f"{LostServer.__name__}: "
 _NOT_SCORED = ScoringReport((), 0.0)
 
@@ -34,7 +34,7 @@ def partition(validate: bool) -> str:
     return "creditflow_val" if validate else "creditflow_train"
 
 
-def play_id(
+def rollout_ids(
     validate: bool, step: int, index: int, session: int, greedy: bool = False, uid: str = ""
 ) -> tuple[str, str]:
     """The ids of a task's group and of one trajectory in it, from split, training step, task index and session.
@@ -51,13 +51,13 @@ def seed_of(seed: int, validate: bool, step: int, index: int, session: int) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class PlayRecord:
+class RolloutRecord:
     """The record of one session."""
 
     status: Status
     """`mistake`: a mistake in the recipe, which ends the run."""
     message: str = ""
-    play: bytes = b""
+    trajectory: bytes = b""
     report: str = ""
     """The scoring report as JSON; empty if another record of the same scoring has it."""
     counted: Mapping[str, float] = field(default_factory=dict)
@@ -66,28 +66,30 @@ class PlayRecord:
     """The index of the task in the data and of the session in its group; the training order of trajectories."""
 
     @classmethod
-    def of(
+    def from_trajectory(
         cls,
         trajectory: Trajectory,
         report: ScoringReport,
         place: tuple[int, int],
         counted: Mapping[str, float] | None = None,
-    ) -> PlayRecord:
+    ) -> RolloutRecord:
         """Create the record of a trajectory."""
         said = report.to_json() if report.functions else ""
-        return cls("played", play=pack([trajectory]), report=said, counted=counted or {}, place=place)
+        return cls("taken", trajectory=pack([trajectory]), report=said, counted=counted or {}, place=place)
 
     @classmethod
-    def without_play(cls, error: Exception, play: Play, place: tuple[int, int]) -> PlayRecord:
+    def without_trajectory(cls, error: Exception, trajectory: Rollout, place: tuple[int, int]) -> RolloutRecord:
         """Create the record of an error in a rollout or its scoring: a failed trajectory, or a mistake."""
         if isinstance(error, InputError):
             return cls("mistake", message=first_line(error))
         why = {"error": f"{type(error).__name__}: {first_line(error)}"}
-        return cls.of(Trajectory(play.id, play.uid, play.task, status="failed", info=why), _NOT_SCORED, place)
+        return cls.from_trajectory(
+            Trajectory(trajectory.id, trajectory.uid, trajectory.task, status="failed", info=why), _NOT_SCORED, place
+        )
 
     async def put(self, key: str, where: str) -> None:
         """Write the record to partition `where`."""
-        payload = torch.frombuffer(bytearray(self.play or b"\0"), dtype=torch.uint8)
+        payload = torch.frombuffer(bytearray(self.trajectory or b"\0"), dtype=torch.uint8)
         tag = {
             "record": self.status,
             "message": self.message,
@@ -95,11 +97,11 @@ class PlayRecord:
             "counted": dict(self.counted),
             "place": self.place,
         }
-        await tq.async_kv_put(key=key, partition_id=where, fields={"play": payload}, tag=tag)
+        await tq.async_kv_put(key=key, partition_id=where, fields={"trajectory": payload}, tag=tag)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plays:
+class RolloutRecords:
     """The records of a batch's sessions, in the order of the data."""
 
     batch: TrajectoryBatch
@@ -134,11 +136,11 @@ class Plays:
         if n_failed > max_failed_frac * self.expected:
             why = failures[0] if failures else "its session left no record (Ray's logs say more)"
             raise CreditflowError(
-                f"{n_failed} of {self.expected} plays failed, more than actor_rollout_ref.rollout.max_failed_frac="
+                f"{n_failed} of {self.expected} rollouts failed, more than actor_rollout_ref.rollout.max_failed_frac="
                 f"{max_failed_frac:g} allows; the first: {why}"
             )
         if not self.batch.n_steps:
-            raise CreditflowError(f"none of {self.expected} plays made a step; the first: {self._why_no_step()}")
+            raise CreditflowError(f"none of {self.expected} rollouts made a step; the first: {self._why_no_step()}")
 
     def _why_no_step(self) -> str:
         info = self.batch.trajectory_info[0] if self.batch.n_trajectories else {}
@@ -148,7 +150,7 @@ class Plays:
     def row_keys(self, policies: Sequence[str]) -> tuple[list[str], Ints]:
         """The keys of the workers' rows for the trained `policies`, and the step [R] of each row.
 
-        Mirrors `player.sampled_steps` and verl's numbering of rows.
+        Mirrors `runner.sampled_steps` and verl's numbering of rows.
         """
         batch = self.batch
         trained = np.isin(batch.policy_of_step, [i for i, name in enumerate(batch.policy_names) if name in policies])
@@ -161,7 +163,7 @@ class Plays:
         return [f"{self.keys[n]}_{i}" for n, i in zip(trajectories.tolist(), numbers, strict=True)], steps
 
 
-def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Plays:
+def take(where: str, expected: int, uids: Iterable[str] | None = None) -> RolloutRecords:
     """Remove all records from partition `where` and return those of the groups `uids`.
 
     Raises ConfigError with the first mistake in the recipe that a record reports.
@@ -171,17 +173,17 @@ def take(where: str, expected: int, uids: Iterable[str] | None = None) -> Plays:
     kept = [key for key in tags if wanted is None or key.split("_")[0] in wanted]
     if mistakes := [tags[key]["message"] for key in kept if tags[key]["record"] == "mistake"]:
         raise ConfigError(mistakes[0])
-    played = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
-    table = unpack(_payloads(played, where))
-    reports = [report for key in played if (report := tags[key]["report"])]
+    keys = sorted(kept, key=lambda key: (tags[key]["place"][0], key.split("_")[0], tags[key]["place"][1]))
+    table = unpack(_payloads(keys, where))
+    reports = [report for key in keys if (report := tags[key]["report"])]
     if tags:
         tq.kv_clear(keys=list(tags), partition_id=where)
-    return Plays(
+    return RolloutRecords(
         batch=batch_of(table),
-        keys=tuple(played),
+        keys=tuple(keys),
         report=ScoringReport.merge([ScoringReport.from_json(report) for report in reports]),
         expected=expected,
-        counted=_summed([tags[key]["counted"] for key in played]),
+        counted=_summed([tags[key]["counted"] for key in keys]),
     )
 
 
@@ -196,5 +198,5 @@ def _summed(counted: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def _payloads(keys: Sequence[str], where: str) -> list[memoryview]:
     if not keys:
         return []
-    column = tq.kv_batch_get(keys=list(keys), partition_id=where, select_fields=["play"])["play"]
+    column = tq.kv_batch_get(keys=list(keys), partition_id=where, select_fields=["trajectory"])["trajectory"]
     return [memoryview(row.numpy()) for row in column.unbind()]

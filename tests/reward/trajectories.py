@@ -5,7 +5,7 @@ from creditflow.trajectory import Step, Task, Trajectory
 TASK = Task("test", ({"role": "user", "content": "How many?"},), "72")
 
 
-def a_play(name: str = "t", agents: str = "pev", **kwargs) -> Trajectory:
+def a_trajectory(name: str = "t", agents: str = "pev", **kwargs) -> Trajectory:
     """A chain of steps, one per letter, with two response tokens each."""
     steps = [
         Step(

@@ -21,7 +21,7 @@ Workflow = Callable[[Task, Team], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class Rollout:
     """One rollout to run."""
 
     task: Task
@@ -32,8 +32,8 @@ class Play:
     """Key of the trajectory's random numbers."""
 
 
-async def play_one(
-    play: Play, workflow: Workflow, agents: Mapping[str, AgentSpec], generator: Generator, sampling: Sampling
+async def run_rollout(
+    rollout: Rollout, workflow: Workflow, agents: Mapping[str, AgentSpec], generator: Generator, sampling: Sampling
 ) -> Trajectory:
     """Run one rollout and return its trajectory, even after an error.
 
@@ -46,10 +46,10 @@ async def play_one(
     except cancellation. When this returns or raises, no part of the rollout is running any more, except a thread or a
     task that swallows its cancellation: their later calls raise.
     """
-    trajectory = Trajectory(id=play.id, uid=play.uid, task=play.task)
+    trajectory = Trajectory(id=rollout.id, uid=rollout.uid, task=rollout.task)
     clock = RolloutClock(sampling.timeout_s)
-    team = Team(Recorder(agents, trajectory, generator, sampling, play.seed, clock))
-    running = asyncio.create_task(_run(workflow, play.task, team, clock))
+    team = Team(Recorder(agents, trajectory, generator, sampling, rollout.seed, clock))
+    running = asyncio.create_task(_run(workflow, rollout.task, team, clock))
     error: Exception | None = None
     try:
         if await clock.within_limit(running):
@@ -119,38 +119,40 @@ async def _answer(workflow: Workflow, task: Task, team: Team) -> object:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-async def play_all(
-    plays: Sequence[Play],
+async def run_rollouts(
+    rollouts: Sequence[Rollout],
     workflow: Workflow,
     agents: Mapping[str, AgentSpec],
     generator: Generator,
     sampling: Sampling,
 ) -> list[Trajectory]:
-    """Run all `plays` at the same time (see `play_one`), and return their trajectories in order.
+    """Run all `rollouts` at the same time (see `run_rollout`), and return their trajectories in order.
 
     Errors that are not a rollout's fault are raised when all rollouts have ended: the generator's fault, or the first
     ConfigError. When this returns, no generation is running.
     """
-    return await together([play_one(play, workflow, agents, generator, sampling) for play in plays], generator)
+    return await together(
+        [run_rollout(rollout, workflow, agents, generator, sampling) for rollout in rollouts], generator
+    )
 
 
-async def together(playing: Sequence[Awaitable[Trajectory]], generator: Generator) -> list[Trajectory]:
-    """Run rollouts on one generator and return their trajectories; see `play_all`."""
+async def together(running: Sequence[Awaitable[Trajectory]], generator: Generator) -> list[Trajectory]:
+    """Run rollouts on one generator and return their trajectories; see `run_rollouts`."""
     mistakes: list[ConfigError] = []
 
-    async def one(play: Awaitable[Trajectory]) -> Trajectory | None:
+    async def one(rollout: Awaitable[Trajectory]) -> Trajectory | None:
         try:
-            return await play
+            return await rollout
         except ConfigError as mistake:  # the other rollouts end first
             mistakes.append(mistake)
             return None
 
-    played = await asyncio.gather(*map(one, playing))
+    trajectories = await asyncio.gather(*map(one, running))
     await generator.idle()
     for fault in (generator.fault, *mistakes):
         if fault is not None:
             raise fault
-    return [trajectory for trajectory in played if trajectory is not None]
+    return [trajectory for trajectory in trajectories if trajectory is not None]
 
 
 def _weightiest(error: BaseException) -> Exception:

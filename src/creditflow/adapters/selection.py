@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from creditflow.adapters.forest import Forest, forest_of
-from creditflow.adapters.meaning import AgentAtWork, Meaning, ModelCall, Reward, read_span
+from creditflow.adapters.forest import SpanTree, forest_of
+from creditflow.adapters.meaning import AgentSpan, Meaning, ModelCall, Reward, read_span
 from creditflow.adapters.spans import Span
 
 NO_AGENT = "agent"
@@ -20,11 +20,11 @@ NO_AGENT = "agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class TrajectorySpans:
     """The n spans of one trajectory."""
 
     spans: Sequence[Span]
-    forest: Forest
+    forest: SpanTree
     start: list[int]
     end: list[int]
     """[n] nanoseconds; `start < end`."""
@@ -38,7 +38,7 @@ class Play:
     do not nest their spans)."""
 
     @classmethod
-    def read(cls, spans: Sequence[Span], mended: Counter[str]) -> Play:
+    def read(cls, spans: Sequence[Span], mended: Counter[str]) -> TrajectorySpans:
         """Read the spans; count their defects in `mended`."""
         forest = forest_of([span.id for span in spans], [span.parent for span in spans])
         mended.update(forest.mended.values())
@@ -47,7 +47,7 @@ class Play:
         start, end = _times(spans, mended)
         rewards = [(at, reward) for at, (_, given) in enumerate(read) if given for reward in given]
         rewards.sort(key=lambda given: start[given[0]])
-        agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentAtWork]
+        agents = [at for at, meaning in enumerate(meanings) if type(meaning) is AgentSpan]
         around: list[int | None] = [None] * len(spans)
         if not agents:
             return cls(spans, forest, start, end, meanings, rewards, around, around)
@@ -69,7 +69,7 @@ class Play:
         """The agent's name by the call's own attributes, else by its agent span."""
         around = self.agent_at[at]
         work = None if around is None else self.meanings[around]
-        return self.call(at).agent or (work.name if isinstance(work, AgentAtWork) else "") or NO_AGENT
+        return self.call(at).agent or (work.name if isinstance(work, AgentSpan) else "") or NO_AGENT
 
 
 def _times(spans: Sequence[Span], mended: Counter[str]) -> tuple[list[int], list[int]]:
@@ -113,7 +113,7 @@ def _meanwhile(
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class Selection:
     """The calls that become steps, and the reasons for leaving out the rest."""
 
     calls: list[int]
@@ -132,48 +132,48 @@ class Chosen:
     """Number of calls with the response id of another call but a different response."""
 
 
-def choose(play: Play, wanted: re.Pattern[str]) -> Chosen:
+def choose(spans_: TrajectorySpans, wanted: re.Pattern[str]) -> Selection:
     """Choose the calls whose agents match `wanted`, each once, without judges' calls and calls without a response."""
-    reward = _rewards_around(play)
+    reward = _rewards_around(spans_)
     left_out: dict[int, str] = {}
     able: dict[int, ModelCall] = {}
     unable: dict[int, ModelCall] = {}
     several: list[int] = []
-    for at, meaning in enumerate(play.meanings):
+    for at, meaning in enumerate(spans_.meanings):
         if type(meaning) is not ModelCall:
             continue
         if reward[at] is not None:
             left_out[at] = "made by a reward"
         elif why := meaning.unusable:
-            left_out[at] = f"it failed: {play.spans[at].error}" if play.spans[at].error else why
+            left_out[at] = f"it failed: {spans_.spans[at].error}" if spans_.spans[at].error else why
             unable[at] = meaning
         else:
             able[at] = meaning
             if meaning.choices:
                 several.append(at)
-    same_as, shared_ids = _repeated(play.forest, able)
+    same_as, shared_ids = _repeated(spans_.forest, able)
     for at, first in same_as.items():
-        left_out[at] = f"the same call as span {play.spans[first].id}"
-    agents = {at: play.agent_of(at) for at in able if at not in same_as}
-    made = [*agents, *_alone(play.forest, unable, able)] if unable else list(agents)
-    made.sort(key=play.end.__getitem__)
-    made.sort(key=play.start.__getitem__)  # calls with the same start stay in order of their ends
+        left_out[at] = f"the same call as span {spans_.spans[first].id}"
+    agents = {at: spans_.agent_of(at) for at in able if at not in same_as}
+    made = [*agents, *_alone(spans_.forest, unable, able)] if unable else list(agents)
+    made.sort(key=spans_.end.__getitem__)
+    made.sort(key=spans_.start.__getitem__)  # calls with the same start stay in order of their ends
     named = {agent for agent in agents.values() if wanted.search(agent)}
     for at, agent in agents.items():
         if agent not in named:
             left_out[at] = f"agent {agent!r} is not asked for"
     calls = [at for at in made if at not in left_out] if left_out else made
     several = [at for at in several if at not in left_out]
-    return Chosen(calls, made, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
+    return Selection(calls, made, [agents[at] for at in calls], several, same_as, left_out, shared_ids)
 
 
-def _rewards_around(play: Play) -> list[int | None]:
+def _rewards_around(spans_: TrajectorySpans) -> list[int | None]:
     """[n] the nearest enclosing reward span, or the span itself if it is one."""
-    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(play.meanings)]
-    return play.forest.inherited(own) if play.rewards else own
+    own = [at if type(meaning) is Reward else None for at, meaning in enumerate(spans_.meanings)]
+    return spans_.forest.inherited(own) if spans_.rewards else own
 
 
-def _alone(forest: Forest, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
+def _alone(forest: SpanTree, unable: Mapping[int, ModelCall], able: Mapping[int, ModelCall]) -> Iterator[int]:
     """Calls in `unable` with no other record.
 
     Another record of the same call has its response id, or encloses it, or lies inside it.
@@ -189,7 +189,7 @@ def _alone(forest: Forest, unable: Mapping[int, ModelCall], able: Mapping[int, M
             yield at
 
 
-def _repeated(forest: Forest, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
+def _repeated(forest: SpanTree, able: Mapping[int, ModelCall]) -> tuple[dict[int, int], int]:
     """Map repeated records of calls to the record kept, and count calls that share only a response id.
 
     Two records are of one call if they have the same response id and either the same response or one inside the other

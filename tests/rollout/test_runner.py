@@ -17,12 +17,12 @@ from creditflow.rollout import (
     ChatReply,
     Generation,
     GenerationRequest,
-    Play,
+    Rollout,
     Scheduler,
     Team,
     Workflow,
-    play_all,
-    play_one,
+    run_rollout,
+    run_rollouts,
 )
 from creditflow.rollout.recorder import Sampling
 from creditflow.trajectory import Task, Trajectory
@@ -53,12 +53,14 @@ AGENTS = {"a": AgentSpec(system="you are a"), "b": AgentSpec(), "c": AgentSpec()
 
 def run(workflow: Workflow, n: int = 1, sampling: Sampling | None = None) -> tuple[list[Trajectory], EchoClient]:
     client = EchoClient()
-    plays = [
-        Play(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+    rollouts = [
+        Rollout(Task("test", ({"role": "user", "content": f"task {k}"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
         for k in range(n)
     ]
-    played = asyncio.run(play_all(plays, workflow, AGENTS, Scheduler({"default": client}), sampling or Sampling()))
-    return played, client
+    trajectories = asyncio.run(
+        run_rollouts(rollouts, workflow, AGENTS, Scheduler({"default": client}), sampling or Sampling())
+    )
+    return trajectories, client
 
 
 def test_call_makes_one_step_with_the_previous_as_parent() -> None:
@@ -123,8 +125,8 @@ def test_waiting_rollout_does_not_block_the_others() -> None:
 
     async def main() -> list[int]:
         client = EchoClient()
-        plays = [Play(Task("t", (), None, {"k": k}), f"u{k}", f"t{k}", (k,)) for k in range(4)]
-        await play_all(plays, solve, AGENTS, Scheduler({"default": client}), Sampling())
+        rollouts = [Rollout(Task("t", (), None, {"k": k}), f"u{k}", f"t{k}", (k,)) for k in range(4)]
+        await run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": client}), Sampling())
         return client.batches
 
     released = asyncio.Event()
@@ -137,8 +139,8 @@ def test_max_num_seqs_bounds_a_batch() -> None:
 
     async def main() -> list[int]:
         client = EchoClient()
-        plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(10)]
-        await play_all(plays, solve, AGENTS, Scheduler({"default": client}, max_num_seqs=4), Sampling())
+        rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(10)]
+        await run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": client}, max_num_seqs=4), Sampling())
         return client.batches
 
     assert asyncio.run(main()) == [4, 4, 2]
@@ -208,9 +210,9 @@ def test_model_error_stops_all_rollouts() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
 
-    plays = [Play(Task("t", (), None), "u", "t", (0,))]
+    rollouts = [Rollout(Task("t", (), None), "u", "t", (0,))]
     with pytest.raises(MemoryError, match="no memory"):
-        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": BrokenClient()}), Sampling()))
+        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": BrokenClient()}), Sampling()))
 
 
 def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
@@ -225,15 +227,15 @@ def test_seeds_differ_between_calls_and_repeat_between_runs() -> None:
         await team.a("one")
         await team.b("two")
 
-    def play() -> None:
-        plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (7, k)) for k in range(3)]
-        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Recorder()}), Sampling()))
+    def run() -> None:
+        rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (7, k)) for k in range(3)]
+        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Recorder()}), Sampling()))
 
-    play()
+    run()
     first = list(seeds)
     assert len(set(first)) == 6
     seeds.clear()
-    play()
+    run()
     assert seeds == first
 
 
@@ -255,7 +257,7 @@ def test_team_cannot_be_called_after_the_rollout() -> None:
         await team.a("one")
 
     run(solve)
-    with pytest.raises(CreditflowError, match="trajectory t0: a was called after the play had ended"):
+    with pytest.raises(CreditflowError, match="trajectory t0: a was called after the rollout had ended"):
         asyncio.run(kept[0].a("two"))
 
 
@@ -267,9 +269,9 @@ def test_missing_generation_raises_instead_of_hanging() -> None:
     async def solve(task: Task, team: Team) -> None:
         await team.a("one")
 
-    plays = [Play(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(3)]
+    rollouts = [Rollout(Task("t", (), None), f"u{k}", f"t{k}", (k,)) for k in range(3)]
     with pytest.raises(CreditflowError, match="3 requests, but 2 generations came"):
-        asyncio.run(play_all(plays, solve, AGENTS, Scheduler({"default": Forgetful()}), Sampling()))
+        asyncio.run(run_rollouts(rollouts, solve, AGENTS, Scheduler({"default": Forgetful()}), Sampling()))
 
 
 def test_step_keeps_its_temperature_and_greedy_masks_tokens() -> None:
@@ -364,8 +366,8 @@ class OneByOne:
         assert not self.in_flight
 
 
-def play_of(k: int = 0) -> Play:
-    return Play(Task("t", ({"role": "user", "content": "x"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
+def rollout_of(k: int = 0) -> Rollout:
+    return Rollout(Task("t", ({"role": "user", "content": "x"},), None, {"k": k}), f"u{k}", f"t{k}", (k,))
 
 
 def test_generator_error_fails_one_trajectory() -> None:
@@ -373,7 +375,7 @@ def test_generator_error_fails_one_trajectory() -> None:
         return await team.a("say broken" if task.extra_info["k"] == 1 else "say fine")
 
     generator = OneByOne()
-    trajectories = asyncio.run(play_all([play_of(k) for k in range(3)], solve, AGENTS, generator, Sampling()))
+    trajectories = asyncio.run(run_rollouts([rollout_of(k) for k in range(3)], solve, AGENTS, generator, Sampling()))
     assert [t.status for t in trajectories] == ["ok", "failed", "ok"]
     assert unlocated(trajectories[1].info["error"]) == "ConnectionError: the server is gone"
     assert generator.most == 3
@@ -384,11 +386,11 @@ def test_policy_version_comes_from_the_generation_if_set(told: int | None, kept:
     async def solve(task: Task, team: Team) -> str:
         return await team.a("say one")
 
-    trajectory = asyncio.run(play_one(play_of(), solve, AGENTS, OneByOne(told), Sampling()))
+    trajectory = asyncio.run(run_rollout(rollout_of(), solve, AGENTS, OneByOne(told), Sampling()))
     assert trajectory.steps[0].policy_version == kept
 
 
-def test_play_one_raises_only_config_errors() -> None:
+def test_run_rollout_raises_only_config_errors() -> None:
     async def mistaken(task: Task, team: Team) -> str:
         return await team.nobody("one")
 
@@ -396,8 +398,8 @@ def test_play_one_raises_only_config_errors() -> None:
         raise ZeroDivisionError("by zero")
 
     with pytest.raises(ConfigError, match="'nobody'"):
-        asyncio.run(play_one(play_of(), mistaken, AGENTS, OneByOne(), Sampling()))
-    trajectory = asyncio.run(play_one(play_of(), broken, AGENTS, OneByOne(), Sampling()))
+        asyncio.run(run_rollout(rollout_of(), mistaken, AGENTS, OneByOne(), Sampling()))
+    trajectory = asyncio.run(run_rollout(rollout_of(), broken, AGENTS, OneByOne(), Sampling()))
     assert (trajectory.status, unlocated(trajectory.info["error"])) == ("failed", "ZeroDivisionError: by zero")
 
 
@@ -411,9 +413,9 @@ def test_base_exception_fails_one_trajectory(raised: BaseException) -> None:
             raise raised
         return await team.b("say on")
 
-    played, _ = run(solve, n=2)
-    assert [play.status for play in played] == ["failed", "ok"]
-    assert played[0].info["error"].startswith("RuntimeError: raised ")
+    trajectories, _ = run(solve, n=2)
+    assert [rollout.status for rollout in trajectories] == ["failed", "ok"]
+    assert trajectories[0].info["error"].startswith("RuntimeError: raised ")
 
 
 def test_cancelled_rollout_leaves_no_pending_call() -> None:
@@ -422,12 +424,12 @@ def test_cancelled_rollout_leaves_no_pending_call() -> None:
 
     async def main() -> int:
         generator = OneByOne()
-        playing = asyncio.create_task(play_one(play_of(), solve, AGENTS, generator, Sampling()))
+        running = asyncio.create_task(run_rollout(rollout_of(), solve, AGENTS, generator, Sampling()))
         while generator.in_flight < 3:
             await asyncio.sleep(0)
-        playing.cancel()
+        running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await playing
+            await running
         return generator.in_flight
 
     assert asyncio.run(main()) == 0
@@ -448,7 +450,9 @@ def test_agent_of_another_policy_is_batched_separately() -> None:
 
     async def main() -> list[Trajectory]:
         scheduler = Scheduler({"default": client, "far": remote})
-        return await play_all([play_of()], solve, {**AGENTS, "far": AgentSpec(policy="far")}, scheduler, Sampling())
+        return await run_rollouts(
+            [rollout_of()], solve, {**AGENTS, "far": AgentSpec(policy="far")}, scheduler, Sampling()
+        )
 
     client, remote = EchoClient(), Remote()
     (trajectory,) = asyncio.run(main())
@@ -471,7 +475,7 @@ def refusal(workflow: Workflow) -> str:
 
 
 def line_of(function, offset: int) -> str:
-    return f"test_play.py:{function.__code__.co_firstlineno + offset} in {function.__name__}"
+    return f"test_runner.py:{function.__code__.co_firstlineno + offset} in {function.__name__}"
 
 
 def test_workflow_error_names_its_lines() -> None:
@@ -486,7 +490,7 @@ def test_workflow_error_names_its_lines() -> None:
     assert trajectory.info["error"] == f"ValueError: invalid literal for int() with base 10: 'one' {where}"
     traceback = trajectory.info["tracebacks"]["workflow"]
     assert traceback.startswith("Traceback (most recent call last):\n")
-    assert "rollout/play.py" in traceback
+    assert "rollout/team.py" in traceback
 
 
 def test_plain_workflow_error_names_its_line() -> None:
@@ -599,6 +603,6 @@ def test_text_about_coroutines_is_accepted(source: str) -> None:
     task = Task("test", ({"role": "user", "content": "?"},), None, {"trace": [{"line": f"It prints {text}."}]})
     agents = {"a": AgentSpec(), "b": AgentSpec(system=SHOWN if source == "system" else "")}
     client = Explains() if source == "response" else EchoClient()
-    play = Play(task, "u", "t", (0,))
-    (made,) = asyncio.run(play_all([play], solve, agents, Scheduler({"default": client}), Sampling()))
+    rollout = Rollout(task, "u", "t", (0,))
+    (made,) = asyncio.run(run_rollouts([rollout], solve, agents, Scheduler({"default": client}), Sampling()))
     assert (made.status, len(made.steps)) == ("ok", 2)
